@@ -309,14 +309,12 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
     graph = description(header)
     times = times if isinstance(times := meta.get("times_ns"), list) else []
     created = dt.datetime.fromtimestamp(header.created_ns // 10**9, dt.timezone.utc)
+    signatures = [each.statement for each in unpack(head.signatures)]
     found: dict[str, Any] = {
         "name": name,
         "size": head.size,
         "digest": head.digest.hex(),
-        "kind": header.kind,
-        "key": header.key,
-        "variant": header.variant,
-        "schema": header.schema,
+        **{each: getattr(header, each) for each in ("kind", "key", "variant", "schema")},
         "created": created.isoformat(),
         "producer": header.producer,
         "made_by": meta.get("made_by"),
@@ -327,10 +325,7 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
             {"name": each.name, "size": each.raw_size, "stored": each.stored_size}
             for each in header.sections
         ],
-        "signatures": [
-            {**asdict(each.statement), "algorithm": each.statement.algorithm.name}
-            for each in unpack(head.signatures)
-        ],
+        "signatures": [{**asdict(each), "algorithm": each.algorithm.name} for each in signatures],
         "trust": _verdict(head, policy),
         "components": meta.get("components"),
         "graph": None if graph is None else to_plain(graph),

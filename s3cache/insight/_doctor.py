@@ -92,11 +92,7 @@ def _failed(name: Name, error: S3CacheError, fix: str = "") -> Check:
 
 
 def examine(
-    url: str | None = None,
-    *,
-    may_write: bool = True,
-    programs: bool = True,
-    timeout_s: float = 15.0,
+    url: str | None = None, *, may_write: bool = True, programs: bool = True, timeout_s: float = 15
 ) -> Iterator[Check]:
     """Yield the result of every check, each in bounded time; one fault explains the next.
 
@@ -205,8 +201,7 @@ def _examine_remote(
     location = parse_url(url)
     has_rights = isinstance(location, S3Options)
     if isinstance(location, S3Options):
-        check = _credentials(location, timeout_s)
-        yield check
+        yield (check := _credentials(location, timeout_s))
         if check.verdict == "fault":
             return
     try:
@@ -260,18 +255,18 @@ def check_remote(
     def wait(work: Coroutine[Any, Any, _T]) -> _T:
         return _wait(work, timeout_s)
 
+    def timed(work: Coroutine[Any, Any, _T]) -> tuple[_T, float]:
+        started = time.perf_counter()
+        return wait(work), max(time.perf_counter() - started, 1e-6)
+
     async def first() -> object:
         async with listing(store, "v1/") as items:
             return await anext(items, None)
 
-    def allowed(name: Name, work: Coroutine[Any, Any, object]) -> Check:
-        wait(work)
-        return Check(name, "ok", "allowed")
-
-    def put() -> Check:
-        started = time.perf_counter()
-        wait(store.put(_PROBE, data))
-        return Check("put", "ok", f"allowed, {_rate(started)}")
+    def allowed(name: Name, work: Coroutine[Any, Any, object], size: int = 0) -> Check:
+        _, elapsed_s = timed(work)
+        speed = f", {size / elapsed_s / 1e6:.0f} MB/s" if size else ""
+        return Check(name, "ok", f"allowed{speed}")
 
     def conditional_put() -> Check:
         with contextlib.suppress(PreconditionError):
@@ -285,36 +280,32 @@ def check_remote(
         return Check("conditional-put", "warning", found, fix)
 
     def read_back() -> Check:
-        started = time.perf_counter()
-        there = wait(store.get(_PROBE))
+        there, elapsed_s = timed(store.get(_PROBE))
         if there is None or bytes(there) != data:
             found, fix = "is not what was written", "look at what is in between"
             return Check("read-back", "fault", found, fix, "corrupt")
-        return Check("read-back", "ok", f"is what was written, {_rate(started)}")
+        speed = f"{_PROBE_BYTES / elapsed_s / 1e6:.0f} MB/s"
+        return Check("read-back", "ok", f"is what was written, {speed}")
 
     def clock() -> Check:
         info = wait(store.head(_PROBE))
         apart_s = 0.0 if info is None else now() - info.modified
+        if abs(apart_s) < _SKEW_WARNED_S:
+            return Check("clock", "ok", "agrees with the store's")
         found = f"is {abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the store's"
         fix = "have it set by NTP: chrony, or systemd-timesyncd"
-        if abs(apart_s) >= _SKEW_S:
-            found += ": S3 refuses requests, signatures expire wrongly"
-            return Check("clock", "fault", found, fix, "denied")
-        if abs(apart_s) >= _SKEW_WARNED_S:
+        if abs(apart_s) < _SKEW_S:
             return Check("clock", "warning", found, fix)
-        return Check("clock", "ok", "agrees with the store's")
+        found += ": S3 refuses requests, signatures expire wrongly"
+        return Check("clock", "fault", found, fix, "denied")
 
     def latency() -> Check:
-        times = []
-        for _ in range(_TRIES):
-            started = time.perf_counter()
-            wait(store.head(_PROBE))
-            times.append(time.perf_counter() - started)
-        found = f"{median(times) * 1000:.1f} ms for a small request"
-        if median(times) >= slow_s:
-            fix = "use a bucket in this region, or s3cache pull before the job starts"
-            return Check("latency", "warning", found, fix, "timeout")
-        return Check("latency", "ok", found)
+        median_s = median(timed(store.head(_PROBE))[1] for _ in range(_TRIES))
+        found = f"{median_s * 1000:.1f} ms for a small request"
+        if median_s < slow_s:
+            return Check("latency", "ok", found)
+        fix = "use a bucket in this region, or s3cache pull before the job starts"
+        return Check("latency", "warning", found, fix, "timeout")
 
     def delete() -> Check:
         try:
@@ -332,8 +323,14 @@ def check_remote(
         "get": lambda: allowed("get", store.get(f"{_PROBE}-that-is-not-there")),
     }
     if may_write:
-        checks |= {"put": put, "conditional-put": conditional_put, "read-back": read_back}
-        checks |= {"clock": clock, "latency": latency, "delete": delete}
+        checks |= {
+            "put": lambda: allowed("put", store.put(_PROBE, data), _PROBE_BYTES),
+            "conditional-put": conditional_put,
+            "read-back": read_back,
+            "clock": clock,
+            "latency": latency,
+            "delete": delete,
+        }
     for name, check in checks.items():
         try:
             yield check()
@@ -345,14 +342,8 @@ def check_remote(
         yield Check("put", "skipped", "not tried: nothing is to be written")
 
 
-def _rate(started: float) -> str:
-    return f"{_PROBE_BYTES / max(time.perf_counter() - started, 1e-6) / 1e6:.0f} MB/s"
-
-
 # -- the local directory, and where code is loaded from
 
-_LITTLE_BYTES = 1 << 30
-_FEW_INODES = 10_000
 _WORKING_DISK = "set local_dir to a disk that works"
 
 _Statvfs: TypeAlias = Callable[[str], os.statvfs_result]
@@ -386,12 +377,12 @@ def check_disk(path: str, max_bytes: int, statvfs: _Statvfs = os.statvfs) -> Ite
         yield Check("disk", "fault", f"{path}: {exc}", _WORKING_DISK, "unavailable")
         return
     free = status.f_bavail * status.f_frsize
-    if free < min(_LITTLE_BYTES, max_bytes):
+    if free < min(1 << 30, max_bytes):
         found = f"{free >> 20} MiB are free at {path}"
         yield Check("space", "warning", found, "make room, or set local_max_bytes", "full")
     else:
         yield Check("space", "ok", f"{free >> 30} GiB are free")
-    if status.f_files and status.f_favail < _FEW_INODES:  # some file systems count none
+    if status.f_files and status.f_favail < 10_000:  # some file systems count none
         found = f"{status.f_favail} are free at {path}"
         yield Check("inodes", "warning", found, "remove files, or set local_max_files", "full")
     else:
@@ -459,8 +450,8 @@ def check_torch(timeout_s: float = 180.0, command: Sequence[str] = _TORCH) -> Ch
         fix = "look at the disk that it is on, and at the machine's load"
         return Check("torch", "fault", f"cannot be imported within {timeout_s:g} s", fix)
     if not last.startswith("torch "):
-        found = last or f"cannot be imported (exit code {code})"
-        return Check("torch", "fault", found, "pip install torch")
+        last = last or f"cannot be imported (exit code {code})"
+        return Check("torch", "fault", last, "pip install torch")
     if code == 0:
         return Check("torch", "ok", last)
     fix = "use a torch that docs/compatibility.md names"
@@ -489,18 +480,21 @@ def check_compiler(timeout_s: float = 20.0) -> Check:
 def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
     """Return the exit code and all output; no code if it was killed as its time was over."""
     try:
-        done = subprocess.run(  # noqa: S603 - a compiler, or ourselves
+        process = subprocess.Popen(  # noqa: S603 - a compiler, or ourselves
             [*command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=timeout_s,
-            check=False,
         )
-    except subprocess.TimeoutExpired:
-        return None, ""
     except OSError as exc:
         return -1, str(exc)
-    return done.returncode, done.stdout
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # where it hangs on a disk
+            process.communicate(timeout=2)
+        return None, ""
+    return process.returncode, output

@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from s3cache.entries import name_prefix
@@ -223,17 +223,15 @@ def _graphs(lookups: Sequence[Record]) -> tuple[Graph, ...]:
     for first, *others in found.values():
         size = re.search(r"(\d+) nodes", first.components.get("gm", ("", ""))[1])
         refusal = refused.get(first.key)
-        reasons: Any = (refusal or first).reasons
-        graphs.append(
-            Graph(
-                nodes=int(size[1]) if size else 0,
-                key=None if refusal else first.key or None,
-                components={name: Component(*pair) for name, pair in first.components.items()},
-                reasons=tuple(BypassReason(**each) for each in reasons),
-                where=first.where,
-                times=1 + len(others),
-            )
+        graph = Graph(
+            nodes=int(size[1]) if size else 0,
+            key=None if refusal else first.key or None,
+            components={name: Component(*pair) for name, pair in first.components.items()},
+            reasons=tuple(BypassReason(**cast("Any", each)) for each in (refusal or first).reasons),
+            where=first.where,
+            times=1 + len(others),
         )
+        graphs.append(graph)
     return tuple(graphs)
 
 
@@ -358,8 +356,23 @@ def bench(
             if rounds:
                 found["warm_start"] = _time_starts(below, rounds, deadline, advance)
         finally:  # however it ends, also by Ctrl-C
-            found["removed"], found["left"] = _clean(place.store, below)
+            found["removed"], found["left"] = background().wait(_clean(place.store), None)
+            location = parse_url(below)
+            if isinstance(location, FileLocation):
+                shutil.rmtree(location.path, ignore_errors=True)
     return found
+
+
+async def _clean(store: Store) -> tuple[int, int]:
+    """Remove what was written, and return how many objects are gone, and how many are left."""
+    async with listing(store, "") as objects:
+        names = [info.key async for info in objects]
+    for gone, name in enumerate(names):
+        try:
+            await store.delete(name)
+        except AccessDeniedError:
+            return gone, len(names) - gone
+    return len(names), 0
 
 
 def _below(url: str, prefix: str) -> str:
@@ -458,22 +471,3 @@ def _first_step(url: str, recache: bool, timeout_s: float) -> dict[str, Any]:
         raise ConfigError("the first step", f"cannot be made ({last})", "see s3cache doctor")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
-
-
-def _clean(store: Store, url: str) -> tuple[int, int]:
-    """Remove what was written, and return how many objects are gone, and how many are left."""
-
-    async def all_names() -> list[str]:
-        async with listing(store, "") as objects:
-            return [info.key async for info in objects]
-
-    names = background().wait(all_names(), None)
-    for gone, name in enumerate(names):
-        try:
-            background().wait(store.delete(name), None)
-        except AccessDeniedError:
-            return gone, len(names) - gone
-    location = parse_url(url)
-    if isinstance(location, FileLocation):
-        shutil.rmtree(location.path, ignore_errors=True)
-    return len(names), 0
