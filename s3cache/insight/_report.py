@@ -229,16 +229,13 @@ _PAGE = """<!doctype html>
 _NOTHING = "<p>Nothing was looked up.</p>"
 
 
-def page(
-    runs: Sequence[Run], explain: Callable[[Record], str] | None = None, title: str = ""
-) -> str:
+def page(runs: Sequence[Run], explain: Callable[[Record], str] | None = None) -> str:
     """Return the lookups of ``runs`` as one page of HTML.
 
     Args:
         explain: gives the cause of a miss or a bypass in words; left out, the reasons of a bypass.
-        title: left out, the names of the programs.
     """
-    title = title or ", ".join(dict.fromkeys(run.program for run in runs if run.program))
+    title = ", ".join(dict.fromkeys(run.program for run in runs if run.program))
     totals = sum_up(runs)
     started = min((run.started for run in runs if run.started), default=0.0)
     day = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(started)) if started else "no run"
@@ -330,14 +327,8 @@ def _duration(seconds: float) -> str:
 # -- the timeline
 
 
-_LEGEND = {
-    "local": "hit, here",
-    "remote": "hit, remote",
-    "miss": "miss",
-    "bypass": "bypass",
-    "compile": "compiling",
-    "transfer": "transfer",
-}
+_LEGEND = {"local": "hit, here", "remote": "hit, remote", "miss": "miss", "bypass": "bypass"}
+_LEGEND |= {"compile": "compiling", "transfer": "transfer"}
 _EVENTS = {"compile": "compile", "download": "transfer", "upload": "transfer"}
 
 
