@@ -22,8 +22,6 @@ from s3cache.store import MAX_KEY_BYTES, Buffer, NotAccepted, ObjectInfo, Store,
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-MIB = 1 << 20
-
 ODD_KEYS = [
     "with space", " leading and trailing ", "trailing.", "trailing...", ".hidden", "..two-dots",
     "two-dots..", "...", "a/.b/..c/d../e.", "~", "~root/x", "-rf", "CON", "nul.txt", "lost+found",
@@ -140,14 +138,11 @@ class StoreContract:
 
     pytestmark: ClassVar[list[pytest.MarkDecorator]] = [pytest.mark.asyncio]
 
-    #: More objects than one page of S3's listing holds.
-    many: ClassVar[int] = 1_050
+    many: ClassVar[int] = 1_050  #: objects: more than one page of S3's listing holds
     #: Several parts of a multipart upload need more; a subclass for S3 raises it.
-    big_bytes: ClassVar[int] = 5 * MIB + 3
-    #: Writers in each race.
-    racers: ClassVar[int] = 16
-    #: What must not show in the URL.
-    secrets: ClassVar[tuple[str, ...]] = ()
+    big_bytes: ClassVar[int] = (5 << 20) + 3
+    racers: ClassVar[int] = 16  #: writers in each race
+    secrets: ClassVar[tuple[str, ...]] = ()  #: what must not show in the URL
     #: The last segment of keys that the store keeps for itself, and refuses.
     taken: ClassVar[str] = ""
 
@@ -347,23 +342,18 @@ class StoreContract:
         """While others overwrite: never a mixture, never a part, never nothing."""
         versions = [bytes([i]) * (100_000 + 50_000 * i) for i in range(4)]
         await store.put("key", versions[0])
-        writing = True
 
         async def write(version: bytes) -> None:
             for _ in range(5):
                 await store.put("key", version)
 
-        async def read() -> None:
-            while writing:
+        async def read(writing: asyncio.Future[Any]) -> None:
+            while not writing.done():
                 assert await store.get("key") in versions
                 await asyncio.sleep(0)
 
-        readers = [asyncio.ensure_future(read()) for _ in range(3)]
-        try:
-            await asyncio.gather(*map(write, versions))
-        finally:
-            writing = False
-            await asyncio.gather(*readers)
+        writing = asyncio.gather(*map(write, versions))
+        await asyncio.gather(writing, *(read(writing) for _ in range(3)))
         assert set(await listed(store)) == {"key"}
 
     async def test_a_cancelled_put_is_whole_or_nothing(self, store: Store) -> None:
