@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from s3cache.entries import name_prefix
@@ -219,20 +219,20 @@ def _graphs(lookups: Sequence[Record]) -> tuple[Graph, ...]:
         else:
             messages = tuple(each.get("message", "") for each in record.reasons)
             found.setdefault(record.key or (record.where, messages), []).append(record)
-    graphs = []
-    for first, *others in found.values():
-        size = re.search(r"(\d+) nodes", first.components.get("gm", ("", ""))[1])
-        refusal = refused.get(first.key)
-        graph = Graph(
-            nodes=int(size[1]) if size else 0,
-            key=None if refusal else first.key or None,
-            components={name: Component(*pair) for name, pair in first.components.items()},
-            reasons=tuple(BypassReason(**cast("Any", each)) for each in (refusal or first).reasons),
-            where=first.where,
-            times=1 + len(others),
-        )
-        graphs.append(graph)
-    return tuple(graphs)
+    return tuple(_graph(same[0], refused.get(same[0].key), len(same)) for same in found.values())
+
+
+def _graph(first: Record, refusal: Record | None, times: int) -> Graph:
+    size = re.search(r"(\d+) nodes", first.components.get("gm", ("", ""))[1])
+    reasons: Any = (refusal or first).reasons
+    return Graph(
+        nodes=int(size[1]) if size else 0,
+        key=None if refusal else first.key or None,
+        components={name: Component(*pair) for name, pair in first.components.items()},
+        reasons=tuple(BypassReason(**each) for each in reasons),
+        where=first.where,
+        times=times,
+    )
 
 
 def warm(
