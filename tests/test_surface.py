@@ -15,7 +15,7 @@ import s3cache
 from tests.support.waiting import LONG_S
 
 ROOT = Path(s3cache.__file__).resolve().parent
-LAZY_PACKAGES = ("s3cache", "s3cache.testing")
+LAZY_PACKAGES = ("s3cache", "s3cache.manage", "s3cache.testing")
 
 FUNCTIONS = {
     "active": "() -> Cache | None",

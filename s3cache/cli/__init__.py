@@ -16,12 +16,11 @@ import typer
 from s3cache.cli._changes import clear, gc, mirror, prefetch, pull, push, rm
 from s3cache.cli._entries import du, inspect, ls, stats, verify
 from s3cache.cli._machine import doctor, explain, keygen, report, version
-from s3cache.cli._options import with_groups
-from s3cache.cli._output import redacted
+from s3cache.cli._options import redacted, with_groups
 from s3cache.cli._programs import bench, check, run, warm
-from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
+from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError, code_of
 from s3cache.util import __version__
-from s3cache.util.text import printable
+from s3cache.util.text import command, pointer, printable
 
 __all__ = ["app", "main"]
 
@@ -79,11 +78,7 @@ class _AboveBars(logging.Handler):
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the arguments say, and return the exit code.
-
-    Codes: 0 all is well; 1 something was found, or not all could be done; 2 the arguments or
-    settings cannot be used; 3 the store or the disk cannot do it; 130 interrupted.
-    """
+    """Do what the arguments say, and return the exit code, as the help of the app has it."""
     if sys.stderr.isatty():  # it may take minutes until a request is no longer tried again
         logger = logging.getLogger("s3cache.storage")
         logger.addHandler(_AboveBars())
@@ -92,9 +87,6 @@ def main(arguments: list[str]) -> int:
         code = app(args=arguments, prog_name="s3cache", standalone_mode=False)
         sys.stdout.flush()
     except S3CacheError as exc:
-        from s3cache.errors import code_of
-        from s3cache.util.text import command, pointer
-
         is_found = isinstance(exc, (CorruptError, UntrustedError))
         code = _FOUND if is_found else _USAGE if isinstance(exc, ConfigError) else _STORE
         more = "" if command() in str(exc) else f" {pointer(code_of(exc))}"

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from typer import Argument, Option
 
+from s3cache import manage
 from s3cache.cli._options import (
     URL,
     Filters,
+    Output,
     Where,
     finish,
     items_of,
     named_in,
     note_missing,
+    size_text,
     until_done,
 )
-from s3cache.cli._output import Output, size_text
 from s3cache.errors import AccessDeniedError, ConfigError
 from s3cache.util.text import counted
-
-if TYPE_CHECKING:
-    from s3cache.manage import BatchResult, Place, Scan, Selection
 
 _COPIED = "{done} copied ({size}), {present} were there, {failed} failed"
 _NO_ENTRY = "v1/000/-"  # no entry has this name
 _LOOK_EVERY_S = 0.1
+_SHOWN = 20
 
 
 def pull(filters: Filters, out: Output, url: str | None = URL) -> int:
@@ -36,10 +34,8 @@ def pull(filters: Filters, out: Output, url: str | None = URL) -> int:
     Entries that are there already stay, and an interrupted pull can be repeated. The local tier
     keeps its bounds: the least recently used entries make room.
     """
-    from s3cache.manage import open_place
-
     selection = filters.selection()
-    with open_place(url) as remote, open_place(url, in_tier=True) as local:
+    with manage.open_place(url) as remote, manage.open_place(url, in_tier=True) as local:
         return finish(out, *_copy(out, remote, local, selection), _COPIED)
 
 
@@ -54,20 +50,19 @@ def push(
     First it uploads what programs have saved and not uploaded, whatever is chosen.
     """
     from s3cache.cache import Cache
-    from s3cache.manage import open_place
 
     selection = filters.selection()
-    with open_place(url, to_fill=True) as remote:
+    with manage.open_place(url, to_fill=True) as remote:
         # Uploads to a remote that is not there would be tried until the time is over.
         with suppress(AccessDeniedError):
             until_done(remote.store.get(_NO_ENTRY))
         with Cache.open(url) as cache:
             report = cache.flush(timeout)
-        with open_place(url, in_tier=True) as local:
-            scan, tally = _copy(out, local, remote, selection)
+        with manage.open_place(url, in_tier=True) as local:
+            scan, result = _copy(out, local, remote, selection)
     if report.error is not None and report.remaining:
-        tally.fail(f"{report.remaining} that were not uploaded", report.error)
-    return finish(out, scan, tally, _COPIED)
+        result.fail(f"{report.remaining} that were not uploaded", report.error)
+    return finish(out, scan, result, _COPIED)
 
 
 def mirror(
@@ -82,18 +77,14 @@ def mirror(
     It replaces those that are damaged or not trusted, and those that differ and have no trusted
     signature. Nothing is removed from the target.
     """
-    from s3cache.manage import open_place
-
     selection = filters.selection()
-    with open_place(source) as here, open_place(target, to_fill=True) as there:
+    with manage.open_place(source) as here, manage.open_place(target, to_fill=True) as there:
         return finish(out, *_copy(out, here, there, selection), _COPIED)
 
 
 def _copy(
-    out: Output, source: Place, target: Place, selection: Selection
-) -> tuple[Scan, BatchResult]:
-    from s3cache import manage
-
+    out: Output, source: manage.Place, target: manage.Place, selection: manage.Selection
+) -> tuple[manage.Scan, manage.BatchResult]:
     scan = manage.Scan(source, selection)
     with out.progress("copied") as advance:
         return scan, until_done(manage.copy(scan, target, advance))
@@ -111,14 +102,13 @@ def prefetch(
     """
     from s3cache.cache import Cache
     from s3cache.entries import key_of
-    from s3cache.manage import url_of
 
     named = [] if manifest is None else named_in(manifest)
     wanted = [*(keys or ()), *map(key_of, named)]
     if not wanted:
         raise ConfigError("s3cache prefetch", "has no keys", "give some, or --manifest FILE")
     with Cache.open(url, local=True) as cache:
-        url_of(cache.settings)
+        manage.url_of(cache.settings)
         under_way = cache.prefetch(wanted)
         with out.progress("fetched", len(under_way.names)) as advance:
             done = 0
@@ -127,7 +117,7 @@ def prefetch(
                 advance(now - done)
                 done = now
     if out.json:
-        out.record({each.name: getattr(report, each.name) for each in fields(report)})
+        out.record(report)
     else:
         out.line(
             f"{report.found} fetched ({size_text(report.size)}), {report.present} were here, "
@@ -136,9 +126,6 @@ def prefetch(
         if report.error is not None:
             out.line(f"the last error: {report.error}")
     return 1 if report.absent or report.failed else 0
-
-
-_SHOWN = 20
 
 
 def rm(
@@ -152,9 +139,8 @@ def rm(
     Needs credentials that may delete. Machines that have an entry keep it in their local tiers.
     """
     from s3cache.entries import check_key
-    from s3cache.manage import Selection
 
-    selection = Selection(manifest=frozenset(map(check_key, keys)))
+    selection = manage.Selection(manifest=frozenset(map(check_key, keys)))
     return _remove(out, where, selection, dry_run, "leave --dry-run out")
 
 
@@ -167,9 +153,7 @@ def clear(
 
     Without --yes it only counts them. Needs credentials that may delete.
     """
-    from s3cache.manage import Selection
-
-    return _remove(out, where, Selection(), not yes, "give --yes")
+    return _remove(out, where, manage.Selection(), not yes, "give --yes")
 
 
 def gc(
@@ -194,9 +178,7 @@ def gc(
     return _remove(out, where, filters.selection(), not delete, "give --delete")
 
 
-def _remove(out: Output, where: Where, selection: Selection, dry_run: bool, how: str) -> int:
-    from s3cache import manage
-
+def _remove(out: Output, where: Where, selection: manage.Selection, dry_run: bool, how: str) -> int:
     with where.open() as place, out.progress("removed") as advance:
         if selection.untrusted and place.policy.level == "off":
             cause = "asks for a key that is trusted"
@@ -206,17 +188,17 @@ def _remove(out: Output, where: Where, selection: Selection, dry_run: bool, how:
             return _count(out, scan, how)
         keep = until_done(place.to_upload())
         try:
-            tally = until_done(manage.remove(scan, keep, advance))
+            result = until_done(manage.remove(scan, keep, advance))
         except AccessDeniedError as exc:
             raise AccessDeniedError(
                 f"{exc}; to remove entries takes the operator's role, see infra/README.md"
             ) from exc
-    kept = ", {kept} kept: not uploaded yet, or sound after all" if tally.kept else ""
-    summary = f"{counted(tally.done, 'entry', 'entries')} removed ({{size}}){kept}"
-    return finish(out, scan, tally, summary, dry_run=False)
+    kept = ", {kept} kept: not uploaded yet, or sound after all" if result.kept else ""
+    summary = f"{counted(result.done, 'entry', 'entries')} removed ({{size}}){kept}"
+    return finish(out, scan, result, summary, dry_run=False)
 
 
-def _count(out: Output, scan: Scan, how: str) -> int:
+def _count(out: Output, scan: manage.Scan, how: str) -> int:
     count = size = 0
     for item in items_of(scan):
         count += 1

@@ -8,60 +8,64 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from typer import Argument, Exit, Option
 
+from s3cache import manage
 from s3cache.cli._options import (
     Filters,
+    Output,
     Where,
     check_file,
     finish,
     hits_here,
     items_of,
     note_missing,
+    size_text,
     until_done,
 )
-from s3cache.cli._output import Output, age, size_text
 from s3cache.errors import ConfigError, UntrustedError
+from s3cache.settings import Settings
 from s3cache.util.text import counted, printable
 
 if TYPE_CHECKING:
     from s3cache.frame import Head
-    from s3cache.manage import Item, Place
     from s3cache.trust import Policy
 
-_Hits = Mapping[str, int]
+_Hits: TypeAlias = Mapping[str, int]
+_Order: TypeAlias = Literal["age", "hits", "key", "kind", "size", "torch"]
+_Group: TypeAlias = Literal["age", "device", "hits", "kind", "signer", "size", "tag", "torch"]
 
-
-def _values(item: Item, field: str) -> tuple[str, ...] | None:
-    """Return the values of a field of the header that are not empty; None for no usable header."""
-    from s3cache.manage import header_values
-
-    return None if item.about is None else header_values(item.about, field)
-
-
+# What each order puts on top.
+_ORDERS: dict[_Order, Callable[[manage.Item, _Hits], Any]] = {
+    "age": lambda item, _: -item.modified,
+    "hits": lambda item, hits: (-hits.get(item.key, 0), item.key),
+    "key": lambda item, _: (item.key, item.name),
+    "kind": lambda item, _: (item.values("kind") or (), item.key),
+    "size": lambda item, _: -item.size,
+    "torch": lambda item, _: (item.values("torch") or (), item.key),
+}
+# Groups of what is no field of headers: the value, and the bounds of the groups.
+_RANGES: dict[str, tuple[Callable[[manage.Item, _Hits], float], dict[str, float]]] = {
+    "age": (lambda item, _: item.age_s, {
+        "below 1 hour": 3600, "below 1 day": 86400, "below 7 days": 7 * 86400,
+        "below 30 days": 30 * 86400, "30 days or more": float("inf"),
+    }),
+    "size": (lambda item, _: item.size, {
+        "below 64 KiB": 64 << 10, "below 1 MiB": 1 << 20, "below 16 MiB": 16 << 20,
+        "below 256 MiB": 256 << 20, "256 MiB or more": float("inf"),
+    }),
+    "hits": (lambda item, hits: hits.get(item.key, 0), {
+        "none here": 1, "1": 2, "2 to 9": 10, "10 or more": float("inf"),
+    }),
+}  # fmt: skip
 # Sorting keeps no more entries than this in memory: those at the top.
 _SORTED_AT_MOST = 1000
 # The columns of `--long`, and their widths.
 _LONG = {"kind": 6, "torch": 14, "device": 5, "tag": 8, "signer": 12}
-
-
-_Order: TypeAlias = Literal["age", "hits", "key", "kind", "size", "torch"]
-
-
-def _rank(item: Item, by: _Order, hits: _Hits) -> Any:
-    """Return what an entry is sorted by."""
-    if by in ("kind", "torch"):
-        return _values(item, by) or (), item.key
-    return {
-        "age": -item.modified,
-        "hits": (-hits.get(item.key, 0), item.key),
-        "key": (item.key, item.name),
-        "size": -item.size,
-    }[by]
 
 
 def ls(
@@ -83,8 +87,6 @@ def ls(
     as its last 128 processes recorded it. Entries are printed as they are found, so the bucket may
     be of any size.
     """
-    from s3cache.manage import Scan
-
     if reverse and sort is None:
         raise ConfigError("option --reverse", "has nothing to reverse", "give --sort too")
     selection = filters.selection()
@@ -92,12 +94,12 @@ def ls(
     hits = hits_here() if long or sort == "hits" else None
     shown = 0
     with where.open() as place:
-        scan = Scan(place, selection, headers=long)
-        items: Iterable[Item] = items_of(scan)
+        scan = manage.Scan(place, selection, headers=long)
+        items: Iterable[manage.Item] = items_of(scan)
         if sort is not None:
-            by, pick = sort, heapq.nlargest if reverse else heapq.nsmallest
+            order, pick = _ORDERS[sort], heapq.nlargest if reverse else heapq.nsmallest
             most = limit or _SORTED_AT_MOST
-            items = pick(most, items, key=lambda item: _rank(item, by, hits or {}))
+            items = pick(most, items, key=lambda item: order(item, hits or {}))
         for item in items:
             if shown == limit:
                 break
@@ -116,13 +118,13 @@ def ls(
     return note_missing(out, scan)
 
 
-def _item_text(item: Item, long: bool, hits: _Hits | None) -> str:
-    cells = [f"{size_text(item.size):>10}", f"{age(item.age_s):>6}"]
+def _item_text(item: manage.Item, long: bool, hits: _Hits | None) -> str:
+    cells = [f"{size_text(item.size):>10}", f"{_age_text(item.age_s):>6}"]
     if hits is not None:
         count = hits.get(item.key, 0)
         cells.append(f"{count:>5} {'hit ' if count == 1 else 'hits'}")
     for field, width in _LONG.items() if long else ():
-        values = _values(item, field)
+        values = item.values(field)
         cells.append(f"{'?' if values is None else ','.join(values) or '-':{width}}")
     cells += [item.key, item.name.rpartition(".")[2]]
     if item.problem is not None:
@@ -130,22 +132,19 @@ def _item_text(item: Item, long: bool, hits: _Hits | None) -> str:
     return "  ".join(cells)
 
 
-_AGES = ((3600, "1 hour"), (86400, "1 day"), (7 * 86400, "7 days"), (30 * 86400, "30 days"))
-_SIZES = ((64 << 10, "64 KiB"), (1 << 20, "1 MiB"), (16 << 20, "16 MiB"), (256 << 20, "256 MiB"))
-_HITS = ((10, "10 or more"), (2, "2 to 9"), (1, "1"), (0, "none here"))
+def _age_text(seconds: float) -> str:
+    """Return how long ago something was, for people, as in ``3 h``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
 
 
-_Group: TypeAlias = Literal["age", "device", "hits", "kind", "signer", "size", "tag", "torch"]
-
-
-def _group_of(item: Item, by: _Group, hits: _Hits) -> str:
-    if by == "hits":
-        return next(name for least, name in _HITS if hits.get(item.key, 0) >= least)
-    if by in ("age", "size"):
-        value, bounds = (item.age_s, _AGES) if by == "age" else (item.size, _SIZES)
-        names = (f"below {name}" for bound, name in bounds if value < bound)
-        return next(names, f"{bounds[-1][1]} or more")
-    values = _values(item, by)
+def _group_of(item: manage.Item, by: _Group, hits: _Hits) -> str:
+    if by in _RANGES:
+        value, bounds = _RANGES[by]
+        return next(name for name, bound in bounds.items() if value(item, hits) < bound)
+    values = item.values(by)
     return "(not readable)" if values is None else " ".join(values) or "(none)"
 
 
@@ -161,13 +160,11 @@ def du(
 
     Hits are those of this machine, as its last 128 processes recorded them.
     """
-    from s3cache.manage import Scan
-
     selection = filters.selection()
     hits = hits_here() if by == "hits" else {}
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     with where.open() as place, out.progress("entries") as advance:
-        scan = Scan(place, selection, headers=by not in ("age", "hits", "size"))
+        scan = manage.Scan(place, selection, headers=by not in _RANGES)
         for item in items_of(scan):
             group = sums[_group_of(item, by, hits)]
             group[0] += 1
@@ -192,13 +189,10 @@ def stats(where: Where, out: Output) -> None:
     With --local it counts the local tier only. Hits and misses are counted by each process that
     compiles: with S3CACHE_SUMMARY=1 it prints them at its end.
     """
-    from s3cache.manage import open_place
-    from s3cache.settings import Settings
-
     found: dict[str, Any] = {}
     settings, _ = Settings.load(where.url)
     if settings.local:
-        with open_place(where.url, in_tier=True, of_all=True) as place:
+        with manage.open_place(where.url, in_tier=True, of_all=True) as place:
             found["local"] = {
                 **_totals(place),
                 "directory": settings.local_dir,
@@ -207,7 +201,7 @@ def stats(where: Where, out: Output) -> None:
                 "to_upload": len(until_done(place.to_upload())),
             }
     if settings.url is not None and not where.local:
-        with open_place(where.url) as place:
+        with manage.open_place(where.url) as place:
             found["remote"] = {**_totals(place), "url": place.store.url}
     if out.json:
         out.record(found)
@@ -218,12 +212,10 @@ def stats(where: Where, out: Output) -> None:
         out.table((), [(f"  {name}", text) for name, text in texts.items()])
 
 
-def _totals(place: Place) -> dict[str, int]:
-    from s3cache.manage import Scan
-
+def _totals(place: manage.Place) -> dict[str, int]:
     entries = size = firsts = 0
     here: set[str] = set()
-    for item in items_of(Scan(place)):
+    for item in items_of(manage.Scan(place)):
         entries += 1
         size += item.size
         # There is one first entry to a key. A local tier may have others only, and is bounded.
@@ -240,22 +232,19 @@ def verify(filters: Filters, where: Where, out: Output) -> int:
     Exits with 1 if anything is damaged, out of place or not trusted. To remove such entries:
     s3cache gc --unreadable --untrusted --delete.
     """
-    from s3cache import manage
-
     selection = filters.selection()
     with where.open() as place, out.progress("verified") as advance:
         scan = manage.Scan(place, selection)
-        tally = until_done(manage.verify(scan, advance))
+        result = until_done(manage.verify(scan, advance))
     level = place.policy.level
     checked = "" if level == "off" else ", signatures too"
     return finish(
-        out, scan, tally, f"{{done}} sound{checked} ({{size}}), {{failed}} not", trust=level
+        out, scan, result, f"{{done}} sound{checked} ({{size}}), {{failed}} not", trust=level
     )
 
 
 # An object of a store: its URL up to where its entries begin, the rest, and options.
 _OBJECT = re.compile(r"(\w+://[^?]*?)/(v1/[0-9a-f]{3}/[^/?]+)(\?.*)?")
-_ENTRIES_AT_MOST = 100
 
 
 def inspect(
@@ -273,15 +262,13 @@ def inspect(
     rest.
     """
     from s3cache import frame
-    from s3cache.manage import open_place, trust_of
-    from s3cache.settings import Settings
 
     if "://" not in target and (os.sep in target or os.path.isfile(target)):
-        policy = trust_of(Settings.load()[0])
+        policy = Settings.load()[0].trust_policy()
         with open(check_file(f"file {target}", target), "rb") as file:
             _show(out, target, frame.decode_head(file.read(2 * frame.MAX_HEADER_BYTES)), policy)
     elif is_object := _OBJECT.fullmatch(target):
-        with open_place(is_object[1] + (is_object[3] or "")) as place:
+        with manage.open_place(is_object[1] + (is_object[3] or "")) as place:
             _show_all(out, place, [is_object[2]], target)
     elif "://" in target:
         fix = "give scheme://.../v1/abc/key.0, or a key and --url"
@@ -291,27 +278,21 @@ def inspect(
             _show_all(out, place, _names_of(place, target), target)
 
 
-def _names_of(place: Place, key: str) -> list[str]:
+def _names_of(place: manage.Place, key: str) -> list[str]:
     """Return the names of all entries under ``key``, or under the only key that begins so."""
-    from s3cache.manage import Scan, Selection
-
-    # One request, where the key is whole.
-    if names := [item.name for item in items_of(Scan(place, Selection(manifest=frozenset({key}))))]:
+    whole = manage.Selection(manifest=frozenset({key}))  # one request
+    if names := [item.name for item in items_of(manage.Scan(place, whole))]:
         return names
     found: dict[str, list[str]] = defaultdict(list)
-    for count, item in enumerate(items_of(Scan(place, Selection(key=(key,))))):
+    for item in items_of(manage.Scan(place, manage.Selection(key=(key,)))):
         found[item.key].append(item.name)
-        if count == _ENTRIES_AT_MOST:
-            break
-    if len(found) > 1:
-        raise ConfigError(f"key {key!r}", "is the beginning of several", "give more of it")
+        if len(found) > 1:
+            raise ConfigError(f"key {key!r}", "is the beginning of several", "give more of it")
     return next(iter(found.values()), [])
 
 
-def _show_all(out: Output, place: Place, names: list[str], target: str) -> None:
-    from s3cache.manage import read_head
-
-    heads = {name: until_done(read_head(place.store, name)) for name in sorted(names)}
+def _show_all(out: Output, place: manage.Place, names: list[str], target: str) -> None:
+    heads = {name: until_done(manage.read_head(place.store, name)) for name in sorted(names)}
     if not any(heads.values()):  # nothing is damaged, so there is no pointer to read on
         sys.stderr.write(f"s3cache: error: {printable(target)}: there is no such entry\n")
         raise Exit(1)
@@ -328,14 +309,12 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
     graph = description(header)
     times = times if isinstance(times := meta.get("times_ns"), list) else []
     created = dt.datetime.fromtimestamp(header.created_ns // 10**9, dt.timezone.utc)
+    signatures = [each.statement for each in unpack(head.signatures)]
     found: dict[str, Any] = {
         "name": name,
         "size": head.size,
         "digest": head.digest.hex(),
-        "kind": header.kind,
-        "key": header.key,
-        "variant": header.variant,
-        "schema": header.schema,
+        **{each: getattr(header, each) for each in ("kind", "key", "variant", "schema")},
         "created": created.isoformat(),
         "producer": header.producer,
         "made_by": meta.get("made_by"),
@@ -346,10 +325,7 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
             {"name": each.name, "size": each.raw_size, "stored": each.stored_size}
             for each in header.sections
         ],
-        "signatures": [
-            {**asdict(each.statement), "algorithm": each.statement.algorithm.name}
-            for each in unpack(head.signatures)
-        ],
+        "signatures": [{**asdict(each), "algorithm": each.algorithm.name} for each in signatures],
         "trust": _verdict(head, policy),
         "components": meta.get("components"),
         "graph": None if graph is None else to_plain(graph),
@@ -357,16 +333,11 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
     if out.json:
         out.record(found)
         return
-    rows = [
-        (n, value) for n, value in found.items() if n not in ("components", "graph", "sections")
-    ]
-    rows += [
-        (
-            f"section {each.name}",
-            f"{size_text(each.raw_size)}, {size_text(each.stored_size)} stored",
-        )
-        for each in header.sections
-    ]
+    apart = ("components", "graph", "sections")
+    rows = [(name, value) for name, value in found.items() if name not in apart]
+    for each in header.sections:
+        sizes = f"{size_text(each.raw_size)}, {size_text(each.stored_size)} stored"
+        rows.append((f"section {each.name}", sizes))
     if isinstance(components := meta.get("components"), Mapping):
         rows += [(f"component {n}", value) for n, value in components.items()]
     if graph is not None:

@@ -9,26 +9,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from difflib import get_close_matches
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from typer import Argument, Option
 
-from s3cache.cli._options import URL
-from s3cache.cli._output import Output, redacted
+from s3cache.cli._options import URL, Output, redacted
 from s3cache.errors import ConfigError
+from s3cache.records import Record, Run, in_jobs, ranks_in_words, read_head, read_run, run_names
+from s3cache.settings import Settings
+from s3cache.trust import Algorithm, VerifyKey, generate
 from s3cache.util import __version__
-from s3cache.util.text import (
-    command,
-    counted,
-    footer,
-    pointer,
-    sections,
-    sections_on,
-)
-
-if TYPE_CHECKING:
-    from s3cache.records import Record, Run
+from s3cache.util.text import command, counted, footer, pointer, sections, sections_on
 
 
 def doctor(
@@ -70,8 +63,6 @@ _PACKAGES = (
 
 def version(out: Output) -> None:
     """Print the versions of s3cache and of everything that it needs, for a bug report."""
-    from importlib import metadata
-
     found = {
         "s3cache": __version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -105,8 +96,6 @@ def keygen(
     The secret key goes to a file that only you can read. The output has the settings for machines
     that save and for machines that read.
     """
-    from s3cache.trust import Algorithm, VerifyKey, generate
-
     path = to or f"{name}.key"
     key = generate(name, Algorithm.HMAC_SHA256 if shared else Algorithm.ED25519)
     try:
@@ -241,7 +230,6 @@ def report(
     with S3CACHE_RECORD=0).
     """
     from s3cache import insight
-    from s3cache.records import ranks_in_words
 
     jobs = _selected_jobs(run or [], last)
     runs = [each for job in jobs for each in job]
@@ -295,9 +283,6 @@ def _explainer(jobs: list[list[Run]]) -> Callable[[Record], str]:
 
 def _selected_jobs(names: list[str], last: int) -> list[list[Run]]:
     """Return the runs that are meant, by job, the earliest first."""
-    from s3cache.records import in_jobs, read_head, read_run, run_names
-    from s3cache.settings import Settings
-
     root = Settings.load()[0].local_dir
     known = run_names(root)
     if unknown := {*names} - {*known}:

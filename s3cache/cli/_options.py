@@ -1,36 +1,134 @@
-"""Define the options that several commands share, and open the place and entries that they name."""
+"""What commands share: groups of options, entries that are worked on, and how results are shown."""
 
 from __future__ import annotations
 
 import inspect
+import json as json_of
 import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
 
 from typer import Option
 
-from s3cache.cli._output import Output, size_text
+from s3cache import manage
 from s3cache.errors import ConfigError
-from s3cache.util.text import printable
-
-if TYPE_CHECKING:
-    from s3cache.manage import BatchResult, Item, Place, Scan, Selection
+from s3cache.records import read_run, run_names
+from s3cache.settings import Settings
+from s3cache.util.options import size
+from s3cache.util.text import printable, printable_lines
 
 _T = TypeVar("_T")
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
-
-
 _NOT_THERE = "nothing is there"
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 URL: str | None = Option(
     None, "--url", metavar="URL", help="Where the cache is.", show_default="S3CACHE_URL"
 )
+
+
+# -- results: tables for people, JSON for programs, and nothing that could be a secret
+
+
+class Output:
+    """Standard output of a command: text, or with ``--json`` JSON and nothing else."""
+
+    def __init__(
+        self, json: bool = Option(False, "--json", help="JSON on standard output, for programs.")
+    ) -> None:
+        self.json = json
+
+    def record(self, value: object) -> None:
+        """Write one JSON value on a line of its own."""
+        sys.stdout.write(json_of.dumps(_jsonable(value), ensure_ascii=True) + "\n")
+
+    def line(self, text: str) -> None:
+        """Write one line, with whatever a terminal would obey escaped."""
+        sys.stdout.write(f"{printable(text)}\n")
+
+    def text(self, text: str) -> None:
+        """Write several lines of our own; foreign text in them has gone through `printable`."""
+        sys.stdout.write(f"{printable_lines(text)}\n")
+
+    def note(self, text: str) -> None:
+        """Write a line to standard error; with ``--json`` write nothing."""
+        if not self.json:
+            sys.stderr.write(f"{printable(text)}\n")
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Write rows with their cells one below the other, below the names of the columns if any.
+
+        Columns with names that begin with ``>`` are set to the right.
+        """
+        head = [[name.lstrip(">") for name in columns]] if columns else []
+        cells = [[printable(str(cell)) for cell in row] for row in (*head, *rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        sides = [">" if name.startswith(">") else "<" for name in columns] or ["<"] * len(widths)
+        for row in cells:
+            shown = map("{:{}{}}".format, row, sides, widths)
+            sys.stdout.write("  ".join(shown).rstrip() + "\n")
+
+    @contextmanager
+    def progress(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        """Draw a bar on standard error, if that is a terminal; yield what advances it."""
+        if self.json or not sys.stderr.isatty():
+            yield lambda _: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda count: bar.advance(task, count)
+
+
+def _jsonable(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _jsonable(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
+
+
+_WORD = re.compile(r"[^\s'\"()<>]*(?:://|@)[^\s'\"()<>]*")
+_SECRET = re.compile(r"secret|passw|token|access_?key|credential|signature", re.IGNORECASE)
+_SCHEMES = ("s3", "file", "memory", "http", "https")
+
+
+def redacted(text: str) -> str:
+    """Return ``text`` without the passwords of URLs, however the URLs are misspelt."""
+
+    def shorter(match: re.Match[str]) -> str:
+        word = match[0]
+        scheme, separator, rest = word.partition("://")
+        before, _, query = rest.partition("?")
+        if "@" not in word and not _SECRET.search(query) and ":" not in before.partition("/")[0]:
+            return word
+        return f"{scheme}://…" if separator and scheme in _SCHEMES else "…"
+
+    return _WORD.sub(shorter, text)
+
+
+def size_text(size: float) -> str:
+    """Return a size for people, as in ``1.5 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+# -- values of options
 
 
 def duration_s(option: str, text: str) -> float:
@@ -45,8 +143,6 @@ def duration_s(option: str, text: str) -> float:
 
 def size_bytes(option: str, text: str) -> int:
     """Return the bytes that ``10MB`` or ``1GiB`` means."""
-    from s3cache.util.options import size
-
     try:
         return int(size(0).parse(text))
     except ValueError as exc:
@@ -62,31 +158,29 @@ def check_file(thing: str, path: str) -> str:
 
 def named_in(manifest: str) -> list[str]:
     """Return the keys, and names of objects, that a file has; ``-`` is standard input."""
-    from s3cache.manage import read_manifest
-
     thing = f"manifest {manifest}"
     try:
         if manifest == "-":
-            return read_manifest(manifest, sys.stdin)
+            return manage.read_manifest(manifest, sys.stdin)
         with open(check_file(thing, manifest), encoding="utf-8") as file:
-            return read_manifest(manifest, file)
+            return manage.read_manifest(manifest, file)
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(thing, f"cannot be read ({exc})", "name another") from None
 
 
 def hits_here() -> Counter[str]:
     """Count the hits of each key that processes of this machine have recorded."""
-    from s3cache.records import read_run, run_names
-    from s3cache.settings import Settings
-
-    settings, _ = Settings.load()
+    root = Settings.load()[0].local_dir
     hits: Counter[str] = Counter()
     with suppress(OSError):
-        for name in run_names(settings.local_dir):
+        for name in run_names(root):
             with suppress(OSError):  # it has gone meanwhile
-                run = read_run(settings.local_dir, name)
-                hits.update(record.key for record in run.records if record.outcome == "hit")
+                records = read_run(root, name).records
+                hits.update(record.key for record in records if record.outcome == "hit")
     return hits
+
+
+# -- groups of options
 
 
 class Where:
@@ -100,48 +194,49 @@ class Where:
         self.url = url
         self.local = local
 
-    def open(self) -> Place:
+    def open(self) -> manage.Place:
         """Open the remote, or what the tier holds of all remotes."""
-        from s3cache.manage import open_place
+        return manage.open_place(self.url, in_tier=self.local, of_all=True)
 
-        return open_place(self.url, in_tier=self.local, of_all=True)
+
+def _repeated(_: str, values: list[str]) -> tuple[str, ...]:
+    return tuple(values)
+
+
+def _flag(_: str, value: bool) -> bool:
+    return value
 
 
 # An option that chooses entries sets the field of ``Selection`` that has its name: its help, what
-# its value is called (nothing for a flag), and how that is read. ``tuple`` makes an option that may
-# be repeated.
-_FILTERS: dict[str, tuple[str, str | None, Callable[[Any], Any]]] = {
-    "key": ("Only keys that begin so; may be repeated.", "KEY", tuple),
+# its value is called (nothing for a flag), and how that is read.
+_FILTERS: dict[str, tuple[str, str, Callable[[str, Any], Any]]] = {
+    "key": ("Only keys that begin so; may be repeated.", "KEY", _repeated),
     "manifest": (
         "Only what the file names, a key to a line; - for stdin.",
         "FILE",
-        lambda file: frozenset(named_in(file)),
+        lambda _, file: frozenset(named_in(file)),
     ),
-    "kind": ("Only aot, fx or shapes, or what other releases write.", "KIND", tuple),
-    "torch": ("Only entries made by that torch, as 2.12 or 2.12.1.", "VERSION", tuple),
-    "tag": ("Only entries with that cache_key_tag.", "TAG", tuple),
-    "signer": ("Only entries that claim a signature by that key.", "NAME", tuple),
-    "device": ("Only entries with code for that: cpu, cuda, xpu, mps.", "DEVICE", tuple),
+    "kind": ("Only aot, fx or shapes, or what other releases write.", "KIND", _repeated),
+    "torch": ("Only entries made by that torch, as 2.12 or 2.12.1.", "VERSION", _repeated),
+    "tag": ("Only entries with that cache_key_tag.", "TAG", _repeated),
+    "signer": ("Only entries that claim a signature by that key.", "NAME", _repeated),
+    "device": ("Only entries with code for that: cpu, cuda, xpu, mps.", "DEVICE", _repeated),
     "never_hit": (
         "Only what the last 128 processes of this machine did not hit.",
-        None,
-        lambda _: frozenset(hits_here()),
+        "",
+        lambda *_: frozenset(hits_here()),
     ),
-    "older": (
-        "Only entries not changed for so long: 90d, 12h.",
-        "TIME",
-        partial(duration_s, "--older"),
-    ),
-    "newer": ("Only entries changed within that time.", "TIME", partial(duration_s, "--newer")),
-    "min_size": (
-        "Only entries of that size or more, as 10MB.",
-        "SIZE",
-        partial(size_bytes, "--min-size"),
-    ),
-    "max_size": ("Only entries of that size or less.", "SIZE", partial(size_bytes, "--max-size")),
-    "unreadable": ("Only entries that are damaged or out of place.", None, bool),
-    "untrusted": ("Only entries that the trust settings refuse.", None, bool),
+    "older": ("Only entries not changed for so long: 90d, 12h.", "TIME", duration_s),
+    "newer": ("Only entries changed within that time.", "TIME", duration_s),
+    "min_size": ("Only entries of that size or more, as 10MB.", "SIZE", size_bytes),
+    "max_size": ("Only entries of that size or less.", "SIZE", size_bytes),
+    "unreadable": ("Only entries that are damaged or out of place.", "", _flag),
+    "untrusted": ("Only entries that the trust settings refuse.", "", _flag),
 }
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 class Filters:
@@ -150,24 +245,23 @@ class Filters:
     def __init__(self, **given: Any) -> None:
         self.given = {name: value for name, value in given.items() if value not in (None, False)}
 
-    def selection(self) -> Selection:
+    def selection(self) -> manage.Selection:
         """Read the values of the options."""
-        from s3cache.manage import Selection
-
-        return Selection(**{name: _FILTERS[name][2](value) for name, value in self.given.items()})
+        given = self.given.items()
+        return manage.Selection(**{name: _FILTERS[name][2](_option(name), v) for name, v in given})
 
 
 def _filter_parameter(name: str) -> inspect.Parameter:
     text, metavar, read = _FILTERS[name]
-    kind: Any = bool if metavar is None else list[str] | None if read is tuple else str | None
-    default = None if metavar else False
-    option = Option(default, f"--{name.replace('_', '-')}", metavar=metavar, help=text)
+    kind: Any = list[str] | None if read is _repeated else str | None if metavar else bool
+    option = Option(None if metavar else False, _option(name), metavar=metavar or None, help=text)
     return inspect.Parameter(name, _KEYWORD_ONLY, default=option, annotation=kind)
 
 
 Filters.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [_filter_parameter(name) for name in _FILTERS]
+    [*map(_filter_parameter, _FILTERS)]
 )
+_GROUPS = (Output, Where, Filters)
 
 
 def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,62 +289,54 @@ def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-_GROUPS = (Output, Where, Filters)
-
-
 def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
     parameters = inspect.signature(of, eval_str=True).parameters.values()
     return [each.replace(kind=_KEYWORD_ONLY) for each in parameters]
 
 
-def until_done(work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
+# -- work on entries
+
+
+def until_done(work: Coroutine[Any, Any, _T]) -> _T:
     """Run ``work`` on the background loop and return its result; Ctrl-C ends it."""
     from s3cache.tier import background
 
-    return background().wait(work, timeout_s)
+    return background().wait(work, None)
 
 
-def items_of(scan: Scan) -> Iterator[Item]:
+def items_of(scan: manage.Scan) -> Iterator[manage.Item]:
     """Yield the entries of a scan, each batch of which is made when it is needed."""
     batches = scan.batches()
 
-    async def step() -> list[Item] | None:
+    async def step() -> list[manage.Item] | None:
         return await anext(batches, None)
 
     while (batch := until_done(step())) is not None:
         yield from batch
 
 
-def _warn_of_unmatched(scan: Scan) -> None:
-    """Warn of filters that no entry meets, with ``--json`` too: they may be misspelt."""
-    for (field, value), there in scan.unmatched().items():
-        others = f"; entries have: {', '.join(there)}" if there else ""
-        text = f"--{field} {value}: no entry has it{others}"
-        sys.stderr.write(f"s3cache: warning: {printable(text)}\n")
-
-
-def note_missing(out: Output, scan: Scan) -> int:
+def note_missing(out: Output, scan: manage.Scan) -> int:
     """Note what a scan was to find and did not, and return the exit code."""
-    _warn_of_unmatched(scan)
     for name in scan.absent:
         out.note(f"{name}: {_NOT_THERE}")
     return 1 if scan.absent else 0
 
 
-def finish(out: Output, scan: Scan, tally: BatchResult, summary: str, **more: object) -> int:
+def finish(
+    out: Output, scan: manage.Scan, result: manage.BatchResult, summary: str, **more: object
+) -> int:
     """Show what came of work on many entries, and return the exit code.
 
     The last line is ``summary``, with names of counts in braces; JSON also has ``more``.
     """
-    _warn_of_unmatched(scan)
     for name in scan.absent:
-        tally.fail(name, _NOT_THERE)
+        result.fail(name, _NOT_THERE)
     if out.json:
-        out.record({**more, **vars(tally)})
+        out.record({**more, **vars(result)})
     else:
-        for name, why in tally.failures:
+        for name, why in result.failures:
             out.line(f"{name}: {why}")
-        if tally.failed > len(tally.failures):
-            out.line(f"and {tally.failed - len(tally.failures)} more")
-        out.line(summary.format(**{**vars(tally), "size": size_text(tally.size)}))
-    return 1 if tally.failed else 0
+        if result.failed > len(result.failures):
+            out.line(f"and {result.failed - len(result.failures)} more")
+        out.line(summary.format(**{**vars(result), "size": size_text(result.size)}))
+    return 1 if result.failed else 0

@@ -6,13 +6,16 @@ import os
 import re
 import secrets
 import sys
+from importlib.metadata import entry_points
 from typing import Any
 
 from typer import Argument, Option
 
-from s3cache.cli._options import URL, duration_s, size_bytes
-from s3cache.cli._output import Output
+from s3cache.cli._options import URL, Output, duration_s, size_bytes
 from s3cache.errors import ConfigError
+from s3cache.records import JOB, job_here
+from s3cache.settings import Settings
+from s3cache.store import parse_url
 from s3cache.util.text import counted
 
 PROGRAM: list[str] = Argument(
@@ -56,16 +59,11 @@ def run(
     in the processes that it starts. Each process that compiles ends with one line that counts its
     hits and misses (S3CACHE_SUMMARY=0: no line).
     """
-    from s3cache.manage import trust_of
-    from s3cache.records import JOB, job_here
-    from s3cache.settings import Settings
-    from s3cache.store import parse_url
-
     arguments = _arguments(program, module=module, command=command)
     settings, of_store = Settings.load(url)
     if settings.url is not None:
         parse_url(settings.url, **of_store)
-    trust_of(settings)
+    settings.trust_policy()
     _check_autoload()
     environment = {**os.environ, "S3CACHE_AUTOLOAD": "1"}
     if url is not None:
@@ -82,8 +80,6 @@ def run(
 
 def _check_autoload() -> None:
     """Raise ConfigError if ``import torch`` in the program would not turn s3cache on."""
-    from importlib.metadata import entry_points
-
     switch = "TORCH_DEVICE_BACKEND_AUTOLOAD"
     if os.environ.get(switch, "1") != "1":
         raise ConfigError(
@@ -189,9 +185,10 @@ def warm(
         steps=steps,
         url=url,
     )
+    exit_code = 130 if done["end"] == "interrupted" else 0 if done["is_warm"] else 1
     if out.json:
         out.record(done)
-        return 0 if done["is_warm"] else 1
+        return exit_code
     code, left = done["exit_code"], done["to_upload"]
     out.note(f"the job {_ENDS[done['end']]}{f' with {code}' if code else ''}")
     if left:
@@ -206,7 +203,7 @@ def warm(
             "nothing was compiled, so nothing is warm: the job called nothing that torch.compile "
             "compiles by Inductor, or turned the cache off; s3cache check says what it compiles"
         )
-    return 0 if done["is_warm"] else 1
+    return exit_code
 
 
 def bench(
@@ -226,15 +223,13 @@ def bench(
     its own, s3cache-bench-..., and removed at the end. If the credentials may not delete, the
     output says what is left. Exits with 1 if the warm start did not hit.
     """
-    from s3cache.manage.bench import bench as measured
-    from s3cache.manage.bench import tries
+    from s3cache.manage import programs
 
-    rounds = 0 if storage_only else rounds
-    with out.progress("measured", tries(rounds)) as advance:
-        found = measured(
+    with out.progress("measured") as advance:
+        found = programs.bench(
             url,
             size=size_bytes("--size", size),
-            rounds=rounds,
+            rounds=0 if storage_only else rounds,
             timeout_s=duration_s("--timeout", timeout),
             advance=advance,
         )

@@ -6,9 +6,8 @@ of traces, and :func:`manifest` has the keys that were used. :func:`examine` is 
 verdict for each thing that a cache needs, and a fix where it fails.
 """
 
-from s3cache.insight._checks import Check, Name
 from s3cache.insight._differences import Difference, differences
-from s3cache.insight._doctor import examine
+from s3cache.insight._doctor import Check, Name, examine
 from s3cache.insight._explain import Explained, Explanation, explain, meaning
 from s3cache.insight._report import is_counted, manifest, name_of, page, sum_up, trace
 

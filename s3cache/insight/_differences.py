@@ -1,24 +1,39 @@
-"""Describe the differences between two keys in terms of the user's program."""
+"""Find the entry nearest to a lookup that missed, and describe how their keys differ."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import difflib
+import functools
+import heapq
 import re
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, TypeVar
 
-from s3cache.records import Record
+from s3cache import entries, frame
+from s3cache.artifact import Artifact
+from s3cache.errors import CorruptError, S3CacheError, UntrustedError
+from s3cache.frame import Header
+from s3cache.manage import Place, concurrently, read_head
+from s3cache.records import Record, Run
+from s3cache.store import ObjectInfo, listing
+from s3cache.tier import background
 
-#: The component that is the graph itself.
-GRAPH = "gm"
+_T = TypeVar("_T")
 
+# The component that is the graph itself.
+_GRAPH = "gm"
 _SHOWN_CHARACTERS = 200
 _DIFF_LINES = 200
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference.
+    """One difference between two keys.
 
     Attributes:
         component: of the key.
@@ -53,24 +68,8 @@ def differences(old: Record, new: Record) -> list[Difference]:
     return sorted(found, key=lambda each: each.follows)
 
 
-def likeness(old: Record, new: Record) -> tuple[bool, int]:
-    """Return whether the graphs are equal, and how many components are: more is nearer."""
-    common = sum(digest == _digest(old, name) for name, (digest, _) in new.components.items())
-    return _digest(old, GRAPH) == _digest(new, GRAPH), common
-
-
-def unlikeness(old: Record, new: Record) -> tuple[bool, int]:
-    """Return how many details of components other than the graph differ: fewer is nearer.
-
-    Before that, whether it is unknown, as one side lacks details that the other has.
-    """
-    names = [name for name in _differing(old, new) if name != GRAPH]
-    is_unknown = any((name in old.parts) != (name in new.parts) for name in names)
-    return is_unknown, sum(len([*_described(name, old, new)]) for name in names)
-
-
 def _differing(old: Record, new: Record) -> list[str]:
-    names = dict.fromkeys([*_ORDER, *sorted({*old.components, *new.components})])
+    names = dict.fromkeys([*_LABELS, *sorted({*old.components, *new.components})])
     return [name for name in names if _digest(old, name) != _digest(new, name)]
 
 
@@ -87,19 +86,6 @@ def _text(of: Record, name: str) -> str:
     return _parts(of, name).get("", of.components.get(name, ("", ""))[1])
 
 
-_ORDER = (
-    "s3cache.schema",
-    "torch.version",
-    "python.abi",
-    "machine.os",
-    "machine.arch",
-    "machine.isa",
-    "torch.cpu_capability",
-    "inductor_config",
-    "autograd_config",
-    GRAPH,
-    "example_inputs",
-)
 _IMPLIED = {
     "torch.version": {
         *("torch.build", "torch.cxx_abi", "torch_version", "system_info", "torch.overrides"),
@@ -108,25 +94,28 @@ _IMPLIED = {
     "machine.isa": {"torch.cpu_capability"},
     "machine.arch": {"machine.isa", "torch.cpu_capability", "torch.build", "python.abi"},
 }
+# What users call components, in the order in which differences are shown.
 _LABELS = {
-    GRAPH: "graph",
+    "s3cache.schema": "format of entries (the release of s3cache)",
     "torch.version": "torch",
+    "python.abi": "Python",
+    "machine.os": "operating system",
+    "machine.arch": "processor architecture",
+    "machine.isa": "CPU",
+    "torch.cpu_capability": "CPU capability (ATEN_CPU_CAPABILITY)",
+    "inductor_config": "inductor",
+    "autograd_config": "functorch",
+    _GRAPH: "graph",
+    "example_inputs": "example_inputs",
     "torch.build": "build of torch",
     "torch_version": "sources of torch",
-    "python.abi": "Python",
-    "machine.arch": "processor architecture",
-    "machine.os": "operating system",
     "machine.accelerator": "accelerator and its driver",
     "triton.environment": "environment variables of Triton",
-    "torch.cpu_capability": "CPU capability (ATEN_CPU_CAPABILITY)",
     "torch.num_threads": "number of threads (torch.set_num_threads, OMP_NUM_THREADS)",
     "cpp_runtime_thread_count": "number of threads of C++ code",
-    "inductor_config": "inductor",
     "inductor_config_comms": "inductor.aten_distributed_optimizations",
-    "autograd_config": "functorch",
     "aot_config": "AOTAutograd",
     "cache_key_tag": "torch.compiler.config.cache_key_tag",
-    "s3cache.schema": "format of entries (the release of s3cache)",
     "grad_enabled": "gradients enabled",
     "deterministic_algorithms_settings": "torch.use_deterministic_algorithms",
     "graph.operators": "custom operators",
@@ -217,12 +206,11 @@ def _instructions(name: str, old: Record, new: Record) -> Iterator[Difference]:
     before, now = _text(old, name).split(), _text(new, name).split()
     lacks = " ".join(each for each in before if each not in now)
     has = " ".join(each for each in now if each not in before)
-    best = [next((s for s in _SETS if s in flags), "") for flags in (before, now)]
-    text = f"CPU: {best[0]} → {best[1]}" if best[0] != best[1] else "CPU"
+    best, now_best = (next((s for s in _SETS if s in flags), "") for flags in (before, now))
+    text = f"CPU: {best} → {now_best}".replace("avx512f", "avx512") if best != now_best else "CPU"
     details = [f"lacks {_short(lacks)}"] if lacks else []
     details += [f"has {_short(has)} besides"] if has else []
-    text = text.replace("avx512f", "avx512") + (f" ({', '.join(details)})" if details else "")
-    yield Difference(name, text, lacks, has)
+    yield Difference(name, f"{text} ({', '.join(details)})" if details else text, lacks, has)
 
 
 def _code(name: str, old: Record, new: Record) -> Iterator[Difference]:
@@ -298,7 +286,7 @@ def _plain(text: str) -> str:
 
 _OWN_WAYS: dict[str, Callable[[str, Record, Record], Iterator[Difference]]] = {
     "machine.isa": _instructions,
-    GRAPH: _code,
+    _GRAPH: _code,
     "example_inputs": _inputs,
 }
 
@@ -322,3 +310,184 @@ def _fields(text: str, separator: str = " ") -> dict[str, str]:
     pairs = [piece.partition("=") for piece in _pieces(text, separator)]
     are_fields = all(equals and re.fullmatch(r"[\w.]*", name) for name, equals, _ in pairs)
     return {one: value for one, _, value in pairs} if are_fields else dict(_DIGESTED.findall(text))
+
+
+# -- the nearest entry, among those that this machine knows
+
+# Details and code are compared of so many entries that are equally near, the latest ones.
+_COMPARED = 16
+_COMPARED_CHARACTERS = 20_000
+# A listing ends after so many names; a page of S3 has a thousand.
+_MAX_NAMES = 8000
+# Headers are read of so many entries, the latest ones: some megabytes.
+_MAX_HEADERS = 256
+# For all misses of a run together, so many entries are read whole, each up to this size.
+_MAX_WHOLE = 64
+_MAX_WHOLE_BYTES = 64 << 20
+# For everything that is read of one place.
+_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Neighbor:
+    """An entry that a miss is compared with, as a record of it, and where it is known from."""
+
+    record: Record
+    where: str
+
+
+def nearest(
+    missed: Record, neighbors: Iterable[Neighbor], complete: Callable[[Neighbor], Neighbor]
+) -> Neighbor | None:
+    """Return the neighbor with the same graph, else the one with the most components in common.
+
+    Among several, choose the one with the fewest differing details in other components, else the
+    latest. Only entries older than the miss count.
+
+    Args:
+        complete: adds the details of a neighbor's components, where they can be read.
+    """
+    ranked = sorted(
+        (
+            (_likeness(each.record, missed), each.record.time, index, each)
+            for index, each in enumerate(neighbors)
+            if each.record.level == missed.level
+            and each.record.key != missed.key
+            and each.record.time < missed.time
+        ),
+        reverse=True,
+    )
+    if not ranked:
+        return None
+    (is_same, common), *_ = ranked[0]
+    # The code of another graph says more than components: let near ones compete by their code.
+    least = common if is_same else common - 2
+    equals = [each for near, *_, each in ranked if near >= (is_same, least)][:_COMPARED]
+
+    def nearness(neighbor: Neighbor) -> tuple[object, ...]:
+        each = neighbor.record
+        codes = [[] if is_same else _code_of(of) for of in (each, missed)]
+        alike = difflib.SequenceMatcher(None, codes[0], codes[1], autojunk=False).ratio()
+        names = [name for name in _differing(each, missed) if name != _GRAPH]
+        is_known = all((name in each.parts) == (name in missed.parts) for name in names)
+        details = sum(len([*_described(name, each, missed)]) for name in names)
+        return alike, _likeness(each, missed), is_known, -details, each.time
+
+    return max(map(complete, equals), key=nearness)
+
+
+def _likeness(old: Record, new: Record) -> tuple[bool, int]:
+    """Return whether the graphs are equal, and how many components are: more is nearer."""
+    common = sum(digest == _digest(old, name) for name, (digest, _) in new.components.items())
+    return _digest(old, _GRAPH) == _digest(new, _GRAPH), common
+
+
+def _code_of(record: Record) -> list[str]:
+    return record.parts.get(_GRAPH, {}).get("code", "")[:_COMPARED_CHARACTERS].splitlines()
+
+
+def recorded_neighbors(runs: Iterable[Run]) -> list[Neighbor]:
+    """Return the recorded lookups; a hit has the details of the miss that led to it."""
+    found: dict[tuple[str, str], Neighbor] = {}
+    for run in runs:
+        where = f"run {run.name}" if run.name else "this process"
+        for record in filter(lambda each: each.components, run.records):
+            first = found.setdefault((record.level, record.key), Neighbor(record, where))
+            parts = first.record.parts or record.parts
+            both = replace(record, parts=parts, time=min(first.record.time, record.time))
+            found[record.level, record.key] = replace(first, record=both)
+    return list(found.values())
+
+
+class EntrySource:
+    """Find neighbors among the entries of the local tier or of the remote, by their headers.
+
+    Nothing is read before it is needed, and nothing more after the first failure, which
+    :attr:`problem` says. Entries that are damaged or not trusted are skipped.
+    """
+
+    def __init__(self, where: str, open_place: Callable[[], Place] | None) -> None:
+        self._where = where
+        self._open = open_place
+        self._place: Place | None = None
+        self._deadline = 0.0
+        self._names: dict[str, str] = {}
+        self._parts: dict[str, Mapping[str, Mapping[str, str]]] = {}
+        self.problem = ""
+
+    def close(self) -> None:
+        if self._place is not None:
+            self._place.close()
+
+    @functools.cached_property
+    def neighbors(self) -> list[Neighbor]:
+        """Return the latest entries, without details."""
+        found: list[Neighbor] = []
+        if self._open is not None:
+            self._deadline = time.monotonic() + _TIMEOUT_S
+            try:
+                self._place = self._open()
+            except S3CacheError as exc:
+                self.problem = str(exc)
+            else:
+                self._wait(self._look(self._place, found))
+        return found
+
+    def complete(self, neighbor: Neighbor) -> Neighbor:
+        """Return ``neighbor`` with the details of its components, if its entry is here."""
+        record = neighbor.record
+        name = self._names.get(record.key)
+        if record.parts or name is None or self._place is None:
+            return neighbor
+        if name not in self._parts and len(self._parts) < _MAX_WHOLE and not self.problem:
+            self._parts[name] = self._wait(self._read(self._place, name)) or {}
+        return replace(neighbor, record=replace(record, parts=self._parts.get(name, {})))
+
+    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """Return its result, or None with :attr:`problem` set if it fails or time is over."""
+        try:
+            return background().wait(work, max(0.0, self._deadline - time.monotonic()))
+        except concurrent.futures.TimeoutError:
+            self.problem = f"not all of it was read within {_TIMEOUT_S:g} s"
+        except S3CacheError as exc:
+            self.problem = str(exc)
+        return None
+
+    async def _look(self, place: Place, found: list[Neighbor]) -> None:
+        infos: list[ObjectInfo] = []
+        # A local tier has the entries of each remote in a directory of their own.
+        async with listing(place.store, "" if place.is_local else entries.NAMES) as objects:
+            async for info in objects:
+                infos.append(info)
+                if len(infos) == _MAX_NAMES and not place.is_local:
+                    break
+        self._names.update((entries.key_of(info.key), info.key) for info in infos)
+
+        async def read(info: ObjectInfo) -> None:
+            with contextlib.suppress(CorruptError, UntrustedError):
+                head = await read_head(place.store, info.key, place.policy.check)
+                if head is not None and (record := _record_of(head.header)):
+                    found.append(Neighbor(record, self._where))
+
+        await concurrently(read, heapq.nlargest(_MAX_HEADERS, infos, key=attrgetter("modified")))
+
+    async def _read(self, place: Place, name: str) -> Mapping[str, Mapping[str, str]]:
+        data = await place.store.get(name, lambda size: size <= _MAX_WHOLE_BYTES)
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            with contextlib.suppress(CorruptError, UntrustedError):
+                return Artifact.parts_of(frame.decode(data, admit=place.policy.check))
+        return {}
+
+
+def _record_of(header: Header) -> Record | None:
+    """Return an entry as a record, if its key is made of components."""
+    pairs = header.meta.get("components")
+    components = {
+        str(name): (str(pair[0]), str(pair[1]))
+        for name, pair in (pairs.items() if isinstance(pairs, Mapping) else ())
+        if isinstance(pair, (list, tuple)) and len(pair) == 2
+    }
+    if not components:
+        return None
+    created = header.created_ns / 1e9
+    return Record(header.kind, "hit", header.key, time=created, components=components)

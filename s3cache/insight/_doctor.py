@@ -1,4 +1,4 @@
-"""Run all checks in the order in which one fault explains the next, and those of the remote."""
+"""Check an installation: settings, remote, trust, disk and processor, torch and the compiler."""
 
 from __future__ import annotations
 
@@ -6,53 +6,96 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from s3cache.errors import (
     AccessDeniedError,
     ConfigError,
+    MissingContainerError,
     PreconditionError,
     S3CacheError,
+    StoreError,
     TransientError,
+    UntrustedError,
+    code_of,
 )
-from s3cache.insight._checks import (
-    Check,
-    Name,
-    check_compiler,
-    check_cpu,
-    check_execution,
-    check_local_dir,
-    check_settings,
-    check_torch,
-    check_trust,
-    failed,
-)
-from s3cache.settings import Settings
+from s3cache.settings import Settings, unknown_variables
 from s3cache.store import S3Options, Store, listing, open_store, parse_url
-from s3cache.tier import background
+from s3cache.tier import DiskTier, background
+from s3cache.trust import pack, sign, signing_key_of
+from s3cache.util.deadline import DeadlineExecutor
+from s3cache.util.text import counted
 
 _T = TypeVar("_T")
 
-#: The object that is written: not the name of an entry, and the same each time.
-_PROBE = "s3cache-doctor/probe"
-_PROBE_BYTES = 1 << 20
-_TRIES = 5
-# S3 refuses requests that differ by 15 minutes:
-# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html (RequestTimeTooSkewed)
-_SKEW_S = 900.0
-_SKEW_WARNED_S = 60.0
+#: A ``fault`` keeps the cache from doing its work, a ``warning`` does not.
+Verdict: TypeAlias = Literal["ok", "warning", "fault", "skipped"]
+
+#: The names of the checks; ``docs/doctor.md`` has a section on each.
+Name: TypeAlias = Literal[
+    "settings", "mode", "remote", "credentials", "list", "get", "put", "conditional-put",
+    "read-back", "clock", "latency", "delete", "local-directory", "disk", "space", "inodes",
+    "execution", "torch-directory", "torch", "compiler", "cpu", "trust", "signing",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check.
+
+    Attributes:
+        name: what was checked; ``s3cache explain`` takes it.
+        found: the problem, or that there is none.
+        fix: what to do about a warning or a fault.
+        code: what ``s3cache explain`` says more of, beside the check itself, if anything.
+    """
+
+    name: Name
+    verdict: Verdict
+    found: str
+    fix: str = ""
+    code: str = ""
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Return the codes to read on about; none where all is well."""
+        if self.verdict in ("ok", "skipped"):
+            return ()
+        return (self.name, self.code) if self.code else (self.name,)
+
+
+_FIXES: dict[type[S3CacheError], str] = {
+    AccessDeniedError: "grant what infra/aws/s3cache-policy.json has; check the credentials",
+    MissingContainerError: "make the bucket or directory, or mend the URL",
+    TransientError: "check the endpoint, the proxy and the network",
+    S3CacheError: "see docs/configuration.md",
+}
+
+
+def _failed(name: Name, error: S3CacheError, fix: str = "") -> Check:
+    """Return the fault that an error is, with a fix for errors of its kind unless one is given."""
+    if isinstance(error, ConfigError):
+        found, fix = f"{error.thing} {error.cause}", error.fix
+        return Check(name, "fault", found, fix, code_of(error))
+    fix = fix or next(text for kind, text in _FIXES.items() if isinstance(error, kind))
+    return Check(name, "fault", str(error), fix, code_of(error))
 
 
 def examine(
-    url: str | None = None,
-    *,
-    may_write: bool = True,
-    programs: bool = True,
-    timeout_s: float = 15.0,
+    url: str | None = None, *, may_write: bool = True, programs: bool = True, timeout_s: float = 15
 ) -> Iterator[Check]:
-    """Yield the result of every check, each in bounded time.
+    """Yield the result of every check, each in bounded time; one fault explains the next.
 
     Args:
         may_write: whether to write an object into the remote, and to try to remove it.
@@ -62,10 +105,9 @@ def examine(
     try:
         settings, _ = Settings.load(url)
     except ConfigError as exc:
-        yield failed("settings", exc)
+        yield _failed("settings", exc)
         return
-    found = [*check_settings(settings, url)]
-    yield from found
+    yield from (found := [*check_settings(settings, url)])
     if settings.url is not None and all(check.verdict != "fault" for check in found):
         yield from _examine_remote(settings, settings.url, may_write, timeout_s)
     yield from check_local_dir(settings)
@@ -77,26 +119,101 @@ def examine(
     yield from check_trust(settings)
 
 
+# -- settings, and which entries they trust
+
+
+def check_settings(settings: Settings, url: str | None) -> Iterator[Check]:
+    """Check where each setting came from, and for variables that nothing reads."""
+    origins = []
+    for field in fields(Settings):
+        variable = f"S3CACHE_{field.name.upper()}"
+        is_argument = field.name == "url" and url is not None
+        if is_argument or os.environ.get(variable):
+            # Neither keys nor what may contain one are shown.
+            is_secret = not field.repr or field.name in ("url", "trusted_keys")
+            value = "" if is_secret else f"={getattr(settings, field.name)}"
+            origins.append(f"{field.name}{value} from {'--url' if is_argument else variable}")
+    yield Check("settings", "ok", "; ".join([*origins, "all others are defaults"]))
+    for variable, hint in unknown_variables():
+        yield Check("settings", "warning", f"environment variable {variable} is not known", hint)
+    if settings.mode == "off":
+        found = "is off: nothing is looked up or saved"
+        yield Check("mode", "warning", found, "set mode=read-write", "disabled")
+    if settings.url is None:
+        found = "there is none: nothing is shared with other machines"
+        yield Check("remote", "warning", found, "set S3CACHE_URL")
+        return
+    try:
+        location = parse_url(settings.url)
+    except ConfigError as exc:
+        yield _failed("remote", exc)
+    else:
+        yield Check("remote", "ok", location.identity.partition("?")[0])
+
+
+def check_trust(settings: Settings) -> Iterator[Check]:
+    """Check which signers are trusted, and whether readers with the same keys use our entries."""
+    try:
+        policy = settings.trust_policy()
+        named = settings.signing_key or ""
+        signer = signing_key_of(named) if isinstance(named, str) else None
+    except ConfigError as exc:
+        yield _failed("trust", exc)
+        return
+    if policy.level == "off":
+        found = "no key is trusted: anyone who can write to the bucket decides what its readers run"
+        yield Check("trust", "warning", found, "s3cache keygen NAME, and docs/trust.md")
+    else:
+        names = ", ".join(f"{each.key.name} for {each.audience}" for each in policy.trusted)
+        yield Check("trust", "ok", f"{policy.level}: {names}")
+    if signer is None:
+        if policy.level == "require" and settings.mode in ("read-write", "write-only"):
+            found = "what is saved here is not signed: readers with the same keys do not use it"
+            fix = "set signing_key, or mode=read-only"
+            yield Check("signing", "warning", found, fix, "untrusted")
+        return
+    audience, digest, now_s = settings.audience, bytes(32), int(time.time())
+    try:
+        signature = sign(digest, signer, audience=audience, issued_s=now_s, ttl_s=0)
+        policy.check(digest, pack([signature]))
+    except UntrustedError as exc:
+        found = f"what key {signer.name} signs for {audience} here is a miss here: {exc}"
+        fix = f"add to trusted_keys: {audience}={signer.name}:..., as keygen printed it"
+        yield Check("signing", "fault", found, fix, "untrusted")
+    else:
+        yield Check("signing", "ok", f"key {signer.name} for {audience}")
+
+
+# -- the remote
+
+#: The object that is written: not the name of an entry, and the same each time.
+_PROBE = "s3cache-doctor/probe"
+_PROBE_BYTES = 1 << 20
+_TRIES = 5
+# S3 refuses requests that differ by 15 minutes:
+# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html (RequestTimeTooSkewed)
+_SKEW_S = 900.0
+_SKEW_WARNED_S = 60.0
+
+
 def _examine_remote(
     settings: Settings, url: str, may_write: bool, timeout_s: float
 ) -> Iterator[Check]:
     location = parse_url(url)
+    has_rights = isinstance(location, S3Options)
     if isinstance(location, S3Options):
-        check = _credentials(location, timeout_s)
-        yield check
+        yield (check := _credentials(location, timeout_s))
         if check.verdict == "fault":
             return
     try:
         store = open_store(url)
     except S3CacheError as exc:
-        yield failed("remote", exc)
+        yield _failed("remote", exc)
         return
+    may_write = may_write and settings.mode in ("read-write", "write-only")
     try:
         yield from check_remote(
-            store,
-            may_write=may_write and settings.mode in ("read-write", "write-only"),
-            is_shared_by_rights=isinstance(location, S3Options),
-            timeout_s=timeout_s,
+            store, may_write=may_write, is_shared_by_rights=has_rights, timeout_s=timeout_s
         )
     finally:
         with contextlib.suppress(TransientError):
@@ -111,7 +228,7 @@ def _credentials(options: S3Options, timeout_s: float) -> Check:
     try:
         source = _wait(asyncio.to_thread(credentials_source, options, timeout_s), 2 * timeout_s)
     except S3CacheError as exc:
-        return failed("credentials", exc, f"{fix}; look at the profile's credential_process")
+        return _failed("credentials", exc, f"{fix}; look at the profile's credential_process")
     if source is None:
         return Check("credentials", "fault", "there are none", fix, "denied")
     return Check("credentials", "ok", f"from {source}")
@@ -133,79 +250,63 @@ def check_remote(
     slow_s: float = 0.5,
     now: Callable[[], float] = time.time,
 ) -> Iterator[Check]:
-    """Yield what the credentials can do in a store, how fast it is, and whether clocks agree.
-
-    Args:
-        may_write: whether to write and remove an object of our own.
-        is_shared_by_rights: whether the store can withhold the right to delete.
-        timeout_s: how long any one request may take.
-        slow_s: a small request that takes so long is slow.
-    """
+    """Yield what the credentials can do in a store, how fast it is, and whether clocks agree."""
     data = os.urandom(_PROBE_BYTES)
 
     def wait(work: Coroutine[Any, Any, _T]) -> _T:
         return _wait(work, timeout_s)
 
-    def list_one() -> Check:
-        async def first() -> object:
-            async with listing(store, "v1/") as items:
-                return await anext(items, None)
-
-        wait(first())
-        return Check("list", "ok", "allowed")
-
-    def get() -> Check:
-        wait(store.get(f"{_PROBE}-that-is-not-there"))
-        return Check("get", "ok", "allowed")
-
-    def put() -> Check:
+    def timed(work: Coroutine[Any, Any, _T]) -> tuple[_T, float]:
         started = time.perf_counter()
-        wait(store.put(_PROBE, data))
-        return Check("put", "ok", f"allowed, {_rate(started)}")
+        return wait(work), max(time.perf_counter() - started, 1e-6)
+
+    async def first() -> object:
+        async with listing(store, "v1/") as items:
+            return await anext(items, None)
+
+    def allowed(name: Name, work: Coroutine[Any, Any, object], size: int = 0) -> Check:
+        _, elapsed_s = timed(work)
+        speed = f", {size / elapsed_s / 1e6:.0f} MB/s" if size else ""
+        return Check(name, "ok", f"allowed{speed}")
 
     def conditional_put() -> Check:
         with contextlib.suppress(PreconditionError):
             wait(store.put(_PROBE, data, mode="create"))
-            problem = "an object that is there was overwritten"
-            return Check("conditional-put", "fault", problem, "use another server")
+            found = "an object that is there was overwritten"
+            return Check("conditional-put", "fault", found, "use another server")
         if wait(store.atomic_create()):
             return Check("conditional-put", "ok", "the server lets one of several writers win")
-        problem = "the server ignores If-None-Match: of writers that race, the last one wins"
+        found = "the server ignores If-None-Match: of writers that race, the last one wins"
         fix = "nothing is lost by it; a newer server honours it"
-        return Check("conditional-put", "warning", problem, fix)
+        return Check("conditional-put", "warning", found, fix)
 
     def read_back() -> Check:
-        started = time.perf_counter()
-        found = wait(store.get(_PROBE))
-        if found is None or bytes(found) != data:
-            problem, fix = "is not what was written", "look at what is in between"
-            return Check("read-back", "fault", problem, fix, "corrupt")
-        return Check("read-back", "ok", f"is what was written, {_rate(started)}")
+        there, elapsed_s = timed(store.get(_PROBE))
+        if there is None or bytes(there) != data:
+            found, fix = "is not what was written", "look at what is in between"
+            return Check("read-back", "fault", found, fix, "corrupt")
+        speed = f"{_PROBE_BYTES / elapsed_s / 1e6:.0f} MB/s"
+        return Check("read-back", "ok", f"is what was written, {speed}")
 
     def clock() -> Check:
         info = wait(store.head(_PROBE))
         apart_s = 0.0 if info is None else now() - info.modified
-        text = f"is {abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the store's"
+        if abs(apart_s) < _SKEW_WARNED_S:
+            return Check("clock", "ok", "agrees with the store's")
+        found = f"is {abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the store's"
         fix = "have it set by NTP: chrony, or systemd-timesyncd"
-        if abs(apart_s) >= _SKEW_S:
-            problem = f"{text}: S3 refuses requests, signatures expire wrongly"
-            return Check("clock", "fault", problem, fix, "denied")
-        if abs(apart_s) >= _SKEW_WARNED_S:
-            return Check("clock", "warning", text, fix)
-        return Check("clock", "ok", "agrees with the store's")
+        if abs(apart_s) < _SKEW_S:
+            return Check("clock", "warning", found, fix)
+        found += ": S3 refuses requests, signatures expire wrongly"
+        return Check("clock", "fault", found, fix, "denied")
 
     def latency() -> Check:
-        times = []
-        for _ in range(_TRIES):
-            started = time.perf_counter()
-            wait(store.head(_PROBE))
-            times.append(time.perf_counter() - started)
-        median_s = sorted(times)[_TRIES // 2]
-        text = f"{median_s * 1000:.1f} ms for a small request"
-        if median_s >= slow_s:
-            fix = "use a bucket in this region, or s3cache pull before the job starts"
-            return Check("latency", "warning", text, fix, "timeout")
-        return Check("latency", "ok", text)
+        median_s = median(timed(store.head(_PROBE))[1] for _ in range(_TRIES))
+        found = f"{median_s * 1000:.1f} ms for a small request"
+        if median_s < slow_s:
+            return Check("latency", "ok", found)
+        fix = "use a bucket in this region, or s3cache pull before the job starts"
+        return Check("latency", "warning", found, fix, "timeout")
 
     def delete() -> Check:
         try:
@@ -214,31 +315,187 @@ def check_remote(
             return Check("delete", "ok", "not allowed, as it should be")
         if not is_shared_by_rights:
             return Check("delete", "ok", "allowed, as for everybody who may write here")
-        problem = "allowed: anyone with these credentials can empty the cache; training needs none"
+        found = "allowed: anyone with these credentials can empty the cache; training needs none"
         fix = "take s3:DeleteObject away (infra/aws/s3cache-policy.json), unless you operate it"
-        return Check("delete", "warning", problem, fix)
+        return Check("delete", "warning", found, fix)
 
-    reading: dict[Name, Callable[[], Check]] = {"list": list_one, "get": get}
-    writing: dict[Name, Callable[[], Check]] = {
-        "put": put,
-        "conditional-put": conditional_put,
-        "read-back": read_back,
-        "clock": clock,
-        "latency": latency,
-        "delete": delete,
+    checks: dict[Name, Callable[[], Check]] = {
+        "list": lambda: allowed("list", first()),
+        "get": lambda: allowed("get", store.get(f"{_PROBE}-that-is-not-there")),
     }
-    for name, check in (reading | writing if may_write else reading).items():
+    if may_write:
+        checks |= {
+            "put": lambda: allowed("put", store.put(_PROBE, data), _PROBE_BYTES),
+            "conditional-put": conditional_put,
+            "read-back": read_back,
+            "clock": clock,
+            "latency": latency,
+            "delete": delete,
+        }
+    for name, check in checks.items():
         try:
             yield check()
         except S3CacheError as exc:
-            yield failed(name, exc)
-            is_denied = isinstance(exc, AccessDeniedError)
-            if name == "put" or (name == "list" and not is_denied):
+            yield _failed(name, exc)
+            if name == "put" or (name == "list" and not isinstance(exc, AccessDeniedError)):
                 return  # nothing after it can go better
     if not may_write:
         yield Check("put", "skipped", "not tried: nothing is to be written")
 
 
-def _rate(started: float) -> str:
-    elapsed_s = max(time.perf_counter() - started, 1e-6)
-    return f"{_PROBE_BYTES / elapsed_s / 1e6:.0f} MB/s"
+# -- the local directory, and where code is loaded from
+
+_WORKING_DISK = "set local_dir to a disk that works"
+
+_Statvfs: TypeAlias = Callable[[str], os.statvfs_result]
+
+
+def check_local_dir(settings: Settings) -> Iterator[Check]:
+    """Check that it can be used, is private, and has room, within some seconds."""
+    if not settings.local:
+        yield Check("local-directory", "skipped", "there is no local tier: local=false")
+        return
+    path, most = settings.local_dir, settings.local_max_bytes
+    try:
+        tier = DiskTier(path, max_bytes=most, max_files=settings.local_max_files)
+        with contextlib.closing(tier):
+            used = tier.usage()
+    except S3CacheError as exc:
+        is_slow = isinstance(exc, TransientError)
+        fix = _WORKING_DISK if is_slow else "set local_dir to a directory that you can write"
+        yield _failed("local-directory", exc, fix)
+        return
+    size = f"{counted(used.files, 'file')}, {counted(used.bytes, 'byte')}"
+    yield Check("local-directory", "ok", f"{path}: {size}")
+    yield from check_disk(path, most)
+
+
+def check_disk(path: str, max_bytes: int, statvfs: _Statvfs = os.statvfs) -> Iterator[Check]:
+    """Check space and inodes where the local tier is."""
+    try:
+        status = _statvfs(path, statvfs)
+    except (OSError, StoreError) as exc:
+        yield Check("disk", "fault", f"{path}: {exc}", _WORKING_DISK, "unavailable")
+        return
+    free = status.f_bavail * status.f_frsize
+    if free < min(1 << 30, max_bytes):
+        found = f"{free >> 20} MiB are free at {path}"
+        yield Check("space", "warning", found, "make room, or set local_max_bytes", "full")
+    else:
+        yield Check("space", "ok", f"{free >> 30} GiB are free")
+    if status.f_files and status.f_favail < 10_000:  # some file systems count none
+        found = f"{status.f_favail} are free at {path}"
+        yield Check("inodes", "warning", found, "remove files, or set local_max_files", "full")
+    else:
+        yield Check("inodes", "ok", "there are enough")
+
+
+def _statvfs(path: str, statvfs: _Statvfs) -> os.statvfs_result:
+    """Return the status of the file system of ``path``; raise StoreError if none comes in time."""
+    executor = DeadlineExecutor.of(path)
+    try:
+        return executor.call(lambda: statvfs(path))
+    finally:
+        executor.release()
+
+
+def check_execution(
+    statvfs: _Statvfs = os.statvfs, sysctl: str = "/proc/sys/vm/memfd_noexec"
+) -> Iterator[Check]:
+    """Check that code can be loaded from memory, for a hit, and from where torch compiles it."""
+    if _text_of(sysctl).strip() == "2":  # from Linux 6.3
+        found = "the system loads no code from memory (vm.memfd_noexec=2), which hits need"
+        yield Check("execution", "fault", found, "sysctl vm.memfd_noexec=1", "machine")
+    else:
+        yield Check("execution", "ok", "code may be loaded from memory")
+    path = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
+    place = path if os.path.isdir(path) else os.path.dirname(path) or "/"
+    try:
+        if not _statvfs(place, statvfs).f_flag & os.ST_NOEXEC:
+            return
+        found = "is mounted noexec: what torch compiles there cannot be loaded"
+    except (OSError, StoreError) as exc:
+        found = str(exc)
+    fix = "set TORCHINDUCTOR_CACHE_DIR to another disk"
+    yield Check("torch-directory", "fault", f"{place}: {found}", fix, "machine")
+
+
+def check_cpu(cpuinfo: str = "/proc/cpuinfo") -> Check:
+    """Check for vector instructions: machines share code for the CPU if they have the same."""
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", _text_of(cpuinfo), re.MULTILINE)
+    names, arch = ("amx_int8", "avx512f", "avx2", "sve", "asimd"), platform.machine()
+    best = [name for name in names if flags and name in flags[1].split()]
+    if best or flags is None:
+        return Check("cpu", "ok", f"{arch} {' '.join(best)}".strip())
+    found = f"{arch} without vector instructions that torch compiles for"
+    fix = "entries of machines with AVX2 or more are misses here, and theirs of yours"
+    return Check("cpu", "warning", found, fix)
+
+
+def _text_of(path: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+# -- torch and the compiler
+
+_TORCH = (sys.executable, "-W", "ignore", "-m", "s3cache.torch_api")
+
+
+def check_torch(timeout_s: float = 180.0, command: Sequence[str] = _TORCH) -> Check:
+    """Check, in a process of its own, that the installed torch has all that s3cache uses."""
+    code, output = _run(command, timeout_s)
+    last = (output.strip().splitlines() or [""])[-1]
+    if code is None:
+        fix = "look at the disk that it is on, and at the machine's load"
+        return Check("torch", "fault", f"cannot be imported within {timeout_s:g} s", fix)
+    if not last.startswith("torch "):
+        last = last or f"cannot be imported (exit code {code})"
+        return Check("torch", "fault", last, "pip install torch")
+    if code == 0:
+        return Check("torch", "ok", last)
+    fix = "use a torch that docs/compatibility.md names"
+    if "not supported" not in last:
+        missing = [line.split()[-1] for line in output.splitlines() if line.startswith("MISSING")]
+        last, fix = f"{last}: {', '.join(missing[:3])}", "use a torch as its release has it"
+    return Check("torch", "fault", last, fix, "UnsupportedTorchError")
+
+
+def check_compiler(timeout_s: float = 20.0) -> Check:
+    """Check that a miss can be compiled for the CPU. A hit needs no compiler."""
+    wanted = os.environ.get("CXX")
+    names = [wanted] if wanted else ["g++", "clang++", "c++"]
+    path = next(filter(None, map(shutil.which, names)), None)
+    fix = "install g++, or name one by CXX"
+    if path is None:
+        found = f"there is none ({', '.join(names)}): hits need none, misses cannot be compiled"
+        return Check("compiler", "warning", found, fix)
+    code, output = _run([path, "--version"], timeout_s)
+    if code == 0:
+        return Check("compiler", "ok", (output.splitlines() or [path])[0])
+    how = f"no answer within {timeout_s:g} s" if code is None else f"exit code {code}"
+    return Check("compiler", "fault", f"{path} does not work: {how}", fix)
+
+
+def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
+    """Return the exit code and all output; no code if it was killed as its time was over."""
+    try:
+        process = subprocess.Popen(  # noqa: S603 - a compiler, or ourselves
+            [*command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as exc:
+        return -1, str(exc)
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # where it hangs on a disk
+            process.communicate(timeout=2)
+        return None, ""
+    return process.returncode, output

@@ -6,14 +6,20 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from s3cache.errors import ConfigError
 from s3cache.graph import cached_at
-from s3cache.insight._differences import Difference, differences
-from s3cache.insight._sources import EntrySource, Neighbor, nearest, recorded_neighbors
+from s3cache.insight._differences import (
+    Difference,
+    EntrySource,
+    Neighbor,
+    differences,
+    nearest,
+    recorded_neighbors,
+)
 from s3cache.manage import open_place
 from s3cache.records import (
     Record,
@@ -138,25 +144,20 @@ class Explained:
         return {**vars(self), "explanations": [each.as_dict() for each in self.explanations]}
 
     def __repr__(self) -> str:
-        shown = map(repr, self.explanations)
-        return "\n".join([printable(self._headline()), *shown, *map(printable, self._notes())])
-
-    def _headline(self) -> str:
         missed, bypassed = (
             sum(each.times for each in self.explanations if each.record.outcome == outcome)
             for outcome in ("miss", "bypass")
         )
         ranks = f", {self.processes}" if self.processes else ""
         of = f"run {self.run} of {self.program}{ranks}: " if self.run else ""
-        return f"{of}{self.hits} hit, {missed} missed, {bypassed} bypassed"
-
-    def _notes(self) -> Iterator[str]:
-        if not self.complete:
-            yield "there were more lookups than are recorded of one process"
-        if self.unasked:
-            yield f"the remote could not be read: {self.unasked}"
-        if more := footer(code for each in self.explanations for code in each.codes):
-            yield more
+        notes = [
+            "" if self.complete else "there were more lookups than are recorded of one process",
+            f"the remote could not be read: {self.unasked}" if self.unasked else "",
+            footer(code for each in self.explanations for code in each.codes),
+        ]
+        head = printable(f"{of}{self.hits} hit, {missed} missed, {bypassed} bypassed")
+        shown = map(repr, self.explanations)
+        return "\n".join([head, *shown, *map(printable, filter(None, notes))])
 
 
 def reasons_of(record: Record) -> list[str]:
@@ -227,14 +228,14 @@ def explain(
         return replace(found, unasked=shared.problem)
 
 
+_Find: TypeAlias = Callable[[Record], "Neighbor | None"]
+
+
 def _remote_url(settings: Settings) -> str | None:
     """Return the remote of the settings, else that of the cache of this process."""
     caches = sys.modules.get("s3cache.cache")
     cache = None if caches is None else caches.current_cache()
     return settings.url or (None if cache is None else cache.settings.url)
-
-
-_Find: TypeAlias = Callable[[Record], "Neighbor | None"]
 
 
 def _of_job(job: Sequence[Run], find: _Find) -> Explained:
@@ -293,10 +294,8 @@ class _Runs:
         self._root = settings.local_dir
         self._places: dict[str, str] = {}
         for place in settings.local_dirs:
-            try:
+            with suppress(OSError, ConfigError):
                 self._places.update((name, place) for name in run_names(place))
-            except (OSError, ConfigError):
-                continue
         self._names = sorted(self._places, reverse=True)
         self._here = _of_this_process() if with_this_process else None
 
@@ -307,18 +306,20 @@ class _Runs:
         names = [name for name in self._names if self._here is None or name != self._here.name]
         return [*here, *self._read(names[: _MAX_RUNS - len(here)])]
 
+    @functools.cached_property
+    def heads(self) -> list[Run]:
+        """Return all runs without their lookups, the latest first."""
+        return [*self._read(self._names, read_head)]
+
     def job(self, name: str = "", script: str = "", module: str = "") -> list[Run]:
         """Return the last run with a name that begins so, or of a program, with its job."""
         is_program = script or module
         chosen = self._of_program(script, module) if is_program else self._named(name)
         if chosen.job and chosen is not self._here:
-            for job in in_jobs(self._heads):
+            for job in in_jobs(self.heads):
                 if any(each.name == chosen.name for each in job):
-                    return list(self._read(each.name for each in job))
+                    return [*self._read(each.name for each in job)]
         return [chosen]
-
-    def has_program(self, script: str) -> bool:
-        return any(map(_by_script(script), self._heads))
 
     def _named(self, beginning: str) -> Run:
         names = [name for name in self._names if beginning and name.startswith(beginning)]
@@ -331,7 +332,7 @@ class _Runs:
 
     def _of_program(self, script: str, module: str) -> Run:
         is_meant = _by_module(module) if module else _by_script(script)
-        found = [head for head in self._heads if is_meant(head)]
+        found = [head for head in self.heads if is_meant(head)]
         what = f"module {module}" if module else f"script {script}"
         if len({head.file for head in found if head.file}) > 1:
             problem = f"is the end of several: {_programs(found)}"
@@ -339,24 +340,16 @@ class _Runs:
         for run in self._read(head.name for head in found):
             return run
         of = f"-m {module}" if module else script
-        raise ConfigError(
-            what,
-            f"no run of it is on record in {self._root}, only of {_programs(self._heads)}",
-            f"s3cache run {of} leaves one; s3cache check {of} says what of it can be cached",
-        )
-
-    @functools.cached_property
-    def _heads(self) -> list[Run]:
-        return list(self._read(self._names, read_head))
+        problem = f"no run of it is on record in {self._root}, only of {_programs(self.heads)}"
+        fix = f"s3cache run {of} leaves one; s3cache check {of} says what of it can be cached"
+        raise ConfigError(what, problem, fix)
 
     def _read(
         self, names: Iterable[str], read: Callable[[str, str], Run] = read_run
     ) -> Iterator[Run]:
         for name in names:
-            try:
+            with suppress(OSError, ConfigError):  # it was removed in the meantime
                 yield read(self._places[name], name)
-            except (OSError, ConfigError):
-                continue  # it was removed in the meantime
 
 
 def meaning(word: str) -> dict[str, str]:
@@ -364,12 +357,11 @@ def meaning(word: str) -> dict[str, str]:
 
     A path at which something lies that Python runs is a script, and so is what looks like one.
     """
-    settings, _ = Settings.load()
-    runs = _Runs(settings, with_this_process=False)
+    runs = _Runs(Settings.load()[0], with_this_process=False)
     if any(each.key.startswith(word) for run in runs.latest for each in run.records):
         return {"key": word}
     is_path = os.sep in word or word.endswith((".py", ".pyc")) or bool(_paths_at(word))
-    return {"script": word} if is_path or runs.has_program(word) else {}
+    return {"script": word} if is_path or any(map(_by_script(word), runs.heads)) else {}
 
 
 def _of_this_process() -> Run | None:

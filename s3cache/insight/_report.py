@@ -53,24 +53,19 @@ class Totals:
     @property
     def codes(self) -> list[str]:
         """Return the reasons of misses and bypasses about which something may be done."""
-        reasons = (reason for outcome, reason in self.outcomes if outcome != "hit")
-        codes = dict.fromkeys(code for reason in reasons for code in reason.split())
-        return [code for code in codes if code not in EXPECTED]
+        reasons = [reason.split() for outcome, reason in self.outcomes if outcome != "hit"]
+        return [*dict.fromkeys(code for codes in reasons for code in codes if code not in EXPECTED)]
 
 
 def sum_up(runs: Sequence[Run]) -> Totals:
     """Return the sums of ``runs`` together."""
     records = [record for run in runs for record in run.records]
-    outcomes = Counter((each.outcome, each.reason) for each in records if is_counted(each))
-    hits, misses, bypasses = (
-        sum(count for (outcome, _), count in outcomes.items() if outcome == wanted)
-        for wanted in ("hit", "miss", "bypass")
-    )
+    counted_records = [each for each in records if is_counted(each)]
+    of = Counter(each.outcome for each in counted_records)
+    outcomes = Counter((each.outcome, each.reason) for each in counted_records)
     return Totals(
         dict(outcomes.most_common()),
-        hits,
-        misses,
-        bypasses,
+        *(of["hit"], of["miss"], of["bypass"]),
         spared_s=sum(record.saved_s for record in records),
         waited_s=sum(record.elapsed_s for record in records),
         complete=all(run.complete for run in runs),
@@ -234,16 +229,13 @@ _PAGE = """<!doctype html>
 _NOTHING = "<p>Nothing was looked up.</p>"
 
 
-def page(
-    runs: Sequence[Run], explain: Callable[[Record], str] | None = None, title: str = ""
-) -> str:
+def page(runs: Sequence[Run], explain: Callable[[Record], str] | None = None) -> str:
     """Return the lookups of ``runs`` as one page of HTML.
 
     Args:
         explain: gives the cause of a miss or a bypass in words; left out, the reasons of a bypass.
-        title: left out, the names of the programs.
     """
-    title = title or ", ".join(dict.fromkeys(run.program for run in runs if run.program))
+    title = ", ".join(dict.fromkeys(run.program for run in runs if run.program))
     totals = sum_up(runs)
     started = min((run.started for run in runs if run.started), default=0.0)
     day = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(started)) if started else "no run"
@@ -335,14 +327,8 @@ def _duration(seconds: float) -> str:
 # -- the timeline
 
 
-_LEGEND = {
-    "local": "hit, here",
-    "remote": "hit, remote",
-    "miss": "miss",
-    "bypass": "bypass",
-    "compile": "compiling",
-    "transfer": "transfer",
-}
+_LEGEND = {"local": "hit, here", "remote": "hit, remote", "miss": "miss", "bypass": "bypass"}
+_LEGEND |= {"compile": "compiling", "transfer": "transfer"}
 _EVENTS = {"compile": "compile", "download": "transfer", "upload": "transfer"}
 
 

@@ -27,7 +27,7 @@ from s3cache.errors import (
     UntrustedError,
 )
 from s3cache.frame import Frame, Head, TrustCheck
-from s3cache.manage._selection import HEADER_FIELDS, Item, Selection, has_value, header_values
+from s3cache.manage._selection import Item, Selection
 from s3cache.settings import Options, Settings
 from s3cache.store import (
     FileLocation,
@@ -56,8 +56,6 @@ _BATCH = 256
 _CONCURRENCY = 16
 # A store that retries remembers the names of a listing, so a bucket is listed in sixteenths.
 _PREFIXES = tuple(f"{entries.NAMES}{digit}" for digit in "0123456789abcdef")
-# Values of one field that are remembered, to suggest others for one that no entry has.
-_REMEMBERED_AT_MOST = 20
 # Bytes of objects that are in memory at once. A larger object is read alone.
 _MAX_BYTES = 256 << 20
 _NO_BOUND = 1 << 62
@@ -90,11 +88,6 @@ class Place:
         self.close()
 
 
-def trust_of(settings: Settings) -> Policy:
-    """Return the trust policy of the settings and of the machine's file; may raise ConfigError."""
-    return settings.trust_policy()
-
-
 def url_of(settings: Settings) -> str:
     """Return the remote's URL, or raise ConfigError where there is none."""
     if settings.url is None:
@@ -118,7 +111,7 @@ def open_place(
         to_fill: make a missing directory, as a job would; else a missing one is an error.
     """
     settings, of_store = Settings.load(url, **options)
-    policy = trust_of(settings)
+    policy = settings.trust_policy()
     if in_tier:
         identity = "" if settings.url is None else parse_url(settings.url, **of_store).identity
         tier = DiskTier(
@@ -159,8 +152,6 @@ class Scan:
         self.selection = selection or Selection()
         self.absent: list[str] = []
         self._reads_headers = headers or self.selection.needs_headers
-        self._found: set[tuple[str, str]] = set()
-        self._values: dict[str, set[str]] = {name: set() for name in HEADER_FIELDS}
 
     async def batches(self) -> AsyncGenerator[list[Item], None]:
         """Yield the entries."""
@@ -180,19 +171,18 @@ class Scan:
         self.absent = sorted(missing)
 
     async def _objects(self) -> AsyncGenerator[ObjectInfo, None]:
-        store, named = self.place.store, self.selection.manifest
-        if named is None or self.place.is_local:
+        async def objects_under(prefix: str) -> list[ObjectInfo]:
+            async with listing(self.place.store, prefix) as objects:
+                return [info async for info in objects]
+
+        if self.selection.manifest is None or self.place.is_local:
             for prefix in ("",) if self.place.is_local else _PREFIXES:
-                async with listing(store, prefix) as objects:
+                async with listing(self.place.store, prefix) as objects:
                     async for info in objects:
                         yield info
             return
-
-        async def objects_under(prefix: str) -> list[ObjectInfo]:
-            async with listing(store, prefix) as objects:
-                return [info async for info in objects]
-
-        prefixes = sorted({entries.name_prefix(entries.key_of(name)) for name in named})
+        keys = map(entries.key_of, self.selection.manifest)
+        prefixes = sorted({entries.name_prefix(key) for key in keys})
         for at in range(0, len(prefixes), _BATCH):
             for infos in await concurrently(objects_under, prefixes[at : at + _BATCH]):
                 for info in infos:
@@ -201,14 +191,8 @@ class Scan:
     async def _chosen(self, batch: list[Item]) -> list[Item]:
         if not self._reads_headers:
             return batch
-        there = [item for item in await concurrently(self.read_header, batch) if item is not None]
-        asked = self.selection.in_headers
-        for about in (item.about for item in there if item.about is not None):
-            self._found.update(each for each in asked if has_value(about, *each))
-            for name, values in self._values.items():
-                if len(values) < _REMEMBERED_AT_MOST:
-                    values.update(header_values(about, name))
-        return [item for item in there if self.selection.chooses(item)]
+        there = await concurrently(self.read_header, batch)
+        return [item for item in there if item is not None and self.selection.chooses(item)]
 
     async def read_header(self, item: Item) -> Item | None:
         """Return ``item`` with its header, or with what is wrong with it; None if it is gone."""
@@ -222,19 +206,6 @@ class Scan:
         except (CorruptError, UntrustedError) as exc:
             return replace(item, problem=exc)
         return replace(item, about=_about(head))
-
-    def unmatched(self) -> dict[tuple[str, str], list[str]]:
-        """Return each field and value that is asked for and that no entry has, if there are any.
-
-        It may be misspelt: with it come values that entries have.
-        """
-        if not self._values["kind"]:
-            return {}
-        return {
-            (name, value): sorted(self._values[name])
-            for name, value in self.selection.in_headers
-            if (name, value) not in self._found
-        }
 
 
 async def concurrently(work: Callable[[_T], Awaitable[_R]], items: Iterable[_T]) -> list[_R]:
@@ -307,7 +278,7 @@ def _text(value: object) -> str:
 
 @dataclass
 class BatchResult:
-    """Count the outcomes of many entries, and keep the first hundred failures.
+    """Counts of the outcomes of many entries, with the first hundred failures.
 
     ``gone`` were removed by others in the meantime, ``kept`` are not uploaded yet, or sound after
     all, and ``size`` are the bytes of those that are done.

@@ -19,6 +19,15 @@ _NEWER = "frame version"
 _PROFILE = "p"
 _MANIFEST_CHARACTERS = 60
 
+#: The fields of headers by which entries are chosen and grouped, by the name of the option.
+HEADER_FIELDS = {
+    "kind": "kind",
+    "torch": "torch",
+    "tag": "tag",
+    "signer": "signers",
+    "device": "devices",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -46,6 +55,19 @@ class Item:
     def age_s(self) -> float:
         return time.time() - self.modified
 
+    def values(self, field: str) -> tuple[str, ...] | None:
+        """Return the values of a header's field that are not empty; None without a header."""
+        if self.about is None:
+            return None
+        value = self.about[HEADER_FIELDS[field]]
+        return tuple(filter(None, (value,) if isinstance(value, str) else value))
+
+    def has(self, field: str, wanted: str) -> bool:
+        """Return whether a field has a value; ``2.13`` means torch 2.13.0, and ``2.1`` does not."""
+        begins = tuple(f"{wanted}{mark}" for mark in ".+") if field == "torch" else ()
+        values = self.values(field) or ()
+        return wanted in values or any(value.startswith(begins) for value in values)
+
 
 # Whether an item meets a condition on what a listing says.
 _LISTED: dict[str, Callable[[Item, Any], bool]] = {
@@ -57,28 +79,6 @@ _LISTED: dict[str, Callable[[Item, Any], bool]] = {
     "min_size": lambda item, size: item.size >= size,
     "max_size": lambda item, size: item.size <= size,
 }
-
-#: The fields of headers by which entries are chosen and grouped, by the name of the option.
-HEADER_FIELDS = {
-    "kind": "kind",
-    "torch": "torch",
-    "tag": "tag",
-    "signer": "signers",
-    "device": "devices",
-}
-
-
-def header_values(about: Mapping[str, Any], option: str) -> tuple[str, ...]:
-    """Return the values of a field of a header that are not empty."""
-    value = about[HEADER_FIELDS[option]]
-    return tuple(filter(None, (value,) if isinstance(value, str) else value))
-
-
-def has_value(about: Mapping[str, Any], option: str, wanted: str) -> bool:
-    """Return whether a header has a value; ``2.13`` means torch 2.13.0, and ``2.1`` does not."""
-    values = header_values(about, option)
-    begins = tuple(f"{wanted}{mark}" for mark in ".+") if option == "torch" else ()
-    return wanted in values or any(value.startswith(begins) for value in values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +113,9 @@ class Selection:
     untrusted: bool = False
 
     @property
-    def in_headers(self) -> list[tuple[str, str]]:
-        return [(field, value) for field in HEADER_FIELDS for value in getattr(self, field)]
-
-    @property
     def needs_headers(self) -> bool:
-        return self.unreadable or self.untrusted or bool(self.in_headers)
+        asked = any(getattr(self, field) for field in HEADER_FIELDS)
+        return self.unreadable or self.untrusted or asked
 
     def may_choose(self, item: Item) -> bool:
         """Return whether the conditions on what a listing says hold."""
@@ -127,17 +124,15 @@ class Selection:
 
     def chooses(self, item: Item) -> bool:
         """Return whether all conditions hold for ``item`` with its header."""
-        problem, about = item.problem, item.about
         if self.unreadable or self.untrusted:
+            problem = item.problem
             is_damaged = isinstance(problem, CorruptError) and problem.where != _NEWER
             is_refused = isinstance(problem, UntrustedError)
             if not (self.unreadable and is_damaged) and not (self.untrusted and is_refused):
                 return False
         asked = ((field, getattr(self, field)) for field in HEADER_FIELDS)
         return self.may_choose(item) and all(
-            about is not None and any(has_value(about, field, value) for value in values)
-            for field, values in asked
-            if values
+            any(item.has(field, value) for value in values) for field, values in asked if values
         )
 
 

@@ -1,38 +1,48 @@
-"""Run a program in a process of its own, and follow it through the records that it leaves.
+"""Run a program in processes of their own, and follow it by what they leave.
 
 :func:`check_program` finds out which graphs of a program can be cached, and :func:`warm` runs a job
-until the remote has what it compiles. All its processes that have the cache leave their lookups in
-the local tier (:mod:`s3cache.records`), and their progress where
-:data:`s3cache.settings.WATCHED` is set.
+until the remote has what it compiles: both read the lookups that its processes record in the local
+tier (:mod:`s3cache.records`), and their progress where :data:`s3cache.settings.WATCHED` is set.
+:func:`bench` times a user's own bucket, and a first step compiled and hit through it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from s3cache.entries import name_prefix
-from s3cache.errors import ConfigError, UnsupportedTorchError
+from s3cache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    MissingContainerError,
+    TransientError,
+    UnsupportedTorchError,
+)
 from s3cache.graph import BypassReason, Component, Graph, GraphBreak, Report
 from s3cache.manage._bulk import Place, open_place, url_of
 from s3cache.records import JOB, Record, Run, job_here, read_run, run_names
 from s3cache.settings import WATCHED, Settings
-from s3cache.store import listing
+from s3cache.store import FileLocation, MemoryLocation, Store, listing, parse_url
 from s3cache.tier import background
 from s3cache.torch_api import installed_version, internals
 
-__all__ = ["End", "check_program", "warm"]
+__all__ = ["End", "bench", "check_program", "warm"]
 
 #: How a program ended: by itself; as it has done its steps, compiled so many graphs, or compiles
 #: nothing more; out of time; by Ctrl-C.
@@ -92,8 +102,8 @@ def _watch(
     timeout_s: float | None,
     *,
     to_stderr: bool = False,
-) -> End:
-    """Run a command with the cache on in all its processes, which are one job, and return its end.
+) -> tuple[End, _Look]:
+    """Run a command with the cache on in all its processes, as one job; return how it ended.
 
     ``enough`` gets a look at it every half second, and once more when it has ended by itself; it
     returns why to end it, if at all. All processes that are left get SIGTERM, and after half a
@@ -120,23 +130,26 @@ def _watch(
         cause = f"cannot be run ({exc.strerror})"
         raise ConfigError(f"command {command[0]}", cause, "give another") from None
     deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+    look = _Look()
     try:
         while True:
-            exit_code = process.poll()
-            runs = []
+            exit_code, runs = process.poll(), []
             for name in names():
                 if name not in before:
                     with suppress(OSError, ConfigError):  # it was removed in the meantime
                         runs.append(read_run(root, name))
-            end = enough(_Look(runs, exit_code))
+            look = _Look(runs, exit_code)
+            end = enough(look)
             if exit_code is not None:
-                return "itself"
+                return "itself", look
             if end is not None:
-                return end
+                return end, look
             if time.monotonic() > deadline:
-                return "timeout"
+                return "timeout", look
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_S)
+    except KeyboardInterrupt:
+        return "interrupted", look
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError, PermissionError):
@@ -170,11 +183,8 @@ def check_program(
             f"torch {installed_version()} is not supported, so nothing of it is cached; use one "
             "that docs/compatibility.md names"
         )
-    look = _Look()
 
-    def enough(now: _Look) -> End | None:
-        nonlocal look
-        look = now
+    def enough(look: _Look) -> End | None:
         if look.quiet_s < 0:
             return None
         if graphs is not None and len(_graphs(look.lookups)) >= graphs:
@@ -188,10 +198,7 @@ def check_program(
     command = [sys.executable, "-m", "s3cache", "run", *program]
     with tempfile.TemporaryDirectory(prefix="s3cache-check-", ignore_cleanup_errors=True) as place:
         root = os.path.join(place, "local")
-        try:
-            end = _watch(command, root, environment, enough, timeout_s, to_stderr=to_stderr)
-        except KeyboardInterrupt:
-            end = "interrupted"
+        end, look = _watch(command, root, environment, enough, timeout_s, to_stderr=to_stderr)
     runs = sorted(look.runs, key=lambda run: run.started)
     breaks = [GraphBreak(each["reason"], each["where"]) for run in runs for each in run.breaks]
     return Report(
@@ -212,22 +219,20 @@ def _graphs(lookups: Sequence[Record]) -> tuple[Graph, ...]:
         else:
             messages = tuple(each.get("message", "") for each in record.reasons)
             found.setdefault(record.key or (record.where, messages), []).append(record)
-    graphs = []
-    for first, *others in found.values():
-        size = re.search(r"(\d+) nodes", first.components.get("gm", ("", ""))[1])
-        refusal = refused.get(first.key)
-        reasons: Any = (refusal or first).reasons
-        graphs.append(
-            Graph(
-                nodes=int(size[1]) if size else 0,
-                key=None if refusal else first.key or None,
-                components={name: Component(*pair) for name, pair in first.components.items()},
-                reasons=tuple(BypassReason(**each) for each in reasons),
-                where=first.where,
-                times=1 + len(others),
-            )
-        )
-    return tuple(graphs)
+    return tuple(_graph(same[0], refused.get(same[0].key), len(same)) for same in found.values())
+
+
+def _graph(first: Record, refusal: Record | None, times: int) -> Graph:
+    size = re.search(r"(\d+) nodes", first.components.get("gm", ("", ""))[1])
+    reasons: Any = (refusal or first).reasons
+    return Graph(
+        nodes=int(size[1]) if size else 0,
+        key=None if refusal else first.key or None,
+        components={name: Component(*pair) for name, pair in first.components.items()},
+        reasons=tuple(BypassReason(**each) for each in reasons),
+        where=first.where,
+        times=times,
+    )
 
 
 def warm(
@@ -256,11 +261,10 @@ def warm(
     if not settings.local:
         raise ConfigError("the local tier", "is off", "leave S3CACHE_LOCAL out for this")
     saved: dict[str, bool] = {}
-    look, left = _Look(), 0
+    left = 0
 
-    def enough(now: _Look) -> End | None:
-        nonlocal look, left
-        look = now
+    def enough(look: _Look) -> End | None:
+        nonlocal left
         for each in look.lookups:
             if each.outcome == "miss" and not saved.get(each.key):
                 saved[each.key] = background().wait(_is_saved(place, each.key), _CALL_S)
@@ -274,9 +278,9 @@ def warm(
         return "quiet" if look.quiet_s >= enough_s else None
 
     with open_place(url, in_tier=True) as place:
-        end = _watch(command, settings.local_dir, environment, enough, timeout_s)
+        end, look = _watch(command, settings.local_dir, environment, enough, timeout_s)
     counts = Counter(each.outcome for each in look.lookups)
-    is_done = end != "timeout" and not look.exit_code and not left
+    is_done = end not in ("timeout", "interrupted") and not look.exit_code and not left
     return {
         "end": end,
         "exit_code": look.exit_code,
@@ -293,3 +297,177 @@ def warm(
 async def _is_saved(place: Place, key: str) -> bool:
     async with listing(place.store, name_prefix(key)) as objects:
         return bool(key) and await anext(objects, None) is not None
+
+
+# -- measuring a bucket
+
+
+_PREFIX = "s3cache-bench-"
+_SMALL_BYTES = 4 << 10
+_SMALL_TRIES = 20
+_LARGE_TRIES = 3
+
+# What a fresh process runs; it ends with a line of JSON.
+_FIRST_STEP = """
+import json, sys, time
+import torch
+import s3cache
+cache = s3cache.enable()
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.manual_seed(0)
+layers = [torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.LayerNorm(128)]
+model = torch.nn.Sequential(*layers, torch.nn.Linear(128, 8)).to(device)
+batch = torch.ones(16, 64, device=device)
+started = time.perf_counter()
+torch.compile(model)(batch).square().sum().backward()
+if device == "cuda":
+    torch.cuda.synchronize()
+step_s = time.perf_counter() - started
+report = cache.flush(60)
+stats = cache.stats()
+print(json.dumps({
+    "step_s": step_s, "device": device, "hits": sum(stats.hits.values()),
+    "misses": {str(reason): count for reason, count in stats.misses.items()},
+    "bypasses": dict(stats.bypass_reasons), "to_upload": report.remaining,
+}), file=sys.__stdout__)
+"""
+
+
+def bench(
+    url: str | None, *, size: int, rounds: int, timeout_s: float, advance: Callable[[int], object]
+) -> dict[str, Any]:
+    """Time requests one by one, and the first step of a small model, compiled and hit.
+
+    All objects are written below a new prefix, ``s3cache-bench-…/`` below the URL's, and are
+    removed at the end if the credentials may. Tries that do not fit into ``timeout_s`` are left
+    out. With no ``rounds``, each a cold and a warm start in fresh processes, torch is not needed.
+
+    Returns:
+        Plain data: ``url``, ``prefix``, ``storage`` with the times of each kind of request,
+        ``warm_start`` if there were rounds, and how many objects were ``removed`` and are ``left``.
+    """
+    prefix = f"{_PREFIX}{secrets.token_hex(6)}/"
+    below = _below(url_of(Settings.load(url)[0]), prefix)
+    deadline = time.monotonic() + timeout_s
+    with open_place(below, to_fill=True) as place:
+        found: dict[str, Any] = {"url": place.store.url, "prefix": prefix}
+        try:
+            found["storage"] = _time_storage(place.store, size, deadline, advance)
+            if rounds:
+                found["warm_start"] = _time_starts(below, rounds, deadline, advance)
+        finally:  # however it ends, also by Ctrl-C
+            found["removed"], found["left"] = background().wait(_clean(place.store), None)
+            location = parse_url(below)
+            if isinstance(location, FileLocation):
+                shutil.rmtree(location.path, ignore_errors=True)
+    return found
+
+
+async def _clean(store: Store) -> tuple[int, int]:
+    """Remove what was written, and return how many objects are gone, and how many are left."""
+    async with listing(store, "") as objects:
+        names = [info.key async for info in objects]
+    for gone, name in enumerate(names):
+        try:
+            await store.delete(name)
+        except AccessDeniedError:
+            return gone, len(names) - gone
+    return len(names), 0
+
+
+def _below(url: str, prefix: str) -> str:
+    """Return the URL of ``prefix`` below ``url``, which has to exist."""
+    location = parse_url(url)
+    if isinstance(location, MemoryLocation):
+        raise ConfigError("the store", "is of this process alone", "give the URL of a bucket")
+    parts = urlsplit(url)
+    parts = parts._replace(path=f"{parts.path.rstrip('/')}/{prefix.rstrip('/')}")
+    if isinstance(location, FileLocation):
+        if not (location.create or os.path.isdir(location.path)):
+            raise MissingContainerError(f"there is no directory {location.path}", op="bench")
+        parts = parts._replace(query="create=true")
+    return parts.geturl()
+
+
+def _time_storage(
+    store: Store, size: int, deadline: float, advance: Callable[[int], object]
+) -> dict[str, dict[str, Any]]:
+    def timed(call: Callable[[int], Coroutine[Any, Any, object]], size: int = 0) -> dict[str, Any]:
+        """Try at least once, and again while ten more tries would fit into the time left."""
+        seconds: list[float] = []
+        for number in range(_LARGE_TRIES if size else _SMALL_TRIES):
+            if seconds and deadline - time.monotonic() < 10 * seconds[-1]:
+                break
+            started = time.perf_counter()
+            background().wait(call(number), None)
+            seconds.append(time.perf_counter() - started)
+            advance(1)
+        times: dict[str, Any] = {"median_s": median(seconds), "seconds": seconds}
+        if size:
+            times |= {"bytes": size, "mb_s": size / max(times["median_s"], 1e-9) / 1e6}
+        return times
+
+    small, large = os.urandom(_SMALL_BYTES), os.urandom(size)
+    background().wait(store.get("first"), None)  # which connects, and finds credentials
+    return {
+        "small_put": timed(lambda i: store.put(f"small-{i}", small)),
+        "small_get": timed(lambda i: store.get(f"small-{i}")),
+        "miss": timed(lambda i: store.get(f"absent-{i}")),
+        "large_put": timed(lambda i: store.put(f"large-{i}", large), size),
+        "large_get": timed(lambda i: store.get(f"large-{i}"), size),
+    }
+
+
+def _time_starts(
+    url: str, rounds: int, deadline: float, advance: Callable[[int], object]
+) -> dict[str, Any]:
+    cold: list[dict[str, Any]] = []
+    warm: list[dict[str, Any]] = []
+    for number in range(rounds):
+        started = time.monotonic()
+        for steps, recache in ((cold, True), (warm, False)):
+            steps.append(_first_step(url, recache, deadline - time.monotonic()))
+            advance(1)
+        now = time.monotonic()
+        if number + 1 < rounds and deadline - now < 1.5 * (now - started):
+            break
+    seconds = [[float(each["step_s"]) for each in steps] for steps in (cold, warm)]
+    times = [{"median_s": median(each), "seconds": each} for each in seconds]
+    return {
+        **{name: warm[-1][name] for name in ("device", "hits", "misses", "bypasses")},
+        **dict(zip(("cold", "warm"), times, strict=True)),
+        "ratio": median(seconds[0]) / median(seconds[1]),
+        "to_upload": cold[-1]["to_upload"],
+    }
+
+
+def _first_step(url: str, recache: bool, timeout_s: float) -> dict[str, Any]:
+    """Return what a fresh process on an empty disk says of its first step."""
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as empty:
+        ours = {
+            "S3CACHE_URL": url,
+            "S3CACHE_LOCAL_DIR": os.path.join(empty, "local"),
+            "S3CACHE_MODE": "read-write",
+            "S3CACHE_SHAPE_PROFILE": "0",
+            "S3CACHE_RECACHE": str(int(recache)),
+            "TORCHINDUCTOR_CACHE_DIR": os.path.join(empty, "inductor"),
+            "TRITON_CACHE_DIR": os.path.join(empty, "triton"),
+        }
+        try:
+            done = subprocess.run(  # noqa: S603 - ourselves
+                [sys.executable, "-W", "ignore", "-c", _FIRST_STEP],
+                env={**os.environ, **ours},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=max(timeout_s, 1.0),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            problem = "the first step did not end in time: raise --timeout"
+            raise TransientError(problem) from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ConfigError("the first step", f"cannot be made ({last})", "see s3cache doctor")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from s3cache.testing.contract import RawAccess, StoreContract
     from s3cache.testing.faulty import Fault, FaultRates, FaultyStore, FaultyVerb
     from s3cache.testing.machines import Machine, Outcome, ProgramError, assert_warm_start
-    from s3cache.testing.moto import MotoBucket, MotoServer
-    from s3cache.testing.plugin import MachineFactory
+    from s3cache.testing.plugin import MachineFactory, MotoBucket, MotoServer
 else:
     # pytest imports this package in every project where s3cache is installed.
     __getattr__, __dir__ = lazy_exports(
@@ -28,8 +27,7 @@ else:
         contract="RawAccess StoreContract",
         faulty="Fault FaultRates FaultyStore FaultyVerb",
         machines="Machine Outcome ProgramError assert_warm_start",
-        moto="MotoBucket MotoServer",
-        plugin="MachineFactory",
+        plugin="MachineFactory MotoBucket MotoServer",
     )
 
 __all__ = [

@@ -206,9 +206,8 @@ class Machine:
             )
         status = None
         try:
-            status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
+            with suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout_s)
         finally:
             if status is None:
                 with suppress(ProcessLookupError):
@@ -287,8 +286,8 @@ def assert_warm_start(
     """
     stats = second.stats
     if compiled := _compiled(first.stats, stats):
-        shown = "\n  ".join(compiled)
-        raise AssertionError(f"{second.command}: compiled on the second machine:\n  {shown}")
+        lines = [f"{second.command}: compiled on the second machine:", *compiled]
+        raise AssertionError("\n  ".join(lines))
     if not (sum(stats.hits.values()) + sum(stats.fx.hits.values())):
         raise AssertionError(
             f"{second.command}: hit nothing, so it compiled nothing; does it call a function of "
@@ -308,20 +307,17 @@ def assert_warm_start(
 
 def _compiled(first: CacheStats, second: CacheStats) -> list[str]:
     """Return what the second machine compiled, with what may explain it; empty if nothing."""
-    level = second.fx
     found = [
         f"{counted(count, 'graph')} with torch's caches off ({code})"
         for code, count in second.bypass_reasons.items()
         if code in _NEVER_ASKED
     ]
-    found += [
-        f"{counted(count, 'half', 'halves')} of a graph missed ({reason})"
-        for reason, count in level.misses.items()
-        if count
-    ]
-    if level.bypassed:
-        codes = ", ".join(level.bypass_reasons)
-        found.append(f"{counted(level.bypassed, 'half', 'halves')} cannot be cached ({codes})")
+    for reason, count in second.fx.misses.items():
+        if count:
+            found.append(f"{counted(count, 'half', 'halves')} of a graph missed ({reason})")
+    if second.fx.bypassed:
+        halves = counted(second.fx.bypassed, "half", "halves")
+        found.append(f"{halves} cannot be cached ({', '.join(second.fx.bypass_reasons)})")
     if not found:
         return []
     misses = ", ".join(f"{count} {reason}" for reason, count in second.misses.items() if count)

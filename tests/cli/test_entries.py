@@ -52,37 +52,6 @@ def test_filters_and_order(call: Call, shelf: Shelf) -> None:
     assert len(keys("--limit", "1")) == 1
 
 
-@pytest.mark.parametrize(
-    ("option", "there"),
-    [
-        (("--kind", "nosuch"), "; entries have: aot, fx"),
-        (("--torch", "2.1"), "; entries have: 2.12.0, 2.13.0+cpu"),
-        (("--tag", "mime"), "; entries have: mine"),
-        (("--device", "coda"), "; entries have: cpu, cuda"),
-        (("--signer", "ci"), ""),
-    ],
-)
-def test_a_filter_that_no_entry_meets_is_a_warning_with_the_values_that_there_are(
-    call: Call, shelf: Shelf, option: tuple[str, str], there: str
-) -> None:
-    """In each command, and with --json too: what is misspelt chooses nothing, silently."""
-    shelf.add("a1", kind="aot", device="cuda cpu")
-    shelf.add("b1", kind="fx", torch="2.12.0", tag="mine")
-    warning = f"s3cache: warning: {' '.join(option)}: no entry has it{there}\n"
-    for command in (
-        ("ls", "--json"),
-        ("du", "--json"),
-        ("verify", "--json"),
-        ("gc", "--json"),
-        ("pull", "--json"),
-        ("mirror", shelf.url, f"{shelf.url}/other?create=1", "--json"),
-    ):
-        url = () if command[0] == "mirror" else ("--url", shelf.url)
-        done = call(*command, *url, *option)
-        assert (done.code, done.err) == (0, warning), command
-    assert "no entries" in call("ls", "--url", shelf.url, *option).err
-
-
 def test_that_only_the_first_thousand_are_sorted_is_said(call: Call, shelf: Shelf) -> None:
     for number in range(1001):
         shelf.put(f"v1/{number:03x}/k{number}.0", b"")

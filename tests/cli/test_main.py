@@ -192,17 +192,3 @@ def test_a_request_that_is_tried_again_is_shown_on_a_terminal_only(
 def test_the_page_is_up_to_date() -> None:
     """If not: ``make commands``."""
     assert PAGE.read_text(encoding="utf-8") == reference()
-
-
-def test_the_page_has_a_section_for_each_command_that_help_lists(call: Call) -> None:
-    listed = re.findall(r"^\W*(\w+)  ", call("--help").out.partition("Commands")[2], re.MULTILINE)
-    sections = re.findall(r"^## s3cache (\w+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sections
-    assert sections == listed
-
-
-def test_every_option_is_said_in_help_too(call: Call) -> None:
-    for section in reference().split("\n## s3cache ")[2:]:
-        shown = call(section.split()[0], "--help").out
-        for option in re.findall(r"--[a-z][a-z-]*", section.partition("|---|---|")[2]):
-            assert option in shown

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.cli._output import Output, redacted
+from s3cache.cli._options import Output, redacted
 from s3cache.errors import ConfigError
 from tests.support.shelves import Shelf
 

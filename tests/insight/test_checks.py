@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache.insight._checks import (
+from s3cache.insight._doctor import (
     Check,
     check_compiler,
     check_cpu,

@@ -15,7 +15,7 @@ import pytest
 from s3cache import Cache, Saved, explain, frame
 from s3cache.entries import NAMES, first_name
 from s3cache.errors import ConfigError
-from s3cache.insight._sources import EntrySource
+from s3cache.insight._differences import EntrySource
 from s3cache.manage import Place
 from s3cache.records import Record, Recorder
 from s3cache.store import MemoryStore, WrapperStore

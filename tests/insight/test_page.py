@@ -122,7 +122,7 @@ def test_a_lane_for_each_process_has_its_lookups_compiles_and_transfers() -> Non
 
 
 def test_everything_from_records_is_escaped() -> None:
-    text = page(hostile(), lambda _: HOSTILE, title=HOSTILE)
+    text = page(hostile(), lambda _: HOSTILE)
     shown = Elements(text)
     assert "script" not in shown.names
     assert HOSTILE.replace("\x1b", "\\x1b") in shown.text

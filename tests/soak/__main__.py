@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import uuid
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,7 @@ from benchmarks.render import fill
 from s3cache.store import S3Options
 from s3cache.testing import MotoServer
 from tests.soak.chaos import Server
-from tests.soak.run import soak
-from tests.soak.table import complaints, table
+from tests.soak.run import MACHINES, PROCESSES, Account, soak
 from tests.support.buckets import make_bucket, moto_place
 
 RESTART = Path(__file__).parents[2] / "infra" / "rgw" / "restart.sh"
@@ -76,6 +76,62 @@ def _to_open(place: S3Options) -> dict[str, Any]:
         "access_key": place.access_key,
         "secret_key": place.secret_key,
     }
+
+
+# -- the account as a table
+
+
+def complaints(account: Account) -> Iterator[str]:
+    """What must not be."""
+    if account.lost:
+        yield f"lost {len(account.lost)} of {account.acknowledged}, as {account.lost[:5]}"
+    if account.wrong:
+        yield f"wrong: {account.wrong[:5]}"
+    for each in account.growth:
+        if not each.is_flat:
+            yield f"{each.what} grew from {each.early:g} to {each.late:g}"
+    yield from (f"a process failed: {error}" for error in account.errors[:3])
+
+
+def table(account: Account, server: str, seed: int) -> str:
+    counts, entries = account.counts, account.acknowledged
+    minutes, misses = f"{account.seconds / 60:.0f} minutes", _told(account.misses)
+    lines = [
+        f"{PROCESSES} processes, {MACHINES} machines, {server}, {minutes}, seed {seed}.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| saves that were acknowledged | {counts['saved']:,}, of {entries:,} entries |",
+        f"| saves that were not | {counts['refused']:,} |",
+        f"| lookups | {counts['hit']:,} hits, {counts['miss']:,} misses ({misses}) |",
+        f"| **lost** | {len(account.lost)} |",
+        f"| **wrong** | {len(account.wrong)} |",
+        *(
+            f"| {kind}: slowest, and 99 of 100 | {account.slowest_ms[kind]:,.0f} ms, "
+            f"{account.p99_ms[kind]:,.0f} ms |"
+            for kind in sorted(account.slowest_ms)
+        ),
+        f"| what happened | {_told(account.happened)} |",
+        *(
+            f"| {_NAMES[each.what]}: early, late, most | {each.early:,.0f}, {each.late:,.0f}, "
+            f"{each.most:,.0f} |"
+            for each in account.growth
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+_NAMES = {
+    "memory_mib": "memory of a process (MiB)",
+    "threads": "threads",
+    "sockets": "sockets",
+    "files": "other open files",
+}
+
+
+def _told(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items())) or "none"
 
 
 if __name__ == "__main__":
