@@ -1,4 +1,4 @@
-"""What entries hold, as frames: compiled graphs, and which sizes of a program change.
+"""What an entry of a compiled graph holds, how it is described, and what is left out of it.
 
 Sections of a frame of kind ``aot``, a whole graph, or ``fx``, a forward or backward by Inductor::
 
@@ -12,23 +12,28 @@ Sections of a frame of kind ``aot``, a whole graph, or ``fx``, a forward or back
 and its ``meta``: ``guards`` (text, or nil), ``times_ns`` (forward, backward), ``runtime`` (what the
 graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` reads it; nil for
 ``fx``, and where it is too large), ``components`` (name to [digest, readable value] of the key),
-``made_by`` (torch, compiler and platform, for people). Two more are there if they apply:
-``first_call`` (the outputs of a first call on fake tensors, see ``hooks/_distributed.py``) and
-``relies_on`` (where inputs have to lie in their storages, as text, see ``hooks/_conditions.py``).
+``made_by`` (torch, compiler and platform, for people), ``first_call`` (the outputs of a first call
+on fake tensors, or nil, see ``hooks/_distributed.py``) and ``relies_on`` (where inputs have to lie
+in their storages, as text, or nil, see ``hooks/_conditions.py``).
 
-A frame of kind ``shapes`` has one section, ``profile``: msgpack, a map from the fingerprint of a
-piece of code to a map from the name of a tensor (``L['x']``) to what changes of it: ``[sizes,
-strides, begun]``, see :class:`Changing`. It names no values: not the sizes that were seen.
+torch's entries hold the text of each graph, with the line of the user's program that each node is
+from, stack traces, and variables of the environment, for logs and for its profiler. None of it is
+run. Who may read a bucket need not be one who may read the source.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -37,15 +42,21 @@ from s3cache.errors import CorruptError
 from s3cache.frame import Frame
 from s3cache.stats import Level
 from s3cache.store import Buffer
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import AOTResult, CudagraphInfo, PlaceholderInfo
 
 __all__ = [
     "CONDITIONS",
     "SCHEMA",
     "Artifact",
-    "Changing",
-    "ShapeProfile",
     "check_image",
+    "describe",
+    "described",
     "hidden_places",
+    "hidden_source",
+    "section_of",
     "variant_of",
     "without_places",
 ]
@@ -53,37 +64,22 @@ __all__ = [
 SCHEMA = 2
 #: The attribute of torch's result that says what its code relies on beside its key.
 CONDITIONS = "s3cache_conditions"
+#: In the description of an object: the name of its class.
+CLASS = "class"
 _ENTRY = "entry"
 _KERNEL = "kernel/"
 _PARTS = "parts"
-_SHAPES = "shapes"
-_PROFILE = "profile"
-_MAX_PROFILE_BYTES = 4 << 20
-_MAX_BEGUN = 16
-
-Flags: TypeAlias = "tuple[bool, ...] | None"
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """What there is to save of a compiled graph, see the module.
-
-    ``forward_ns`` and ``backward_ns`` are what compiling took; ``kernels`` are images by id, and
-    ``parts`` what components consist of, by their names.
-    """
+    """What there is to save of a compiled graph, see the module."""
 
     kind: Level
     entry: Buffer
-    kernels: Mapping[str, Buffer]
-    guards: str | None = None
-    forward_ns: int = 0
-    backward_ns: int = 0
-    runtime: bytes | None = None
-    components: Mapping[str, object] = field(default_factory=dict)
-    made_by: Mapping[str, object] = field(default_factory=dict)
-    first_call: Sequence[Mapping[str, object]] | None = None
-    relies_on: str | None = None
-    parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    kernels: Mapping[str, Buffer]  # images by id
+    meta: Mapping[str, object]
+    parts: Mapping[str, Mapping[str, str]]  # what components consist of, by their names
 
     def encode(self, key: str) -> bytes:
         """Return this artifact as a frame under ``key``."""
@@ -92,18 +88,8 @@ class Artifact:
         if self.parts:
             parts = {name: dict(texts) for name, texts in self.parts.items()}
             sections[_PARTS] = json.dumps(parts, separators=(",", ":")).encode()
-        meta: dict[str, object] = {
-            "guards": self.guards,
-            "times_ns": [self.forward_ns, self.backward_ns],
-            "runtime": self.runtime,
-            "components": dict(self.components),
-            "made_by": dict(self.made_by),
-        }
-        if self.first_call is not None:
-            meta["first_call"] = list(self.first_call)
-        if self.relies_on is not None:
-            meta["relies_on"] = self.relies_on
-        variant = variant_of(self.guards, self.relies_on)
+        variant = variant_of(self.meta.get("guards"), self.meta.get("relies_on"))
+        meta = dict(self.meta)
         return frame.encode(
             kind=self.kind, key=key, variant=variant, schema=SCHEMA, sections=sections, meta=meta
         )
@@ -115,7 +101,7 @@ class Artifact:
         Raises:
             CorruptError: the frame is of another kind or schema, or lacks the section.
         """
-        return _section(entry, kind, _ENTRY)
+        return section_of(entry, kind, _ENTRY)
 
     @staticmethod
     def kernels_of(entry: Frame) -> dict[str, Buffer]:
@@ -155,7 +141,12 @@ class Artifact:
         return described
 
 
-def _section(entry: Frame, kind: str, name: str) -> Buffer:
+def section_of(entry: Frame, kind: str, name: str) -> Buffer:
+    """Return a section of a verified frame.
+
+    Raises:
+        CorruptError: the frame is of another kind or schema, or lacks the section.
+    """
     header = entry.header
     if (header.kind, header.schema) != (kind, SCHEMA) or name not in entry.names:
         found = f"{header.kind} {header.schema}"
@@ -163,113 +154,176 @@ def _section(entry: Frame, kind: str, name: str) -> Buffer:
     return entry.section(name)
 
 
-def variant_of(guards: str | None, relies_on: str | None = None) -> str:
+def variant_of(guards: object, relies_on: object = None) -> str:
     """Return what tells entries under one key apart: those with one are interchangeable."""
-    conditions = (guards or "") + ("" if relies_on is None else f"\0{relies_on}")
+    conditions = f"{guards or ''}" + ("" if relies_on is None else f"\0{relies_on}")
     return hashlib.sha256(conditions.encode()).hexdigest()[:32] if conditions else ""
 
 
-# -- which sizes change
+# -- its description: plain data, maps, arrays and scalars. An object is a map of its attributes.
+
+# Fifty times what a GPT of 6 layers takes.
+_MAX_PACKED_BYTES = 256 << 10
+_MAX_DEPTH = 32
+_MAX_TEXT = 4000
+# Objects that one attribute is taken apart into; shared ones count each time.
+_MAX_THINGS = 20_000
+_SAID_BY_TEXT = ("device", "dtype", "layout", "memory_format")
 
 
-@dataclass(frozen=True)
-class Changing:
-    """What changes of one tensor from call to call.
+def describe(entry: AOTResult) -> bytes | None:
+    """Return all that torch's result for one graph says of it, but for its code, for a header.
 
-    Attributes:
-        sizes, strides: in which dimensions; ``None`` where nothing is known.
-        begun: digests of the sizes that programs saw first, before anything had changed. For
-            these there are graphs with constant sizes; at most 16 are kept.
+    ``None`` if that is too large for one.
     """
-
-    sizes: Flags = None
-    strides: Flags = None
-    begun: tuple[str, ...] = ()
-
-    def merged(self, other: Changing) -> Changing:
-        """Return what changes by either; of two numbers of dimensions the larger one counts."""
-        return Changing(
-            _merged(self.sizes, other.sizes),
-            _merged(self.strides, other.strides),
-            tuple(sorted({*self.begun, *other.begun})[:_MAX_BEGUN]),
-        )
-
-    @staticmethod
-    def of(plain: object) -> Changing:
-        """Return it as :meth:`ShapeProfile.encode` wrote it, or raise ``ValueError``."""
-        match plain:
-            case [None | list() as sizes, None | list() as strides, list(begun)]:
-                flags = [*(sizes or ()), *(strides or ())]
-                if {*map(type, flags)} <= {bool} and {*map(type, begun)} <= {str}:
-                    known = [None if each is None else tuple(each) for each in (sizes, strides)]
-                    return Changing(known[0], known[1], tuple(begun))
-        raise ValueError(f"{str(plain)[:80]} is not what changes of a tensor")
+    attrs = _attributes(entry)
+    backward = entry.compiled_bw
+    said = {name: attr for name, attr in attrs.items() if name not in internals.ENTRY_BULK} | {
+        "runtime_metadata": entry.runtime_metadata,
+        "aot_config": attrs.get("sanitized_aot_config"),
+        "indices_of_inps_to_detach": attrs.get("indices_of_inps_to_detach") or (),
+        "dispatch_wrappers": entry.dispatch_wrappers,
+        "has_backward_module": entry.serialized_bw_module is not None,
+        CONDITIONS: getattr(entry, CONDITIONS, None),
+        "sanitized_aot_config": None,
+    }
+    plain = {name: described(attr) for name, attr in said.items()}
+    if backward is not None:
+        names = ("backward_state_indices", "num_symints_saved_for_bw_")
+        about = {name: described(getattr(backward, name, None)) for name in names}
+        plain["backward"] = described_as("Backward", about)
+    return packed_plain(described_as("GraphDescription", plain))
 
 
-def _merged(ours: Flags, theirs: Flags) -> Flags:
-    if ours is None or theirs is None:
-        return theirs if ours is None else ours
-    if len(ours) != len(theirs):
-        return max(ours, theirs, key=len)
-    return tuple(our or their for our, their in zip(ours, theirs, strict=True))
+def packed_plain(plain: object) -> bytes | None:
+    """Return zlib over msgpack of a description, or ``None`` if that is too large for a header."""
+    content = zlib.compress(msgpack.packb(plain, unicode_errors="replace"))
+    return content if len(content) <= _MAX_PACKED_BYTES else None
 
 
-@dataclass
-class ShapeProfile:
-    """What changes, by the fingerprint of the code and the name of the input."""
+def described_as(name: str, attrs: Mapping[str, object]) -> dict[str, object]:
+    """Return an object of this class, with those of its attributes that are not ``None``."""
+    return {CLASS: name, **{key: attr for key, attr in attrs.items() if attr is not None}}
 
-    inputs: dict[str, dict[str, Changing]] = field(default_factory=dict)
 
-    def get(self, code: str, name: str) -> Changing | None:
-        """Return what is known of an input."""
-        return self.inputs.get(code, {}).get(name)
+def described(value: object, depth: int = 0, left: Iterator[int] | None = None) -> object:
+    """Return any value as plain data."""
+    kind, left = type(value), iter(range(_MAX_THINGS)) if left is None else left
+    is_over = next(left, None) is None or depth > _MAX_DEPTH
+    if value is None or kind in (bool, float):
+        return value
+    if isinstance(value, int) and kind is int and value.bit_length() < 64:
+        return value
+    if isinstance(value, (str, bytes)) and kind in (str, bytes) and len(value) <= _MAX_TEXT:
+        return value
+    if isinstance(value, type):
+        return _name_of(value)
+    if isinstance(value, Enum):
+        return value.name
+    if kind.__module__ == "torch" and kind.__name__ in _SAID_BY_TEXT:
+        return str(value)
+    if is_over:
+        return described_as("Thing", {"type": _name_of(kind), "text": _text(value)})
+    within = partial(described, depth=depth + 1, left=left)
+    if isinstance(value, (list, tuple)):
+        return list(map(within, value))
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(within, value), key=repr)
+    if isinstance(value, Mapping):
+        return {str(key): within(attr) for key, attr in value.items()}
+    return _object(value, within)
 
-    def add(self, code: str, name: str, changing: Changing) -> bool:
-        """Add what is known of an input; return whether that was news."""
-        known = self.get(code, name)
-        merged = changing if known is None else known.merged(changing)
-        self.inputs.setdefault(code, {})[name] = merged
-        return merged != known
 
-    def update(self, other: ShapeProfile) -> None:
-        """Add all that ``other`` knows."""
-        for code, inputs in other.inputs.items():
-            for name, changing in inputs.items():
-                self.add(code, name, changing)
+def _object(value: object, within: Callable[[object], object]) -> object:
+    import torch
 
-    def encode(self, key: str) -> bytes:
-        """Return a frame under ``key``; profiles that say the same are one variant."""
-        plain = {
-            code: {name: [*vars(changing).values()] for name, changing in sorted(inputs.items())}
-            for code, inputs in sorted(self.inputs.items())
-        }
-        content: bytes = msgpack.packb(plain)
-        variant = hashlib.sha256(content).hexdigest()[:32]
-        sections = {_PROFILE: content}
-        return frame.encode(
-            kind=_SHAPES, key=key, variant=variant, schema=SCHEMA, sections=sections
-        )
+    kind = type(value)
+    if isinstance(value, internals.source.get()):
+        about = {"name": internals.name_of_source(value), "description": _text(value)}
+        return described_as("Source", about)
+    if isinstance(value, torch.Tensor):
+        names = ("shape", "dtype", "device", "requires_grad")
+        attrs = {name: within(getattr(value, name)) for name in names}
+        return described_as("Thing", {"type": _name_of(kind), "fields": attrs})
+    if kind.__name__.endswith("ViewMeta"):
+        as_tuple = getattr(value, "as_tuple", tuple)  # not every kind of view has it
+        return described_as("ViewMeta", {"type": kind.__name__, "arguments": within(as_tuple())})
+    is_theirs = kind.__module__.startswith("torch.") and dataclasses.is_dataclass(value)
+    if is_theirs or kind.__module__.startswith(internals.DESCRIBED):
+        attrs = {name: within(attr) for name, attr in _attributes(value).items()}
+        return described_as(_name_of(kind), attrs)
+    return described_as("Thing", {"type": _name_of(kind), "text": _text(value)})
 
-    @staticmethod
-    def of(entry: Frame) -> ShapeProfile:
-        """Return the profile in a verified frame.
 
-        Raises:
-            CorruptError: it is of another kind or schema, or holds something else.
-        """
-        content = _section(entry, _SHAPES, _PROFILE)
-        if len(content) > _MAX_PROFILE_BYTES:
-            raise CorruptError("profile", f"has {len(content)} bytes")
-        try:
-            plain = msgpack.unpackb(content, max_ext_len=0, max_array_len=1 << 10)
-            return ShapeProfile(
-                {
-                    code: {name: Changing.of(each) for name, each in inputs.items()}
-                    for code, inputs in plain.items()
-                }
-            )
-        except (AttributeError, TypeError, ValueError, msgpack.UnpackException) as exc:
-            raise CorruptError("profile", f"is none ({exc!r})") from None
+def _attributes(theirs: object) -> dict[str, object]:
+    of_class = dataclasses.fields(theirs) if dataclasses.is_dataclass(theirs) else ()
+    names = [*(each.name for each in of_class), *internals.COMPUTED]
+    known = {name: getattr(theirs, name) for name in names if hasattr(theirs, name)}
+    return known | getattr(theirs, "__dict__", {})
+
+
+def _name_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _text(value: object) -> str:
+    name = getattr(value, "__qualname__", None)
+    try:
+        return (str(value) if name is None else f"{value.__module__}.{name}")[:_MAX_TEXT]
+    except Exception:  # noqa: BLE001 - whatever a user's class does
+        return ""
+
+
+# -- what is hidden in it: where code is from
+
+# In the text of a graph: "# File: /home/me/train.py:7 in forward, code: x = secret(x)", where other
+# notes of torch's may come first.
+_COMMENT = re.compile(r"^[ \t]*# (?:.*[ \t])?File: .*(?:\n|$)", re.MULTILINE)
+# As tracebacks have it, with the line below, and the marks below that.
+_LINE = r"[ \t]+{}.*(?:\n|$)"
+_FRAME = re.compile(
+    r'^[ \t]*File ".*", line \d+.*(?:\n|$)'
+    rf"""(?:{_LINE.format('(?!File ")')}(?:{_LINE.format("[~^]+")})?)?""",
+    re.MULTILINE,
+)
+# Nothing but stack traces. torch puts one of the last beside its message where a tangent is wrong.
+_TRACES = {"cache_linemap", "inductor_provenance_stack_traces_str", "tangent_source_stack_traces"}
+# A program that compiles the graph again, for reports to torch, with variables of the environment.
+_PROGRAM = "runnable_graph_str"
+_RUN = "source_code"
+# What its comments name of the machine: in which file a kernel was written out.
+_KERNEL_PATH = re.compile(r"(?<=# kernel path: ).*/")
+
+
+def hidden_source(name: str, value: object) -> object:
+    """Return an attribute of a compiled graph, or of torch's entry, without where code is from."""
+    if name in _TRACES:
+        return None
+    if name == _PROGRAM:
+        return ""
+    if name == "cudagraph_info" and value is not None:
+        return _without_traces(cast("CudagraphInfo", value))
+    if not isinstance(value, str):
+        return value
+    return _KERNEL_PATH.sub("", value) if name == _RUN else _without_lines(value)
+
+
+def _without_traces(info: CudagraphInfo) -> CudagraphInfo:
+    return dataclasses.replace(
+        info,
+        placeholders=[_placeholder(each) for each in info.placeholders],
+        stack_traces=[None] * len(info.stack_traces),
+        cudagraph_fail_reasons=[_without_lines(each) for each in info.cudagraph_fail_reasons],
+    )
+
+
+def _placeholder(info: PlaceholderInfo) -> PlaceholderInfo:
+    users = [_placeholder(user) for user in info.users]
+    return dataclasses.replace(info, stack_trace=None, mutating_use_stack_trace=None, users=users)
+
+
+def _without_lines(text: str) -> str:
+    return _FRAME.sub("", _COMMENT.sub("", text))
 
 
 # -- images

@@ -31,7 +31,7 @@ from s3cache.store import Buffer
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
-__all__ = ["UnreadableError", "check_readable", "unpickled"]
+__all__ = ["unpickled"]
 
 # Packages with much that runs what it is given, or loads what lies elsewhere: nothing of theirs but
 # data, and what is listed.
@@ -64,22 +64,6 @@ def _load(reader: _Listed | _Careful) -> object:
             if isinstance(made, internals.compiled_graph.get()):
                 vars(made).setdefault(internals.RUNNER, None)
         raise
-
-
-class UnreadableError(Exception):
-    """No process could use this entry."""
-
-
-def check_readable(content: Buffer) -> None:
-    """Read what is to be saved as the next process will: it would refuse it every time.
-
-    Raises:
-        UnreadableError: reading it names, or calls, what no compiled graph needs.
-    """
-    try:
-        unpickled(content)
-    except CorruptError as exc:
-        raise UnreadableError(str(exc)) from exc
 
 
 class _UnlistedError(Exception):

@@ -9,6 +9,7 @@ into ours, into torch's directory, into the artifacts of ``torch.compiler.save_c
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import json
@@ -27,20 +28,16 @@ if TYPE_CHECKING:
     from torch.fx.node import Argument, Target
     from torch.nn import Module
 
-    from s3cache.hooks._state import CompileState
+    from s3cache.hooks._keys import CompileState
     from s3cache.torch_api.protocols import (
-        AOTConfig,
         AOTResult,
         BackwardModule,
         Function,
         RuntimeMetadata,
-        TracingContext,
     )
 
 logger = logger_of("lookups")
 
-#: The attribute of a compiled graph that has what was noted of it, an :class:`FxInfo`.
-FX_INFO = "s3cache_fx_info"
 _SYMBOL = re.compile(r"\w+")
 _LOCAL = re.compile(r"L\['(\w+)'\]")  # a variable of the function that is compiled
 
@@ -63,123 +60,12 @@ class Conditions(TypedDict):
     of_threads: bool
 
 
-class FxInfo(TypedDict):
-    """What is noted of an FX graph while it is lowered, until the entry is saved.
-
-    ``late`` if it is a backward that is lowered when it is first called, under the settings of
-    which ``lowered`` is the digest, if they have one.
-    """
-
-    sees_places: bool
-    late: bool
-    lowered: str | None
-
-
 class NotSharableError(Exception):
     """A compiled graph cannot be saved: no entry could hold it, or its code relies on too much."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
         self.code: Code = code
-
-
-def _unrecorded(what: str) -> NotSharableError:
-    return NotSharableError("unrecorded", what)
-
-
-# -- while a graph is compiled
-
-
-class Compile:
-    """One compile that is to end in an entry, from the lookup that missed to the next lookup."""
-
-    def __init__(
-        self,
-        context: TracingContext,
-        key: str,
-        config: AOTConfig,
-        inputs: Sequence[object],
-        *,
-        of_threads: bool,
-    ) -> None:
-        self.key = key
-        self.of_threads = of_threads  # whether code is made for the number of threads
-        self.places = storage_offsets(inputs)
-        self._sources = config.aot_autograd_arg_pos_to_source or ()
-        # Sizes that are inputs: guards on these are in torch's entry.
-        self._symbols = internals.symbols_of(inputs)
-        # How many of AOTAutograd's guards there are before, and on sizes; the same in the end.
-        self._before = _counts(context)
-        self._until: tuple[int, int] | None = None
-        self._dynamos = len(context.guards_context.dynamo_guards)
-        self._strays = False  # whether guards of Dynamo's own were added
-
-    def end(self, context: TracingContext) -> None:
-        """Leave what is added from now on to another graph."""
-        self._until = self._until or _counts(context)
-
-    def look(self, context: TracingContext) -> None:
-        """Count Dynamo's own guards, as long as it still has them."""
-        if self._until is None:
-            self._strays |= len(context.guards_context.dynamo_guards) != self._dynamos
-
-    def added_guards(self, context: TracingContext) -> Iterator[tuple[str, list[int], list[int]]]:
-        """Yield the guards that compiling it has added, by index of the inputs."""
-        if self._strays:
-            raise _unrecorded("guards of Dynamo's own")
-        until, _ = self._until or _counts(context)
-        for guard in context.guards_context.aotautograd_guards[self._before[0] : until]:
-            known = internals.sources_of_guard(guard)
-            if known is None:
-                raise _unrecorded(f"a guard of an unknown kind ({type(guard).__name__})")
-            kind, some, others = known
-            yield kind, self._indices(some), self._indices(others)
-
-    def added_sizes(self, context: TracingContext) -> Iterator[tuple[str, dict[str, str]]]:
-        """Yield the guards on sizes that it has added and that torch's entry leaves out."""
-        _, until = self._until or _counts(context)
-        for guard in internals.shape_guards(context)[self._before[1] : until]:
-            if internals.symbols_in(guard) <= self._symbols:
-                continue
-            named = internals.named_symbols(context, guard)
-            if named is None:
-                raise _unrecorded(f"a guard on something that has no name ({guard.expr})")
-            yield internals.written_guard(guard), named
-
-    def _indices(self, sources: Sequence[object]) -> list[int]:
-        try:
-            return [self._sources.index(source) for source in sources]
-        except ValueError:
-            raise _unrecorded("a guard on something that is no input") from None
-
-
-def _counts(context: TracingContext) -> tuple[int, int]:
-    return len(context.guards_context.aotautograd_guards), len(internals.shape_guards(context))
-
-
-def note_conditions(entry: AOTResult, compile_: Compile | None) -> Conditions:
-    """Put what the code in ``entry`` relies on into it, before it is pickled."""
-    context = internals.current_tracing_context.get()()
-    if compile_ is None or context is None:
-        raise _unrecorded("its compile was not observed")
-    infos: list[FxInfo] = []
-    for compiled in (entry.compiled_fw, entry.compiled_bw):
-        if compiled is not None:
-            info: FxInfo | None = getattr(compiled.result, FX_INFO, None)
-            if info is None:
-                raise _unrecorded("the compile of its forward or backward was not observed")
-            infos.append(info)
-    if any(info["late"] and info["lowered"] is None for info in infos):
-        raise _unrecorded("the settings that its backward was lowered under have no digest")
-    conditions: Conditions = {
-        "guards": list(compile_.added_guards(context)),
-        "sizes": list(compile_.added_sizes(context)),
-        "places": compile_.places if any(info["sees_places"] for info in infos) else None,
-        "lowered": infos[-1]["lowered"],
-        "of_threads": compile_.of_threads,
-    }
-    setattr(entry, CONDITIONS, conditions)
-    return conditions
 
 
 # -- on a hit
@@ -233,6 +119,30 @@ def misfits(
             yield f"{one} overlap in memory in the entry{apart}; here it is otherwise"
         else:
             yield f"{other} do not overlap in memory in the entry; here they do"
+
+
+# How torch names the sizes that are inputs, in the guards of its entries, by number.
+_NUMBERED = re.compile(r"L\['t(\d+)'\]")
+
+
+def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
+    """Return which of torch's guards on sizes, joined by ``and``, do not hold for ``inputs``."""
+    sizes = internals.sizes_among(inputs)
+    names = [
+        as_written(internals.name_of_size(size) or f"size {i}") for i, size in enumerate(sizes)
+    ]
+    values = [internals.value_of_size(size) for size in sizes]
+    tree = ast.parse(expression.strip(), mode="eval").body
+    guards = (
+        tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
+    )
+    failures = []
+    for guard in map(ast.unparse, guards):
+        if not internals.holds_of_sizes(guard, sizes, values):
+            numbers = sorted({int(number) for number in _NUMBERED.findall(guard)})
+            text = _NUMBERED.sub(lambda match: names[int(match[1])], guard)
+            failures.append(failure(text, {names[number]: values[number] for number in numbers}))
+    return failures
 
 
 def failure(guard: str, values: Mapping[str, object]) -> str:
@@ -304,11 +214,7 @@ def attach_backward(
         return
     deferred = _DeferredBackward(entry, conditions, state, registered_version)
     load = compiled.post_compile
-
-    def post_compile(*args: object, **kwargs: object) -> Function[object]:
-        return deferred.over(load(*args, **kwargs))
-
-    compiled.post_compile = post_compile
+    compiled.post_compile = lambda *args, **kwargs: deferred.over(load(*args, **kwargs))
 
 
 class _DeferredBackward:

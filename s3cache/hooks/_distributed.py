@@ -144,7 +144,13 @@ def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] 
         raise CorruptError("first_call", "is not there")
     # torch keeps it for the backward of each graph, and asserts that it is there.
     context.fw_metadata = entry.runtime_metadata
-    answers = [_fake_outputs(context, cast("Sequence[OutputDescription]", described))]
+    outputs: list[object] = []
+    try:
+        for one in cast("Sequence[OutputDescription]", described):
+            outputs.append(_fake_output(context, one, outputs))
+    except _MALFORMED as exc:
+        raise CorruptError("first_call", f"describes no output: {exc!r}") from exc
+    answers = [outputs]
     compiled = entry.compiled_fw
     load = compiled.post_compile
 
@@ -170,16 +176,6 @@ def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] 
 
 # What a wrong description ends in; torch 2.15 asserts that it knows a symbol.
 _MALFORMED = (AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
-
-
-def _fake_outputs(context: TracingContext, described: Sequence[OutputDescription]) -> list[object]:
-    outputs: list[object] = []
-    try:
-        for one in described:
-            outputs.append(_fake_output(context, one, outputs))
-    except _MALFORMED as exc:
-        raise CorruptError("first_call", f"describes no output: {exc!r}") from exc
-    return outputs
 
 
 def _fake_output(

@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from s3cache.artifact import Artifact, describe, packed, variant_of
+from s3cache.artifact import Artifact, describe, variant_of
 from s3cache.cache import Saved
 from s3cache.errors import CorruptError
 from s3cache.graph import FIRST_CALL, BypassReason, Code
+from s3cache.hooks._compiles import note_conditions
 from s3cache.hooks._conditions import (
     NotSharableError,
     add_guards,
@@ -33,14 +34,13 @@ from s3cache.hooks._conditions import (
     conditions_of,
     described,
     misfits,
-    note_conditions,
 )
-from s3cache.hooks._keys import FxKeying, is_made_for_threads
+from s3cache.hooks._keys import FxKeying, around, is_made_for_threads
 from s3cache.hooks._level import Level, Lookup, Save, Shared, saves
-from s3cache.hooks._recorder import bypasses
-from s3cache.hooks._state import around
+from s3cache.records import Event
 from s3cache.stats import Reason
 from s3cache.torch_api import internals
+from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -48,20 +48,21 @@ if TYPE_CHECKING:
     from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph, Function
 
 
+bypasses = logger_of("bypasses")
+
+
 class AOTGraphs(Level["AOTResult"]):
     """Puts a cache before torch's own directory of whole graphs."""
 
     name = "aot"
     shared = Shared(
+        internals.aot_result,
         internals.iterate_over_candidates,
         internals.write_to_local_cache,
         internals.should_use_remote_cache,
         internals.remote_cache,
         internals.uses_remote_cache,
     )
-
-    def _type(self) -> type[AOTResult]:
-        return internals.aot_result.get()
 
     def _graphs(self, result: AOTResult) -> list[object]:
         compiled = (result.compiled_fw, result.compiled_bw)
@@ -94,12 +95,13 @@ class AOTGraphs(Level["AOTResult"]):
         **kwargs: object,
     ) -> object:
         lookup = Lookup(level="aot", sources=config.aot_autograd_arg_pos_to_source or ())
-        with self._looking_up(lookup) as event:
+        with self._state.entered(lookup), self._shown("s3cache.lookup") as event:
             if internals.ranks_must_agree():
                 from s3cache.hooks._distributed import consensus_for
 
                 lookup.consensus = consensus_for(internals.graph_module_of(mod), inputs)
-            self._compiles.end()
+            if self._compiles.contexts:
+                self._compiles.end()
             try:
                 result = original(mod, inputs, config, *args, **kwargs)
             finally:
@@ -118,9 +120,9 @@ class AOTGraphs(Level["AOTResult"]):
         if lookup.entries is not None:
             lookup.entries.close()
         codes = " ".join(dict.fromkeys(reason.code for reason in lookup.reasons))
-        event.update(level="aot", outcome="bypass", reason=codes)
-        self._recorder.bypassed("aot", lookup.reasons, internals.graph_module_of(mod))
-        self._recorder.warn(lookup.reasons, lookup.error)
+        event.update(outcome="bypass", reason=codes)
+        self._bypasses.record("aot", lookup.reasons, internals.graph_module_of(mod))
+        self._bypasses.warn(lookup.reasons, lookup.error)
 
     def _begin(self, lookup: Lookup, config: AOTConfig) -> None:
         """Have what is compiled after this miss end in an entry."""
@@ -209,18 +211,22 @@ class AOTGraphs(Level["AOTResult"]):
             self._refused("entry", internals.bypass_error.get()(message))
         return content
 
-    def _artifact(self, saving: Save[AOTResult], content: bytes) -> Artifact:
-        artifact = super()._artifact(saving, content)
-        first_call = self._compiles.outputs(saving.key)
-        if FIRST_CALL in artifact.components and first_call is None:
+    def _described(self, saving: Save[AOTResult]) -> dict[str, object]:
+        compile_ = self._compiles.compile_of(saving.key)
+        first_call = None if compile_ is None else compile_.outputs
+        if isinstance(first_call, NotSharableError):
+            raise first_call
+        if first_call is None and FIRST_CALL in self._keys.known(saving.key).components:
             raise NotSharableError(
                 "fakify-first-call", "torch has not said what its first call returns"
             )
-        return replace(artifact, runtime=packed(describe(saving.result)), first_call=first_call)
+        return {"runtime": describe(saving.result), "first_call": first_call}
 
     def _saved(self, saving: Save[AOTResult], saved: Saved, size: int) -> None:
         compile_s = sum(self._compile_ns(saving.result)) / 1e9
-        self._recorder.saved(saving.key, size, saved.elapsed_s, compile_s)
+        now, elapsed_s = time.time(), saved.elapsed_s
+        self._engine.record(Event("compile", now - elapsed_s, compile_s, saving.key))
+        self._engine.record(Event("save", now, elapsed_s, saving.key, size))
         if not internals.tiers_asked("aot").remote and internals.tiers_asked("fx").remote:
             return
         for graph in self._graphs(saving.result):  # nothing needs their own entries any more
@@ -229,10 +235,10 @@ class AOTGraphs(Level["AOTResult"]):
 
     def _refused(self, code: Code, error: Exception) -> None:
         reasons = [BypassReason(code, str(error))]
-        self._recorder.warn(reasons, what="a compiled graph is not shared")
+        self._bypasses.warn(reasons, what="a compiled graph is not shared")
         current = self._state.current
         if current is not None:
-            self._recorder.bypassed("aot", reasons, key=current.key or "")
+            self._bypasses.record("aot", reasons, key=current.key or "")
             current.record_error(error)
 
 
@@ -266,15 +272,13 @@ class FxGraphs(Level["CompiledGraph"]):
     label = ", second level"
 
     shared = Shared(
+        internals.compiled_graph,
         internals.fx_candidates,
         internals.fx_write_to_local_cache,
         internals.should_use_remote_fx_here,
         internals.fx_remote_cache,
         internals.should_use_remote_fx_cache,
     )
-
-    def _type(self) -> type[CompiledGraph]:
-        return internals.compiled_graph.get()
 
     def _graphs(self, result: CompiledGraph) -> list[object]:
         return [result]
@@ -301,10 +305,10 @@ class FxGraphs(Level["CompiledGraph"]):
 
     def _bypassed(self, call: FxKeying) -> None:
         if call.reasons:
-            self._recorder.bypassed("fx", call.reasons)
+            self._bypasses.record("fx", call.reasons)
         codes: list[Code] = [reason.code for reason in call.reasons] or ["torch"]
-        with self._recorder.shown("s3cache.lookup") as event:
-            event.update(level="fx", outcome="bypass", reason=" ".join(dict.fromkeys(codes)))
+        with self._shown("s3cache.lookup") as event:
+            event.update(outcome="bypass", reason=" ".join(dict.fromkeys(codes)))
         self._engine.count_bypass(codes, "fx")
         self._raise_if_strict(call)
         if call.error is not None:
@@ -320,7 +324,7 @@ class FxGraphs(Level["CompiledGraph"]):
         lookup.key, lookup.inputs = given["key"], given.get("example_inputs", ())
         if not self._keys.is_shared(lookup.key):
             return original(*args, **kwargs)
-        with self._looking_up(lookup) as event:
+        with self._state.entered(lookup), self._shown("s3cache.lookup") as event:
             try:
                 if internals.ranks_must_agree():  # they have agreed to compile the whole graph
                     lookup.entries = self._engine.candidates(str(lookup.key), "fx")

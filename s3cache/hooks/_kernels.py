@@ -1,4 +1,4 @@
-"""Hooks at Inductor's code caches: what comes with an entry is run, and nothing else is.
+"""Kernels and generated code: what comes with an entry is run, and nothing else is.
 
 Kernels are loaded, not compiled, and the Python code that calls them is run as the entry has it:
 torch would run the file that lies under its name.
@@ -6,39 +6,53 @@ torch would run the file that lies under its name.
 Inductor names a shared library after its source and the compiler's command line, which holds the
 paths of this installation. Here a kernel is named after its content: source, extra flags, device,
 kind of binding. What else would change the machine code (ISA, ABI, Python version, torch) is in the
-key of the entry that carries it.
+key of the entry that carries it. A graph needs the kernels that its generated Python module asks
+for while it is loaded.
 
-A graph needs the kernels that its generated Python module asks for while it is loaded.
-
-torch writes the Triton kernels of an entry to files, unless there are some under their names, and
-loads those by name. So no other user may be able to write there (``_portable``).
+An entry holds what is run of a Triton kernel: no file, no directory, no bound method. What a kernel
+needs of those is made on the machine that reads it. torch writes Triton kernels to files, unless
+there are some under their names, and loads those by name: no other user may be able to write there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
+import functools
 import hashlib
 import inspect
+import json
 import linecache
 import os
 import re
+import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from s3cache.artifact import check_image, without_places
-from s3cache.errors import CorruptError
+from s3cache.artifact import check_image, hidden_places, hidden_source, without_places
+from s3cache.errors import ConfigError, CorruptError
 from s3cache.hooks._conditions import NotSharableError
-from s3cache.hooks._portable import check_triton_directory, installed_in, restore_kernel
-from s3cache.hooks._state import CompileState, around
-from s3cache.store import Buffer
+from s3cache.hooks._keys import CompileState, around
+from s3cache.store import Buffer, Directory, check_way, is_writable_by_others, make_parents
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
 if TYPE_CHECKING:
-    from s3cache.torch_api.protocols import CompiledGraph, CppLibraries, PythonModules, TritonBundle
+    from s3cache.torch_api.protocols import (
+        CachingAutotuner,
+        CompiledGraph,
+        CppLibraries,
+        PythonModules,
+        TritonBundle,
+        TritonFile,
+        TritonKernel,
+    )
 
 # What generated code may load through async_compile and an entry can carry: C++ as images, Triton
 # as torch's own bundles. The others (Halide, CUTLASS, ...) leave files that only a compiler makes.
@@ -239,41 +253,179 @@ def _kernel_id(cls: type[CppLibraries], call: inspect.BoundArguments) -> str:
 def opened(image: Buffer, name: str) -> Iterator[str]:
     """Yield a path ending in ``.so`` under which ``image`` can be loaded while the block runs.
 
-    The bytes live in memory (``memfd_create``): they cannot be exchanged between being verified
-    and being loaded, and a ``noexec`` temporary directory, which only gets a link to them, does
-    not matter. Where the system has no such files, a private temporary one is used. The directory
+    The bytes live in memory: they cannot be exchanged between being verified and being loaded, and
+    a ``noexec`` temporary directory, which only gets a link to them, does not matter. The directory
     is reached by its descriptor, as others may rename it. Nothing is left behind.
     """
-    with tempfile.TemporaryDirectory(prefix="s3cache-") as directory, _held(directory) as held:
-        inside = f"/proc/self/fd/{held}" if os.path.isdir("/proc/self/fd") else directory
-        # The loader takes two libraries with one path for the same one.
-        file_name = f"{os.path.basename(directory)}.so"
-        path = os.path.join(inside, file_name)
-        try:
-            fd = os.memfd_create(name[:64], os.MFD_CLOEXEC)
-        except (AttributeError, OSError):
-            fd = os.open(file_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700, dir_fd=held)
-            with os.fdopen(fd, "wb") as file:
-                file.write(image)
-            yield path
-            return
-        try:
-            with os.fdopen(os.dup(fd), "wb") as file:
-                file.write(image)
-            os.symlink(f"/proc/self/fd/{fd}", file_name, dir_fd=held)
-            yield path
-        finally:
-            os.close(fd)
-
-
-@contextlib.contextmanager
-def _held(directory: str) -> Iterator[int]:
-    """Yield a descriptor of a directory that was just made for this user alone."""
-    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="s3cache-"))
+        held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        stack.callback(os.close, held)
         status = os.fstat(held)
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise PermissionError(f"{directory} was exchanged: it is not this user's alone")
-        yield held
+        fd = os.memfd_create(name[:64], os.MFD_CLOEXEC)
+        stack.callback(os.close, fd)
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.write(image)
+        # The loader takes two libraries with one path for the same one.
+        file_name = f"{os.path.basename(directory)}.so"
+        os.symlink(f"/proc/self/fd/{fd}", file_name, dir_fd=held)
+        yield f"/proc/self/fd/{held}/{file_name}"
+
+
+# -- what is saved is of no machine
+
+
+@contextlib.contextmanager
+def portable(*results: object, share_sources: bool = False) -> Iterator[None]:
+    """Hide in torch's entries and compiled graphs what is of this machine while the block runs.
+
+    That is where code is from, unless ``share_sources`` is set, and what kernels of Triton name.
+    What is set on them meanwhile stays. torch alone can use such kernels as well, but does not
+    remember the fastest configuration then.
+    """
+    changed: list[tuple[dict[str, object], str, object, object]] = []
+    try:
+        for result in results:
+            fields = vars(result)
+            for name, value in [*fields.items()]:
+                hidden = value
+                if name == internals.TRITON_BUNDLE:
+                    hidden = _bundle(cast("TritonBundle | None", value), share_sources)
+                elif not share_sources:
+                    hidden = hidden_source(name, value)
+                if hidden is not value:
+                    fields[name] = hidden
+                    changed.append((fields, name, value, hidden))
+        yield
     finally:
-        os.close(held)
+        for fields, name, value, hidden in changed:
+            if fields.get(name) is hidden:
+                fields[name] = value
+
+
+@functools.cache
+def installed_in() -> tuple[str, ...]:
+    """Return directories of torch and Python, which compiled code may name."""
+    import torch
+
+    found = {str(Path(torch.__file__).parent.parent), sys.prefix, sys.base_prefix}
+    return tuple(sorted(found - {"/", "/usr", "/usr/local"}, key=len, reverse=True))
+
+
+# -- kernels of Triton
+
+# What Triton compiles a kernel through, before it is what the device runs. It can do without
+# (TRITON_STORE_BINARY_ONLY); each names the files that the kernel is from.
+_STAGES = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
+_GROUP = "__grp__"  # begins the name of the file that lists the others
+#: Of a kernel in an entry: under which digest its fastest configuration is remembered.
+_CONFIGS = "s3cache_configs"
+
+
+def _bundle(bundle: TritonBundle | None, share_sources: bool) -> TritonBundle | None:
+    """Reduce kernels to what any machine can use."""
+    if not bundle or not bundle.kernel_artifacts:
+        return bundle
+    places = () if share_sources else (*installed_in(), internals.cache_dir.get()())
+    autotuners = [
+        dataclasses.replace(each, kernel=_without_process(each.kernel))
+        for each in bundle.static_autotuners
+    ]
+    kernels = [_binary(each, places) for each in bundle.kernel_artifacts]
+    return dataclasses.replace(bundle, kernel_artifacts=kernels, static_autotuners=autotuners)
+
+
+def _binary(kernel: TritonKernel, places: Sequence[str]) -> TritonKernel:
+    files = [each for each in kernel.artifacts if not each.filename.endswith(_STAGES)]
+    names = {each.filename for each in files}
+    return dataclasses.replace(
+        kernel,
+        artifacts=[
+            dataclasses.replace(each, payload=hidden_places(_payload(each, names), *places))
+            for each in files
+        ],
+    )
+
+
+def _payload(file: TritonFile, names: set[str]) -> bytes:
+    if not file.filename.startswith(_GROUP):
+        return file.payload
+    group = json.loads(file.payload)  # a newer Triton takes it for none if a file is not there
+    group["child_paths"] = {
+        name: path for name, path in group["child_paths"].items() if name in names
+    }
+    return json.dumps(group).encode()
+
+
+def _without_process(kernel: CachingAutotuner) -> CachingAutotuner:
+    """Return a copy without what belongs to this process; torch refuses to pickle a loaded one."""
+    bare, function = object.__new__(type(kernel)), object.__new__(type(kernel.fn))
+    vars(function).update(vars(kernel.fn))
+    vars(function)[internals.BINDERS] = None
+    if internals.FILE in vars(function):
+        vars(function)[internals.FILE] = ""
+    vars(bare).update(vars(kernel), fn=function, filename=None, save_cache_hook=None)
+    vars(bare).update({internals.LAUNCHERS: [], internals.RELOAD: None})
+    cache = getattr(kernel.save_cache_hook, "__self__", None)
+    if isinstance(cache, internals.autotune_cache.get()):
+        vars(bare)[_CONFIGS] = cache.configs_hash
+    return bare
+
+
+def restore_kernel(kernel: CachingAutotuner) -> None:
+    """Give a kernel what belongs to this process, as if it had been compiled here."""
+    if kernel.filename is not None or not kernel.kernel_hash:
+        return  # torch has made it
+    kernel.filename = internals.path_of_module.get()(kernel.kernel_hash, "py")[2]
+    vars(kernel.fn)[internals.BINDERS] = defaultdict(kernel.fn.create_binder)
+    if internals.FILE in vars(kernel.fn):
+        vars(kernel.fn)[internals.FILE] = kernel.filename
+    configs = vars(kernel).pop(_CONFIGS, None)
+    if configs is not None:
+        cache = internals.autotune_cache.get().create(
+            kernel.inductor_meta, kernel.filename, configs
+        )
+        kernel.save_cache_hook = cache and cache.save
+
+
+def check_triton_directory(base: str, kernel: str) -> None:
+    """Make ``base`` for this user alone, unless it is there; check the files of a kernel in it."""
+    try:
+        make_parents(os.path.abspath(base))
+        check_way(base)  # before it is opened: from then on the name leads there
+        directory = Directory.at(base, make=True)
+        # Where no other user gets in, it does not matter what the umask left open within.
+        is_private = not os.fstat(directory.fd).st_mode & 0o077
+        with contextlib.suppress(FileNotFoundError):  # there is nothing for it yet
+            _check_files(directory, kernel, is_private=is_private)
+    except ConfigError as exc:
+        raise PermissionError(
+            errno.EACCES, f"kernels of Triton are not loaded from where others may write: {exc}"
+        ) from exc
+
+
+def _check_files(base: Directory, kernel: str, *, is_private: bool) -> None:
+    place = f"{base.path}/{kernel}"
+    status = os.stat(kernel, dir_fd=base.fd, follow_symlinks=False)
+    _check_ours(status, stat.S_ISDIR, is_private, place)
+    fd = os.open(kernel, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=base.fd)
+    try:
+        for name in os.listdir(fd):
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            _check_ours(status, stat.S_ISREG, is_private, f"{place}/{name}")
+    finally:
+        os.close(fd)
+
+
+def _check_ours(
+    status: os.stat_result, is_kind: Callable[[int], bool], is_private: bool, place: str
+) -> None:
+    is_ours = is_kind(status.st_mode) and status.st_uid == os.geteuid()
+    if not is_ours or (not is_private and is_writable_by_others(status)):
+        raise ConfigError(
+            place,
+            "is not this user's alone",
+            "remove it, or give TRITON_CACHE_DIR another directory",
+        )

@@ -1,4 +1,4 @@
-"""Hooks at torch's keys: what may be cached, and a key of named components.
+"""How hooks are installed, what they share about the compile under way, and the hooks at keys.
 
 torch comes by here first in a lookup: ``autograd_cache_key`` checks a graph, collects what it
 depends on and digests that; Inductor does the same with each FX graph. Checks and digest are those
@@ -8,13 +8,19 @@ of :mod:`s3cache.graph`.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from s3cache.errors import ConfigError
 from s3cache.graph import (
+    ORIGINAL_ATTR,
     BypassReason,
     Key,
     bypass_reasons,
@@ -29,21 +35,188 @@ from s3cache.graph import (
     take_baseline,
     unpicklable_options,
 )
-from s3cache.hooks._state import CacheCall, CompileState, Patches, around
-from s3cache.torch_api import internals
+from s3cache.store import Buffer
+from s3cache.torch_api import Internal, internals
+from s3cache.torch_api.protocols import Function
 from s3cache.util.importing import when_imported
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
     from torch.nn import Module
 
-    from s3cache.torch_api.protocols import Function, KeyPickler, OperatorLibrary
+    from s3cache.torch_api.protocols import KeyPickler, OperatorLibrary
 
+F = TypeVar("F", bound=Function[object])
+T = TypeVar("T")
+_Method = TypeVar("_Method", bound=Function[object])
+
+_ABSENT = object()
+_MARK = "s3cache_around"
+# Arguments by which AOTAutograd compiles a graph other than by Inductor.
+_COMPILERS = ("bw_compiler", "decompositions", "fw_compiler", "inference_compiler", "partition_fn")
 # A key is needed from the lookup that misses until the save, which for a backward graph that is
 # compiled late may be many graphs later.
 _MAX_KEYS = 1024
 # Details of components take more memory, and an entry does without them.
 _MAX_WITH_DETAILS = 64
+
+
+def around(*functions: Internal[F]) -> Callable[[_Method], _Method]:
+    """Mark a method as a hook: :meth:`Patches.install` puts it in the place of these functions.
+
+    It is called with the original function, and then with what that is called with.
+    """
+
+    def mark(method: _Method) -> _Method:
+        vars(method)[_MARK] = functions
+        return method
+
+    return mark
+
+
+class Patches:
+    """Stack of replaced functions."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], object]] = []
+
+    def install(self, hooks: object) -> None:
+        """Install every hook of an object, see :func:`around`."""
+        for name in dir(type(hooks)):
+            for function in getattr(getattr(type(hooks), name), _MARK, ()):
+                self.wrap(function, getattr(hooks, name))
+
+    def wrap(self, internal: Internal[F], around: Function[object]) -> None:
+        """Have ``around(original, *args, **kwargs)`` called in the place of a function."""
+
+        def make(original: F) -> F:
+            def replacement(*args: object, **kwargs: object) -> object:
+                return around(original, *args, **kwargs)
+
+            return cast("F", replacement)
+
+        self.replace(internal, make)
+
+    def replace(self, internal: Internal[F], make: Callable[[F], F]) -> None:
+        """Replace a function by what ``make`` returns for it.
+
+        ``make`` gets and returns the plain function. A static or class method stays one.
+        """
+        owner, name = internal.owner()
+        present = inspect.getattr_static(owner, name)
+        wrapped = isinstance(present, (staticmethod, classmethod))
+        original: F = present.__func__ if wrapped else present
+        replacement: object = make(original)
+        if isinstance(replacement, FunctionType):  # keys describe a user's original as before
+            vars(replacement)[ORIGINAL_ATTR] = original
+        old = vars(owner).get(name, _ABSENT)  # absent where the owner inherits it
+        setattr(owner, name, type(present)(replacement) if wrapped else replacement)
+        self._undo.append(
+            partial(delattr, owner, name) if old is _ABSENT else partial(setattr, owner, name, old)
+        )
+
+    def set(self, internal: Internal[T], value: T) -> None:
+        """Set an option of torch's."""
+        owner, name = internal.owner()
+        self._undo.append(partial(setattr, owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    def at_undo(self, call: Callable[[], object]) -> None:
+        """Call ``call`` in :meth:`undo`, in its turn."""
+        self._undo.append(call)
+
+    def undo(self) -> None:
+        """Put everything back, last first."""
+        while self._undo:
+            self._undo.pop()()
+
+
+@dataclass(eq=False)
+class CacheCall:
+    """One call of torch into its cache, from start to end.
+
+    torch swallows what its cache raises. The first error is kept here, so that strict mode can
+    raise it where torch does not swallow errors any more.
+    """
+
+    inputs: Sequence[object] = ()  # of the graph, once its key is computed
+    key: str | None = None  # of the graph, if it has one
+    reasons: tuple[BypassReason, ...] = ()  # why it has none
+    error: Exception | None = None  # the first thing that went wrong
+    kernels: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt, if one is
+    modules: dict[str, str] = field(default_factory=dict)  # its Python code, by torch's paths
+
+    def record_error(self, error: Exception) -> None:
+        """Keep ``error`` if it is the first."""
+        self.error = self.error or error
+
+
+_Call = TypeVar("_Call", bound=CacheCall)
+
+
+@dataclass(eq=False)
+class CompileState(threading.local):
+    """State of the compile under way on this thread; each hook sets its fields and resets them."""
+
+    # What ``torch.compile(options=...)`` has asked Inductor for.
+    options: Mapping[str, object] = field(default_factory=dict)
+    depth: int = 0  # how many calls of AOTAutograd the thread is in
+    backward_compiler: Function[Function[object]] | None = None  # of the innermost one
+    # What a program has given to compile the graph by, by name of the argument.
+    user_compilers: Mapping[str, object] = field(default_factory=dict)
+    # The call of torch into its cache. One may come inside another, and ends first.
+    current: CacheCall | None = None
+    # Puts back an option that was set for the FX graph that is compiled.
+    fx_options: contextlib.ExitStack | None = None
+    # Kernels of each module that is being loaded, the outermost first.
+    loading: list[set[str]] = field(default_factory=list)
+
+    @property
+    def rebuilding(self) -> CacheCall | None:
+        """The current call if it rebuilds an entry of ours."""
+        current = self.current
+        return None if current is None or current.kernels is None else current
+
+    @contextlib.contextmanager
+    def changed(self, **values: object) -> Iterator[None]:
+        """Set attributes of this thread while the block runs."""
+        before = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
+        try:
+            yield
+        finally:
+            vars(self).update(before)
+
+    @contextlib.contextmanager
+    def entered(self, call: _Call) -> Iterator[_Call]:
+        """Make ``call`` the current one while the block runs."""
+        with self.changed(current=call):
+            yield call
+
+    @around(internals.compile_fx)
+    def _compile_fx(self, original: Function[object], *args: object, **kwargs: object) -> object:
+        asked = cast("Mapping[str, object] | None", kwargs.get("config_patches"))
+        with self.changed(options={**self.options, **(asked or {})}):
+            return original(*args, **kwargs)
+
+    # A user's backend may call compile_fx or AOTAutograd with compilers or decompositions of its
+    # own, which the graph does not show. Programs may have imported compile_fx before.
+    @around(internals.aot_module)
+    def _aot_module(self, original: Function[object], *args: object, **kwargs: object) -> object:
+        inner = internals.inner_compiler(kwargs.get("fw_compiler"))
+        if inner is None:
+            given = {name: kwargs.get(name) for name in _COMPILERS}
+        else:
+            given = {"inner_compile": inner, "decompositions": kwargs.get("decompositions")}
+        with self.changed(
+            depth=self.depth + 1,
+            backward_compiler=kwargs.get("bw_compiler"),
+            user_compilers=given,
+        ):
+            return original(*args, **kwargs)
+
+
+# -- keys
 
 
 class FxKeying(CacheCall):

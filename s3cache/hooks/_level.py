@@ -3,7 +3,7 @@
 A lookup goes through the entries under a key: each is unpickled, its guards are checked, and
 torch's own code makes the one that fits into a callable. What torch compiles instead is saved: its
 result, kernels and description become a frame. What cannot be shared goes to torch's directory, as
-it would without s3cache.
+it would without s3cache. Each lookup is recorded, and shown in torch's traces.
 """
 
 from __future__ import annotations
@@ -11,37 +11,44 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import platform
 import re
+import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
-from s3cache.artifact import Artifact, UnreadableError, check_readable, unpickled
+from s3cache.artifact import Artifact, unpickled
 from s3cache.cache import CandidateLookup, Engine, Hit, Saved
 from s3cache.errors import CorruptError, code_of
 from s3cache.graph import Code
-from s3cache.hooks._conditions import NotSharableError
-from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._keys import KeyHook
-from s3cache.hooks._portable import portable
-from s3cache.hooks._recorder import Recorder, failing_guards
-from s3cache.hooks._state import CacheCall, CompileState, Patches, PendingCompiles
+from s3cache.hooks._conditions import NotSharableError, failing_guards
+from s3cache.hooks._kernels import Kernels, portable
+from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches
+from s3cache.records import Record
 from s3cache.stats import Level as LevelName
+from s3cache.stats import Reason
 from s3cache.torch_api import Internal, internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
+    from s3cache.hooks._compiles import PendingCompiles
     from s3cache.hooks._distributed import RankConsensus
+    from s3cache.hooks._watching import Bypasses
+    from s3cache.torch_api.protocols import AOTResult, CompiledGraph
 
 lookups, saves = logger_of("lookups"), logger_of("saves")
 
 #: What torch goes through in a lookup: result, its pickle, whether it is of this machine.
 Candidate: TypeAlias = tuple[object, bytes, bool]
+# Under one key there may be any number of entries, of which these say enough.
+_MAX_REJECTED = 16
 
 
 class Guarded(Protocol):
@@ -68,13 +75,8 @@ class Lookup(CacheCall):
     # Functions that say why each entry was not used.
     rejected: list[Callable[[], list[str]]] = field(default_factory=list)
 
-    def offer(self, hit: Hit, result: object) -> None:
-        """Make this entry the one that torch checks and rebuilds, with its kernels alone."""
-        self.hit, self.result = hit, result
-        self.kernels, self.modules = Artifact.kernels_of(hit.entry), {}
-
     def withdraw(self) -> None:
-        """End what :meth:`offer` began."""
+        """Have torch check and rebuild no entry of ours any more."""
         self.hit, self.result, self.kernels = None, None, None
 
     def reject(self, error: Exception) -> None:
@@ -106,6 +108,7 @@ class Save(CacheCall, Generic[_Result]):
 class Shared(NamedTuple):
     """What both levels of torch's caches have, each at a place of its own."""
 
+    result: Internal[type[AOTResult]] | Internal[type[CompiledGraph]]  # what torch compiles
     candidates: Internal[Function[Iterator[Candidate]]]
     write: Internal[Function[None]]
     asks_remote: Internal[Function[bool]]
@@ -126,14 +129,12 @@ class Level(ABC, Generic[_Result]):
     _keys: KeyHook
     _kernels: Kernels
     _compiles: PendingCompiles
-    _recorder: Recorder
+    _bypasses: Bypasses
+    _is_shown: bool = field(default=False, init=False)
     _warned: set[str] = field(default_factory=set, init=False)
+    _has_hit: bool = field(default=False, init=False)
 
     # -- what differs from level to level
-
-    @abstractmethod
-    def _type(self) -> type[_Result]:
-        """Return the type of what torch compiles at this level."""
 
     @abstractmethod
     def _graphs(self, result: _Result) -> list[object]:
@@ -153,27 +154,12 @@ class Level(ABC, Generic[_Result]):
         torch checks its own guards. A CorruptError says that it can be used nowhere.
         """
 
-    def _artifact(self, saving: Save[_Result], content: bytes) -> Artifact:
-        """Return what is saved of a compiled graph, which torch has pickled as ``content``."""
-        graphs = self._graphs(saving.result)
-        forward_ns, backward_ns = self._compile_ns(saving.result)
-        kernels = self._kernels.images_of(graphs)
-        key = self._keys.known(saving.key)
-        return Artifact(
-            kind=self.name,
-            entry=content,
-            kernels=kernels,
-            guards=saving.result.guards_expr,
-            relies_on=saving.relies_on,
-            forward_ns=forward_ns,
-            backward_ns=backward_ns,
-            components={name: [each.digest, each.value] for name, each in key.components.items()},
-            parts=key.parts,
-            made_by=_made_by(graphs, compiled=bool(kernels)),
-        )
-
     def _prepare(self, saving: Save[_Result]) -> None:
         """Note with a result what its entry must have."""
+
+    def _described(self, saving: Save[_Result]) -> dict[str, object]:
+        """Return what the header says of this level's results alone."""
+        return {}
 
     def _is_provisional(self) -> bool:
         """Return whether a better entry may soon replace one that is saved now."""
@@ -184,7 +170,7 @@ class Level(ABC, Generic[_Result]):
 
     def install_shared(self, patches: Patches) -> None:
         """Replace what both levels have."""
-        candidates, write, asks_remote, remote_cache, uses_torchs_remote = self.shared
+        _, candidates, write, asks_remote, remote_cache, uses_torchs_remote = self.shared
 
         def ask_remote(original: Callable[[], bool]) -> bool:  # torch logs it, too
             ours = self._engine.has_remote and internals.tiers_asked(self.name).remote
@@ -198,6 +184,10 @@ class Level(ABC, Generic[_Result]):
         patches.wrap(asks_remote, ask_remote)
         patches.wrap(remote_cache, only_if_asked)
 
+    def show_in_traces(self) -> None:
+        """Show lookups and saves in torch's traces from now on."""
+        self._is_shown = True
+
     # -- lookups
 
     def _current(self, kind: type[_Call]) -> _Call | None:
@@ -208,10 +198,22 @@ class Level(ABC, Generic[_Result]):
         return None
 
     @contextlib.contextmanager
-    def _looking_up(self, lookup: Lookup) -> Iterator[dict[str, object]]:
-        """Make ``lookup`` the current call, and show it in torch's traces."""
-        with self._state.entered(lookup), self._recorder.shown("s3cache.lookup") as event:
-            yield event
+    def _shown(self, name: str) -> Iterator[dict[str, object]]:
+        """Show the block in torch's traces, if it makes any, with what is put into the mapping.
+
+        That is the log of ``TORCH_TRACE``, and ``torch.profiler``. An error ends no program.
+        """
+        about: dict[str, object] = {"level": self.name}
+        end = None
+        if self._is_shown and internals.is_traced():
+            with contextlib.suppress(Exception):
+                end = internals.begin_event(name, time.time_ns())
+        try:
+            yield about
+        finally:
+            if end is not None:
+                with contextlib.suppress(Exception):
+                    end(time.time_ns(), about)
 
     def _candidates(
         self, original: Function[Iterator[Candidate]], cls: type, *args: object, **kwargs: object
@@ -236,10 +238,12 @@ class Level(ABC, Generic[_Result]):
                 try:
                     content = bytes(Artifact.entry_of(hit.entry, self.name))
                     result = unpickled(content)
-                    if not isinstance(result, self._type()):
+                    if not isinstance(result, self.shared.result.get()):
                         raise CorruptError("entry", f"holds a {type(result).__name__}")
-                    misfit = self._misfit(result, lookup)
-                    lookup.offer(hit, result)
+                    misfit = self._misfit(cast("_Result", result), lookup)
+                    # What torch rebuilds has the kernels of this entry alone.
+                    lookup.result, lookup.modules = result, {}
+                    lookup.kernels = Artifact.kernels_of(hit.entry)
                 except Exception as exc:  # noqa: BLE001 - whatever unpickling meets
                     lookup.reject(exc)
                     continue
@@ -248,9 +252,8 @@ class Level(ABC, Generic[_Result]):
                     continue
                 yield result, content, hit.tier == "local"
                 if lookup.hit is not None:  # torch asks for another one
-                    lookup.rejected.append(
-                        partial(failing_guards, result.guards_expr or "", lookup.inputs)
-                    )
+                    guards = cast("_Result", result).guards_expr or ""
+                    lookup.rejected.append(partial(failing_guards, guards, lookup.inputs))
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             lookup.record_error(exc)
             self._warn(lookups, "a lookup failed, which is a miss", exc)
@@ -269,11 +272,36 @@ class Level(ABC, Generic[_Result]):
         if lookup.entries is None:
             return
         outcome, key = lookup.entries.close(), str(lookup.key)
-        saved_s, rejected = lookup.saved_s, lookup.rejected
-        ending = self._recorder.ended(
-            self.name, key, outcome, saved_s=saved_s, of_whole=of_whole, rejected=rejected
-        )
-        event.update(key=key, level=self.name, **ending)
+        if is_hit := isinstance(outcome, Hit):
+            name, reason, self._has_hit = "hit", str(outcome.tier), True
+        else:
+            name, reason = "miss", str(outcome.reason)
+            lookups.debug("miss %s (%s%s)", key, reason, self.label)
+            if self.name == "aot" and self._has_hit and outcome.reason is Reason.ABSENT:
+                _hint()
+        event.update(key=key, outcome=name, reason=reason)
+        if not self._engine.settings.record:
+            return
+        try:
+            known = self._keys.known(key)
+            components = known.components.items()
+            record = Record(
+                level=self.name,
+                outcome=name,
+                reason=reason,
+                key=key,
+                time=time.time(),
+                elapsed_s=outcome.elapsed_s,
+                saved_s=lookup.saved_s,
+                where=users_line(),
+                of_whole=of_whole,
+                rejected=() if is_hit else tuple(map(_in_words, lookup.rejected[:_MAX_REJECTED])),
+                components={part: (each.digest, each.value) for part, each in components},
+                parts={} if is_hit else known.parts,
+            )
+            self._engine.record(record)
+        except Exception as exc:  # noqa: BLE001 - no training run ends for a record
+            self._warn(lookups, "a lookup is not recorded", exc)
 
     # -- saves
 
@@ -304,8 +332,8 @@ class Level(ABC, Generic[_Result]):
         """Save what torch has pickled; return whether it is shared."""
         key, is_saved = saving.key, False
         with self._refusing(saving):
-            check_readable(content)
-            with self._recorder.shown("s3cache.save") as event:
+            unpickled(content)  # as the next process will: it would refuse it every time
+            with self._shown("s3cache.save") as event:
                 frame = self._artifact(saving, content).encode(key)
                 saved = self._engine.save(
                     key,
@@ -315,18 +343,35 @@ class Level(ABC, Generic[_Result]):
                     remote=internals.tiers_asked(self.name).remote,
                 )
                 is_saved = isinstance(saved, Saved)
-                event.update(key=key, level=self.name, bytes=len(frame), saved=is_saved)
+                event.update(key=key, bytes=len(frame), saved=is_saved)
             if isinstance(saved, Saved):
                 saves.debug("saved %s (%d bytes%s)", key, len(frame), self.label)
                 self._saved(saving, saved, len(frame))
         return is_saved
+
+    def _artifact(self, saving: Save[_Result], content: bytes) -> Artifact:
+        """Return what is saved of a compiled graph, which torch has pickled as ``content``."""
+        graphs = self._graphs(saving.result)
+        kernels = self._kernels.images_of(graphs)
+        key = self._keys.known(saving.key)
+        meta: dict[str, object] = {
+            "guards": saving.result.guards_expr,
+            "relies_on": saving.relies_on,
+            "times_ns": list(self._compile_ns(saving.result)),
+            "components": {
+                name: [each.digest, each.value] for name, each in key.components.items()
+            },
+            "made_by": _made_by(graphs, compiled=bool(kernels)),
+        }
+        meta |= self._described(saving)
+        return Artifact(self.name, content, kernels, meta, key.parts)
 
     @contextlib.contextmanager
     def _refusing(self, saving: CacheCall) -> Iterator[None]:
         """Leave what fails in the block unshared: the user's program goes on."""
         try:
             yield
-        except UnreadableError as exc:
+        except CorruptError as exc:
             self._refused("entry", exc)
         except NotSharableError as exc:
             self._refused(exc.code, exc)
@@ -343,6 +388,56 @@ class Level(ABC, Generic[_Result]):
     def _raise_if_strict(self, call: CacheCall) -> None:
         if call.error is not None and self._engine.settings.strict:
             raise call.error
+
+
+# -- what is recorded of a lookup
+
+
+@functools.cache
+def _hint() -> None:
+    """Point to ``explain`` once, for the first graph that is absent where others hit."""
+    lookups.info("a graph missed where others hit; `s3cache explain` says why")
+
+
+def _in_words(why: Callable[[], list[str]]) -> str:
+    text = ""
+    with contextlib.suppress(Exception):  # what an entry has guards on may not be here at all
+        text = "; ".join(why())
+    return text or "what it relies on does not hold"
+
+
+_MAX_FRAMES = 1000
+_NO_FILE = re.compile(r"<(?!stdin>|string>)")
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def users_line() -> tuple[str, int, str] | None:
+    """Return file, line and function of the first frame outside of torch that called the compiler.
+
+    Users' backends are between our caller and Dynamo: frames that they called do not count.
+    """
+    compiler, torchs = _places()
+    found = None
+    frame = sys._getframe(1)
+    for _ in range(_MAX_FRAMES):
+        name = frame.f_code.co_filename
+        if name.startswith(compiler):
+            found = None
+        elif found is None and not name.startswith(torchs) and not _NO_FILE.match(name):
+            found = name, frame.f_lineno, frame.f_code.co_name
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return found
+
+
+@functools.cache
+def _places() -> tuple[str, tuple[str, ...]]:
+    torch = internals.torch_directory()
+    stdlib = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+    # The frames of the standard library that may be in between.
+    between = (stdlib + "contextlib.py", stdlib + "functools.py", stdlib + "threading.py")
+    return os.path.join(torch, "_dynamo") + os.sep, (torch, _OURS, *between)
 
 
 # -- what an entry says of itself, for people

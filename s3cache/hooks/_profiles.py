@@ -9,9 +9,9 @@ A program can need its sizes to be constants: ``math.gcd(x.shape[0], 4)`` does n
 ``fullgraph=True`` where the size is a symbol. So profiles are off unless a user turns them on, and
 never make a symbol of a Python number.
 
-A program that begins as the first one did is left alone: all graphs on its way are there, the one
-of constants too, while a graph that began with symbols may differ from what was made of constants
-later (sizes that are equal when a graph is traced share a symbol).
+A frame of kind ``shapes`` has one section, ``profile``: msgpack, a map from the fingerprint of a
+piece of code to a map from the name of a tensor (``L['x']``) to what changes of it: flags of its
+sizes, and of its strides. It names no values: not the sizes that were seen.
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ import contextlib
 import hashlib
 import platform
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from s3cache.artifact import Changing, ShapeProfile
+import msgpack  # type: ignore[import-untyped]
+
+from s3cache import frame
+from s3cache.artifact import SCHEMA, section_of
 from s3cache.cache import Engine
+from s3cache.errors import CorruptError
+from s3cache.frame import Frame
 from s3cache.graph import code_fingerprint
-from s3cache.hooks._state import around
+from s3cache.hooks._keys import around
 from s3cache.torch_api import installed_version, internals
 from s3cache.util.logs import logger_of
 
@@ -36,9 +41,78 @@ if TYPE_CHECKING:
 
 logger = logger_of("saves")
 
+#: Which of a tensor's sizes, or strides, change; ``None`` where nothing is known.
+Flags: TypeAlias = "tuple[bool, ...] | None"
+Changing: TypeAlias = tuple[Flags, Flags]
+
 # A program learns a little with each compile, and then no more.
 _MAX_SAVES = 16
 _MAX_VARIANTS = 16
+_MAX_BYTES = 4 << 20
+
+
+class Profile:
+    """What changes of a tensor from call to call, by the fingerprint of the code and its name."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, dict[str, Changing]] = {}
+
+    def add(self, code: str, name: str, changing: Changing) -> bool:
+        """Add what is known of a tensor; return whether that was news."""
+        inputs = self.inputs.setdefault(code, {})
+        known = inputs.get(name, (None, None))
+        inputs[name] = _merged(known[0], changing[0]), _merged(known[1], changing[1])
+        return inputs[name] != known
+
+    def encode(self, key: str) -> bytes:
+        """Return a frame under ``key``; profiles that say the same are one variant."""
+        plain = {code: dict(sorted(self.inputs[code].items())) for code in sorted(self.inputs)}
+        content: bytes = msgpack.packb(plain)
+        return frame.encode(
+            kind="shapes",
+            key=key,
+            variant=hashlib.sha256(content).hexdigest()[:32],
+            schema=SCHEMA,
+            sections={"profile": content},
+        )
+
+    def update(self, entry: Frame) -> None:
+        """Add all that a verified frame says.
+
+        Raises:
+            CorruptError: it is of another kind or schema, or holds something else.
+        """
+        content = section_of(entry, "shapes", "profile")
+        if len(content) > _MAX_BYTES:
+            raise CorruptError("profile", f"has {len(content)} bytes")
+        try:
+            plain = msgpack.unpackb(content, max_ext_len=0, max_array_len=1 << 10)
+            said = [
+                (code, name, (_flags(sizes), _flags(strides)))
+                for code, inputs in plain.items()
+                for name, (sizes, strides) in inputs.items()
+            ]
+        except (AttributeError, TypeError, ValueError, msgpack.UnpackException) as exc:
+            raise CorruptError("profile", f"is none ({exc!r})") from None
+        for each in said:
+            self.add(*each)
+
+
+def _flags(plain: object) -> Flags:
+    if plain is None:
+        return None
+    if not isinstance(plain, list) or not {*map(type, plain)} <= {bool}:
+        raise ValueError(f"{str(plain)[:80]} is not what changes of a tensor")
+    return tuple(plain)
+
+
+def _merged(ours: Flags, theirs: Flags) -> Flags:
+    """Return what changes by either; of two numbers of dimensions the larger one counts."""
+    if ours is None or theirs is None:
+        return theirs if ours is None else ours
+    if len(ours) != len(theirs):
+        return max(ours, theirs, key=len)
+    return tuple(our or their for our, their in zip(ours, theirs, strict=True))
 
 
 class ShapeProfiles:
@@ -47,10 +121,8 @@ class ShapeProfiles:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._key = ""
-        self._known = ShapeProfile()  # from elsewhere
-        self._learned = ShapeProfile()
+        self._known = Profile()  # from elsewhere and here
         self._fingerprints: dict[CodeType, str] = {}
-        self._begun: dict[tuple[str, str], str] = {}  # by code and input; "" where more was known
         self._unsaved = False
         self._saves = 0
         self._warned = False
@@ -71,44 +143,25 @@ class ShapeProfiles:
         code = ""
         with self._failing_once():
             code = self._code(tx.f_code)
-            known = self._known.get(code, name)
-            begun = self._begin(code, name, entry, known)
-            if known is not None and not begun:
-                entry = internals.with_changing(entry, known.sizes, known.strides)
+            known = self._known.inputs.get(code, {}).get(name)
+            if known is not None:
+                entry = internals.with_changing(entry, *known)
         result = original(tx, name, entry, *args, **kwargs)
-        if code:
-            with self._failing_once():
-                self._learn(code, name, result)
+        with self._failing_once():
+            changing = internals.changing(result)
+            if code and any(any(flags or ()) for flags in changing):
+                self._unsaved |= self._known.add(code, name, changing)
         return result
-
-    def _begin(self, code: str, name: str, seen: ShapeState, known: Changing | None) -> str:
-        """Return a digest of what was seen first, if that began as the graph of constants did."""
-        if (code, name) not in self._begun:
-            text = repr((seen.scalar, seen.size, seen.stride))
-            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-            alike = known is None or digest in known.begun
-            self._begun[code, name] = digest if alike else ""
-        return self._begun[code, name]
-
-    def _learn(self, code: str, name: str, state: ShapeState) -> None:
-        sizes, strides = internals.changing(state)
-        if any(sizes or ()) or any(strides or ()):
-            begun = self._begun.get((code, name))
-            changing = Changing(sizes, strides, (begun,) if begun else ())
-            self._unsaved |= self._learned.add(code, name, changing)
 
     @around(internals.put_code_state)
     def _put_code_state(self, original: Callable[[], None]) -> None:
         original()
-        if self._unsaved and self._saves < _MAX_SAVES:
+        may_save = self._engine.settings.mode in ("read-write", "write-only")
+        if self._unsaved and self._key and may_save and self._saves < _MAX_SAVES:
             self._unsaved = False
-            with self._failing_once():
-                self._save()
-
-    def _save(self) -> None:
-        if self._key and self._engine.settings.mode in ("read-write", "write-only"):
             self._saves += 1
-            self._engine.save(self._key, self._learned.encode(self._key), level="shapes")
+            with self._failing_once():
+                self._engine.save(self._key, self._known.encode(self._key), level="shapes")
 
     def _code(self, code: CodeType) -> str:
         """Return the fingerprint of ``code``; the first one names the program, which is fetched."""
@@ -124,12 +177,11 @@ class ShapeProfiles:
         lookup = self._engine.candidates(self._key, "shapes")
         for count, hit in enumerate(lookup, 1):
             try:
-                self._known.update(ShapeProfile.of(hit.entry))
+                self._known.update(hit.entry)
             except Exception as exc:  # noqa: BLE001 - whatever it holds
                 lookup.reject(hit, exc)
             if count == _MAX_VARIANTS:
                 break
-        self._learned.update(self._known)
 
     @contextlib.contextmanager
     def _failing_once(self) -> Iterator[None]:

@@ -9,20 +9,20 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from s3cache import metrics
 from s3cache.cache import Cache, Engine, current_cache, set_current
 from s3cache.errors import S3CacheError, UnsupportedTorchError, code_of
 from s3cache.graph import Report
+from s3cache.hooks._compiles import PendingCompiles
 from s3cache.hooks._conditions import deserialize_backward
+from s3cache.hooks._directories import lock_down, remember_installation
 from s3cache.hooks._graphs import AOTGraphs, FxGraphs
-from s3cache.hooks._installation import remember_installation
 from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._keys import KeyHook, Registry, watch_registrations
-from s3cache.hooks._recorder import Recorder
-from s3cache.hooks._state import CompileState, Patches, PendingCompiles
+from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, watch_registrations
+from s3cache.hooks._watching import Bypasses, Progress, checked
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import (
     autoload,
@@ -38,6 +38,7 @@ from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
     from typing_extensions import Unpack
 
     from s3cache.settings import Options
@@ -70,11 +71,8 @@ class Session:
             undo.callback(self._patches.undo)
             undo.callback(watch_registrations(self._early_failures.append))
         if engine.uses_trusted_only:
-            from s3cache.hooks import _lockdown
-
-            lock = _lockdown.lock_down if supported else _lockdown.without_torch_caches
-            lock_down = functools.partial(lock, engine, self._locked)
-            undo.callback(when_imported(internals.CODE_CACHES, lock_down))
+            lock = functools.partial(lock_down, engine, self._locked, supported=supported)
+            undo.callback(when_imported(internals.CODE_CACHES, lock))
         if supported:
             undo.callback(when_imported(internals.COMPILER, self._install))
 
@@ -93,9 +91,7 @@ class Session:
         except Exception as exc:
             self._patches.undo()
             if self.engine.uses_trusted_only:
-                from s3cache.hooks._lockdown import without_torch_caches
-
-                without_torch_caches(self.engine, self._locked)
+                lock_down(self.engine, self._locked, supported=False)
             if self.engine.settings.strict:
                 raise
             logger.warning(
@@ -111,10 +107,10 @@ class Session:
     def _install_hooks(self) -> None:
         engine, state = self.engine, CompileState()
         keys = KeyHook(registry, state)
-        recorder = Recorder(engine, keys)
+        bypasses = Bypasses(engine)
         kernels = Kernels(state, share_sources=engine.settings.share_sources)
         compiles = PendingCompiles(state, registry.version_of)
-        shared = engine, state, keys, kernels, compiles, recorder
+        shared = engine, state, keys, kernels, compiles, bypasses
         levels = AOTGraphs(*shared), FxGraphs(*shared)
         # What carries the cache: this all goes in, or nothing.
         for hooks in (state, keys, kernels, compiles, *levels):
@@ -124,19 +120,21 @@ class Session:
             level.install_shared(self._patches)
         self._patches.wrap(internals.deserialize_backward, deserialize_backward)
 
+        def show(_: Patches) -> None:
+            for level in levels:
+                level.show_in_traces()
+
         # What can fail alone.
         feature, directory = self._try, engine.settings.local_dir
         feature(internals.TORCH_KEY, lambda _: remember_installation(directory))
         feature(internals.KEY_LOGS, lambda p: p.wrap(internals.fx_debug_lines, keys.debug_lines))
-        feature(internals.TRACES, lambda _: recorder.show())
+        feature(internals.TRACES, show)
         if engine.settings.shape_profile:
             from s3cache.hooks._profiles import ShapeProfiles
 
             feature(internals.PROFILES, lambda patches: patches.install(ShapeProfiles(engine)))
         if os.environ.get(WATCHED):
-            from s3cache.hooks._watching import Progress
-
-            feature(internals.WATCHING, Progress(engine, recorder).install)
+            feature(internals.WATCHING, Progress(engine, bypasses).install)
 
     def _try(self, feature: str, install: Callable[[Patches], object]) -> None:
         patches = Patches()
@@ -279,11 +277,28 @@ def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
     Raises:
         Exception: what ``function`` raises.
     """
-    from s3cache.hooks._watching import checked
-
     session = _session
     probe = session.engine.probe if session is not None and session.supported else None
     return checked(function, registry, args, kwargs, probe)
+
+
+def backend(
+    gm: GraphModule,
+    example_inputs: Sequence[object],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Function[object]:
+    """Compile for ``torch.compile(backend="s3cache")``: by Inductor, with the cache.
+
+    It is configured by the environment, unless it is enabled already; ``mode`` and ``options`` are
+    those of ``torch.compile``. torch finds it through the entry point group
+    ``torch_dynamo_backends``.
+    """
+    if active() is None:
+        enable_by_environment()
+    # What ``backend="inductor"`` stands for; it checks mode and options.
+    return internals.inductor_backend.get()(mode, options, None)(gm, example_inputs)
 
 
 def _close() -> None:

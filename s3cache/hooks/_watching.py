@@ -1,13 +1,15 @@
-"""What ``s3cache.check``, and the commands ``check`` and ``warm``, find out of a program.
+"""What people learn of a program: why graphs are not cached, and what the commands find out.
 
 ``s3cache.check`` installs the hook of keys alone. torch traces the function as usual; where it
-would look a graph up, the graph is keyed and then runs uncompiled. The commands watch a process
-that runs as usual, and notes how far it is.
+would look a graph up, the graph is keyed and then runs uncompiled. The commands ``check`` and
+``warm`` watch a process that runs as usual, and notes how far it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,21 +26,117 @@ from s3cache.graph import (
     process_bypass_reasons,
     take_baseline,
 )
-from s3cache.hooks._keys import KeyHook, Registry
-from s3cache.hooks._state import CacheCall, CompileState, Patches, around
+from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches, Registry, around
+from s3cache.hooks._level import users_line
+from s3cache.records import Record
+from s3cache.stats import Level
 from s3cache.torch_api import internals
 from s3cache.util.logs import logger_of
+from s3cache.util.text import command
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
     from torch.nn import Module
 
-    from s3cache.hooks._recorder import Recorder
     from s3cache.torch_api.protocols import AOTConfig, Function
 
-logger = logger_of("records")
+logger, bypasses = logger_of("records"), logger_of("bypasses")
 
 # Later steps are not noted: a run's records are bounded.
 _MAX_STEPS = 1000
+_MAX_SHOWN = 10  # reasons of one graph
+_MAX_WARNED = 50  # reasons of one session
+_TRACED = re.compile(r'File "([^"\n]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]*))?')
+
+
+class Bypasses:
+    """Records and warns of graphs that are not cached. Any thread may use it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._mutex = threading.Lock()
+        self._warned: set[tuple[str, str]] = set()
+
+    def record(
+        self,
+        level: Level,
+        reasons: Sequence[BypassReason],
+        gm: GraphModule | None = None,
+        *,
+        key: str = "",
+    ) -> None:
+        """Record a graph that was not looked up, or not saved under the key that missed."""
+        if not self._engine.settings.record:
+            return
+        try:
+            about = tuple(
+                {**reason.as_dict(), "line": "" if gm is None else line_of(gm, reason)}
+                for reason in reasons
+            )
+            codes = " ".join(dict.fromkeys(reason.code for reason in reasons))
+            record = Record(
+                level=level,
+                outcome="bypass",
+                key=key,
+                reason=codes,
+                time=time.time(),
+                where=users_line(),
+                reasons=about,
+            )
+            self._engine.record(record)
+        except Exception:  # no training run ends for a record
+            logger.debug("a graph is not recorded", exc_info=True)
+
+    def warn(
+        self,
+        reasons: Sequence[BypassReason],
+        error: Exception | None = None,
+        *,
+        what: str = "a graph is not cached as a whole",
+    ) -> None:
+        """Count a graph that is not cached for ``reasons``, and log them.
+
+        A reason is a warning, with the way out, when it first occurs. After that, and once there
+        were as many warnings as a log can bear, it is a line at level INFO. ``error`` is what led
+        to the reason of that name: a mistake of ours needs its traceback.
+        """
+        self._engine.count_bypass({reason.code for reason in reasons})
+        shown = reasons[:_MAX_SHOWN]
+        with self._mutex:
+            room = len(self._warned) < _MAX_WARNED
+            new = {(each.code, each.target) for each in shown} - self._warned if room else set()
+            self._warned |= new
+        if self._engine.settings.strict:  # it is raised instead
+            new = set()
+        lines = [f"{what} ({shown[0].code}): {shown[0]}"]
+        for index, reason in enumerate(shown):
+            if index:
+                lines.append(f"  and ({reason.code}): {reason}")
+            if reason.fix:  # on a line of its own, to be pasted
+                lines.append(f"    {reason.fix}")
+        if len(reasons) > len(shown):
+            lines.append(f"  and {len(reasons) - len(shown)} more")
+        codes = dict.fromkeys(each.code for each in shown if (each.code, each.target) in new)
+        if codes:
+            lines.append(f"    read on: {command(*codes)}")
+        bypasses.log(
+            logging.WARNING if new else logging.INFO,
+            "%s",
+            "\n".join(lines),
+            exc_info=error if "error" in codes else None,
+        )
+
+
+def line_of(gm: GraphModule, reason: BypassReason) -> str:
+    """Return the line of the user's program that a reason is about, as ``file:line: code``."""
+    module = gm.get_submodule(reason.module) if reason.module else gm
+    for node in getattr(getattr(module, "graph", None), "nodes", ()):
+        if node.name == reason.node:
+            traced = _TRACED.findall(str(node.meta.get("stack_trace") or ""))
+            if traced:
+                file, line, code = traced[-1]
+                return f"{file}:{line}: {code.strip()}".rstrip(": ")
+    return ""
 
 
 def checked(
@@ -142,9 +240,9 @@ class Progress:
     graph, and what torch would not even look up. Any thread may compile, or step an optimizer.
     """
 
-    def __init__(self, engine: Engine, recorder: Recorder) -> None:
+    def __init__(self, engine: Engine, bypasses: Bypasses) -> None:
         self._engine = engine
-        self._recorder = recorder
+        self._bypasses = bypasses
         self._mutex = threading.Lock()
         self._compiling = 0
         self._steps: dict[int, int] = {}
@@ -194,10 +292,8 @@ class Progress:
     def _should_use_local_cache(self, original: Callable[[], bool]) -> bool:
         answer = original()
         if not (answer or any(internals.tiers_asked("aot"))):
-            try:
-                self._recorder.bypassed("aot", process_bypass_reasons())
-            except Exception:
-                logger.debug("a graph is not noted", exc_info=True)
+            with contextlib.suppress(Exception):  # no training run ends for a note
+                self._bypasses.record("aot", process_bypass_reasons())
         return answer
 
     def _stepped(self, optimizer: object, *_: object) -> None:

@@ -285,6 +285,8 @@ ENTRY_BULK = Fields(
     serialized_bw_module min_cut_info_str""",
     added={"min_cut_info_str": (2, 13)},
 )
+#: A description has the attributes of every object of these modules.
+DESCRIBED = f"{_AOT}."
 #: Properties that a description has like attributes.
 COMPUTED = Fields(f"{_SCHEMAS}:InputAliasInfo", "mutation_type").names
 

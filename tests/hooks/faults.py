@@ -33,7 +33,7 @@ def _hooks() -> dict[str, tuple[Any, str]]:
     """What to break in each hook."""
     from s3cache.artifact import Artifact
     from s3cache.cache import Engine
-    from s3cache.hooks import _conditions, _graphs, _keys, _state
+    from s3cache.hooks import _compiles, _graphs, _keys
 
     return {
         "key": (_keys, "bypass_reasons"),
@@ -43,8 +43,8 @@ def _hooks() -> dict[str, tuple[Any, str]]:
         "rebuild": (Artifact, "kernels_of"),
         "save": (Artifact, "encode"),
         "describe": (_graphs, "describe"),
-        "begin": (_conditions.Compile, "__init__"),
-        "note fx": (_state, "reads_storage_offsets"),
+        "begin": (_compiles.Compile, "__init__"),
+        "note fx": (_compiles, "reads_storage_offsets"),
         "note": (_graphs, "note_conditions"),
     }
 

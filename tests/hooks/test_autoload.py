@@ -116,40 +116,25 @@ _ON = {"mode": "read-write", "in_torch": True, "finders": []}
 _NOT: dict[str, Any] = {"url": None, "mode": None, "in_torch": False, "finders": []}
 
 
-def _choose(site: Site, before: str, after: str, **variables: str) -> Any:
-    program = _CHOICES.format(choice=(before, after))
-    return _told(site.machine("one"), program, **{"S3CACHE_URL": "memory://one", **variables})
-
-
 @slow
 @pytest.mark.parametrize(
-    ("before", "after", "expected"),
+    ("before", "after", "variables", "expected"),
     [
-        (_ASKED, "", {"url": "memory://one", **_ON}),
-        (_OTHER, "", {"url": "memory://other", **_ON}),
-        ("", _OTHER, {"url": "memory://other", **_ON}),
-        ("", f"{_ASKED}; s3cache.disable()", _NOT),
+        (_ASKED, "", {}, {"url": "memory://one", **_ON}),
+        (_OTHER, "", {}, {"url": "memory://other", **_ON}),
+        ("", _OTHER, {}, {"url": "memory://other", **_ON}),
+        ("", f"{_ASKED}; s3cache.disable()", {}, _NOT),
+        ("", "", {"S3CACHE_AUTOLOAD": "no"}, _NOT),
+        ("", "", {"S3CACHE_MODE": "off"}, {"url": "memory://one", **_ON, "mode": "off"}),
     ],
 )
-def test_each_choice_of_the_program_wins(
-    site: Site, before: str, after: str, expected: dict[str, Any]
+def test_each_choice_of_the_program_and_the_environment_wins(
+    site: Site, before: str, after: str, variables: dict[str, str], expected: dict[str, Any]
 ) -> None:
     """Before ``import torch`` or after it; :func:`s3cache.active` asks for what is waiting."""
-    assert _choose(site, before, after) == {**expected, "stderr": ""}
-
-
-@slow
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"S3CACHE_AUTOLOAD": "no"}, _NOT),
-        ({"S3CACHE_MODE": "off"}, {"url": "memory://one", **_ON, "mode": "off"}),
-    ],
-)
-def test_the_environment_can_say_no(
-    site: Site, variables: dict[str, str], expected: dict[str, Any]
-) -> None:
-    assert _choose(site, "", "", **variables) == {**expected, "stderr": ""}
+    program = _CHOICES.format(choice=(before, after))
+    variables = {"S3CACHE_URL": "memory://one", **variables}
+    assert _told(site.machine("one"), program, **variables) == {**expected, "stderr": ""}
 
 
 # -- mistakes
@@ -187,43 +172,6 @@ def test_strict_raises_where_the_program_first_compiles(site: Site) -> None:
     told = _told(machine, _MISTAKEN)
     assert "scheme 'ftp': is not known" in told["failed"][0]
     assert told["stderr"] == ""
-
-
-# -- processes that a program starts by itself
-
-_STARTS = """\
-import json, os, sys
-import torch
-import torch.multiprocessing as mp
-
-def work(rank):
-    x = torch.arange(9.0).reshape(3, 3)
-    assert torch.equal(torch.compile(lambda x: x @ x + 1)(x), x @ x + 1)
-    from torch._dynamo.utils import counters
-    with open(f"{os.environ['HOME']}/{rank}.json", "w") as out:
-        json.dump(counters["aot_autograd"], out)
-
-if __name__ == "__main__":
-    mp.spawn(work, nprocs=2)
-"""
-
-
-def _start(machine: Machine) -> list[dict[str, int]]:
-    """The counts of both processes."""
-    script = machine.root / "program.py"
-    script.parent.mkdir(parents=True, exist_ok=True)
-    script.write_text(_STARTS)
-    done = machine.start(str(script))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((machine.root / "home" / f"{rank}.json").read_text()) for rank in (0, 1)]
-
-
-@slow
-def test_processes_that_the_program_starts_are_warm(site: Site) -> None:
-    _start(site.machine("one", S3CACHE_URL=site.url))
-    assert len(site.entries()) == 1
-    for counts in _start(site.machine("two", S3CACHE_URL=site.url)):
-        assert counts == {"total": 1, "autograd_cache_hit": 1, "ok": 1}
 
 
 # -- what is registered between torch and the first compile

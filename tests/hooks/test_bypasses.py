@@ -11,9 +11,7 @@ import s3cache
 import tests.support.compiler  # noqa: F401
 from s3cache.cache import Engine
 from s3cache.graph import BypassReason
-from s3cache.hooks._keys import KeyHook, Registry
-from s3cache.hooks._recorder import Recorder
-from s3cache.hooks._state import CompileState
+from s3cache.hooks._watching import Bypasses
 from tests.support.marks import slow
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ def test_of_several_reasons_those_that_are_new_are_pointed_to(
 ) -> None:
     caplog.set_level("INFO", "s3cache.bypasses")
     engine = Engine.open(None, local=False)
-    bypasses = Recorder(engine, KeyHook(Registry(), CompileState()))
+    bypasses = Bypasses(engine)
     function, kernel = (
         BypassReason("function", "calls f", "vouch for f"),
         BypassReason("kernel", "is foreign"),
@@ -60,7 +58,7 @@ def test_each_function_is_named_with_its_fix_and_no_message_is_long(
     """Who does what one warning says is not to learn in the next run that it was one of many."""
     caplog.set_level("INFO", "s3cache.bypasses")
     engine = Engine.open(None, local=False)
-    bypasses = Recorder(engine, KeyHook(Registry(), CompileState()))
+    bypasses = Bypasses(engine)
     reasons = [
         BypassReason("function", f"calls f{n}", f"f{n}()", target=f"f{n}") for n in range(200)
     ]

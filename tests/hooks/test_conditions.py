@@ -10,15 +10,13 @@ import pytest
 
 from s3cache.artifact import variant_of
 from s3cache.errors import CorruptError
+from s3cache.hooks._compiles import FX_INFO, Compile, note_conditions
 from s3cache.hooks._conditions import (
-    FX_INFO,
-    Compile,
     NotSharableError,
     add_guards,
     conditions_of,
     described,
     misfits,
-    note_conditions,
 )
 from s3cache.torch_api.protocols import AOTConfig, AOTResult
 from tests.hooks.conditions import NOTHING

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.hooks._installation import fingerprint_of, remember_installation
+from s3cache.hooks._directories import fingerprint_of, remember_installation
 from s3cache.torch_api import internals
 from s3cache.util.deadline import DeadlineExecutor
 from tests.support.hanging import dead_mount
@@ -41,21 +41,9 @@ def test_a_second_process_computes_nothing(tmp_path: Path, given: list[bytes]) -
     assert given == [bytes(32)]
 
 
-def test_a_file_that_others_may_have_written_is_not_believed(
-    tmp_path: Path, given: list[bytes]
-) -> None:
-    path = forged(tmp_path)
+def open_to_others(path: Path, aside: Path) -> None:
+    path.write_bytes(aside.read_bytes())
     path.chmod(0o666)
-    remember_installation(str(tmp_path))
-    assert given == []
-    assert json.loads(path.read_text())["torch_key"] != "00" * 32  # and is made anew
-
-    (linked := tmp_path / "linked").mkdir()
-    path = forged(linked)
-    path.rename(tmp_path / "theirs")
-    path.symlink_to(tmp_path / "theirs")
-    remember_installation(str(linked))
-    assert given == []
 
 
 def a_pipe(path: Path, aside: Path) -> None:
@@ -86,10 +74,11 @@ def a_device(path: Path, aside: Path) -> None:
 
 
 def brackets(path: Path, aside: Path) -> None:
-    path.write_bytes(b"[" * 4096)
+    path.write_bytes(b"[" * 100_000)
 
 
 PLANTED = [
+    open_to_others,
     a_pipe,
     a_link,
     a_second_name,
@@ -101,9 +90,10 @@ PLANTED = [
 
 
 @pytest.mark.parametrize("plant", PLANTED)
-def test_what_was_planted_is_not_waited_for_nor_believed_and_gives_way(
+def test_a_file_that_others_may_have_written_is_not_believed(
     plant: Callable[[Path, Path], None], tmp_path: Path, given: list[bytes]
 ) -> None:
+    """Nor waited for; and it gives way."""
     (root := tmp_path / "root").mkdir(mode=0o700)
     path = forged(root)
     path.rename(aside := tmp_path / "aside")
@@ -163,9 +153,18 @@ def test_a_change_of_the_installation_is_seen(change: str, tmp_path: Path) -> No
     for name in ("a.py", "sub/b.py", "sub/note.txt", "lib/e.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    before = fingerprint_of(str(tmp_path))
+    for directory in (tmp_path, tmp_path / "sub"):
+        os.utime(directory, ns=(10**18, 10**18))
+    before, listing = fingerprint_of(str(tmp_path))
+    assert set(listing) == {str(tmp_path), str(tmp_path / "sub")}
     (tmp_path / "sub/note.txt").write_text("no source")
     (tmp_path / "lib/e.py").write_text("nor is this one of torch's")
-    assert fingerprint_of(str(tmp_path)) == before
+    assert fingerprint_of(str(tmp_path), listing) == (before, listing)
     CHANGES[change](tmp_path)
-    assert fingerprint_of(str(tmp_path)) != before
+    assert fingerprint_of(str(tmp_path))[0] != before
+    assert fingerprint_of(str(tmp_path), listing)[0] != before
+
+
+def test_a_directory_that_has_just_changed_is_listed_again(tmp_path: Path) -> None:
+    """A later change may bear the same time."""
+    assert fingerprint_of(str(tmp_path))[1] == {}

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tests.support.compiler  # noqa: F401
+from s3cache.hooks._directories import disable_torch_caches, install_lockdown, own_directory
 from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._lockdown import disable_torch_caches, install_lockdown, own_directory
-from s3cache.hooks._state import CacheCall, CompileState, Patches
+from s3cache.hooks._keys import CacheCall, CompileState, Patches
 from s3cache.store import private_directory
 from s3cache.torch_api import internals
 from tests.support.users import ATTACKER, VICTIM, as_user, begun_as, common, needs_users

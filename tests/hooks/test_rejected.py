@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache.hooks._conditions import misfits
-from s3cache.hooks._recorder import failing_guards
+from s3cache.hooks._conditions import failing_guards, misfits
 from tests.hooks.conditions import NOTHING
 from tests.support.marks import slow
 

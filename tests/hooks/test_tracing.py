@@ -85,20 +85,3 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
             assert len(entry.meta["components"]) > 9
             for name, (digest, _) in entry.meta["components"].items():
                 assert f"[{digest}] {name}: " in told["stderr"]
-
-
-@slow
-def test_compiled_autograd_counts_and_traces_as_with_torch_alone(
-    site: Site, tmp_path: Path
-) -> None:
-    """Of a backward under the stance ``force_eager``, which is captured, nothing is looked up."""
-    found = {}
-    for name, url in (("alone", ""), ("first", site.url), ("second", site.url)):
-        folder = tmp_path / name
-        told = site.machine(name, TORCH_TRACE=str(folder)).run("tracing:captured", url)
-        artifacts = [line["artifact"]["name"] for line in traced(folder) if "artifact" in line]
-        counts = told["compiled"][0], told["eager"][0]
-        found[name] = counts, [each for each in artifacts if "compiled_autograd" in each]
-        assert told["compiled"][1] == told["eager"][1] == bool(url)
-    assert found["alone"][1]
-    assert found["first"] == found["second"] == found["alone"]

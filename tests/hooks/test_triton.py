@@ -16,9 +16,8 @@ import pytest
 import tests.support.compiler  # noqa: F401
 from s3cache.artifact import unpickled
 from s3cache.errors import is_machine_trouble
-from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._portable import portable
-from s3cache.hooks._state import CacheCall, CompileState, Patches
+from s3cache.hooks._kernels import Kernels, portable
+from s3cache.hooks._keys import CacheCall, CompileState, Patches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,13 +2,10 @@
 
 Each dataclass here stands for one of AOTAutograd's (``torch/_functorch/_aot_autograd/schemas.py``)
 and has its names of class and fields; torch's docstrings say what a field means. Attributes are
-copied by name when an entry is saved. They are read from the header of the entry: torch need not be
-installed, and nothing is unpickled. Nothing is rebuilt from a description: torch's own objects are
-in the entry.
+copied by name when an entry is saved, and read without torch. Nothing is rebuilt from them.
 
-Every field may be ``None``, or empty: torch has no such field, or ``extra`` has it. ``extra``
-holds, by name, each attribute of torch's object that is not a field here, or not of the field's
-type: what a newer torch adds is kept.
+Any field may be ``None``, or empty, if torch has no such field. ``extra`` holds, by name, each
+attribute that is no field here, or not of the field's type: what a newer torch adds is kept.
 """
 
 from __future__ import annotations
@@ -17,10 +14,19 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Literal,
+    TypeAlias,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgpack  # type: ignore[import-untyped]
 
+from s3cache.artifact._artifact import CLASS, described_as, packed_plain
 from s3cache.errors import CorruptError
 from s3cache.frame import Header
 
@@ -48,14 +54,9 @@ __all__ = [
     "to_plain",
 ]
 
-# Fifty times what a GPT of 6 layers takes.
-_MAX_PACKED_BYTES = 256 << 10
 _MAX_BYTES = 64 << 20
 # See MAX_ITEMS of the frame: no graph has that many inputs.
 _MAX_ITEMS = 1 << 16
-_CLASS = "class"
-
-M = TypeVar("M", bound="Meta")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +175,9 @@ class OpaqueMeta(Meta):
     """An object that is no tensor inside of a subclass."""
 
 
+_Creation: TypeAlias = Union[PlainTensorMeta, "SubclassCreationMeta", OpaqueMeta]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SubclassCreationMeta(Meta):
     """A tensor subclass, and how to make it of the inner graph's tensors.
@@ -184,9 +188,7 @@ class SubclassCreationMeta(Meta):
     flat_tensor_start_idx: int | None = None
     arg_count: int | None = None
     included_subclass_symints: bool | None = None
-    attrs: Mapping[str, PlainTensorMeta | SubclassCreationMeta | OpaqueMeta] = field(
-        default_factory=dict
-    )
+    attrs: Mapping[str, _Creation] = field(default_factory=dict)
     outer_size: tuple[int | None, ...] | None = None
     outer_stride: tuple[int | None, ...] | None = None
     outer_size_from_attr: str | None = None
@@ -197,14 +199,11 @@ class SubclassCreationMeta(Meta):
     memory_format: MemoryFormatMeta | None = None
 
 
-_Creation: TypeAlias = PlainTensorMeta | SubclassCreationMeta | OpaqueMeta
-
-
 @dataclass(frozen=True, kw_only=True)
 class ViewAndMutationMeta(Meta):
     """All that is known of a graph's aliases and mutations.
 
-    Those below the first blank line are computed by torch from those above it.
+    ``extra`` has what torch computes of these, such as indices of the outputs of each kind.
     """
 
     input_info: tuple[InputAliasInfo, ...] = ()
@@ -240,25 +239,6 @@ class ViewAndMutationMeta(Meta):
     is_rng_op_functionalized: bool | None = None
     num_outputs_rng_offset: int | None = None
     dynamic_saved_tensors_idxs: Value = None
-
-    mutated_inp_runtime_indices: tuple[int, ...] | None = None
-    num_mutated_inp_runtime_indices: int | None = None
-    mutated_graph_handled_indices: tuple[int, ...] | None = None
-    num_mutated_graph_handled_indices: int | None = None
-    mutated_graph_handled_indices_seen_by_autograd: tuple[int, ...] | None = None
-    num_mutated_graph_handled_indices_seen_by_autograd: int | None = None
-    aliased_out_indices: tuple[int, ...] | None = None
-    unsafe_view_out_indices: tuple[int, ...] | None = None
-    num_outputs: int | None = None
-    num_outputs_non_aliased: int | None = None
-    num_outputs_aliased_to_inputs: int | None = None
-    num_outputs_aliased_to_intermediates: int | None = None
-    num_outputs_aliased: int | None = None
-    num_unsafe_view_outputs: int | None = None
-    dynamic_outputs: bool | None = None
-    output_types: tuple[str, ...] | None = None
-    num_forward_returns: int | None = None
-    num_forward: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,10 +321,28 @@ class GraphDescription(Meta):
         return tuple(names.get(index) or f"input {index}" for index in range(count))
 
 
-#: The classes of described objects, by name.
-CLASSES: dict[str, type[Meta]] = {cls.__name__: cls for cls in Meta.__subclasses__()}
+_CLASSES: dict[str, type[Meta]] = {cls.__name__: cls for cls in Meta.__subclasses__()}
+_CLASSES["CacheableAOTConfig"] = AOTConfig
 
-# -- as bytes, and as JSON
+
+def packed(description: GraphDescription) -> bytes | None:
+    """Return what goes into a header, zlib over msgpack; ``None`` if that is too large for one."""
+    return packed_plain(to_plain(description))
+
+
+def to_plain(value: Value) -> object:
+    """Return a described object, or a value in one, as maps, arrays and scalars.
+
+    An object is a map of its class, and of those of its fields that are not ``None``.
+    """
+    if isinstance(value, tuple):
+        return list(map(to_plain, value))
+    if isinstance(value, Meta):
+        attrs = {**vars(value), "extra": None, **value.extra}
+        return described_as(type(value).__name__, {name: to_plain(a) for name, a in attrs.items()})
+    if isinstance(value, Mapping):
+        return {name: to_plain(attr) for name, attr in value.items()}
+    return value
 
 
 def description(header: Header) -> GraphDescription | None:
@@ -363,7 +361,7 @@ def description(header: Header) -> GraphDescription | None:
         inflating = zlib.decompressobj()
         plain = inflating.decompress(cast("bytes", content), _MAX_BYTES)
         if not inflating.eof or inflating.unused_data:
-            raise CorruptError("runtime", "is too large, cut short, or followed by something")
+            raise ValueError("too large, cut short, or followed by something")
         limits = dict.fromkeys(("max_array_len", "max_map_len"), _MAX_ITEMS)
         found = _from_plain(msgpack.unpackb(plain, max_ext_len=0, **limits))
     except (zlib.error, msgpack.UnpackException, RecursionError, TypeError, ValueError) as exc:
@@ -373,43 +371,18 @@ def description(header: Header) -> GraphDescription | None:
     return found
 
 
-def packed(description: GraphDescription) -> bytes | None:
-    """Return what goes into a header, zlib over msgpack; ``None`` if that is too large for one."""
-    content = zlib.compress(msgpack.packb(to_plain(description), unicode_errors="replace"))
-    return content if len(content) <= _MAX_PACKED_BYTES else None
-
-
-def to_plain(value: Value) -> object:
-    """Return a described object, or a value in one, as maps, arrays and scalars.
-
-    An object is a map of its class, and of those of its fields that are not ``None``.
-    """
-    if isinstance(value, tuple):
-        return list(map(to_plain, value))
-    if isinstance(value, Meta):
-        known = {name: attr for name, attr in vars(value).items() if name != "extra"}
-        value = {_CLASS: type(value).__name__, **known, **value.extra}
-        return to_plain({name: attr for name, attr in value.items() if attr is not None})
-    if isinstance(value, Mapping):
-        return {name: to_plain(attr) for name, attr in value.items()}
-    return value
-
-
 def _from_plain(plain: object) -> Value:
     if isinstance(plain, list):
         return tuple(map(_from_plain, plain))
     if not isinstance(plain, dict):
         return cast("Value", plain)
     attrs = {name: _from_plain(attr) for name, attr in plain.items()}
-    name = attrs.pop(_CLASS, None)
+    name = attrs.pop(CLASS, None)
     if name is None:
         return attrs
-    cls = CLASSES.get(cast("str", name))
-    return Thing(type=str(name), fields=attrs) if cls is None else typed(cls, attrs)
-
-
-def typed(cls: type[M], attrs: Mapping[str, Value]) -> M:
-    """Return the object of ``cls`` with these fields; ``extra`` has what does not fit."""
+    cls = _CLASSES.get(str(name).rpartition(".")[2])
+    if cls is None:
+        return Thing(type=str(name), fields=attrs)
     hints: dict[str, object] = get_type_hints(cls)
     del hints["extra"]
     known = {name: attr for name, attr in attrs.items() if _fits(hints.get(name), attr)}
@@ -428,6 +401,4 @@ def _fits(hint: object, value: Value) -> bool:
         return isinstance(value, tuple) and all(_fits(arguments[0], item) for item in value)
     if origin is Mapping:
         return isinstance(value, Mapping) and all(_fits(arguments[1], v) for v in value.values())
-    if not isinstance(hint, type):
-        return False
-    return isinstance(value, hint) and isinstance(value, bool) is (hint is bool)
+    return type(value) is hint

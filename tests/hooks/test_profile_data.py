@@ -1,0 +1,71 @@
+"""A profile of what changes is data: it comes back as it was, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s3cache import frame
+from s3cache.artifact import SCHEMA
+from s3cache.errors import CorruptError
+from s3cache.frame import Frame
+from s3cache.hooks._profiles import Profile
+
+flags = st.none() | st.lists(st.booleans(), max_size=4).map(tuple)
+known = st.lists(
+    st.tuples(st.text(max_size=3), st.text(max_size=3), st.tuples(flags, flags)), max_size=6
+)
+
+
+def profile(*said: Any) -> Profile:
+    made = Profile()
+    for each in said:
+        made.add(*each)
+    return made
+
+
+def framed(content: object, kind: str = "shapes", schema: int = SCHEMA) -> Frame:
+    sections = {"profile": msgpack.packb(content)}
+    return frame.decode(frame.encode(kind=kind, key="abc", schema=schema, sections=sections))
+
+
+@given(said=known)
+def test_a_profile_comes_back_as_it_was_whatever_its_order(said: list[Any]) -> None:
+    """What changed once stays changing; what is known is no news, and makes no other variant."""
+    made, again, read = profile(*said), profile(*reversed(said)), Profile()
+    entries = [frame.decode(each.encode("abc")) for each in (made, again)]
+    assert entries[0].header.variant == entries[1].header.variant
+    read.update(entries[0])
+    assert read.inputs == made.inputs == again.inputs
+    assert not any(made.add(*each) for each in said)
+
+
+def test_all_that_two_profiles_know_is_in_their_union() -> None:
+    first = profile(("f", "x", ((True, False), None)))
+    first.update(frame.decode(profile(("f", "x", ((False, True), None))).encode("abc")))
+    first.update(frame.decode(profile(("g", "y", (None, (True,)))).encode("abc")))
+    assert first.inputs == {"f": {"x": ((True, True), None)}, "g": {"y": (None, (True,))}}
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        *(1, [], {"f": []}, {"f": {"x": 1}}, {"f": {"x": [None]}}),
+        {"f": {"x": [True, None, None]}},
+        {"f": {"x": [[1], None]}},
+        {"f": {"x": ["yes", None]}},
+    ],
+)
+def test_other_data_is_refused(plain: Any) -> None:
+    with pytest.raises(CorruptError):
+        Profile().update(framed(plain))
+
+
+@pytest.mark.parametrize(("kind", "schema"), [("aot", SCHEMA), ("shapes", SCHEMA - 1)])
+def test_another_kind_or_schema_is_refused(kind: str, schema: int) -> None:
+    with pytest.raises(CorruptError):
+        Profile().update(framed({}, kind, schema))
