@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:
-        forks.STUCK_S = WAYS[options.way]
+        forks.LIMIT_S = WAYS[options.way]
         print(json.dumps(fork_without_pause(options.seconds)), flush=True)
         os._exit(0)
 

@@ -9,15 +9,7 @@ from contextlib import AbstractContextManager
 from logging import Logger
 from typing import TYPE_CHECKING, Any, cast
 
-from s3cache.torch_api._declare import (
-    AnyClass,
-    AnyFunction,
-    AnyObject,
-    Fields,
-    Flag,
-    Internal,
-    Predicate,
-)
+from s3cache.torch_api import AnyClass, AnyFunction, AnyObject, Fields, Flag, Internal, Predicate
 from s3cache.torch_api.inductor import LOCKDOWN
 from s3cache.torch_api.protocols import (
     Config,

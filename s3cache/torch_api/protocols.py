@@ -176,12 +176,6 @@ class CustomPass(Protocol):
     def uuid(self) -> object: ...
 
 
-class DecompositionTable(Protocol):
-    """Decompositions, where torch keeps those that it was given."""
-
-    table: Mapping[object, object]
-
-
 class Config(Protocol):
     """A config module: options are its attributes."""
 
