@@ -270,7 +270,7 @@ def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
     names = [
         as_written(internals.name_of_size(size) or f"size {i}") for i, size in enumerate(sizes)
     ]
-    values = [internals.value_of_size(size) for size in sizes]
+    values = [int(size.node.hint) for size in sizes]  # which guards nothing
     tree = ast.parse(expression.strip(), mode="eval").body
     guards = (
         tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
