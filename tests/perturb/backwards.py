@@ -210,7 +210,7 @@ def backwards() -> Iterator[History]:
                 # torch itself refuses that backward of a forward that was not deterministic.
                 must_hit=native and name != "deterministic",
                 native=native,
-                filled=f"{name if kind == 'was on' else 'plain'} {title} {dynamic}",
+                filled=f"{name if kind == 'was on' else 'plain'} {title} {dynamic} {native}",
             )
 
 
