@@ -7,6 +7,10 @@ a process that names no cache imports this file and nothing else.
 import os
 import sys
 
+TYPE_CHECKING = False  # to mypy it is true; typing would be one more import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: What ``import torch`` itself has put where programs may put something else and torch looks while
 #: it compiles: namespaces, classes and tables by their places, each as a copy.
 baseline: dict[str, dict[object, object]] = {}
@@ -37,7 +41,7 @@ COMPILER, CODE_CACHES = "torch._inductor.compile_fx", "torch._inductor.codecache
 _WORDS = {"": None, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 _is_waiting = _is_cancelled = False
-_withdraw = []  # functions that each call off one wait for an import
+_withdraw: "list[Callable[[], None]]" = []  # functions that each call off one wait for an import
 
 
 def autoload() -> None:

@@ -19,6 +19,7 @@ from s3cache.torch_api.protocols import (
     CompiledGraph,
     Config,
     CustomPass,
+    DecompositionTable,
     Function,
     KeyDetails,
     KeyPickler,
@@ -305,7 +306,9 @@ inductor_backend = Internal[Function[Function[Function[object]]]](
 )
 cpp_wrapper_options = AnyFunction("torch._inductor.compile_fx:get_cpp_wrapper_config")
 #: What holds the decompositions that a backend of the user's has given.
-given_decompositions = AnyClass("torch._inductor.compile_fx:_ConstantDecompTable", since=(2, 13))
+given_decompositions = Internal[type[DecompositionTable]](
+    "torch._inductor.compile_fx:_ConstantDecompTable", since=(2, 13)
+)
 _decompositions = Internal[Mapping[object, object]]("torch._inductor.decomposition:decompositions")
 _decompositions_with_random = AnyObject("torch._inductor.decomposition:fast_random_decomps")
 _random_decompositions = Internal[Mapping[object, object]](

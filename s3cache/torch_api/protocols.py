@@ -176,6 +176,12 @@ class CustomPass(Protocol):
     def uuid(self) -> object: ...
 
 
+class DecompositionTable(Protocol):
+    """Decompositions, where torch keeps those that it was given."""
+
+    table: Mapping[object, object]
+
+
 class Config(Protocol):
     """A config module: options are its attributes."""
 

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import multiprocessing
-import os
 import random
 import resource
 import sys
-import tempfile
 import time
-import traceback
-import warnings
 from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
-
-import torch
-import torch._inductor.config
 
 from tests.perturb.bases import BASES
 from tests.perturb.changes import all_bases, all_changes, all_histories
 from tests.perturb.explained import sample
 from tests.perturb.histories import History, judge_histories
-from tests.perturb.judge import Verdicts, judge
-from tests.perturb.program import Change
+from tests.perturb.judge import judge
+from tests.perturb.workers import Changes, Chunk, Histories, in_processes
 
 __all__ = ["ENOUGH", "part", "with_torchs_own_key"]
 
@@ -83,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes, side by side (2)")
     options = parser.parse_args(arguments)
     started = time.monotonic()
-    verdicts = _in_processes(_parts(options.families, options.each), options.jobs)
+    chunks = _chunks(options.families, options.each)
+    verdicts = in_processes(chunks, options.jobs)
     for family, counts in sorted(verdicts.counts.items()):
         print(f"{family:12}", *(f"{name} {count}" for name, count in sorted(counts.items())))
     for name in ("broken", "lost", "wrong"):
@@ -101,81 +93,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if verdicts.wrong or verdicts.lost or not enough else 0
 
 
-def _parts(families: Sequence[str], step: int) -> list[Sequence[Any]]:
+def _chunks(families: Sequence[str], step: int) -> list[Chunk]:
     """All that is to be judged, in parts for a process each; those of one base together."""
-    everything: list[Any] = [*all_changes(), *all_histories()]
-    found: list[Sequence[Any]] = []
-    for family in sorted(
-        {each.family for each in everything if not families or each.family in families}
-    ):
-        members = [each for each in everything if each.family == family][::step]
-        members.sort(key=lambda each: each.base if isinstance(each, Change) else each.filled)
-        found += [members[at : at + _CHUNK] for at in range(0, len(members), _CHUNK)]
+    changes = [each for each in all_changes() if not families or each.family in families]
+    histories = [each for each in all_histories() if not families or each.family in families]
+    found: list[Chunk] = []
+    for family in sorted({each.family for each in changes}):
+        members = [each for each in changes if each.family == family]
+        members = sorted(members[::step], key=lambda each: each.base)
+        found += [Changes(members[at : at + _CHUNK]) for at in range(0, len(members), _CHUNK)]
+    for family in sorted({each.family for each in histories}):
+        pairs = [each for each in histories if each.family == family]
+        pairs = sorted(pairs[::step], key=lambda each: each.filled)
+        found += [Histories(pairs[at : at + _CHUNK]) for at in range(0, len(pairs), _CHUNK)]
     return found
-
-
-# -- all of them, each chunk in a fork of this process, which has only imported torch
-
-_TIMEOUT_S = 1800
-_THREADS = 2  # whatever the machine has: code differs with it
-# What forks find here: a change is made of functions, which no pickle can hold.
-_chunks: list[Sequence[Any]] = []
-
-
-def _in_processes(chunks: Sequence[Sequence[Any]], jobs: int) -> Verdicts:
-    """Judge all chunks, ``jobs`` of them at a time; says on stderr how far it is.
-
-    What dies or hangs is wrong, as the cache must never take the program with it.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("torch._inductor.compile_fx")  # once, and not in each fork
-    _chunks[:] = chunks
-    verdicts = Verdicts()
-    forks = multiprocessing.get_context("fork")
-    with (
-        tempfile.TemporaryDirectory(prefix="s3cache-perturb-") as root,
-        forks.Pool(jobs, _begin, (root,), maxtasksperchild=1) as pool,
-    ):
-        waiting = [pool.apply_async(_judge, (number,)) for number in range(len(chunks))]
-        for chunk, answer in zip(chunks, waiting, strict=True):
-            try:
-                came = answer.get(_TIMEOUT_S)
-            except Exception as exc:
-                why = traceback.format_exception_only(exc)[-1][-600:]
-                came = Verdicts()
-                for member in chunk:
-                    came.add(member, "wrong", why)
-            verdicts.update(came)
-            for each in (*came.wrong, *came.lost):
-                print(" ".join(each.split())[:300], file=sys.stderr)
-            print(f"{verdicts.judged} judged", file=sys.stderr, flush=True)
-    return verdicts
-
-
-def _begin(root: str) -> None:
-    """Set up a fork. Compiled C++ is kept for the next ones, by its source."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(root, "inductor")
-    tempfile.tempdir = root
-    torch.set_num_threads(_THREADS)
-    torch._inductor.config.compile_threads = 1
-    # torch never takes back what this sets of libraries, so that the first to use it would differ.
-    torch.set_float32_matmul_precision(torch.get_float32_matmul_precision())
-    # How long guards take is measured for logs alone, and takes half of what a key does.
-    guards: Any = torch._dynamo.guards
-    guards.profile_guard_manager = lambda *_: 0.0
-    warnings.simplefilter("ignore")
-    with open(os.path.join(root, "log"), "a", encoding="utf-8") as log:
-        os.dup2(log.fileno(), 2)
-
-
-def _judge(number: int) -> Verdicts:
-    chunk = _chunks[number]
-    if isinstance(chunk[0], Change):
-        return judge(all_bases(), chunk)
-    verdicts = Verdicts()
-    judge_histories(chunk, verdicts)
-    return verdicts
 
 
 if __name__ == "__main__":

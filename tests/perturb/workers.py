@@ -1,0 +1,146 @@
+"""Parts of the suite, each in a fork of a process that has imported torch and done nothing else."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch._inductor.config
+
+from tests.perturb.changes import all_bases
+from tests.perturb.histories import History, judge_histories
+from tests.perturb.judge import Verdicts, judge
+from tests.perturb.program import Change
+
+__all__ = ["Changes", "Chunk", "Histories", "in_processes"]
+
+_TIMEOUT_S = 1800
+_THREADS = 2  # whatever the machine has: code differs with it
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Changes of base programs."""
+
+    members: Sequence[Change]
+
+    def judge(self) -> Verdicts:
+        """Each against a cache of its base."""
+        return judge(_bases(), self.members)
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Pairs of programs of several calls."""
+
+    members: Sequence[History]
+
+    def judge(self) -> Verdicts:
+        """Each second program on a cache of its first one."""
+        verdicts = Verdicts()
+        judge_histories(self.members, verdicts)
+        return verdicts
+
+
+Chunk: TypeAlias = Changes | Histories
+
+
+_bases = functools.cache(all_bases)
+
+
+class _Fork:
+    """A process that judges one chunk."""
+
+    def __init__(self, chunk: Chunk, place: Path) -> None:
+        self.chunk, self.place = chunk, place
+        self._began = time.monotonic()
+        forks = multiprocessing.get_context("fork")
+        self.answer, theirs = forks.Pipe(duplex=False)
+        self._process = forks.Process(target=_judge, args=(chunk, place, theirs))
+        self._process.start()
+        theirs.close()
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() - self._began > _TIMEOUT_S
+
+    def finish(self) -> Verdicts:
+        """What came of it; what died is wrong, as it must never take the program with it."""
+        came: Verdicts | str = f"did not answer within {_TIMEOUT_S} s"
+        try:
+            if self.answer.poll():
+                came = self.answer.recv()
+        except EOFError:
+            came = "its process died"
+        finally:
+            self._process.kill()
+            self._process.join()
+            self.answer.close()
+        if isinstance(came, Verdicts):
+            return came
+        verdicts = Verdicts()
+        for member in self.chunk.members:
+            verdicts.add(member, "wrong", came)
+        return verdicts
+
+
+def in_processes(chunks: Sequence[Chunk], jobs: int) -> Verdicts:
+    """Judge all chunks, ``jobs`` of them at a time; says on stderr how far it is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("torch._inductor.compile_fx")  # once, and not in each fork
+    _bases()
+    verdicts = Verdicts()
+    waiting = list(reversed(chunks))
+    with tempfile.TemporaryDirectory(prefix="s3cache-perturb-") as root:
+        free = [Path(root, str(number)) for number in range(jobs)]
+        running: list[_Fork] = []
+        while waiting or running:
+            while free and waiting:
+                running.append(_Fork(waiting.pop(), free.pop()))
+            answers: list[Any] = [each.answer for each in running]
+            ready = multiprocessing.connection.wait(answers, timeout=10)
+            for fork in [each for each in running if each.answer in ready or each.is_late]:
+                running.remove(fork)
+                free.append(fork.place)
+                came = fork.finish()
+                verdicts.update(came)
+                for each in (*came.wrong, *came.lost):
+                    print(" ".join(each.split())[:300], file=sys.stderr)
+                print(f"{verdicts.judged} judged", file=sys.stderr, flush=True)
+    return verdicts
+
+
+def _judge(chunk: Chunk, place: Path, pipe: Any) -> None:
+    """In the fork. Compiled C++ is kept in ``place``, by its source."""
+    place.mkdir(exist_ok=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place / "inductor")
+    tempfile.tempdir = str(place)
+    torch.set_num_threads(_THREADS)
+    torch._inductor.config.compile_threads = 1
+    # torch never takes back what this sets of libraries, so that the first to use it would differ.
+    torch.set_float32_matmul_precision(torch.get_float32_matmul_precision())
+    # How long guards take is measured for logs alone, and takes half of what a key does.
+    guards: Any = torch._dynamo.guards
+    guards.profile_guard_manager = lambda *_: 0.0
+    warnings.simplefilter("ignore")
+    with open(place / "log", "a", encoding="utf-8") as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            pipe.send(chunk.judge())
+        except BaseException:
+            pipe.send(traceback.format_exc()[-600:])
+    os._exit(0)
