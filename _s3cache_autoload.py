@@ -7,6 +7,10 @@ a process that names no cache imports this file and nothing else.
 import os
 import sys
 
+TYPE_CHECKING = False  # to mypy it is true; typing would be one more import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: What ``import torch`` itself has put where programs may put something else and torch looks while
 #: it compiles: namespaces, classes and tables by their places, each as a copy.
 baseline: dict[str, dict[object, object]] = {}
@@ -30,7 +34,14 @@ _OTHERS = """
 KERNELS = "torch.library:_impls"
 PLACES = (*_MODULES.split(), *_OTHERS.split())
 
+#: The modules of which the first import means that something will be compiled, or that a program
+#: loads artifacts into torch's own caches, which a policy may forbid.
+COMPILER, CODE_CACHES = "torch._inductor.compile_fx", "torch._inductor.codecache"
+
 _WORDS = {"": None, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+_is_waiting = _is_cancelled = False
+_withdraw: "list[Callable[[], None]]" = []  # functions that each call off one wait for an import
 
 
 def autoload() -> None:
@@ -38,6 +49,7 @@ def autoload() -> None:
 
     ``S3CACHE_URL`` asks for it; ``S3CACHE_AUTOLOAD`` turns it off, or on without a URL.
     """
+    global _is_waiting, _withdraw
     try:  # noqa: SIM105 - contextlib would be one more import
         take_baseline()
     except Exception:  # noqa: BLE001, S110 - of a torch that we do not know: at the first look then
@@ -61,15 +73,52 @@ def autoload() -> None:
         )
         return
     try:
-        from s3cache.torch_api.autoload import wait_for_compiler
+        from s3cache.util.importing import before_import
         from s3cache.util.snapshot import FUNCTIONS
 
         for names in baseline.values():
             FUNCTIONS.add(names.values())  # takes 5 ms
-        wait_for_compiler(_enable)
+        # Most processes of a job compile nothing: launchers, workers that load data. They come no
+        # further than this, and pay nothing for the rest.
+        if not _is_cancelled:
+            _is_waiting = True
+            _withdraw += [before_import(module, enable_now) for module in (COMPILER, CODE_CACHES)]
     except Exception:
         # torch would make an error of the user's program of it.
         logger.warning("not enabled", exc_info=True)
+
+
+def enable_if_asked() -> None:
+    """Enable the cache now if the environment asks for one, also before ``import torch``."""
+    by_torch = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
+    if by_torch and not _is_cancelled and "torch" not in sys.modules:
+        autoload()
+    enable_now()
+
+
+def enable_now() -> None:
+    """Enable the cache if that is still waiting, and the process is not ending already."""
+    import threading
+
+    if _is_waiting and threading.main_thread().is_alive():
+        _stop_waiting()
+        from s3cache.hooks import enable_by_environment
+
+        enable_by_environment()
+
+
+def cancel() -> None:
+    """Leave the choice to the program, which has made one: the environment has no say any more."""
+    global _is_cancelled
+    _is_cancelled = True
+    _stop_waiting()
+
+
+def _stop_waiting() -> None:
+    global _is_waiting
+    _is_waiting = False
+    while _withdraw:
+        _withdraw.pop()()
 
 
 def take_baseline() -> None:
@@ -83,9 +132,3 @@ def take_baseline() -> None:
                 found = dict.fromkeys(found)
             names = found if isinstance(found, dict) else vars(found)
             baseline[place] = dict(names)  # type: ignore[assignment]  # of names, most of them
-
-
-def _enable() -> None:
-    from s3cache.hooks import enable_by_environment
-
-    enable_by_environment()

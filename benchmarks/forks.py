@@ -22,8 +22,8 @@ import time
 from s3cache import Cache
 from s3cache.util import forks
 
-# How long a fork waits for a thread that gets no further, in seconds.
-WAYS = {"waits": 1.0, "does not": 0.0}
+# How long a fork waits for other threads, in seconds.
+WAYS = {"waits": 10.0, "does not": 0.0}
 HANGS_S = 4  # how long a child takes that hangs
 
 
@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:
-        forks.STUCK_S = WAYS[options.way]
+        forks.LIMIT_S = WAYS[options.way]
         print(json.dumps(fork_without_pause(options.seconds)), flush=True)
         os._exit(0)
 

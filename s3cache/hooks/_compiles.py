@@ -113,12 +113,12 @@ class Compile:
         """Yield the guards on sizes that it has added and that torch's entry leaves out."""
         _, until = self._until or _counts(context)
         for guard in internals.shape_guards(context)[self._before[1] : until]:
-            if internals.symbols_in(guard) <= self._symbols:
+            if guard.expr.free_symbols <= self._symbols:
                 continue
-            named = internals.named_symbols(context, guard)
+            named = internals.named_symbols(context, guard.expr.free_symbols)
             if named is None:
                 raise _unrecorded(f"a guard on something that has no name ({guard.expr})")
-            yield internals.written_guard(guard), named
+            yield internals.written(guard.expr), named
 
     def _indices(self, sources: Sequence[object]) -> list[int]:
         try:

@@ -100,7 +100,7 @@ def misfits(
         text = _SYMBOL.sub(lambda match: as_written(named.get(match[0], match[0])), expression)  # noqa: B023
         if context is None or not internals.are_named(context, named):
             yield f"guard `{text}` is on sizes that are others here, or not dynamic"
-        elif not internals.size_guard_holds(context, expression, named):
+        elif not internals.value_of_symbol(context, expression):
             values = {
                 as_written(source): internals.value_of_symbol(context, symbol)
                 for symbol, source in named.items()
@@ -131,7 +131,7 @@ def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
     names = [
         as_written(internals.name_of_size(size) or f"size {i}") for i, size in enumerate(sizes)
     ]
-    values = [internals.value_of_size(size) for size in sizes]
+    values = [int(size.node.hint) for size in sizes]  # which guards nothing
     tree = ast.parse(expression.strip(), mode="eval").body
     guards = (
         tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]

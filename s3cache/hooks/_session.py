@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+import _s3cache_autoload
 from s3cache import metrics
 from s3cache.cache import Cache, Engine, current_cache, set_current
 from s3cache.errors import S3CacheError, UnsupportedTorchError, code_of
@@ -25,7 +26,6 @@ from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, watch_
 from s3cache.hooks._watching import Bypasses, Progress, checked
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import (
-    autoload,
     bind_declarations,
     check_names,
     installed_version,
@@ -175,7 +175,7 @@ def active() -> Cache | None:
 
     Enables the one that the environment asks for, which otherwise waits for the first compile.
     """
-    autoload.ask_environment()
+    _s3cache_autoload.enable_if_asked()
     return _session.engine if _session is not None and _session.supported else None
 
 
@@ -194,7 +194,7 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
         ConfigError: the URL or a setting cannot be used.
     """
     global _session
-    autoload.cancel()
+    _s3cache_autoload.cancel()
     with _mutex:
         _close()
         if not internals.is_supported():
@@ -240,7 +240,7 @@ def enable_by_environment() -> None:
 
 def disable() -> None:
     """Put torch back exactly as it was; wait for uploads, ``exit_timeout_s`` at most."""
-    autoload.cancel()
+    _s3cache_autoload.cancel()
     with _mutex:
         _close()
 

@@ -1,8 +1,276 @@
-"""torch's internals by name, typed, with the releases that have them: all that knows of releases.
+"""torch's internals by name, typed, with the releases that have them.
 
-``internals`` has every name that s3cache uses, ``protocols`` what the objects look like. Nothing
-here knows of storage, or of what is done with torch.
+``internals`` has every name that s3cache uses, ``protocols`` what the objects look like. Here is
+what a declaration is: where a name is, and since which release. It binds to the installed torch
+when it is first used, or in :func:`bind_declarations`; nothing here imports torch before. Values
+are read each time, so that a name that somebody replaces in torch is seen.
 """
 
-from s3cache.torch_api import internals as internals
-from s3cache.torch_api._declare import *
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from types import FunctionType
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+from s3cache.errors import UnsupportedTorchError
+from s3cache.torch_api.protocols import Function
+
+T = TypeVar("T")
+
+#: Major and minor version: a declaration holds for all patch releases of one.
+Release: TypeAlias = tuple[int, int]
+
+_declarations: list[Declaration] = []
+
+
+@functools.cache
+def installed_version() -> str:
+    """Return torch's version, without importing it; ``"(none)"`` without torch."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "(none)"
+
+
+@functools.cache
+def installed_release() -> Release:
+    """Return the installed release; (0, 0) where its version is none or not a number."""
+    numbers = re.match(r"(\d+)\.(\d+)", installed_version())
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+
+
+class Row(NamedTuple):
+    """One declared name, against the installed torch.
+
+    Attributes:
+        name: where it is.
+        since: the first release that is declared to have it; (0, 0) if all have it.
+        present: whether the installed one has it.
+        feature: what needs it, if the rest of s3cache does not.
+    """
+
+    name: str
+    since: Release
+    present: bool
+    feature: str
+
+    @property
+    def expected(self) -> bool:
+        """Whether the installed release is declared to have it."""
+        return installed_release() >= self.since
+
+
+@dataclass(eq=False)
+class Declaration:
+    """One or more names at one place of torch, and the first release that has them.
+
+    Attributes:
+        place: ``"module:path"``, or a module.
+        since: the first release that has it, if the oldest supported one does not.
+        feature: the only thing that needs it, and that is off without it. A name without a feature
+            is required: there is no cache without it.
+    """
+
+    place: str
+    _: KW_ONLY
+    since: Release = (0, 0)
+    feature: str = ""
+
+    def __post_init__(self) -> None:
+        _declarations.append(self)
+
+    def bind(self) -> None:
+        """Find it in the installed torch, or raise :class:`UnsupportedTorchError`."""
+
+    def rows(self) -> Iterator[Row]:
+        """Yield a row for each name. Imports torch's compiler."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Internal(Declaration, Generic[T]):
+    """A function, class, module, constant or option of torch.
+
+    ``works`` tells whether it does what we use it for, where that can be tried.
+    """
+
+    _: KW_ONLY
+    works: Callable[[T], bool] = lambda _: True
+    _owner: tuple[object, str] | None = field(default=None, init=False)
+
+    @property
+    def expected(self) -> bool:
+        """Whether the installed release has it, by this declaration."""
+        return installed_release() >= self.since
+
+    def get(self) -> T:
+        """Return its value now, or raise :class:`UnsupportedTorchError` where torch lacks it."""
+        value: T = getattr(*(self._owner or self.owner()))
+        return value
+
+    def find(self) -> T | None:
+        """Return the same, but ``None`` in a release that is declared not to have it."""
+        return self.get() if self.expected else None
+
+    def owner(self) -> tuple[object, str]:
+        """Return what to set which attribute of, in order to replace it.
+
+        Raises:
+            UnsupportedTorchError: this torch lacks it.
+        """
+        if self._owner is None:
+            if not self.expected:
+                of = "{}.{}".format(*self.since)
+                raise UnsupportedTorchError(
+                    f"torch {installed_version()} lacks {self.place}, which is of {of}"
+                )
+            self._owner = _locate(self.place)
+        return self._owner
+
+    def bind(self) -> None:
+        self._owner = None
+        if self.expected:
+            self.owner()
+
+    def rows(self) -> Iterator[Row]:
+        try:
+            works = self.works(getattr(*_locate(self.place)))
+        except UnsupportedTorchError:
+            works = False
+        yield Row(self.place, self.since, works, self.feature)
+
+
+AnyFunction: TypeAlias = Internal[Function[Any]]
+AnyClass: TypeAlias = Internal[type[Any]]
+AnyObject: TypeAlias = Internal[Any]
+Predicate: TypeAlias = Internal[Function[bool]]
+Flag: TypeAlias = Internal[bool]
+
+
+@dataclass(eq=False)
+class Fields(Declaration):
+    """Attributes that are read, by name, off a module or off objects of a class.
+
+    Or names in the code of a function, of parameters, variables, nested functions or metadata.
+
+    Attributes:
+        place: the class, module or function.
+        said: the names, separated by space; or a protocol that has them.
+        added: those that not every release has, and the first one that does.
+    """
+
+    said: str | type
+    _: KW_ONLY
+    added: Mapping[str, Release] = field(default_factory=dict)
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names, in their order."""
+        if isinstance(self.said, str):
+            return tuple(self.said.split())
+        methods = {
+            name
+            for name, member in vars(self.said).items()
+            if isinstance(member, (FunctionType, property)) and not name.startswith("__")
+        }
+        return (*inspect.get_annotations(self.said), *sorted(methods))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def rows(self) -> Iterator[Row]:
+        try:
+            found = getattr(*_locate(self.place))
+        except UnsupportedTorchError:
+            found = None
+        for name in self.names:
+            present = hasattr(found, name) or name in _words_in(found)
+            since = self.added.get(name, self.since)
+            yield Row(f"{self.place} .{name}", since, present, self.feature)
+
+
+def declarations() -> tuple[Declaration, ...]:
+    """Return everything that was declared, in that order."""
+    return tuple(_declarations)
+
+
+def bind_declarations() -> None:
+    """Bind all declarations: what a torch lacks shows now, and not during a compile.
+
+    Raises:
+        UnsupportedTorchError: the installed torch lacks a required name that it should have.
+    """
+    for declaration in _declarations:
+        try:
+            declaration.bind()
+        except UnsupportedTorchError:
+            if not declaration.feature:
+                raise
+
+
+def require(feature: str) -> None:
+    """Bind the names that a feature needs.
+
+    Raises:
+        UnsupportedTorchError: the installed torch lacks one of them.
+    """
+    for declaration in _declarations:
+        if declaration.feature == feature:
+            declaration.bind()
+
+
+def survey() -> list[Row]:
+    """Return a row for every name that was declared. Imports torch's compiler."""
+    return [row for declaration in _declarations for row in declaration.rows()]
+
+
+def check_names() -> None:
+    """Check every name that the cache requires, also those that objects and functions have.
+
+    Raises:
+        UnsupportedTorchError: the installed torch lacks one of them.
+    """
+    lacking = [row for row in survey() if row.expected and not row.present and not row.feature]
+    if lacking:
+        names = ", ".join(row.name for row in lacking)
+        raise UnsupportedTorchError(f"torch {installed_version()} lacks {names}")
+
+
+def _locate(place: str) -> tuple[object, str]:
+    """Return the owner of the name at ``place``, and the last component of it.
+
+    Raises:
+        UnsupportedTorchError: the installed torch has no such name.
+    """
+    module, _, path = place.partition(":")
+    try:
+        owner: object = import_module(module)
+        if not path:
+            package, _, name = module.rpartition(".")
+            return import_module(package), name
+        *outer, name = path.split(".")
+        for step in outer:
+            owner = getattr(owner, step)
+        getattr(owner, name)
+    except (ImportError, AttributeError) as exc:
+        raise UnsupportedTorchError(f"torch {installed_version()} lacks {place}") from exc
+    return owner, name
+
+
+@functools.cache
+def _words_in(found: object) -> frozenset[str]:
+    """Return the words in the source of a class and its bases, or of a function."""
+    words: set[str] = set()
+    part: Any
+    for part in found.__mro__ if isinstance(found, type) else (found,):
+        with contextlib.suppress(OSError, TypeError):  # built-in ones have no source
+            source = inspect.getsource(inspect.unwrap(getattr(part, "__func__", part)))
+            words.update(re.findall(r"\w+", source))
+    return frozenset(words)

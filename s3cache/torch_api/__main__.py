@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
-from s3cache.torch_api import Row, installed_version, internals, survey
+from s3cache.torch_api import installed_version, internals, survey
+
+_VERDICTS = {  # by whether it is expected, and present
+    (True, True): "there",
+    (True, False): "MISSING",
+    (False, True): "UNEXPECTED",
+    (False, False): "absent",
+}
 
 
 def main() -> int:
@@ -13,9 +20,10 @@ def main() -> int:
     # It is torch that is asked, not what the environment has s3cache make of it.
     os.environ["S3CACHE_AUTOLOAD"] = "0"
     rows = survey()
-    width = max(len(row.releases) for row in rows)
     for row in rows:
-        sys.stdout.write(f"{_verdict(row):10} {row.releases:{width}}  {row.name}\n")
+        releases = "{}.{}-".format(*row.since) if any(row.since) else "all"
+        verdict = _VERDICTS[row.expected, row.present]
+        sys.stdout.write(f"{verdict:10} {releases:5}  {row.name}\n")
     wrong = sum(row.expected != row.present for row in rows)
     known = "untested" if internals.is_untested() else "supported"
     supported = known if internals.is_supported() else "not supported"
@@ -23,12 +31,6 @@ def main() -> int:
         f"torch {installed_version()}, {supported}: {len(rows)} names, {wrong} not as declared\n"
     )
     return 1 if wrong else 0
-
-
-def _verdict(row: Row) -> str:
-    if row.expected:
-        return "there" if row.present else "MISSING"
-    return "UNEXPECTED" if row.present else "absent"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from s3cache.torch_api._declare import (
+from s3cache.torch_api import (
     AnyClass,
     AnyFunction,
     AnyObject,

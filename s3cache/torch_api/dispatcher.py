@@ -13,7 +13,7 @@ from operator import attrgetter
 from types import FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, cast
 
-from s3cache.torch_api._declare import (
+from s3cache.torch_api import (
     AnyClass,
     AnyFunction,
     AnyObject,

@@ -9,15 +9,7 @@ from contextlib import AbstractContextManager
 from logging import Logger
 from typing import TYPE_CHECKING, Any, cast
 
-from s3cache.torch_api._declare import (
-    AnyClass,
-    AnyFunction,
-    AnyObject,
-    Fields,
-    Flag,
-    Internal,
-    Predicate,
-)
+from s3cache.torch_api import AnyClass, AnyFunction, AnyObject, Fields, Flag, Internal, Predicate
 from s3cache.torch_api.inductor import LOCKDOWN
 from s3cache.torch_api.protocols import (
     Config,
@@ -95,17 +87,8 @@ def shape_guards(context: TracingContext) -> Sequence[Any]:
     return () if shapes is None else cast("Sequence[Any]", shapes.guards)
 
 
-def symbols_in(guard: Any) -> set[object]:
-    """Return the symbols in a guard on sizes."""
-    return set(guard.expr.free_symbols)
-
-
-def named_symbols(context: TracingContext, guard: object) -> dict[str, str] | None:
-    """Return what each symbol in a guard is the size of; ``None`` if that is not known of one."""
-    return _named(context, symbols_in(guard))
-
-
-def _named(context: TracingContext, symbols: Iterable[object]) -> dict[str, str] | None:
+def named_symbols(context: TracingContext, symbols: Iterable[object]) -> dict[str, str] | None:
+    """Return what each symbol is the size of; ``None`` if that is not known of one."""
     known = context.fake_mode.shape_env.var_to_sources
     named = {str(each): name_of_source(next(iter(known.get(each) or ()), None)) for each in symbols}
     return None if None in named.values() else cast("dict[str, str]", named)
@@ -114,12 +97,7 @@ def _named(context: TracingContext, symbols: Iterable[object]) -> dict[str, str]
 def are_named(context: TracingContext, named: Mapping[str, str]) -> bool:
     """Return whether symbols of those names stand for these sizes in what is compiled for now."""
     symbols = context.fake_mode.shape_env.var_to_sources
-    return _named(context, [each for each in symbols if str(each) in named]) == {**named}
-
-
-def size_guard_holds(context: TracingContext, expression: str, named: Mapping[str, str]) -> bool:
-    """Return whether a guard on sizes, of symbols so named, holds of those compiled for now."""
-    return are_named(context, named) and bool(value_of_symbol(context, expression))
+    return named_symbols(context, [each for each in symbols if str(each) in named]) == {**named}
 
 
 def value_of_symbol(context: TracingContext, expression: str) -> int | float | bool:
@@ -139,14 +117,9 @@ def guard_on_sizes(context: TracingContext, expression: str) -> None:
         raise ValueError(f"{expression} does not hold")
 
 
-def written_guard(guard: Any) -> str:
-    """Return a guard as text that :func:`guard_on_sizes` reads."""
-    return str(_expression_printer.get()().doprint(guard.expr))
-
-
-def written(number: SymInt) -> str:
-    """Return a size as text that ``ShapeEnv.deserialize_symexpr`` reads."""
-    return str(_expression_printer.get()().doprint(number.node.expr))
+def written(expression: object) -> str:
+    """Return an expression over sizes as text that ``ShapeEnv.deserialize_symexpr`` reads."""
+    return str(_expression_printer.get()().doprint(expression))
 
 
 def symbols_of(inputs: Sequence[object]) -> frozenset[object]:
@@ -169,11 +142,6 @@ def name_of_size(size: SymInt) -> str | None:
     """Return what the program calls a size, as ``L['x'].size()[0]``, if torch knows."""
     sources = size.node.shape_env.var_to_sources.get(size.node.expr)
     return name_of_source(sources[0]) if sources else None
-
-
-def value_of_size(size: SymInt) -> int:
-    """Return the size that it is now; nothing is guarded because of this."""
-    return int(size.node.hint)
 
 
 def holds_of_sizes(guards: str, sizes: Sequence[SymInt], values: Sequence[int]) -> bool:
@@ -400,14 +368,13 @@ def is_first_call_fake() -> bool:
 def first_calls_unasked() -> Iterator[None]:
     """Hide from torch, in the block, that first calls are to be on fake tensors."""
     context = _context_of_fake_call()
-    if context is None:
-        yield
-        return
-    context.fakify_first_call = False
+    if context is not None:
+        context.fakify_first_call = False
     try:
         yield
     finally:
-        context.fakify_first_call = True
+        if context is not None:
+            context.fakify_first_call = True
 
 
 def stand_in_for_metadata() -> None:

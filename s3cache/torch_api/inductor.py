@@ -8,18 +8,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, cast
 
-from s3cache.torch_api._declare import (
-    AnyClass,
-    AnyFunction,
-    AnyObject,
-    Fields,
-    Flag,
-    Internal,
-    Predicate,
-)
+from s3cache.torch_api import AnyClass, AnyFunction, AnyObject, Fields, Flag, Internal, Predicate
 from s3cache.torch_api.dispatcher import has_code_of_torch
 from s3cache.torch_api.protocols import (
     CachingAutotuner,
@@ -80,8 +73,7 @@ CACHING_OPTIONS_OF_INDUCTOR = Fields(
 
 def read_fields(fields: Fields, value: object) -> dict[str, object]:
     """Return each field by its name; ``None`` for those that this release does not have."""
-    present = fields.present
-    return {name: read_quietly(value, name) if name in present else None for name in fields.names}
+    return {name: read_quietly(value, name, None) for name in fields}
 
 
 def read_quietly(owner: object, name: str, *default: object) -> object:
@@ -105,20 +97,17 @@ def without_debugging(level: int) -> int:
     return 0 if level == 1 and _debugging.get() else level
 
 
-@contextlib.contextmanager
-def freezing_unasked() -> Iterator[None]:
+def freezing_unasked() -> AbstractContextManager[object]:
     """Hide from torch, in the block, that it is to freeze what it cannot freeze.
 
     Its check refuses every graph under the option; it freezes those without gradients.
     """
     import torch
 
-    config = inductor_config.get()
-    if not (config.freezing and torch.is_grad_enabled()):
-        yield
-        return
-    with config.patch(freezing=False):
-        yield
+    if not (inductor_config.get().freezing and torch.is_grad_enabled()):
+        return contextlib.nullcontext()
+    hidden: AbstractContextManager[object] = inductor_config.get().patch(freezing=False)
+    return hidden
 
 
 # -- what torch keeps by itself

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from s3cache.torch_api._declare import AnyFunction, Release, installed_release, installed_version
+from _s3cache_autoload import CODE_CACHES as CODE_CACHES
+from _s3cache_autoload import COMPILER as COMPILER
+from s3cache.torch_api import AnyFunction, Release, installed_release, installed_version
 from s3cache.torch_api.aot import *
 from s3cache.torch_api.dispatcher import *
 from s3cache.torch_api.dynamo import *
@@ -21,11 +23,6 @@ from s3cache.util.text import pointer
 OLDEST: Release = (2, 11)
 NEWEST: Release = (2, 15)
 
-#: The module whose import means that something will be compiled; it imports the others here.
-COMPILER = "torch._inductor.compile_fx"
-#: The one whose import means that torch's own caches are about to be used: it comes with the
-#: compiler, or earlier where a program loads artifacts into them.
-CODE_CACHES = "torch._inductor.codecache"
 TORCH = "torch"
 
 _warned = False

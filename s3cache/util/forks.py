@@ -22,7 +22,6 @@ import selectors
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable
 from types import MethodType
@@ -41,12 +40,9 @@ __all__ = [
     "threads_are_greenlets",
 ]
 
-# A thread that makes no progress for so long may need a lock that the forking thread holds.
-STUCK_S = 1.0
-# One that does, as an import from a slow disk, is waited for so long.
-LIMIT_S = 30.0
+# A thread may import from a slow disk; or it may need a lock that the forking thread holds.
+LIMIT_S = 10.0
 _LOOK_EVERY_S = 0.0001
-_COMPARE_EVERY_S = 0.01
 
 logger = logger_of()
 
@@ -132,7 +128,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     """Return an event loop that delays fork() while a callback runs.
 
     A callback may hold a lock that the child would inherit locked. A fork by another thread waits
-    for it as long as it makes progress, 30 seconds at most.
+    for its end, 10 seconds at most.
     """
     return asyncio.SelectorEventLoop(_Selector())
 
@@ -154,28 +150,10 @@ class _Selector(selectors.DefaultSelector):
 
 
 def _wait_for_others() -> None:
-    mine = {threading.get_ident()}
-    began = compared = progressed = time.monotonic()
-    at = None
+    mine, until = {threading.get_ident()}, time.monotonic() + LIMIT_S
     # Without a lock, which a child could inherit locked.
-    while others := _busy - mine:
-        now = time.monotonic()
-        if now - began > LIMIT_S or now - progressed > STUCK_S:
-            break
-        if now - compared > _COMPARE_EVERY_S:
-            compared = now
-            if (now_at := _positions(others)) != at:
-                at, progressed = now_at, now
+    while _busy - mine and time.monotonic() < until:
         time.sleep(_LOOK_EVERY_S)
-
-
-def _positions(threads: set[int]) -> list[tuple[int, list[int]]]:
-    """Return where each thread is in its code: unchanged as long as the thread waits."""
-    return [
-        (thread, [frame.f_lasti for frame, _ in traceback.walk_stack(innermost)])
-        for thread, innermost in sys._current_frames().items()
-        if thread in threads
-    ]
 
 
 def _after_in_child() -> None:

@@ -9,11 +9,14 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import TypeAlias
 
 __all__ = ["before_import", "is_being_imported", "when_imported"]
 
+_Callback: TypeAlias = Callable[[], None]
 
-def before_import(name: str, callback: Callable[[], None]) -> Callable[[], None]:
+
+def before_import(name: str, callback: _Callback) -> Callable[[], None]:
     """Call ``callback`` right before module ``name`` is first imported; now, if it has been.
 
     It runs on the importing thread. What it raises, the import statement raises.
@@ -24,10 +27,10 @@ def before_import(name: str, callback: Callable[[], None]) -> Callable[[], None]
     if name in sys.modules:
         callback()
         return lambda: None
-    return _Finder(name, before=callback).withdraw
+    return _Finder(name, callback, None).withdraw
 
 
-def when_imported(name: str, callback: Callable[[], None]) -> Callable[[], None]:
+def when_imported(name: str, callback: _Callback) -> Callable[[], None]:
     """Call ``callback`` right after module ``name`` is imported; now, if it has been.
 
     It runs on the importing thread, before the import statement returns. ``callback`` must not
@@ -40,7 +43,7 @@ def when_imported(name: str, callback: Callable[[], None]) -> Callable[[], None]
         import_module(name)  # waits, should another thread be importing it just now
         callback()
         return lambda: None
-    return _Finder(name, after=callback).withdraw
+    return _Finder(name, None, callback).withdraw
 
 
 def is_being_imported(name: str) -> bool:
@@ -49,20 +52,10 @@ def is_being_imported(name: str) -> bool:
     return bool(getattr(spec, "_initializing", False))
 
 
-def _nothing() -> None:
-    pass
-
-
 class _Finder(MetaPathFinder):
     """Wait on the import path for one module, and leave the path before anything happens."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        before: Callable[[], None] = _nothing,
-        after: Callable[[], None] = _nothing,
-    ) -> None:
+    def __init__(self, name: str, before: _Callback | None, after: _Callback | None) -> None:
         self._name, self._before, self._after = name, before, after
         sys.meta_path.insert(0, self)
 
@@ -76,30 +69,22 @@ class _Finder(MetaPathFinder):
         if fullname != self._name:
             return None
         self.withdraw()
-        self._before()
+        if self._before:
+            self._before()
         # All finders are asked: the callback may have put one of its own before the others.
         spec = find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._after)
+        if spec is not None and spec.loader is not None and self._after:
+            _call_after(spec.loader, self._after)
         return spec
 
 
-class _Loader(Loader):
-    """Loads as the real loader does, then calls back; other attributes are the real loader's."""
+def _call_after(loader: Loader, callback: _Callback) -> None:
+    """Have ``loader``, which is of one module, call back once it has executed that module."""
+    execute = loader.exec_module
 
-    def __init__(self, real: Loader, callback: Callable[[], None]) -> None:
-        self._real = real
-        self._callback = callback
+    def execute_and_call(module: ModuleType) -> None:
+        loader.exec_module = execute  # type: ignore[method-assign]
+        execute(module)
+        callback()
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._real, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._real.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._real
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._real
-        self._real.exec_module(module)
-        self._callback()
+    loader.exec_module = execute_and_call  # type: ignore[method-assign]

@@ -160,16 +160,16 @@ def choice(*choices: str) -> Kind:
     return Kind(parse, (str,))
 
 
-def flag_or(*words: str) -> Kind:
-    """True or false, or one of a few words that say how."""
+def flag_or(word: str = "") -> Kind:
+    """True or false, or a word that says how."""
 
     def parse(text: str) -> bool | str:
-        if text in words:
+        if word and text == word:
             return text
         if text.lower() not in _FLAGS:
-            fix = f"use true or false, or {' or '.join(words)}"
+            fix = f"use true or false, or {word}" if word else "use true or false"
             raise ValueError(f"{text!r} is no truth value", fix)
-        return _flag(text)
+        return _FLAGS[text.lower()]
 
     return Kind(parse, (bool,))
 
@@ -214,12 +214,6 @@ def size(at_least: int = 1, at_most: int | None = None) -> Kind:
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in _FLAGS:
-        raise ValueError(f"{text!r} is no truth value", "use true or false")
-    return _FLAGS[text.lower()]
-
-
 def _base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
@@ -237,6 +231,6 @@ def _in_range(number: _Number, at_least: float, at_most: float | None) -> _Numbe
 #: Anything.
 TEXT = Kind(str, (str,))
 #: True or false.
-FLAG = Kind(_flag, (bool,))
+FLAG = flag_or()
 #: The bytes of a key, as base64 where it is text.
 KEY = Kind(_base64, (bytes,))

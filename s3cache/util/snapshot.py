@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate, chain, compress, count
 from operator import attrgetter, is_, is_not, ne
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 __all__ = ["ABSENT", "FUNCTIONS", "Functions", "Snapshot", "are_identical", "content_of"]
 
@@ -20,6 +20,12 @@ __all__ = ["ABSENT", "FUNCTIONS", "Functions", "Snapshot", "are_identical", "con
 ABSENT = object()
 
 _T = TypeVar("_T")
+
+_HOLDERS = (staticmethod, classmethod, types.MethodType)
+_Attribute: TypeAlias = "attrgetter[Any]"
+_code, _defaults, _keywords, _content = map(
+    attrgetter, ("__code__", "__defaults__", "__kwdefaults__", "cell_contents")
+)
 
 
 def are_identical(some: Collection[object], others: Collection[object]) -> bool:
@@ -85,98 +91,85 @@ class Functions:
 
     def __init__(self) -> None:
         self._seen: set[int] = set()  # of functions and cells, which are kept
-        self._functions: list[types.FunctionType] = []
-        self._codes: list[types.CodeType] = []
-        # Of those that have some; to give some to another function changes no call that worked.
-        self._with_defaults: list[types.FunctionType] = []
-        self._defaults: list[tuple[object, ...]] = []
-        self._with_keywords: list[types.FunctionType] = []
-        self._keywords: list[dict[str, object]] = []
+        # By attribute: what has it, its value, and the function that it is of. Of defaults only
+        # those that there are: to give some to another function changes no call that worked.
+        self._noted: dict[_Attribute, tuple[list[Any], list[Any], list[types.FunctionType]]] = {
+            attribute: ([], [], []) for attribute in (_code, _defaults, _keywords, _content)
+        }
         self._in_keywords: list[tuple[object, ...]] = []  # names and values, as those may change
-        self._cells: list[types.CellType] = []
-        self._contents: list[object] = []
-        self._closures: list[types.FunctionType] = []  # one for each cell
 
     def add(self, values: Iterable[object]) -> None:
         """Take those of ``values`` that are functions, or hold some, as they are now."""
-        waiting = list(values)
+        waiting: list[Any] = list(values)
         while waiting:
             value = waiting.pop()
             kind = type(value)
             if kind is types.FunctionType:
                 if id(value) not in self._seen:
-                    self._add(value, waiting)  # type: ignore[arg-type]
+                    self._add(value, waiting)
             elif kind in _HOLDERS:
-                waiting.append(value.__func__)  # type: ignore[attr-defined]
+                waiting.append(value.__func__)
             elif kind is property:
-                waiting += (value.fget, value.fset, value.fdel)  # type: ignore[attr-defined]
+                waiting += (value.fget, value.fset, value.fdel)
 
-    def _add(self, function: types.FunctionType, waiting: list[object]) -> None:
+    def _add(self, function: types.FunctionType, waiting: list[Any]) -> None:
         self._seen.add(id(function))
-        self._functions.append(function)
-        self._codes.append(function.__code__)
+        self._note(_code, function, function.__code__, function)
         if function.__code__.co_filename.startswith("<"):
             return  # such as Python makes for data classes
         if function.__defaults__:
-            self._with_defaults.append(function)
-            self._defaults.append(function.__defaults__)
+            self._note(_defaults, function, function.__defaults__, function)
         if function.__kwdefaults__:
-            self._with_keywords.append(function)
-            self._keywords.append(function.__kwdefaults__)
+            self._note(_keywords, function, function.__kwdefaults__, function)
             self._in_keywords.append(_inside(function))
         for cell in function.__closure__ or ():
             content = content_of(cell)
             if id(cell) not in self._seen and content is not ABSENT:
                 self._seen.add(id(cell))
-                self._cells.append(cell)
-                self._contents.append(content)
-                self._closures.append(function)
+                self._note(_content, cell, content, function)
                 waiting.append(content)
+
+    def _note(
+        self, attribute: _Attribute, owner: object, value: object, function: types.FunctionType
+    ) -> None:
+        for noted, new in zip(self._noted[attribute], (owner, value, function), strict=True):
+            noted.append(new)
 
     def changed(self) -> Iterator[tuple[types.FunctionType, types.CellType | None]]:
         """Yield functions that are not as they were added, with the cell if it is that."""
         if self._is_unchanged():
             return
-        for function, code in zip(self._functions, self._codes, strict=True):
+        for function, code, _ in zip(*self._noted[_code], strict=True):
             if function.__code__ is not code:
                 yield function, None
-        for function, defaults in zip(self._with_defaults, self._defaults, strict=True):
+        for function, defaults, _ in zip(*self._noted[_defaults], strict=True):
             if not are_identical(function.__defaults__ or (), defaults):
                 yield function, None
-        for function, inside in zip(self._with_keywords, self._in_keywords, strict=True):
+        for function, inside in zip(self._noted[_keywords][0], self._in_keywords, strict=True):
             if not are_identical(_inside(function), inside):
                 yield function, None
-        for cell, content, function in zip(
-            self._cells, self._contents, self._closures, strict=True
-        ):
+        for cell, content, function in zip(*self._noted[_content], strict=True):
             if content_of(cell) is not content:
                 yield function, cell
 
     def _is_unchanged(self) -> bool:
         # Each is asked of thousands, which costs half as much without a line of Python for each.
         try:
-            return (
-                all(map(is_, map(_code, self._functions), self._codes))
-                and all(map(is_, map(_defaults, self._with_defaults), self._defaults))
-                and all(map(is_, map(_keywords, self._with_keywords), self._keywords))
-                and all(map(is_, map(_content, self._cells), self._contents))
-                and are_identical(
-                    [*chain.from_iterable(chain.from_iterable(map(dict.items, self._keywords)))],
-                    [*chain.from_iterable(self._in_keywords)],
-                )
-            )
+            if not all(
+                all(map(is_, map(attribute, owners), values))
+                for attribute, (owners, values, _) in self._noted.items()
+            ):
+                return False
         except ValueError:  # a cell was emptied
             return False
+        items = map(dict.items, self._noted[_keywords][1])
+        now = chain.from_iterable(chain.from_iterable(items))
+        return are_identical([*now], [*chain.from_iterable(self._in_keywords)])
 
 
 def _inside(function: types.FunctionType) -> tuple[object, ...]:
     return tuple(chain.from_iterable((function.__kwdefaults__ or {}).items()))
 
-
-_HOLDERS = (staticmethod, classmethod, types.MethodType)
-_code, _defaults, _keywords, _content = map(
-    attrgetter, ("__code__", "__defaults__", "__kwdefaults__", "cell_contents")
-)
 
 #: Functions of torch's, noted as early as the process could.
 FUNCTIONS = Functions()

@@ -7,11 +7,12 @@ the pages beside the package, where ``infra/dist/pages.py`` puts them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -114,6 +115,7 @@ PAGES: dict[str, tuple[Kind, str]] = {
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PLACES = (os.path.join(_HERE, "_docs"), os.path.join(os.path.dirname(_HERE), "docs"))
+_HEADING_OR_CODE = re.compile(r"^(#+ )(.*)$|^```[\s\S]*?^```", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]+)\)")
 
 
@@ -133,18 +135,15 @@ class Section:
     def without_links(self) -> tuple[str, list[str], list[str]]:
         """Return the text without its links, the codes that they lead to, and other places."""
         there = {section.page: section.code for section in sections()}
-        codes: dict[str, None] = {}
-        places: dict[str, None] = {}
-        for _, target in _LINK.findall(self.text):
-            place = posixpath.normpath(posixpath.join("docs", target))
-            if target.startswith("#"):
-                place = self.page.partition("#")[0] + target
-            if place in there:
-                codes[there[place]] = None
-            else:
-                places[place] = None
+        here = self.page.partition("#")[0]
+        targets = dict.fromkeys(
+            here + target if target[0] == "#" else posixpath.normpath(f"docs/{target}")
+            for _, target in _LINK.findall(self.text)
+        )
+        codes = dict.fromkeys(there[each] for each in targets if each in there)
         codes.pop(self.code, None)
-        return _LINK.sub(r"\1", self.text), [*codes], [*places]
+        places = [each for each in targets if each not in there]
+        return _LINK.sub(r"\1", self.text), [*codes], places
 
 
 # -- pointing to them
@@ -192,32 +191,20 @@ def sections() -> tuple[Section, ...]:
 
 def _text_of(name: str) -> str:
     for place in _PLACES:
-        try:
-            with open(os.path.join(place, name), encoding="utf-8") as file:
-                return file.read()
-        except OSError:
-            continue
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(place, name), encoding="utf-8") as file,
+        ):
+            return file.read()
     return ""
 
 
-def _sections_of(page: str, name: str, kind: Kind, mark: str) -> list[Section]:
-    """Return sections with a heading that begins with ``mark``; the next one as high ends it."""
-    title = ""
-    texts: dict[str, list[str]] = {}
-    lines: list[str] = []
-    is_code = False
-    for line in page.splitlines():
-        is_code ^= line.startswith("```")
-        depth = 0 if is_code else len(line) - len(line.lstrip("#"))
-        if depth == 1:
-            title = line[2:]
-        if depth and line.startswith(mark):
-            lines = texts.setdefault(line[len(mark) :], [])
-        elif 0 < depth < len(mark):
-            lines = []  # not about a code
-        else:
-            lines.append(line)
-    return [
-        Section(code, kind, title, "\n".join(text).strip(), f"docs/{name}#{code.lower()}")
-        for code, text in texts.items()
-    ]
+def _sections_of(page: str, name: str, kind: Kind, mark: str) -> Iterator[Section]:
+    """Yield sections with a heading that begins with ``mark``; the next one as high ends it."""
+    headings = [found for found in _HEADING_OR_CODE.finditer(page) if found[1]]
+    for number, heading in enumerate(headings):
+        if heading[1] == mark:
+            ends = (each.start() for each in headings[number + 1 :] if len(each[1]) <= len(mark))
+            text = page[heading.end() : next(ends, len(page))].strip()
+            anchor = heading[2].lower()
+            yield Section(heading[2], kind, headings[0][2], text, f"docs/{name}#{anchor}")

@@ -13,15 +13,7 @@ from torch import Tensor
 
 from tests.perturb.histories import Call, History
 
-__all__ = [
-    "guards",
-    "more_guards",
-    "more_offsets",
-    "more_subclasses",
-    "offsets",
-    "subclasses",
-    "triples",
-]
+__all__ = ["guards", "offsets", "subclasses", "triples"]
 
 
 def _flat(size: int) -> Tensor:
@@ -43,20 +35,6 @@ _BEHIND: dict[str, Callable[[int], tuple[int, int]]] = {
 _RELATIONS = ("apart", "one", *_BEHIND)
 
 
-def _related(relation: str, n: int, start: int, swapped: bool) -> tuple[Tensor, Tensor]:
-    """Two inputs of ``n`` elements; the first in its storage begins at ``start``."""
-    if relation == "apart":
-        pair = _flat(n), _flat(n) * 3
-    elif relation == "one":
-        pair = (one := _flat(n)), one
-    else:
-        behind, step = _BEHIND[relation](n)
-        flat = _flat(5 * n)
-        first, second = flat[start:], flat[start + behind :]
-        pair = first[: n * step : step], second[: n * step : step]
-    return pair[::-1] if swapped else pair
-
-
 def _first_doubled(a: Tensor, b: Tensor) -> Tensor:
     a.mul_(2)
     return a + b
@@ -76,42 +54,6 @@ def _copied(a: Tensor, b: Tensor) -> Tensor:
 def _part_changed(a: Tensor, b: Tensor) -> Tensor:
     a[1:].add_(b[:-1])
     return a.cos() + b
-
-
-_CHANGES = (_first_doubled, _both_changed, _copied, _part_changed)
-
-
-def guards() -> Iterator[History]:
-    """What is cached for inputs in one relation, and called with others after the hit."""
-    plans = [
-        *itertools.product(("beside", "overlapping"), _RELATIONS),
-        *(("apart", then) for then in ("one", "beside", "overlapping")),
-        *(("one", then) for then in ("apart", "overlapping")),
-        *(("interleaved", then) for then in ("interleaved and over", "beside")),
-        *(("equal", then) for then in ("beside", "half over")),
-    ]
-    for (number, (then, later)), dynamic in itertools.product(enumerate(plans), (True, None)):
-        if then == later:
-            continue
-        function, start, swapped = _CHANGES[number % 4], number % 3, number % 2 == 1
-
-        def called(relation: str, size: int, start: int = start, swapped: bool = swapped) -> Call:
-            return Call(functools.partial(_related, relation, size, start, swapped))
-
-        last = 9 if dynamic else 6
-        yield History(
-            "guards",
-            f"{function.__name__} {then}, {later}, from {start}, "
-            f"swapped={swapped}, dynamic={dynamic}",
-            function,
-            (called(then, 6),),
-            (called(then, 6), called(later, 6), called(then, last), called(later, last)),
-            {"dynamic": dynamic},
-            must_hit=True,
-        )
-
-
-# -- the same in more ways: other changes, kinds of numbers, gradients, and a third input
 
 
 def _second_read(a: Tensor, b: Tensor) -> Tensor:
@@ -147,14 +89,15 @@ def _broken_off(a: Tensor, b: Tensor) -> Tensor:
     return a - b
 
 
-_MORE_CHANGES = (
-    *_CHANGES, _second_read, _view_changed, _returned, _only_read, _without_grad, _broken_off,
+_CHANGES = (
+    _first_doubled, _both_changed, _copied, _part_changed, _second_read, _view_changed, _returned,
+    _only_read, _without_grad, _broken_off,
 )  # fmt: skip
 _DTYPES = (torch.float32, torch.float64, torch.int64, torch.bfloat16)
 
 
-def _typed(relation: str, n: int, start: int, swapped: bool, dtype: torch.dtype) -> Any:
-    """As above, of any kind of number, and in two dimensions if there is a number for them."""
+def _related(relation: str, n: int, start: int, swapped: bool, dtype: torch.dtype) -> Any:
+    """Two inputs of ``n`` elements; the first in its storage begins at ``start``."""
     if relation == "apart":
         pair = _flat(n).to(dtype), (_flat(n) * 3).to(dtype)
     elif relation == "one":
@@ -167,14 +110,14 @@ def _typed(relation: str, n: int, start: int, swapped: bool, dtype: torch.dtype)
     return pair[::-1] if swapped else pair
 
 
-def more_guards() -> Iterator[History]:
+def guards() -> Iterator[History]:
     """Each relation after each other one, with several changes, sizes that change and that do not.
 
     What fills a cache is the same for all that come later.
     """
     ways = itertools.product(_RELATIONS, range(4), (None, True))
     for number, (then, turn, dynamic) in enumerate(ways):
-        function = _MORE_CHANGES[(number // 2 + 3 * turn) % len(_MORE_CHANGES)]
+        function = _CHANGES[(number // 2 + 3 * turn) % len(_CHANGES)]
         dtype, start = _DTYPES[turn], (number // 2) % 3
         swapped = number % 4 > 1
 
@@ -185,7 +128,7 @@ def more_guards() -> Iterator[History]:
             swapped: bool = swapped,
             dtype: torch.dtype = dtype,
         ) -> Call:
-            return Call(functools.partial(_typed, relation, size, start, swapped, dtype))
+            return Call(functools.partial(_related, relation, size, start, swapped, dtype))
 
         last = 9 if dynamic else 6
         how = f"{function.__name__} {str(dtype)[6:]} from {start}, swapped={swapped}, {dynamic=}"
@@ -198,7 +141,7 @@ def more_guards() -> Iterator[History]:
                 (called(then, 6), called(later, 6), called(then, last), called(later, last)),
                 {"dynamic": dynamic},
                 must_hit=True,
-                native=False,
+                native=turn == 0 and then in ("beside", "overlapping"),
                 filled=f"{how}: {then}",
             )
 
@@ -413,9 +356,9 @@ def _as_bytes(x: Tensor) -> Tensor:
 
 
 _MORE_SEEING: tuple[Callable[[Tensor], Any], ...] = (
-    *_SEEING, _view_of_a_view, _strided_twice, _scattered_aten, _viewed_after_a_change,
-    _changed_through_two, _set, _number, _alias, _with_grad, _with_grad_of_a_view, _detached,
-    _broken_view, _complex, _as_bytes,
+    _view_of_a_view, _strided_twice, _scattered_aten, _viewed_after_a_change, _changed_through_two,
+    _set, _number, _alias, _with_grad, _with_grad_of_a_view, _detached, _broken_view, _complex,
+    _as_bytes,
 )  # fmt: skip
 _PLACES = (0, 1, 2, 4, 5)
 
@@ -430,10 +373,33 @@ def _slot(offset: int, kind: str) -> tuple[Any, ...]:
     return (flat[offset : offset + 6],)
 
 
-def more_offsets() -> Iterator[History]:
-    """From each place to some others: of tensors, leaves and parameters, sizes fixed or not."""
+def _plain(x: Tensor) -> Tensor:
+    return x.sin() + 1
+
+
+def _view(x: Tensor) -> Tensor:
+    return x[1:].view(5, 1).t()
+
+
+def _filled(x: Tensor) -> Tensor:
+    return x.mul_(3)
+
+
+def offsets() -> Iterator[History]:
+    """From each place to some others: of tensors, leaves and parameters, sizes fixed or not.
+
+    What sees nothing of the place must hit; and nothing may hit that has no right answer.
+    """
+    for function in (_plain, _view, _filled, _diagonal):
+        calls = [Call(functools.partial(_input, start)) for start in (0, 3)]
+        name = f"{function.__name__} sees no place"
+        yield History("offsets", name, function, (calls[0],), tuple(calls[::-1]), must_hit=True)
+    for function in (_from, _aten, _changed):
+        less, least = (Call(functools.partial(_input, 1, extent)) for extent in (_SIZE, 7))
+        name = f"{function.__name__} of less"
+        yield History("offsets", name, function, (less,), (least,), undefined=True)
     kinds = itertools.cycle(("tensor", "leaf", "parameter"))
-    for function, dynamic in itertools.product(_MORE_SEEING, (None, True)):
+    for function, dynamic in itertools.product((*_SEEING, *_MORE_SEEING), (None, True)):
         for number, before in enumerate(_PLACES):
             kind = next(kinds) if "_with_grad" not in function.__name__ else "leaf"
             if "change" in function.__name__ or function in (_in_place, _set):
@@ -453,61 +419,9 @@ def more_offsets() -> Iterator[History]:
                     (called(before),),
                     (called(after), called(before), called(after)),
                     {"dynamic": dynamic},
-                    native=False,
+                    native=function in _SEEING and before == 0 and not dynamic,
                     filled=how,
                 )
-
-
-def _plain(x: Tensor) -> Tensor:
-    return x.sin() + 1
-
-
-def _view(x: Tensor) -> Tensor:
-    return x[1:].view(5, 1).t()
-
-
-def _filled(x: Tensor) -> Tensor:
-    return x.mul_(3)
-
-
-def offsets() -> Iterator[History]:
-    """What is cached for an input at one place in its storage, and called with it elsewhere."""
-    for function in _SEEING:
-        for before, after in ((0, 3), (4, 2), (2, 4)):
-            yield _moved(function, before, after, None)
-        yield _moved(function, 2, 4, True)
-    for function in (_plain, _view, _filled, _diagonal):
-        yield _moved(function, 0, 3, None, must_hit=True)
-    for function in (_from, _aten, _changed):
-        yield History(
-            "offsets",
-            f"{function.__name__} of less",
-            function,
-            (Call(functools.partial(_input, 1)),),
-            (Call(functools.partial(_input, 1, 7)),),
-            undefined=True,
-        )
-
-
-def _moved(
-    function: Callable[[Tensor], Any],
-    before: int,
-    after: int,
-    dynamic: bool | None,
-    must_hit: bool = False,
-) -> History:
-    def calls(*starts: int) -> tuple[Call, ...]:
-        return tuple(Call(functools.partial(_input, start)) for start in starts)
-
-    return History(
-        "offsets",
-        f"{function.__name__} from {before} to {after}, dynamic={dynamic}",
-        function,
-        calls(before),
-        calls(after, before, after),
-        {"dynamic": dynamic},
-        must_hit,
-    )
 
 
 # -- subclasses of tensors that hold one tensor twice, or each other's
@@ -522,23 +436,6 @@ def _pairs(letters: str, views: bool) -> tuple[Any, Any]:
     return TwoTensor(*tensors[:2]), TwoTensor(*tensors[2:])
 
 
-_HELD = ("aabc", "abab", "abad", "abca", "aaaa", "abba", "abcc")
-
-
-def subclasses() -> Iterator[History]:
-    """Wrappers in one relation, hit by some in another."""
-    for function, letters in itertools.product((_first_doubled, _both_changed), _HELD):
-        plans = [(letters, "abcd", False), ("abcd", letters, False), ("abcd", letters, True)]
-        for first, second, views in plans:
-            yield History(
-                "subclasses",
-                f"{function.__name__} {first}, then {second}{' of views' if views else ''}",
-                function,
-                (Call(functools.partial(_pairs, first, views)),),
-                tuple(Call(functools.partial(_pairs, each, views)) for each in (second, first)),
-            )
-
-
 def _of_both(a: Tensor, b: Tensor) -> Tensor:
     return a * b + a
 
@@ -548,7 +445,10 @@ def _second_changed(a: Tensor, b: Tensor) -> Tensor:
     return b * 2
 
 
-_MORE_HELD = (*_HELD, "abac", "abbc", "abcb", "abba", "aaab", "abaa", "abbb", "aabb", "abcd")
+_HELD = (
+    "aabc", "abab", "abad", "abca", "aaaa", "abba", "abcc", "abac", "abbc", "abcb", "aaab", "abaa",
+    "abbb", "aabb", "abcd",
+)  # fmt: skip
 
 
 def _mixed(letters: str, views: bool) -> tuple[Any, Any]:
@@ -565,15 +465,14 @@ def _nested(letters: str, views: bool) -> tuple[Any, Any]:
     return TwoTensor(first, second), first if views else second
 
 
-def more_subclasses() -> Iterator[History]:
+def subclasses() -> Iterator[History]:
     """Each relation hit by each of some others; wrappers of wrappers, and beside plain tensors."""
     functions = (_first_doubled, _both_changed, _of_both, _second_changed)
     makes = (_pairs, _mixed, _nested)
-    held = tuple(dict.fromkeys(_MORE_HELD))
     for (number, function), make in itertools.product(enumerate(functions), makes):
-        for place, first in enumerate(held):
+        for place, first in enumerate(_HELD):
             for step in (1, 4):
-                second = held[(place + number + step) % len(held)]
+                second = _HELD[(place + number + step) % len(_HELD)]
                 if first == second:
                     continue
                 views, dynamic = (place + step) % 2 == 1, True if place % 3 == 0 else None
@@ -585,6 +484,6 @@ def more_subclasses() -> Iterator[History]:
                     (Call(functools.partial(make, first, views)),),
                     tuple(Call(functools.partial(make, each, views)) for each in (second, first)),
                     {"dynamic": dynamic},
-                    native=False,
+                    native=make is _pairs and number < 2 and place < 7,
                     filled=how,
                 )

@@ -13,11 +13,9 @@ import contextvars
 import copyreg
 import decimal
 import functools
-import gc
 import hashlib
 import itertools
 import logging
-import operator
 import os
 import sys
 import threading
@@ -34,7 +32,6 @@ import torch._functorch.config as functorch
 import torch._inductor.config as inductor
 import torch._inductor.decomposition
 import torch._inductor.lowering
-import torch.multiprocessing
 import torch.nn.functional as F  # noqa: N812 - as everybody does
 from torch import Tensor
 from torch._inductor.fx_passes import post_grad
@@ -72,26 +69,16 @@ class _Place:
         return self.value
 
 
-_place, _items_there = _Place(), [0]
+_place = _Place()
 _variable: contextvars.ContextVar[int] = contextvars.ContextVar("s3cache_asking", default=0)
 _own = threading.local()
 _tensor = torch.zeros(3, requires_grad=True)
 _module = types.ModuleType("s3cache_asking_module")
 _logger = logging.getLogger("s3cache_asking")
-_getter = operator.attrgetter("value")
-_VERSION = operator.attrgetter("_version")
 
 
 def _set(owner: Any, name: str, *values: Any) -> Callable[[int], Any]:
     return lambda to: patch.object(owner, name, values[to], create=True)
-
-
-def _item(to: int) -> Any:
-    return patch.object(sys.modules[__name__], "_items_there", [to])
-
-
-def _named(to: int) -> Any:
-    return _set(_Place, "__name__", "no", "yes")(to)
 
 
 @contextlib.contextmanager
@@ -105,41 +92,8 @@ def _referring(to: int) -> Any:
     return patch.object(_Place, "there", weakref.ref(_place) if to else None)
 
 
-@contextlib.contextmanager
-def _grown(to: int) -> Iterator[None]:
-    """A tensor's version only grows."""
-    fresh = torch.zeros(1)
-    for _ in range(to):
-        fresh.add_(1)
-    with patch.object(_Place, "there", fresh):
-        yield
-
-
 def _around_a_view(to: int) -> Any:
     return patch.object(_Place, "there", torch.zeros(9 if to else 3)[:3])
-
-
-@contextlib.contextmanager
-def _hooked(to: int) -> Iterator[None]:
-    handle = _tensor.register_hook(lambda grad: grad) if to else None
-    with _undo(lambda: handle and handle.remove()):
-        yield
-
-
-@contextlib.contextmanager
-def _limit(to: int) -> Iterator[None]:
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(before + 7 * to)
-    with _undo(lambda: sys.setrecursionlimit(before)):
-        yield
-
-
-@contextlib.contextmanager
-def _collected(to: int) -> Iterator[None]:
-    before = gc.get_threshold()
-    gc.set_threshold(before[0], before[1], before[2] + to)
-    with _undo(lambda: gc.set_threshold(*before)):
-        yield
 
 
 @contextlib.contextmanager
@@ -149,17 +103,6 @@ def _filtered(to: int) -> Iterator[None]:
             warnings.filterwarnings("ignore", message="s3cache_asking")
         yield
 
-
-@contextlib.contextmanager
-def _locked(to: int) -> Iterator[None]:
-    lock = threading.Lock()
-    if to:
-        lock.acquire()
-    with patch.object(_Place, "there", lock):
-        yield
-
-
-_LIMIT, _GENERATION = sys.getrecursionlimit(), gc.get_threshold()[2]
 
 _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
     "an environment variable": (
@@ -171,10 +114,6 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
         lambda: np.geterr()["divide"] == "raise",
         lambda to: np.errstate(divide=("warn", "raise")[to]),
     ),
-    "NumPy's print options": (
-        lambda: np.get_printoptions()["precision"] == 3,
-        lambda to: np.printoptions(precision=8 - 5 * to),
-    ),
     "a decimal context": (
         lambda: decimal.getcontext().prec == 7,
         lambda to: decimal.localcontext(decimal.Context(prec=28 - 21 * to)),
@@ -185,33 +124,21 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
     ),
     "a context variable": (_variable.get, _context),
     "a thread's own value": (lambda: getattr(_own, "to", 0), _set(_own, "to", 0, 1)),
-    "a lock": (lambda: bool(_Place.there and _Place.there.locked()), _locked),
     "copyreg": (
         lambda: _Place in copyreg.dispatch_table,
         lambda to: patch.dict(copyreg.dispatch_table, {_Place: str} if to else {}),
     ),
-    "the recursion limit": (lambda: sys.getrecursionlimit() != _LIMIT, _limit),
-    "the garbage collector": (lambda: gc.get_threshold()[2] != _GENERATION, _collected),
     "an attribute": (lambda: _place.value, _set(_Place, "value", 0, 1)),
     "a property": (lambda: _place.computed, _set(_Place, "value", 0, 1)),
-    "an attribute by a getter": (lambda: _getter(_place), _set(_Place, "value", 0, 1)),
-    "an item": (lambda: _items_there[0], _item),
-    "a name in a text": (lambda: f"{_Place.__name__:>4}" == " yes", _named),
     "a weak reference": (lambda: bool(_Place.there), _referring),
     "a module": (lambda: getattr(_module, "to", 0), _set(_module, "to", 0, 1)),
     "a tensor's grad": (
         lambda: _tensor.grad is not None,
         _set(_tensor, "grad", None, torch.ones(3)),
     ),
-    "a tensor's version": (lambda: int(_VERSION(_Place.there)), _grown),
-    "a tensor's hooks": (lambda: bool(_tensor._backward_hooks), _hooked),
     "a storage around a view": (
         lambda: _Place.there.untyped_storage().nbytes() > 12,
         _around_a_view,
-    ),
-    "how tensors are shared": (
-        lambda: torch.multiprocessing.get_sharing_strategy() == "asked",
-        _set(torch.multiprocessing, "_sharing_strategy", "file_system", "asked"),
     ),
 }
 

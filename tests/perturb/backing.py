@@ -19,13 +19,13 @@ from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompil
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.output_code import OutputCode
 
-__all__ = ["OPERATORS", "Calling", "backend", "backends", "called", "multiplied"]
+__all__ = ["backend", "backends"]
 
 _aten = torch.ops.aten
-OPERATORS = ["sin", "cos", "exp", "tanh", "abs", "sigmoid", "erf", "floor"]
+_OPERATORS = ["sin", "cos", "exp", "tanh", "abs", "sigmoid", "erf", "floor"]
 
 
-def multiplied(graph: Any, name: str, by: float) -> Any:
+def _multiplied(graph: Any, name: str, by: float) -> Any:
     """Have each result of the operator be another one."""
     targets = (getattr(torch, name), getattr(_aten, name).default)
     for node in list(getattr(graph, "graph", graph).nodes):
@@ -41,12 +41,12 @@ def multiplied(graph: Any, name: str, by: float) -> Any:
     return graph
 
 
-def called(name: str, x: Tensor) -> Any:
+def _called(name: str, x: Tensor) -> Any:
     """A program with that operator in it."""
     return getattr(torch, name)(x) + 1
 
 
-class Calling:
+class _Calling:
     """A function, as an object."""
 
     def __init__(self, function: Any) -> None:
@@ -74,10 +74,10 @@ def backend(gm: Any, inputs: Any) -> Any:
 
 def backends() -> Iterator[tuple[str, Callable[[Tensor], Any], Any]]:
     """Name, program for :func:`backend`, and what has that give something to the compiler."""
-    for name, what in itertools.product(OPERATORS, _GIVEN):
+    for name, what in itertools.product(_OPERATORS, _GIVEN):
         yield (
             f"{what} and {name}",
-            functools.partial(called, name),
+            functools.partial(_called, name),
             functools.partial(_giving, what, name),
         )
 
@@ -99,28 +99,21 @@ def _decompositions(name: str, by: float) -> dict[str, Any]:
     return {"decompositions": {**usual, getattr(_aten, name).default: lambda x: x * by}}
 
 
-def _inner(name: str, by: float) -> dict[str, Any]:
-    def inner_compile(gm: Any, inputs: Any, **kwargs: Any) -> Any:
-        return compile_fx_inner(multiplied(gm, name, by), inputs, **kwargs)
-
-    return {"inner_compile": inner_compile}
-
-
-def _inner_partial(name: str, by: float) -> dict[str, Any]:
-    return {"inner_compile": functools.partial(_compile_times, name, by)}
-
-
 def _compile_times(name: str, by: float, gm: Any, inputs: Any, **kwargs: Any) -> Any:
-    return compile_fx_inner(multiplied(gm, name, by), inputs, **kwargs)
+    return compile_fx_inner(_multiplied(gm, name, by), inputs, **kwargs)
 
 
-def _inner_object(name: str, by: float) -> dict[str, Any]:
-    return {"inner_compile": Calling(_inner(name, by)["inner_compile"])}
+def _inner(kind: Callable[[Any], Any], name: str, by: float) -> dict[str, Any]:
+    return {"inner_compile": kind(functools.partial(_compile_times, name, by))}
+
+
+def _plain(function: Any) -> Any:
+    return lambda *args, **kwargs: function(*args, **kwargs)
 
 
 def _autograd(name: str, by: float) -> dict[str, Any]:
     def lower(gm: Any, inputs: Any) -> Any:
-        multiplied(gm, name, by)
+        _multiplied(gm, name, by)
         return compile_fx_inner(gm, inputs, is_backward=False, is_inference=True, graph_id=0)
 
     compiler = SerializableAOTDispatchCompiler(OutputCode, lower)
@@ -130,8 +123,8 @@ def _autograd(name: str, by: float) -> dict[str, Any]:
 
 _GIVEN: dict[str, Callable[[str, float], dict[str, Any]]] = {
     "decompositions": _decompositions,
-    "an inner compiler": _inner,
-    "a partial inner compiler": _inner_partial,
-    "an inner compiler that is an object": _inner_object,
+    "an inner compiler": functools.partial(_inner, _plain),
+    "a partial inner compiler": functools.partial(_inner, functools.partial),
+    "an inner compiler that is an object": functools.partial(_inner, _Calling),
     "compilers for AOTAutograd": _autograd,
 }

@@ -35,9 +35,6 @@ def _times(x: Tensor) -> Tensor:
     return (x @ x.t()).tanh() @ x
 
 
-_FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (_cubed, _normed, _times)
-
-
 def _input() -> tuple[Tensor]:
     return (torch.linspace(-2, 3, 48).view(6, 8).requires_grad_(),)
 
@@ -134,7 +131,7 @@ def _softened(x: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(x, torch.arange(6) % 8) + x.logsumexp(-1)
 
 
-_MORE_FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+_FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "cubed": _cubed, "normed": _normed, "times": _times, "checkpointed": _checkpointed,
     "function": _of_a_function, "two graphs": _in_two, "two results": _two_results,
     "changing": _changing, "gathered": _gathered, "softened": _softened,
@@ -186,16 +183,16 @@ _MORE_SETTINGS: dict[str, Context] = {
 
 
 def backwards() -> Iterator[History]:
-    """Each setting at the backward of each kind of graph; first those that C++ is made of."""
-    yield from _with_native_code()
+    """Each setting at the backward of each kind of graph, for one program and not the other."""
     plain = contextlib.nullcontext
     for name, context in _MORE_SETTINGS.items():
         for kind, (shape, function) in itertools.product(
-            ("was on", "is on"), enumerate(_MORE_FUNCTIONS.items())
+            ("was on", "is on"), enumerate(_FUNCTIONS.items())
         ):
             title, program = function
             dynamic = True if shape % 3 == 0 else None
             before, after = (context, plain) if kind == "was on" else (plain, context)
+            native = name in _SETTINGS and program in (_cubed, _normed, _times)
             keep = (shape + (kind == "is on")) % 3 == 1
             yield History(
                 "backwards",
@@ -210,47 +207,12 @@ def backwards() -> Iterator[History]:
                 ),
                 {"dynamic": dynamic},
                 as_cold=True,
-                native=False,
-                filled=f"{name if kind == 'was on' else 'plain'} {title} {dynamic}",
+                # torch itself refuses that backward of a forward that was not deterministic.
+                must_hit=native and name != "deterministic",
+                native=native,
+                filled=f"{name if kind == 'was on' else 'plain'} {title} {dynamic} {native}",
             )
 
 
 def _wider() -> tuple[Tensor]:
     return (torch.linspace(-2, 3, 96).view(6, 16).requires_grad_(),)
-
-
-def _with_native_code() -> Iterator[History]:
-    """One setting at the backward of what is cached, and none at that of the hit; and reversed."""
-    functions = itertools.cycle(_FUNCTIONS)
-    plain = contextlib.nullcontext
-    for name, context in _SETTINGS.items():
-        for first, second, how in (
-            (context, plain, "was on"),
-            (plain, context, "is on"),
-            (context, context, "both times"),
-        ):
-            for keep in (False, True):
-                yield History(
-                    "backwards",
-                    f"{name} {how}, {'kept' if keep else 'freed'}",
-                    next(functions),
-                    (Call(_input, backward=first),),
-                    (
-                        Call(_input, backward=second, keep=keep),
-                        Call(_input, backward=plain),
-                        Call(_input, backward=context),
-                    ),
-                    # torch itself refuses that backward of a forward that was not deterministic.
-                    must_hit=name != "deterministic",
-                )
-    for dynamic in (None, True):
-        for function in _FUNCTIONS:
-            yield History(
-                "backwards",
-                f"{function.__name__} for inputs at rest, dynamic={dynamic}",
-                function,
-                (Call(_input, backward=plain, keep=True),),
-                (Call(_input, backward=plain), Call(_input, backward=plain)),
-                {"dynamic": dynamic},
-                must_hit=True,
-            )

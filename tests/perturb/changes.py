@@ -41,12 +41,9 @@ def all_histories() -> list[History]:
     """Every pair of programs of several calls, in a fixed order."""
     return [
         *aliasing.guards(),
-        *aliasing.more_guards(),
         *aliasing.triples(),
         *aliasing.offsets(),
-        *aliasing.more_offsets(),
         *aliasing.subclasses(),
-        *aliasing.more_subclasses(),
         *backwards.backwards(),
         *replacing.replacements(),
         *asking.asked(),

@@ -30,9 +30,7 @@ __all__ = ["bases", "changes"]
 
 _COUNT = 12  # variants of each thing
 # These take part in tracing: their graphs have no key of the first level.
-_TRACED = frozenset(
-    ("backward formula", "backward formula with a global", "fake implementation", "decomposition")
-)
+_TRACED = frozenset(("backward formula", "fake implementation"))
 
 
 def bases() -> dict[str, Program]:
@@ -68,10 +66,6 @@ def _operator(forward: Any, fake: Any, backward: Any) -> Iterator[None]:
         definition._lib._destroy()
 
 
-def _forward(x: Tensor) -> Tensor:
-    return x * 2
-
-
 def _op(x: Tensor, y: Tensor) -> Any:
     return torch.ops.s3cache_perturb.op(x) * y
 
@@ -80,22 +74,10 @@ def _with_backward(variant: int) -> Program:
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad * (2 + variant)
 
-    context = functools.partial(_operator, _forward_of(), torch.empty_like, backward)
-    return _two(_op, context)
-
-
-def _forward_of() -> Any:
     def forward(x: Tensor) -> Tensor:
         return x * 2
 
-    return forward
-
-
-def _with_backward_of_a_global(variant: int) -> Program:
-    namespace: dict[str, Any] = {"FACTOR": 2 + variant}
-    exec("def backward(ctx, grad): return grad * FACTOR", namespace)
-    context = functools.partial(_operator, _forward_of(), torch.empty_like, namespace["backward"])
-    return _two(_op, context)
+    return _two(_op, functools.partial(_operator, forward, torch.empty_like, backward))
 
 
 def _with_fake(variant: int) -> Program:
@@ -181,28 +163,6 @@ def _registered(variant: int) -> Program:
 
     def program(x: Tensor, y: Tensor) -> Any:
         return registered_one(x) * y
-
-    return _two(program, registered)
-
-
-def _decomposed(variant: int) -> Program:
-    from torch._inductor.decomposition import decompositions
-
-    @contextlib.contextmanager
-    def registered() -> Iterator[None]:
-        target = torch.ops.aten.hardsigmoid.default
-        before = decompositions.get(target)
-        decompositions[target] = lambda x: x * (1 + variant)
-        try:
-            yield
-        finally:
-            if before is None:
-                del decompositions[target]
-            else:
-                decompositions[target] = before
-
-    def program(x: Tensor, y: Tensor) -> Any:
-        return torch.nn.functional.hardsigmoid(x.detach()) + y
 
     return _two(program, registered)
 
@@ -330,7 +290,6 @@ def _written(variant: int) -> Program:
 
 _THINGS: dict[str, Callable[[int], Program]] = {
     "backward formula": _with_backward,
-    "backward formula with a global": _with_backward_of_a_global,
     "fake implementation": _with_fake,
     "pass before": _patched(inductor, "post_grad_custom_pre_pass", _Pass),
     "pass after": _patched(inductor, "post_grad_custom_post_pass", _Pass),
@@ -341,7 +300,6 @@ _THINGS: dict[str, Callable[[int], Program]] = {
     "estimator": _patched(functorch, "activation_memory_budget_runtime_estimator", _Estimator),
     "checkpoint policy": _selective,
     "registered function": _registered,
-    "decomposition": _decomposed,
     "annotation": _annotated,
     "names of the memory budget": _budget,
     "autograd function": functools.partial(_applied, Scaled),
