@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterable
 from functools import partial
 
-from s3cache.graph._origin import HOLDERS, NATIVE, foreign_parts, origin_of
+from s3cache.graph._origin import NATIVE, origin_of
 from s3cache.graph._results import RegisteredVersion, qualified_name
 from s3cache.torch_api import internals
 from s3cache.util.snapshot import ABSENT, content_of
@@ -257,28 +257,3 @@ def _constant_text(value: object) -> str:
     if isinstance(value, tuple):
         return f"tuple {list(map(_constant_text, value))}"
     return f"{type(value).__name__} {value!r}"
-
-
-def is_same_code(old: object, new: object) -> bool:
-    """Return True if torch has made the same again, or only keeps Dynamo out of it."""
-    if internals.is_kept_from_dynamo(new, old):
-        return True
-    name = _own_name(old)
-    if name is not None and name == _own_name(new):
-        return True
-    if type(old) is not type(new) or isinstance(new, type):
-        return False
-    try:
-        return identity(old) == identity(new)
-    except UnidentifiedError:
-        return False
-
-
-def _own_name(value: object) -> str | None:
-    """Return the name of a function of torch's that is the only one of that name."""
-    while isinstance(value, (*HOLDERS, functools._lru_cache_wrapper)):
-        value = value.__wrapped__
-    if type(value) is not types.FunctionType or foreign_parts(value):
-        return None
-    function: types.FunctionType = value
-    return None if "<" in function.__qualname__ else function.__qualname__

@@ -7,6 +7,7 @@ asked about each object in it.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import sys
@@ -17,9 +18,11 @@ from operator import is_
 from typing import NamedTuple, cast
 
 import _s3cache_autoload
-from s3cache.graph._identity import is_same_code
+from s3cache.graph._identity import UnidentifiedError, identity
 from s3cache.graph._origin import (
+    HOLDERS,
     assigns,
+    foreign_parts,
     is_code,
     is_foreign,
     is_misplaced,
@@ -27,7 +30,6 @@ from s3cache.graph._origin import (
     unwrap_patch,
 )
 from s3cache.torch_api import internals
-from s3cache.util.importing import is_being_imported
 from s3cache.util.snapshot import ABSENT, FUNCTIONS, Snapshot
 
 _LISTED = (*_s3cache_autoload.PLACES, *internals.LATER_PLACES)
@@ -140,7 +142,7 @@ class Table(Container):
             return is_foreign(new)
         if new is ABSENT:
             return is_code(old)
-        return (is_code(old) or is_code(new)) and not is_same_code(old, new)
+        return (is_code(old) or is_code(new)) and not _is_same_code(old, new)
 
 
 class Namespace(Container):
@@ -181,7 +183,7 @@ class Namespace(Container):
         if new is ABSENT:
             return bool(self._listed_as) and is_code(old)
         if self._is_code(old) and self._is_code(new):
-            return not is_same_code(old, new)
+            return not _is_same_code(old, new)
         if is_foreign(new):
             return True
         if self.module in _PYTHON or (self._listed_as and (is_code(old) or is_code(new))):
@@ -224,6 +226,31 @@ def _codes_in(*namespaces: Mapping[str, object]) -> Iterator[types.CodeType]:
             for part in parts_of(value) if is_code(value) else ():
                 if type(part) is types.FunctionType and internals.has_code_of_torch(part):
                     yield part.__code__
+
+
+def _is_same_code(old: object, new: object) -> bool:
+    """Return True if torch has made the same again, or only keeps Dynamo out of it."""
+    if internals.is_kept_from_dynamo(new, old):
+        return True
+    name = _own_name(old)
+    if name is not None and name == _own_name(new):
+        return True
+    if type(old) is not type(new) or isinstance(new, type):
+        return False
+    try:
+        return identity(old) == identity(new)
+    except UnidentifiedError:
+        return False
+
+
+def _own_name(value: object) -> str | None:
+    """Return the name of a function of torch's that is the only one of that name."""
+    while isinstance(value, (*HOLDERS, functools._lru_cache_wrapper)):
+        value = value.__wrapped__
+    if type(value) is not types.FunctionType or foreign_parts(value):
+        return None
+    function: types.FunctionType = value
+    return None if "<" in function.__qualname__ else function.__qualname__
 
 
 class Constants(Container):
@@ -312,7 +339,7 @@ class Surface:
         for place in _LISTED:
             module = place.partition(":")[0]
             there = internals.contents(place)
-            if place in self._listed or there is None or is_being_imported(module):
+            if place in self._listed or there is None or _is_being_imported(module):
                 continue
             if internals.makes_code(module) and ":" not in place:
                 continue  # it comes with the other modules
@@ -439,3 +466,9 @@ def _functions_with(cell: types.CellType) -> Iterator[types.FunctionType]:
         for function in gc.get_referrers(closure) if type(closure) is tuple else ():
             if isinstance(function, types.FunctionType) and function.__closure__ is closure:
                 yield function
+
+
+def _is_being_imported(name: str) -> bool:
+    """Return True if a module is there, but its code has not run to the end."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))

@@ -121,6 +121,11 @@ class Patches:
         self._undo.append(partial(setattr, owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
+    def fill(self, table: dict[str, object], values: Mapping[str, object]) -> None:
+        """Put values into a table of torch's that has none of these names."""
+        table.update(values)
+        self._undo += [partial(table.pop, name, None) for name in values]
+
     def at_undo(self, call: Callable[[], object]) -> None:
         """Call ``call`` in :meth:`undo`, in its turn."""
         self._undo.append(call)

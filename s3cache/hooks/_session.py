@@ -119,6 +119,7 @@ class Session:
         for level in levels:
             level.install_shared(self._patches)
         self._patches.wrap(internals.deserialize_backward, deserialize_backward)
+        self._patches.fill(internals.guard_functions.get(), internals.branch_free())
 
         def show(_: Patches) -> None:
             for level in levels:

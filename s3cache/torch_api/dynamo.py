@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from logging import Logger
@@ -72,7 +73,7 @@ def name_of_source(source: Any) -> str | None:
 unbacked_symbols = AnyFunction(f"{_SHAPES}:free_unbacked_symbols")
 _expression_printer = AnyClass(f"{_SHAPES}:SymExprPrinter")
 #: What guards on sizes call, by the names that they are printed with.
-_guard_functions = Internal[dict[str, object]](f"{_SHAPES}:SYMPY_INTERP")
+guard_functions = Internal[dict[str, object]](f"{_SHAPES}:SYMPY_INTERP")
 Fields(f"{_SHAPES}:ShapeGuard", "expr")
 Fields(
     f"{_SHAPES}:ShapeEnv",
@@ -108,7 +109,20 @@ def value_of_symbol(context: TracingContext, expression: str) -> int | float | b
     sizes = context.fake_mode.shape_env.backed_var_to_val
     values = {str(symbol): size for symbol, size in sizes.items()}
     # What torch printed, out of a verified entry, as torch evaluates it when it adds the guard.
-    return cast("int | float | bool", eval(expression, _guard_functions.get(), values))  # noqa: S307
+    return cast("int | float | bool", eval(expression, guard_functions.get(), values))  # noqa: S307
+
+
+def branch_free() -> dict[str, object]:
+    """Return ``min`` and ``max`` for guards on sizes, without a guard on which size it is.
+
+    Python's own take a branch: calls that the code of a hit is right for would be compiled again.
+    """
+    import torch
+
+    return {
+        "min": lambda *sizes: functools.reduce(torch.sym_min, sizes),
+        "max": lambda *sizes: functools.reduce(torch.sym_max, sizes),
+    }
 
 
 def guard_on_sizes(context: TracingContext, expression: str) -> None:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TypeAlias
 
-__all__ = ["before_import", "is_being_imported", "when_imported"]
+__all__ = ["before_import", "when_imported"]
 
 _Callback: TypeAlias = Callable[[], None]
 
@@ -44,12 +44,6 @@ def when_imported(name: str, callback: _Callback) -> Callable[[], None]:
         callback()
         return lambda: None
     return _Finder(name, None, callback).withdraw
-
-
-def is_being_imported(name: str) -> bool:
-    """Return whether module ``name`` is there, but its code has not run to the end."""
-    spec = getattr(sys.modules.get(name), "__spec__", None)
-    return bool(getattr(spec, "_initializing", False))
 
 
 class _Finder(MetaPathFinder):

@@ -87,7 +87,7 @@ _SPOTS: dict[str, dict[str, tuple[Callable[[Tensor], Any], Any]]] = {
         "addmm": (lambda x: torch.addmm(x, x[:, :4], x), torch.addcmul),
         "threshold": (lambda x: F.threshold(x, 0.1, 2.0), torch.sigmoid),
         "cosine_similarity": (lambda x: F.cosine_similarity(x, x * 2), torch.mul),
-        "pixel_shuffle": (lambda x: F.pixel_shuffle(x[None], 2), torch.sin),
+        "pixel_shuffle": (lambda x: F.pixel_shuffle(x.view(4, 2, 4), 2), torch.sin),
     },
     "torch._C._nn": {
         "silu": (F.silu, torch.sigmoid),
