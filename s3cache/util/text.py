@@ -12,7 +12,7 @@ import functools
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -22,7 +22,6 @@ __all__ = [
     "PAGES",
     "Kind",
     "Section",
-    "code",
     "command",
     "counted",
     "escape",
@@ -34,8 +33,6 @@ __all__ = [
     "printable_lines",
     "sections",
     "sections_on",
-    "table",
-    "text",
 ]
 
 # 32 bytes, as base64 has them. A path has slashes too, but does not end like that.
@@ -60,43 +57,11 @@ def may_be_a_key(text: str) -> bool:
         return False
 
 
-# -- as notebooks show it
-
-_STYLE = "text-align: left; vertical-align: top"
-_CODE = "margin: 0; white-space: pre-wrap; text-align: left"
-
-
 def escape(words: str) -> str:
     """Return ``words`` as HTML shows them, and nothing that a browser would obey."""
     from html import escape as escape_html
 
     return escape_html(printable_lines(words))
-
-
-def text(words: object) -> str:
-    """Return ``words`` as a notebook shows them, line for line."""
-    return "<br>".join(escape(line) for line in str(words).splitlines())
-
-
-def code(lines: str) -> str:
-    """Return code, or something to be pasted, as a notebook shows it."""
-    return f'<pre style="{_CODE}">{escape(lines)}</pre>' if lines else ""
-
-
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a line with a table below it, as a notebook shows them.
-
-    Args:
-        title, columns: plain text.
-        rows: of cells that :func:`text` and :func:`code` have made.
-    """
-    head = "".join(f'<th style="{_STYLE}">{escape(name)}</th>' for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f'<td style="{_STYLE}">{cell}</td>' for cell in row) + "</tr>"
-        for row in rows
-    )
-    made = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if body else ""
-    return f"<div><p>{escape(title)}</p>{made}</div>"
 
 
 # -- sections of the documentation
