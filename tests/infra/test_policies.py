@@ -11,7 +11,7 @@ import botocore.session
 import pytest
 from botocore import xform_name
 
-from infra import generate
+from infra import generate, policies
 from infra.policies import ROLES, Role
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +43,7 @@ OF_VERSIONS = {"s3:DeleteObjectVersion", "s3:GetObjectVersion", "s3:ListBucketVe
 
 places = pytest.mark.parametrize("place", ["minio", "aws"])
 roles = pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+NAMED = {role.name: role for role in ROLES}
 
 
 def load(place: str, name: str) -> dict[str, Any]:
@@ -91,6 +92,24 @@ def test_a_role_may_do_what_the_store_does_for_it(place: str, role: Role) -> Non
     else:
         wanted -= {"s3:DeleteObject"}
     assert actions(load(place, role.file)) == wanted | {NEEDED_BY_MISSES}
+
+
+@places
+@roles
+def test_objects_are_reached_under_the_prefixes_of_one_bucket(place: str, role: Role) -> None:
+    *on_objects, on_bucket = load(place, role.file)["Statement"]
+    (bucket,) = on_bucket["Resource"]
+    for statement in on_objects:
+        reading = statement["Action"] == ["s3:GetObject"]
+        prefixes = role.reads if reading else role.writes
+        assert statement["Resource"] == [f"{bucket}/{prefix}/*" for prefix in prefixes]
+    ((_, condition),) = on_bucket["Condition"].items()
+    assert condition == {"s3:prefix": [f"{prefix}/*" for prefix in role.reads]}
+
+
+def test_no_trusted_job_reads_where_others_write() -> None:
+    assert NAMED["main"].reads == NAMED["main"].writes == NAMED["reader"].reads == (policies.MAIN,)
+    assert NAMED["pulls"].writes == (policies.PULLS,)
 
 
 @roles
