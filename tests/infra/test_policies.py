@@ -16,7 +16,7 @@ from infra.policies import ROLES, Role
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
-STORE_SOURCES = sorted((ROOT / "s3cache" / "store" / "s3").glob("*.py"))
+STORE_SOURCES = sorted((ROOT / "s3cache" / "store").glob("_s3*.py"))
 
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
 IAM_ACTION = {
