@@ -158,7 +158,7 @@ def _histogram(labels: Mapping[str, str], recorded: HistogramSnapshot) -> Sample
 #: All metrics there are.
 FAMILIES: tuple[Family, ...] = (
     _family("hits", "counter", "{lookup}", "level tier", lambda s: s.hits,
-            "Lookups that hit: whole graphs (aot), and halves of graphs (fx)."),
+            "Lookups that hit: whole graphs (aot), and FX graphs (fx)."),
     _family("misses", "counter", "{lookup}", "level reason", lambda s: s.misses,
             "Lookups that missed, by reason."),
     _family("bypassed", "counter", "{graph}", "level", lambda s: s.bypassed,

@@ -45,7 +45,7 @@ _REASONS = {str(reason): reason.text for reason in Reason}
 _MAX_RUNS = 16
 # Programs that an error names, where the one that was asked for is not there.
 _MAX_NAMED = 5
-_GRAPHS = {"aot": "graph", "fx": "half of a graph"}
+_GRAPHS = {"aot": "graph", "fx": "FX graph"}
 
 
 @dataclass(frozen=True, repr=False)

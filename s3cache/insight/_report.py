@@ -296,7 +296,7 @@ def _table(runs: Sequence[Run], explain: Callable[[Record], str]) -> str:
 def _row(lookup: Folded, processes: int, explain: Callable[[Record], str]) -> str:
     record = lookup.record
     ended = (record.outcome, record.reason)
-    level = "" if record.level == "aot" else " (half of a graph)"
+    level = "" if record.level == "aot" else " (FX graph)"
     rank = f" <span class=dim>{escape(ranks_in_words(lookup.runs))}</span>" if processes > 1 else ""
     where = []
     if record.where is not None:

@@ -314,10 +314,10 @@ def _compiled(first: CacheStats, second: CacheStats) -> list[str]:
     ]
     for reason, count in second.fx.misses.items():
         if count:
-            found.append(f"{counted(count, 'half', 'halves')} of a graph missed ({reason})")
+            found.append(f"{counted(count, 'FX graph')} missed ({reason})")
     if second.fx.bypassed:
-        halves = counted(second.fx.bypassed, "half", "halves")
-        found.append(f"{halves} cannot be cached ({', '.join(second.fx.bypass_reasons)})")
+        graphs = counted(second.fx.bypassed, "FX graph")
+        found.append(f"{graphs} cannot be cached ({', '.join(second.fx.bypass_reasons)})")
     if not found:
         return []
     misses = ", ".join(f"{count} {reason}" for reason, count in second.misses.items() if count)

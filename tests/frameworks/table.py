@@ -12,7 +12,7 @@ __all__ = ["table"]
 _COLUMNS = (
     "framework",
     "program",
-    "hits: graphs + halves",
+    "hits: graphs + FX graphs",
     "misses",
     "bypasses",
     "lowered",

@@ -60,7 +60,7 @@ class Bench:
         keys = [self._try(_keys, each) for each in (program, changed)]
         if None in keys:
             return Verdict("broken")
-        # A graph without a key may be found in halves.
+        # A graph without a key may be found at the second level.
         if not {*keys[0]} & {*keys[1]}:
             return Verdict("miss")
         if self._try(_eager, changed) is None:

@@ -173,7 +173,7 @@ def _remote_alone(url: str) -> dict[str, Any]:
 
 
 def _shared(url: str) -> dict[str, Any]:
-    """A whole graph, and half of another one."""
+    """A whole graph, and an FX graph of another one."""
 
     with machine_here(url, "writer") as cache:
         tiers = Tiers(cache)

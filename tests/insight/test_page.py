@@ -79,7 +79,7 @@ def test_all_of_it_is_shown() -> None:
     shown = Elements(page(two_ranks())).text
     for words in (
         *("/job/train.py", "2 processes", "50%", "1.4 min", "hit: remote", "miss: absent"),
-        *("bypass: custom-operator", "half of a graph", "rank 1"),
+        *("bypass: custom-operator", "FX graph", "rank 1"),
         "mine.op has no formula. train.py:7: op(x)",
         "looked up more than is on record",
         "read on: s3cache explain custom-operator",

@@ -386,7 +386,7 @@ def fakify_first_call(compile_it: Compile) -> Any:
 
 @case("safety", graphs=0, halves=1, lowered=1, slow=True)
 def caches_off(compile_it: Compile) -> Any:
-    """Then nothing is a bypass; what is off as a whole is shared in halves."""
+    """Then nothing is a bypass; what is off as a whole is shared at the second level."""
     import torch
 
     x = matrix()

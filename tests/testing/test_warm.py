@@ -49,14 +49,14 @@ def test_a_bypass_counts_only_where_no_level_has_the_graph() -> None:
     )
     assert_warm_start(WARM, replace(WARM, recorded=known))
     unknown = replace(known, fx=LevelStats(bypassed=1, bypass_reasons={"custom-operator": 1}))
-    with pytest.raises(AssertionError, match=r"1 half cannot be cached \(custom-operator\)"):
+    with pytest.raises(AssertionError, match=r"1 FX graph cannot be cached \(custom-operator\)"):
         assert_warm_start(WARM, replace(WARM, recorded=unknown))
 
 
 def test_what_the_first_machine_has_not_uploaded_is_named() -> None:
     missed = replace(HIT, fx=LevelStats(misses={Reason.ABSENT: 2}))
     slow = replace(WARM, recorded=replace(HIT, pending=3))
-    with pytest.raises(AssertionError, match=r"2 halves of a graph missed[^$]*3 uploads still"):
+    with pytest.raises(AssertionError, match=r"2 FX graphs missed[^$]*3 uploads still"):
         assert_warm_start(slow, replace(WARM, recorded=missed))
 
 

@@ -61,10 +61,10 @@ def test_causes_of_distrust_are_documented() -> None:
 
 
 def test_what_cannot_be_shared_in_halves_says_so() -> None:
-    """The page promises that it tells where not even halves of a graph are cached."""
+    """The page promises that it says where not even FX graphs are cached."""
     in_no_form = {code for code in get_args(Code) if BypassReason(code, "").blocks_fx_level}
     bypasses = [each for each in sections() if each.kind == "bypass"]
-    marked = {each.code for each in bypasses if "in halves either" in each.text}
+    marked = {each.code for each in bypasses if "second level either" in each.text}
     assert marked == in_no_form
 
 
