@@ -60,7 +60,7 @@ def test_a_backward_formula_that_reads_another_value_leaves_the_forward_a_hit(
     assert _judged(tmp_path, PROGRAM.hook, CHANGED.value)["kind"] == "right"
 
 
-@slow
+@nightly
 def test_a_wrong_hit_is_found(tmp_path: Path) -> None:
     """An operator that was registered as cacheable, then changed, has the old gradient."""
     assert _judged(tmp_path, BLIND, PROGRAM.value)["kind"] == "right"

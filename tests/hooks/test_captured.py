@@ -11,7 +11,7 @@ import torch
 from torch.utils import cpp_extension
 
 from tests.hooks.captured import NODE
-from tests.support.marks import slow
+from tests.support.marks import nightly
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ def extension(tmp_path: Path) -> Path:
     return library
 
 
-@slow
+@nightly
 def test_a_node_in_cpp_is_bypassed_as_a_whole_and_hits_at_the_second_level(
     site: Site, extension: Path
 ) -> None:

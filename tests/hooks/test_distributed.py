@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.hooks.distributed import MODES, WAYS, two_ranks
-from tests.support.marks import cases, selected, slow
+from tests.support.marks import cases, nightly, selected, slow
 from tests.support.sites import Site
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def test_ddp_hits_on_every_graph(way: str, trained: tuple[Site, list[dict[str, A
     assert warm["seen"] == cold["seen"]
 
 
-@slow
+@nightly
 def test_ddp_hits_in_torchs_other_modes_too(site: Site) -> None:
     """Where graphs are not split, and where the reducer is Python that is compiled as well."""
     remotes = f"file://{site.root}/remotes"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,7 +76,7 @@ def test_a_hit_starts_no_process_and_needs_no_compiler(
 
 
 @slow
-@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("dynamic", [True, pytest.param(False, marks=nightly)])
 def test_a_machine_with_another_number_of_threads(dynamic: bool, site: Site) -> None:
     """It shares what was made for any number of them, if torch is asked for that."""
     found = site.machine("one").run("jobs:reduce", site.url, [2, 5, 1], dynamic)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache import frame
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +79,7 @@ def test_what_a_profile_does_and_does_not(site: Site) -> None:
     assert (off["lowered"], off["hits"], off["misses"]) == (2, 1, 1)
 
 
-@slow
+@nightly
 def test_what_other_jobs_learned_breaks_no_program(site: Site) -> None:
     """Code that needs constants compiles in whole graphs, as it does without s3cache."""
     # This job sees two values of each number, and two sizes of each tensor.

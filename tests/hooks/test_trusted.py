@@ -14,7 +14,7 @@ import pytest
 from s3cache import frame
 from s3cache.testing import ProgramError
 from s3cache.trust import generate, pack, sign
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 
 if TYPE_CHECKING:
     from tests.support.sites import Machine, Site
@@ -157,7 +157,7 @@ def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
 
 
 @slow
-@pytest.mark.parametrize("job", ["lacking", "unsupported"])
+@pytest.mark.parametrize("job", ["lacking", pytest.param("unsupported", marks=nightly)])
 def test_planted_files_do_not_run_where_hooks_cannot_be_installed(
     job: str, site: Site, tmp_path: Path
 ) -> None:

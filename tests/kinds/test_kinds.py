@@ -1,8 +1,8 @@
 """Every kind of graph is compiled by one machine and hit by the next, and does what eager does.
 
 Nor does any start slower than with torch alone. ``make test`` has one case of each kind, ``make
-test-all`` those that are nearly the same as well: training beside inference, two features in one
-graph.
+test-all`` half of those that are nearly the same (training beside inference, two features in one
+graph), and ``make test-nightly`` all of them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CASES = load_cases()
 SLOW = {name for name, case in CASES.items() if case.slow}
+NIGHTLY = set(sorted(SLOW)[::2])  # those that are nearly the same are too many for one run
 PROCESS_TIMEOUT_S = 3600  # for what hangs: hundreds of cases take long on a busy machine
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
@@ -59,7 +60,7 @@ def _case(name: str) -> Case:
     return CASES[name]
 
 
-@pytest.mark.parametrize("name", cases(CASES, slow_ones=SLOW))
+@pytest.mark.parametrize("name", cases(CASES, slow_ones=SLOW, nightly_ones=NIGHTLY))
 def test_compiled_and_shared(name: str, ran: dict[str, dict[str, Any]]) -> None:
     case, found = _case(name), ran["first"][name]
     assert not found["error"], found["error"]
@@ -77,7 +78,7 @@ def test_compiled_and_shared(name: str, ran: dict[str, dict[str, Any]]) -> None:
     assert found["reasons"] == sorted(case.reasons)
 
 
-@pytest.mark.parametrize("name", cases(CASES, slow_ones=SLOW))
+@pytest.mark.parametrize("name", cases(CASES, slow_ones=SLOW, nightly_ones=NIGHTLY))
 def test_hit_on_an_empty_disk(name: str, ran: dict[str, dict[str, Any]]) -> None:
     """Whatever can be cached anywhere is not compiled again, and it is said why another is."""
     case, found = _case(name), ran["second"][name]

@@ -21,7 +21,7 @@ from tests.support.marks import slow
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture(scope="module", params=[48, pytest.param(300, marks=slow)])
+@pytest.fixture(scope="module", params=[48, pytest.param(120, marks=slow)])
 def count(request: pytest.FixtureRequest) -> int:
     number: int = request.param
     return number
