@@ -23,7 +23,7 @@ import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
 from urllib.parse import quote
 
 from s3cache.errors import ConfigError, PreconditionError, ReadOnlyError
@@ -373,6 +373,10 @@ class FileStore(Store):
     def url(self) -> str:
         return self._files.url
 
+    @overload
+    async def get(self, key: str) -> bytes | None: ...
+    @overload
+    async def get(self, key: str, accept_size: AcceptSize | None) -> bytes | NotAccepted | None: ...
     async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
         if accept_size is None:
             return await self._call(lambda: self._files.read(key))
