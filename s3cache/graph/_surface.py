@@ -109,7 +109,10 @@ class Container:
         """Return the values that now replace torch's own."""
         now, found = _by_name(self.inside), []
         for name in {**self.first, **now}:
-            old, new = (unwrap_patch(each.get(name, ABSENT)) for each in (self.first, now))
+            old, new = self.first.get(name, ABSENT), now.get(name, ABSENT)
+            if old is new:
+                continue
+            old, new = unwrap_patch(old), unwrap_patch(new)
             is_same = old is new or _are_same_method(old, new)
             if not is_same and self.is_override(name, old, new):
                 found.append(self._override(name, new))
@@ -381,10 +384,10 @@ class Surface:
                     self._add(Namespace(place, name, vars(value)), None, trusted=name in fresh)
 
     def _new_modules(self) -> list[str]:
-        present = {name: id(module) for name, module in sys.modules.copy().items()}
-        new = present.items() - self._present.items()
-        self._present = present
-        return [name for name in present if (name, present[name]) in new] if new else []
+        known, present = self._present, sys.modules.copy()
+        new = [name for name, module in present.items() if known.get(name) != id(module)]
+        known.update((name, id(present[name])) for name in new)
+        return new
 
     def _add(
         self, container: Container, first: Mapping[object, object] | None, *, trusted: bool
