@@ -31,7 +31,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format dist test-dist test-pythons test test-all test-nightly test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route commands test-infra policies test-rgw test-busy soak fuzz fuzz-hits bench bench-signed bench-storage bench-digest bench-forks demo \
+.PHONY: help setup lint format dist test-dist test-pythons test test-all test-slow test-nightly test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route commands test-infra policies test-rgw test-busy soak fuzz fuzz-hits bench bench-signed bench-storage bench-digest bench-forks demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -77,8 +77,11 @@ THOROUGH = --hypothesis-profile=thorough
 test: $(READY) ## every suite, without slow cases; minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(FAST) $(ARGS)
 
-test-all: $(READY) ## the slow cases too; ARGS="-m slow" leaves out what test has run
+test-all: $(READY) ## the slow cases too; 20 minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) -m "not nightly" $(ARGS)
+
+test-slow: $(READY) ## what test-all has and test has not
+	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) -m "slow and not nightly" $(ARGS)
 
 # All of them run, whatever the others say.
 test-nightly: $(READY) ## everything: all cases, soak, operators, perturbations, fuzzers, frameworks; hours
