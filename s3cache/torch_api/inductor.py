@@ -409,7 +409,7 @@ Fields("torch._inductor.runtime.autotune_cache:AutotuneCache", "configs_hash cre
 _WINNERS, _AUTOTUNERS = Fields(
     "torch._inductor.triton_bundler:TritonBundler",
     "_winners _static_autotuners",
-    added={"_winners": (2, 13)},
+    added={"_winners": (2, 12)},
 )
 #: The kernels that a compiled graph came with, or that were compiled for it.
 (TRITON_BUNDLE,) = Fields(_GRAPH, "_triton_bundle")

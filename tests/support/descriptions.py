@@ -19,7 +19,8 @@ def differences_from_torch(ours: Any, theirs: Any, where: str = "") -> Iterator[
             if type(theirs).__name__ not in ("AOTConfig", "ViewAndMutationMeta"):
                 yield f"{place} is extra"
         elif not hasattr(ours, name):
-            yield f"{place} is lost"
+            if value is not None:  # what is None is left out where no field has it
+                yield f"{place} is lost"
         else:
             yield from _differences(getattr(ours, name), value, place)
 
