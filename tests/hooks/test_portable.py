@@ -14,7 +14,7 @@ import pytest
 from s3cache import frame
 from s3cache.hooks._kernels import portable
 from tests.hooks.source_leaks import WORD
-from tests.support.marks import slow
+from tests.support.marks import nightly
 from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -32,12 +32,10 @@ def _said(site: Site) -> bytes:
     return b"\n".join(said)
 
 
-@slow
+@nightly  # minutes, as nothing that was compiled before may be used
 def test_no_line_and_no_path_is_shared_unless_that_is_asked_for(site: Site) -> None:
     # What g++ made elsewhere would name directories of there, for debuggers.
-    first = site.machine(
-        "first", S3CACHE_TEST_COMPILED="off", TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0"
-    )
+    first = site.machine("first", S3CACHE_TEST_COMPILED="off")
     first.run("source_leaks:share", site.url)
     said = _said(site)
     for word in (WORD, *PATHS, str(site.root)):
