@@ -56,7 +56,7 @@ class Sample:
     """One value of a family.
 
     Attributes:
-        value: the count or the amount; of a histogram the sum of what was recorded, in seconds.
+        value: the count or amount; for a histogram, the sum of its observations, in seconds.
         buckets: of a histogram, how many were at most so many seconds long, for rising bounds; the
             last bound is infinite.
     """

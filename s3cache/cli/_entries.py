@@ -48,7 +48,7 @@ _ORDERS: dict[_Order, Callable[[manage.Item, _Hits], Any]] = {
     "size": lambda item, _: -item.size,
     "torch": lambda item, _: (item.values("torch") or (), item.key),
 }
-# Groups of what is no field of headers: the value, and the bounds of the groups.
+# Groupings by something that is not a header field: its value, and the bounds of each group.
 _RANGES: dict[str, tuple[Callable[[manage.Item, _Hits], float], dict[str, float]]] = {
     "age": (lambda item, _: item.age_s, {
         "below 1 hour": 3600, "below 1 day": 86400, "below 7 days": 7 * 86400,

@@ -221,7 +221,7 @@ _known_files: set[str] = set()  # of functions that are torch's
 
 
 def _codes_in(*namespaces: Mapping[str, object]) -> Iterator[types.CodeType]:
-    """Yield the code of torch's functions in modules, in their classes, and of what they wrap."""
+    """Yield the code of torch's functions in modules and classes, and of functions they wrap."""
     for members in namespaces:
         for value in list(members.values()):
             if isinstance(value, type) and value.__module__ == members.get("__name__"):

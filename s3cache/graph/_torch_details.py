@@ -261,9 +261,8 @@ def _part_text(value: object, canonical: CanonicalPickler, depth: int = 0) -> st
 # -- bytes
 #
 # The pickler asks a Python function about each object in a value. Most are of three kinds, of which
-# a training step has hundreds: inputs, sources of inputs, and graphs. Those become texts here,
-# without asking again for each of what they consist of; the texts hold all that torch's own
-# reduction does.
+# a training step has hundreds: inputs, sources of inputs, and graphs. Those become one text each
+# here, so that their parts are not asked about. The text holds all that torch's reduction holds.
 
 
 class CanonicalPickler:

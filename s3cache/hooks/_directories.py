@@ -253,6 +253,6 @@ def own_directory(path: str) -> tuple[str, Callable[[], None]]:
         check_way(path)
         Directory.at(path, make=True)
     except (ConfigError, OSError) as exc:
-        logger.warning("torch keeps nothing of what it compiles: %s", exc)
+        logger.warning("torch does not keep what it compiles after this process: %s", exc)
         return private_directory()
     return path, lambda: None

@@ -98,7 +98,7 @@ class Patches:
         self.replace(internal, make)
 
     def replace(self, internal: Internal[F], make: Callable[[F], F]) -> None:
-        """Replace a function by what ``make`` returns for it.
+        """Replace a function with the result of calling ``make`` on it.
 
         ``make`` gets and returns the plain function. A static or class method stays one.
         """

@@ -1,4 +1,4 @@
-"""Run a program in processes of their own, and follow it by what they leave.
+"""Run a program in child processes, and follow it by the records that they write.
 
 :func:`check_program` finds out which graphs of a program can be cached, and :func:`warm` runs a job
 until the remote has what it compiles: both read the lookups that its processes record in the local
