@@ -68,10 +68,9 @@ class WatchedOperators:
     """
 
     def __init__(self) -> None:
-        self._places: Snapshot[dict[str, object]] = Snapshot()
-        self._tables: Snapshot[Operator] = Snapshot()
+        self._places: Snapshot[dict[str, object]] = Snapshot(internals.dict_version.get)
+        self._tables: Snapshot[Operator] = Snapshot(internals.dict_version.get)
         self._first: dict[int, dict[object, object]] = {}  # what torch has in each, by id
-        self._filled: set[int] = set()  # tables with values that are watched, by id
         self._overrides: dict[int, list[Override]] = {}  # by the id of a place or an operator
         self._is_trusted = False
 
@@ -99,7 +98,7 @@ class WatchedOperators:
     def _watch_place(self, inside: dict[str, object]) -> None:
         if id(inside) not in self._first:
             self._first[id(inside)] = {}
-            self._places.add(inside, inside.values())
+            self._places.add(inside, inside)
             self._look_at_place(inside)
 
     def _look_at_place(self, inside: dict[str, object]) -> None:
@@ -142,9 +141,6 @@ class WatchedOperators:
         found = []
         for table in internals.tables_of((operator,)):
             first = self._first.setdefault(id(table), {})
-            if table and id(table) not in self._filled:  # nine of ten stay empty
-                self._filled.add(id(table))
-                self._tables.add(operator, table.values())
             for key in {**first, **table}:
                 had, value = first.get(key, ABSENT), table.get(key, ABSENT)
                 if value is had:

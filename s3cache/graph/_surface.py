@@ -1,8 +1,7 @@
 """Watch everything of torch's that a program may replace, and say what it has replaced.
 
-Compiling reads namespaces, classes, tables and functions of torch's: some fifty thousand objects,
-which are compared with those of the last look. Only in a container that has changed is anything
-asked about each object in it.
+Compiling reads namespaces, classes, tables and functions of torch's: some fifty thousand objects.
+Only in a container that was written to since the last look is anything asked about each of them.
 """
 
 from __future__ import annotations
@@ -83,13 +82,12 @@ class Container:
         self.inside = inside
         self.first: dict[object, object] = {}
 
-    def views(self) -> tuple[Collection[object], ...]:
-        """Return what a snapshot compares."""
-        if isinstance(self.inside, Mapping):
-            return self.inside, self.inside.values()
+    @property
+    def watched(self) -> Collection[object]:
+        """What a snapshot looks at."""
         if type(self.inside) is internals.ordered_set.get():
-            return (internals.inside_of_ordered_set(self.inside),)
-        return (self.inside,)
+            return internals.inside_of_ordered_set(self.inside)
+        return self.inside
 
     def start(self, first: dict[object, object] | None, *, trusted: bool) -> list[Override]:
         """Begin with what torch is known to have, with all that is there, or what looks like it."""
@@ -158,9 +156,6 @@ class Namespace(Container):
         self.module = module
         self._listed_as = place if place in _LISTED else ""
         self._makes_code = internals.makes_code(module)
-
-    def views(self) -> tuple[Collection[object], ...]:
-        return (self.inside.values(),)
 
     def is_foreign_at_first(self, name: object, value: object) -> bool:
         kind = type(value)
@@ -325,7 +320,7 @@ class Surface:
     """All of torch's containers and functions that there are by now."""
 
     def __init__(self) -> None:
-        self._containers: Snapshot[Container] = Snapshot()
+        self._containers: Snapshot[Container] = Snapshot(internals.dict_version.get)
         self._overrides: dict[int, list[Override]] = {}  # by the id of a container
         self._listed: set[str] = set()
         self._present: dict[str, int] = {}  # the ids of all modules at the last look, by name
@@ -393,7 +388,7 @@ class Surface:
         self, container: Container, first: Mapping[object, object] | None, *, trusted: bool
     ) -> None:
         found = container.start(None if first is None else dict(first), trusted=trusted)
-        self._containers.add(container, *container.views())
+        self._containers.add(container, container.watched)
         self._enter(container, found)
 
     def _enter(self, container: Container, found: list[Override]) -> None:

@@ -106,6 +106,8 @@ def makes_code(module: str) -> bool:
 
 # -- namespaces and tables
 
+#: Returns a number that is another one after each change of a dictionary: Dynamo's guards ask it.
+dict_version = Internal[Callable[[dict[Any, Any]], int]]("torch._C._dynamo.guards:dict_version")
 #: Where programs may put functions in place of torch's, beside ``_s3cache_autoload.PLACES``: what
 #: is imported with the compiler.
 LATER_PLACES = (

@@ -1,17 +1,17 @@
 """Remember which objects are in many places, and say later which places hold others.
 
-Objects are compared by identity, never by what they claim to equal, and side by side in flat
-lists: a look at fifty thousand takes about a millisecond. Nothing here knows torch, and nothing is
-imported that torch has not imported: where a cache is asked for, ``import torch`` brings this.
+Objects are compared by identity, never by what they claim to equal. Nothing here knows torch, and
+nothing is imported that torch has not imported: where a cache is asked for, ``import torch`` brings
+this.
 """
 
 from __future__ import annotations
 
+import gc
 import types
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator
-from itertools import accumulate, chain, compress, count
-from operator import attrgetter, is_, is_not, ne
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain, compress
+from operator import attrgetter, is_, ne
 from typing import Any, Generic, TypeAlias, TypeVar
 
 __all__ = ["ABSENT", "FUNCTIONS", "Functions", "Snapshot", "are_identical", "content_of"]
@@ -42,48 +42,46 @@ def content_of(cell: types.CellType) -> object:
 
 
 class Snapshot(Generic[_T]):
-    """The objects in many containers, such as dictionaries and their views, as last seen.
+    """Containers as they were at the last look.
 
-    They lie in one list, as more lists would cost a look of the garbage collector.
+    Args:
+        get_version_of: returns a function that numbers the states of a dictionary: as long as the
+            number is the same, the very same objects are in it.
     """
 
-    def __init__(self) -> None:
-        self._owners: list[_T] = []
-        self._views: list[Collection[object]] = []
-        self._sizes: list[int] = []
-        self._flat: list[object] = []
+    def __init__(self, get_version_of: Callable[[], Callable[[dict[Any, Any]], int]]) -> None:
+        self._get_version_of = get_version_of
+        self._dicts: list[dict[Any, Any]] = []
+        self._versions: list[int] = []
+        self._owners: list[_T] = []  # of the dictionaries
+        self._others: list[tuple[Collection[object], list[object], _T]] = []  # with their content
 
-    def add(self, owner: _T, *views: Collection[object]) -> None:
+    def add(self, owner: _T, *containers: Collection[object]) -> None:
         """Watch more containers; ``owner`` is what :meth:`changed` returns for them."""
-        for view in views:
-            there = list(view)
-            self._owners.append(owner)
-            self._views.append(view)
-            self._sizes.append(len(there))
-            self._flat += there
+        version_of = self._get_version_of()
+        for each in containers:
+            if isinstance(each, types.MappingProxyType):  # that of a class
+                (each,) = gc.get_referents(each)
+            if isinstance(each, dict):
+                self._dicts.append(each)
+                self._versions.append(version_of(each))
+                self._owners.append(owner)
+            else:
+                self._others.append((each, list(each), owner))
 
     def changed(self) -> list[_T]:
-        """Return the owners of containers that differ from the last look; this look is the next."""
-        sizes, views = list(map(len, self._views)), self._views
-        resized = list(compress(count(), map(ne, sizes, self._sizes)))
-        starts = list(accumulate(self._sizes, initial=0))
-        if resized:  # keep the lists side by side where others have grown or shrunk
-            views = views.copy()
-            for number in resized:
-                views[number] = self._flat[starts[number] : starts[number + 1]]
-        changed = set(resized)
-        present = chain.from_iterable(compress(views, self._sizes))  # most tables are empty
-        differs = bytes(map(is_not, present, self._flat))  # one for each that is another
-        place = differs.find(1)
-        while place >= 0:
-            number = bisect_right(starts, place) - 1
-            changed.add(number)
-            place = differs.find(1, starts[number + 1])
-        for number in sorted(changed, reverse=True):  # the last first: places before it stay
-            there = list(self._views[number])
-            self._flat[starts[number] : starts[number + 1]] = there
-            self._sizes[number] = len(there)
-        return list({id(each): each for each in map(self._owners.__getitem__, changed)}.values())
+        """Return the owners of what may differ from the last look; this look is the next.
+
+        They are those of all containers that were written to, if only with what they had.
+        """
+        versions = list(map(self._get_version_of(), self._dicts))
+        found = [*compress(self._owners, map(ne, versions, self._versions))]
+        self._versions = versions
+        for number, (container, content, owner) in enumerate(self._others):
+            if not are_identical(container, content):
+                self._others[number] = container, list(container), owner
+                found.append(owner)
+        return list({id(each): each for each in found}.values())
 
 
 class Functions:
