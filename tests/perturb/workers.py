@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch._inductor.config
+import torch._inductor.decomposition
 
 from tests.perturb.changes import all_bases
 from tests.perturb.histories import History, judge_histories
@@ -133,6 +134,8 @@ def _judge(chunk: Chunk, place: Path, pipe: Any) -> None:
     torch._inductor.config.compile_threads = 1
     # torch never takes back what this sets of libraries, so that the first to use it would differ.
     torch.set_float32_matmul_precision(torch.get_float32_matmul_precision())
+    # It keeps one table of decompositions, of those that there are when it is first asked for.
+    torch._inductor.decomposition.select_decomp_table()
     # How long guards take is measured for logs alone, and takes half of what a key does.
     guards: Any = torch._dynamo.guards
     guards.profile_guard_manager = lambda *_: 0.0
