@@ -6,7 +6,6 @@ from s3cache.graph._key import FIRST_CALL, Key, bypass_reasons, key_of, settings
 from s3cache.graph._operators import forget_kernels, record_kernel
 from s3cache.graph._origin import ORIGINAL_ATTR
 from s3cache.graph._overrides import take_baseline
-from s3cache.graph._passes import context_hashes, described_passes
 from s3cache.graph._results import (
     BypassReason,
     Code,
@@ -17,12 +16,14 @@ from s3cache.graph._results import (
     cached_at,
 )
 from s3cache.graph._safety import (
+    described_passes,
     extra_cacheable_functions,
     fx_bypass_reasons,
     is_custom_function,
     process_bypass_reasons,
 )
 from s3cache.graph._torch_details import unpicklable_options
+from s3cache.graph._user_code import context_hashes
 
 __all__ = [
     "FIRST_CALL",

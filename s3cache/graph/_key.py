@@ -20,9 +20,8 @@ from s3cache.graph import _environment as env
 from s3cache.graph import _graph as graph
 from s3cache.graph import _user_code as code
 from s3cache.graph._overrides import overrides
-from s3cache.graph._passes import compilers_component, described_passes
 from s3cache.graph._results import BypassReason, Component, Finding, RegisteredVersion
-from s3cache.graph._safety import unsafe_graph_reasons
+from s3cache.graph._safety import described_passes, unsafe_graph_reasons
 from s3cache.graph._torch_details import CanonicalPickler, torch_components
 from s3cache.torch_api import internals
 
@@ -140,7 +139,7 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("graph.fakes", _FX, lambda of: code.refaked_operators(of.gm, of.version)),
     ("graph.functions", _AOT, lambda of: code.functions(of.gm, of.version)),
     ("graph.subclasses", _AOT, lambda of: code.subclasses(of.gm, of.inputs, of.version)),
-    ("compile.compilers", _AOT, lambda of: compilers_component(of.compilers, of.version)),
+    ("compile.compilers", _AOT, lambda of: code.compilers_component(of.compilers, of.version)),
     ("torch.overrides", _KEYS, lambda of: _overrides(of.version, traced=of.is_traced)),
     ("torch.overrides", _SETTINGS, lambda of: _overrides(of.version, again=True, traced=True)),
 )

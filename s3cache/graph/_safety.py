@@ -13,13 +13,13 @@ and some that torch does not have:
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 from s3cache.graph._graph import autograd_function_text, call_nodes, graph_modules
-from s3cache.graph._identity import UnidentifiedError
-from s3cache.graph._passes import context_hash, pass_reasons
+from s3cache.graph._identity import UnidentifiedError, identity
 from s3cache.graph._results import (
     BypassReason,
     Code,
@@ -27,12 +27,13 @@ from s3cache.graph._results import (
     qualified_name,
     suggested_fix,
 )
+from s3cache.graph._user_code import context_hash
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-    from s3cache.torch_api.protocols import Function
+    from s3cache.torch_api.protocols import Config, CustomPass, Function
 
 
 def unsafe_graph_reasons(
@@ -299,3 +300,149 @@ def _input_reasons(inputs: Iterable[object]) -> Iterator[BypassReason]:
         elif isinstance(value, Tensor) and value.is_mkldnn:
             message, fix = "is a tensor in mkldnn's own layout", "convert it with to_dense()"
             yield BypassReason("input", message, fix, f"input {index}")
+
+
+# -- passes over graphs
+#
+# torch puts into its key what users' passes say of themselves (``uuid()``), and bypasses graphs for
+# which they say nothing. Here their identity stands for them, if they have one. What runs before a
+# graph is lowered takes part in tracing: it needs no identity at the second level.
+
+
+class _Option(NamedTuple):
+    """An option of torch that takes users' code.
+
+    Attributes:
+        config: the module it is in.
+        name: its name there.
+        kind: the class of torch from which code that has a ``uuid()`` is derived, if there is one.
+        code: of the reason not to cache: ``custom-pass`` for code that generates code, and
+            ``custom-callable`` for code that takes part in tracing or partitioning.
+    """
+
+    config: Config
+    name: str
+    kind: type[CustomPass] | None
+    code: Literal["custom-pass", "custom-callable"] = "custom-pass"
+
+    @property
+    def passes(self) -> list[object]:
+        """The user's code that it is set to; names of torch's own passes are left out."""
+        value = getattr(self.config, self.name)
+        given = value if isinstance(value, (list, tuple)) else [value]
+        return [each for each in given if each and not isinstance(each, str)]
+
+
+def _options() -> Iterator[_Option]:
+    """Yield the options that are set to users' code."""
+    inductor, functorch = internals.inductor_config.get(), internals.functorch_config.get()
+    graphs, nodes = internals.custom_graph_pass.get(), internals.custom_scheduler_pass.find()
+    partitioner, estimator = internals.custom_partitioner.get(), internals.custom_estimator.get()
+    budget = "activation_memory_budget"
+    options = [
+        _Option(inductor, "post_grad_custom_pre_pass", graphs),
+        _Option(inductor, "post_grad_custom_post_pass", graphs),
+        _Option(inductor, "joint_custom_pre_pass", graphs, "custom-callable"),
+        _Option(inductor, "joint_custom_post_pass", graphs, "custom-callable"),
+        _Option(inductor, "_pre_fusion_custom_pass", nodes),
+        _Option(inductor, "_post_fusion_custom_pass", nodes),
+        _Option(inductor, "_fuse_ddp_communication_passes", graphs),
+        _Option(inductor, "custom_partitioner_fn", partitioner, "custom-callable"),
+        # torch leaves this one out of its key, and does not refuse it either.
+        _Option(functorch, "joint_custom_pass", graphs, "custom-callable"),
+        _Option(functorch, f"{budget}_solver", internals.custom_solver.get(), "custom-callable"),
+        _Option(functorch, f"{budget}_runtime_estimator", estimator, "custom-callable"),
+    ]
+    if internals.pre_grad_pass_timing.find() == "late":  # others have run on this graph already
+        options.append(_Option(inductor, "pre_grad_custom_pass", graphs, "custom-callable"))
+    return (option for option in options if option.passes)
+
+
+def pass_reasons(registered_version: RegisteredVersion) -> Iterator[BypassReason]:
+    """Yield a reason for each of users' passes that has no identity."""
+    for option in _options():
+        for pass_ in option.passes:
+            try:
+                _pass_identity(option.kind, pass_, registered_version)
+            except UnidentifiedError as exc:
+                fix = "use a later torch"
+                if option.kind is not None:
+                    base = f"{option.kind.__module__}.{option.kind.__name__}"
+                    fix = f"derive it from {base} and give it a uuid()"
+                if isinstance(pass_, types.FunctionType):
+                    condition = f"with a new version after each change to it; or {fix}"
+                    fix = suggested_fix(pass_, condition)
+                name = qualified_name(pass_)
+                message = f"{option.name} is {name}, which {exc}"
+                yield BypassReason(option.code, message, fix, target=name)
+
+
+def _pass_identity(
+    kind: type[CustomPass] | None, pass_: object, registered_version: RegisteredVersion
+) -> str | None:
+    """Return the identity of a pass that torch cannot ask for one; None if it can.
+
+    Raises:
+        UnidentifiedError: it has none.
+    """
+    if kind is None:
+        raise UnidentifiedError("has no uuid()", pass_)
+    if isinstance(pass_, kind):
+        if not pass_.uuid():
+            raise UnidentifiedError("has an empty uuid()", pass_)
+        return None
+    try:
+        return identity(pass_, registered_version)
+    except UnidentifiedError as exc:
+        raise UnidentifiedError(f"has no uuid(), and {exc}", exc.about) from exc
+
+
+@contextlib.contextmanager
+def described_passes(
+    registered_version: RegisteredVersion = lambda _: None, *, traced: bool = False
+) -> Iterator[None]:
+    """Give users' passes a ``uuid()`` while the block runs, for torch to ask for.
+
+    Args:
+        traced: whether a key is made that has what was traced. Passes that took part in tracing
+            need no identity then.
+    """
+    with contextlib.ExitStack() as stack:
+        for option in _options():
+            if option.kind is None:
+                continue
+            is_done = traced and option.code == "custom-callable"
+            value = getattr(option.config, option.name)
+            several = value if isinstance(value, (list, tuple)) else [value]
+            described: list[object] = [
+                _described(option.kind, pass_, registered_version, is_done=is_done)
+                for pass_ in several
+            ]
+            given = type(value)(described) if several is value else described[0]
+            stack.enter_context(option.config.patch(**{option.name: given}))
+        yield
+
+
+def _described(
+    kind: type[CustomPass], pass_: object, registered_version: RegisteredVersion, *, is_done: bool
+) -> object:
+    if isinstance(pass_, (kind, str)):
+        return pass_
+    try:
+        name = identity(pass_, registered_version)
+    except UnidentifiedError:
+        if not is_done:
+            return pass_
+        name = "traced"
+
+    def call(_: object, *args: object, **kwargs: object) -> object:
+        assert callable(pass_)
+        return pass_(*args, **kwargs)
+
+    members = {
+        "__call__": call,
+        "uuid": lambda _: name,
+        # It is pickled with options that torch's key has as they are.
+        "__reduce__": lambda _: (str, (name,)),
+    }
+    return type(kind.__name__, (kind,), members)()

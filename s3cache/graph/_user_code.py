@@ -1,9 +1,12 @@
-"""Code of others that takes part in tracing a graph: operators, functions and tensor subclasses.
+"""Code of others that takes part in tracing a graph, or compiles it.
 
 A graph names an operator and no more. Its kernel runs when the graph runs, and is in no entry. But
 its fake implementation, its backward formula, its rules for vmap and autocast, and its
 decomposition are called while the graph is traced. Dynamo leaves a tensor subclass in its graph as
 one tensor; AOTAutograd takes it apart, and runs its ``__torch_dispatch__``.
+
+A user's backend hands compilers and decompositions to Inductor or to AOTAutograd as arguments, in
+place of torch's own; no graph names them, and torch's keys have none of them.
 
 A graph with such code is shared at the second level, where what was traced is in the key, unless
 the user registered a version of it. Each function here returns what the key has of such code, or a
@@ -15,13 +18,14 @@ from __future__ import annotations
 import functools
 import re
 import types
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from s3cache.graph._graph import autograd_function_text, call_nodes, graph_modules
 from s3cache.graph._identity import UnidentifiedError, identity
 from s3cache.graph._operators import is_of_torch
-from s3cache.graph._origin import is_foreign, origin_of
+from s3cache.graph._origin import foreign_parts, is_foreign, origin_of
 from s3cache.graph._results import (
     BypassReason,
     Finding,
@@ -30,6 +34,7 @@ from s3cache.graph._results import (
     suggested_fix,
 )
 from s3cache.torch_api import internals
+from s3cache.util.snapshot import ABSENT
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -301,7 +306,7 @@ def _carried(context: object) -> Iterator[object]:
         for item in context:
             yield from _carried(item)
         return
-    is_code = isinstance(context, (types.FunctionType, types.MethodType, functools.partial, type))
+    is_code = isinstance(context, (types.FunctionType, types.MethodType, partial, type))
     if origin_of(context if is_code else type(context)).kind in ("library", "user"):
         yield context
 
@@ -312,3 +317,88 @@ def _plain() -> tuple[type, ...]:
     import torch
 
     return torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, internals.fake_tensor.get()
+
+
+# -- selective checkpointing
+
+
+def context_hash(context_fn: object, registered_version: RegisteredVersion) -> object:
+    """Return what stands for a ``context_fn`` in a key: its ``cache_hash``, or its identity.
+
+    Raises:
+        UnidentifiedError: it has neither.
+    """
+    own = getattr(context_fn, "cache_hash", None)
+    return identity(context_fn, registered_version) if own is None else own
+
+
+def context_hashes(gm: GraphModule, registered_version: RegisteredVersion) -> list[object]:
+    """Return those of all checkpointed regions of a graph, in its order."""
+    return [
+        context_hash(context_fn, registered_version)
+        for module in gm.modules()
+        if (context_fn := (getattr(module, "meta", None) or {}).get(internals.CHECKPOINT_CONTEXT))
+        is not None
+    ]
+
+
+# -- compilers and decompositions
+
+
+def compilers_component(
+    given: Mapping[str, object], registered_version: RegisteredVersion
+) -> Finding:
+    """Return how what compiles a graph differs from Inductor; a reason if it is not torch's.
+
+    Args:
+        given: what compiles, by the name of the argument; a dict is a table of decompositions.
+    """
+    if not given:
+        return None
+    by_inductor = "inner_compile" in given
+    words = [] if by_inductor else ["not by Inductor"]
+    for name, value in sorted(given.items()):
+        try:
+            if name == "decompositions":
+                text = table_text(cast("Mapping[object, object]", value or {}), registered_version)
+            elif by_inductor and not foreign_parts(value):
+                text = ""
+            else:
+                text = _identity_of_torchs(value, registered_version)
+        except UnidentifiedError as exc:
+            fix = "give a function that a module defines"
+            if hasattr(exc.about, "__qualname__"):
+                fix = suggested_fix(exc.about, f"if it depends on its inputs alone; or {fix}")
+            return [BypassReason("custom-callable", f"is compiled by {name}, which {exc}", fix)]
+        if text:
+            words.append(f"{name}={text}")
+    return " ".join(words)
+
+
+def _identity_of_torchs(value: object, registered_version: RegisteredVersion) -> str:
+    for part in foreign_parts(value):
+        if not isinstance(part, partial) and registered_version(part) is None:
+            raise UnidentifiedError("is not torch's", part)
+    return identity(value, registered_version)
+
+
+def table_text(
+    table: Mapping[object, object], registered_version: RegisteredVersion = lambda _: None
+) -> str:
+    """Return how a table of decompositions differs from Inductor's; ``""`` if it does not.
+
+    Raises:
+        UnidentifiedError: a decomposition in it is not torch's, and is not registered.
+    """
+    usual = internals.usual_decompositions()
+    if table is usual:
+        return ""
+    changed = {
+        str(name): table.get(name, ABSENT)
+        for name in usual.keys() | table.keys()
+        if table.get(name, ABSENT) is not usual.get(name, ABSENT)
+    }
+    return " ".join(
+        f"{name}={_identity_of_torchs(value, registered_version)}"
+        for name, value in sorted(changed.items())
+    )
