@@ -53,3 +53,24 @@ def test_containers_that_changed_since_the_last_look_are_named(
         }
         assert set(snapshot.changed()) >= differ
     assert snapshot.changed() == []
+
+
+def test_attributes_of_classes_and_objects_and_items_of_lists_are_watched() -> None:
+    """Also where Python has specialized the code that writes them, as in a loop."""
+
+    class Kind:
+        number = 0
+
+    one, items = Kind(), [0]
+    snapshot: Snapshot[str] = Snapshot(internals.dict_version.get)
+    snapshot.add("class", vars(Kind))
+    snapshot.add("object", vars(one))
+    snapshot.add("list", items)
+    for number in range(1, 1000):
+        Kind.number = number
+        assert snapshot.changed() == ["class"]
+        one.number = number
+        assert snapshot.changed() == ["object"]
+        items[0] = number
+        assert snapshot.changed() == ["list"]
+    assert snapshot.changed() == []
