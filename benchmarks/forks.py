@@ -20,7 +20,7 @@ import sys
 import time
 
 from s3cache import Cache
-from s3cache.util import forks
+from s3cache.util import threads
 
 # How long a fork waits for other threads, in seconds.
 WAYS = {"waits": 10.0, "does not": 0.0}
@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:
-        forks.LIMIT_S = WAYS[options.way]
+        threads.LIMIT_S = WAYS[options.way]
         print(json.dumps(fork_without_pause(options.seconds)), flush=True)
         os._exit(0)
 

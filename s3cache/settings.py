@@ -26,7 +26,6 @@ from s3cache.trust import (
     signing_key_of,
 )
 from s3cache.util import options as _options
-from s3cache.util.deadline import DeadlineExecutor
 from s3cache.util.logs import logger_of
 from s3cache.util.options import (
     FLAG,
@@ -40,6 +39,7 @@ from s3cache.util.options import (
     seconds,
     size,
 )
+from s3cache.util.threads import DeadlineExecutor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -46,34 +46,11 @@ CACHE = {
     "subscribe": "(self, listener: Listener) -> Callable[[], None]",
 }
 
-CLASSES = {
-    "Cache",
-    "CacheStats",
-    "Difference",
-    "Explained",
-    "Explanation",
-    "FileLocation",
-    "FlushReport",
-    "Graph",
-    "GraphBreak",
-    "Hit",
-    "MemoryLocation",
-    "Miss",
-    "NotSaved",
-    "Options",
-    "Prefetch",
-    "PrefetchReport",
-    "Reason",
-    "Report",
-    "S3Options",
-    "Saved",
-    "Settings",
-    "StoreOptions",
-    "TransferEvent",
-}
-
-ALIASES = {"Listener", "Mode", "__version__"}
-MODULES = {"errors", "frame", "store"}
+OTHERS = """
+    Cache CacheStats Difference Explained Explanation FileLocation FlushReport Graph GraphBreak Hit
+    Listener MemoryLocation Miss Mode NotSaved Options Prefetch PrefetchReport Reason Report
+    S3Options Saved Settings StoreOptions TransferEvent __version__ errors frame store
+"""
 
 
 def signature(function: object) -> str:
@@ -84,7 +61,7 @@ def signature(function: object) -> str:
 
 def test_the_names_are_these_and_no_others() -> None:
     errors = set(s3cache.errors.__all__)
-    assert set(s3cache.__all__) == {*FUNCTIONS, *CLASSES, *ALIASES, *MODULES, *errors}
+    assert set(s3cache.__all__) == {*FUNCTIONS, *OTHERS.split(), *errors}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -94,12 +71,10 @@ def test_a_function_is_called_like_this(name: str) -> None:
 
 def test_the_methods_of_a_cache_are_these_and_no_others() -> None:
     public = {name: member for name, member in vars(s3cache.Cache).items() if name[0] != "_"}
-    assert {
-        name: "property"
-        if isinstance(member, property)
-        else signature(getattr(s3cache.Cache, name))
-        for name, member in public.items()
-    } == CACHE
+    for name, member in public.items():
+        is_property = isinstance(member, property)
+        public[name] = "property" if is_property else signature(getattr(s3cache.Cache, name))
+    assert public == CACHE
 
 
 @pytest.mark.parametrize("package", LAZY_PACKAGES)
@@ -139,8 +114,6 @@ def test_type_checkers_read_the_same_exports_from_the_same_modules(package: str)
 def test_what_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 's3cache' has no attribute 'nonsense'"):
         _ = s3cache.nonsense  # type: ignore[attr-defined]
-    with pytest.raises(ImportError, match="cannot import name 'nonsense' from 's3cache'"):
-        exec("from s3cache import nonsense")
 
 
 INERT = """

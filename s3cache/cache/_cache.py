@@ -35,8 +35,8 @@ from s3cache.tier import (
     before_exit,
 )
 from s3cache.trust import pack, sign
-from s3cache.util.forks import call_in_child
 from s3cache.util.logs import Problems, logger_of
+from s3cache.util.threads import call_in_child
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

@@ -185,12 +185,7 @@ def explain(
         if out.json:
             out.record(asdict(section))
             continue
-        text, codes, places = section.without_links()
-        out.text(f"{section.code}: {section.title}\n\n{text}\n")
-        if more := footer(codes):
-            out.line(more)
-        if places:
-            out.line(f"see also: {', '.join(places)}")
+        out.text(f"{section.code}: {section.title}\n\n{section.text}\n")
     return 0
 
 

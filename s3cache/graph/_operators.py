@@ -84,7 +84,7 @@ class WatchedOperators:
 
         self._is_trusted = trusted
         self._watch_place(vars(torch.ops))
-        self._watch_place(internals.higher_order_operators())
+        self._watch_place(internals.higher_order_operators.get())
         self._is_trusted = False
 
     def overrides(self) -> list[Override]:
@@ -229,7 +229,7 @@ def replaced_kernels() -> dict[str, object]:
     By operator and key, as torch has them: the function, if it was recorded, or else the file that
     registered it.
     """
-    present = internals.python_kernels()
+    present = internals.python_kernels.get()
     baseline = _s3cache_autoload.baseline.get(_s3cache_autoload.KERNELS, {})
     new = present - baseline.keys() if _recorded.is_complete else set(present)
     seen = present & _recorded.kernels.keys()

@@ -396,7 +396,7 @@ class CanonicalPickler:
         Raises:
             UnidentifiedError: it has none, and the key does not have what was traced.
         """
-        if not isinstance(value, type) or not internals.is_opaque_type(value):
+        if not isinstance(value, type) or not internals.is_opaque_type.get()(value):
             return ""
         version = self.registered_version(value)
         if version is not None:

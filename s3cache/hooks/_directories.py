@@ -27,8 +27,8 @@ from s3cache.errors import ConfigError, StoreError
 from s3cache.hooks._keys import Patches
 from s3cache.store import Directory, check_way, make_parents, private_directory
 from s3cache.torch_api import internals
-from s3cache.util.deadline import DeadlineExecutor
 from s3cache.util.logs import logger_of
+from s3cache.util.threads import DeadlineExecutor
 
 if TYPE_CHECKING:
     from s3cache.cache import Engine

@@ -26,7 +26,6 @@ from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, watch_
 from s3cache.hooks._watching import Bypasses, Progress, checked
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import (
-    bind_declarations,
     check_names,
     installed_version,
     internals,
@@ -84,7 +83,7 @@ class Session:
         try:
             for error in self._early_failures:
                 raise error
-            bind_declarations()
+            require()
             if internals.is_untested():
                 check_names()
             self._install_hooks()

@@ -34,8 +34,8 @@ from s3cache.settings import Settings, unknown_variables
 from s3cache.store import S3Options, Store, listing, open_store, parse_url
 from s3cache.tier import DiskTier, background
 from s3cache.trust import pack, sign, signing_key_of
-from s3cache.util.deadline import DeadlineExecutor
 from s3cache.util.text import counted
+from s3cache.util.threads import DeadlineExecutor
 
 _T = TypeVar("_T")
 

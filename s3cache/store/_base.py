@@ -30,8 +30,8 @@ from s3cache.errors import (
     TransientError,
 )
 from s3cache.stats import Meter, Verb, VerbStats
-from s3cache.util.deadline import Breaker, BreakerState
 from s3cache.util.logs import logger_of
+from s3cache.util.threads import Breaker, BreakerState
 
 logger = logger_of("storage")
 

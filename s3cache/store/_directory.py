@@ -24,7 +24,7 @@ from s3cache.errors import (
     StoreError,
     TransientError,
 )
-from s3cache.util.forks import close_unshared, open_unshared
+from s3cache.util.threads import close_unshared, open_unshared
 
 _OS_ERRORS: Mapping[type[StoreError], str] = {
     NoSpaceError: "ENOSPC EDQUOT EFBIG",

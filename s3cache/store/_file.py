@@ -39,7 +39,7 @@ from s3cache.store._base import (
     is_key,
 )
 from s3cache.store._directory import Directory, make_parents, os_errors
-from s3cache.util.deadline import DeadlineExecutor
+from s3cache.util.threads import DeadlineExecutor
 
 _T = TypeVar("_T")
 

@@ -24,7 +24,7 @@ from s3cache.errors import ClosedError, ConfigError
 from s3cache.store._s3_errors import not_an_s3_answer, translate
 from s3cache.store._s3_options import S3Options, partition_region
 from s3cache.util import __version__
-from s3cache.util.forks import new_event_loop, threads_are_greenlets
+from s3cache.util.threads import new_event_loop, threads_are_greenlets
 
 _T = TypeVar("_T")
 

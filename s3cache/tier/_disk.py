@@ -31,8 +31,7 @@ from s3cache.errors import ConfigError, NoSpaceError, ReadOnlyError, StoreError,
 from s3cache.stats import Usage
 from s3cache.store import Buffer, ObjectFiles, ObjectInfo, mark_used, os_errors
 from s3cache.tier._pending import Pending
-from s3cache.util.deadline import DeadlineExecutor
-from s3cache.util.forks import call_in_child, close_unshared
+from s3cache.util.threads import DeadlineExecutor, call_in_child, close_unshared
 
 __all__ = ["DiskTier", "Ledger"]
 

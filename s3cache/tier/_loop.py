@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from s3cache.errors import ClosedError
 from s3cache.store import AcceptSize, NotAccepted
-from s3cache.util.forks import call_in_child, new_event_loop, threads_are_greenlets
 from s3cache.util.logs import logger_of
+from s3cache.util.threads import call_in_child, new_event_loop, threads_are_greenlets
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 from s3cache.errors import ClosedError, ConfigError
 from s3cache.store import Directory
-from s3cache.util.forks import call_in_child, close_unshared
+from s3cache.util.threads import call_in_child, close_unshared
 
 __all__ = ["Pending"]
 

@@ -43,8 +43,8 @@ from s3cache.store import (
 from s3cache.tier._disk import DiskTier
 from s3cache.tier._loop import Deadline, Prefetch, Prefetches, background, cancel_all
 from s3cache.tier._uploads import Uploads
-from s3cache.util.deadline import Breaker
 from s3cache.util.logs import Problems
+from s3cache.util.threads import Breaker
 
 __all__ = ["LocalTier", "RemoteTier", "TierStore"]
 

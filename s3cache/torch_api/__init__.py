@@ -1,9 +1,9 @@
 """torch's internals by name, typed, with the releases that have them.
 
-``internals`` has every name that s3cache uses, ``protocols`` what the objects look like. Here is
-what a declaration is: where a name is, and since which release. It binds to the installed torch
-when it is first used, or in :func:`bind_declarations`; nothing here imports torch before. Values
-are read each time, so that a name that somebody replaces in torch is seen.
+``names`` declares each one that s3cache uses, ``registries`` and ``compiling`` have functions for
+what a name alone does not say, and ``internals`` has all of these. Here is what a declaration is.
+It binds to the installed torch when it is first used, or in :func:`require`; nothing here imports
+torch before. Values are read each time, so that a name that is replaced in torch is seen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from types import FunctionType
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from s3cache.errors import UnsupportedTorchError
@@ -47,24 +46,12 @@ def installed_release() -> Release:
 
 
 class Row(NamedTuple):
-    """One declared name, against the installed torch.
-
-    Attributes:
-        name: where it is.
-        since: the first release that is declared to have it; (0, 0) if all have it.
-        present: whether the installed one has it.
-        feature: what needs it, if the rest of s3cache does not.
-    """
+    """One declared name, and whether the installed torch should have it, and has it."""
 
     name: str
-    since: Release
+    expected: bool
     present: bool
     feature: str
-
-    @property
-    def expected(self) -> bool:
-        """Whether the installed release is declared to have it."""
-        return installed_release() >= self.since
 
 
 @dataclass(eq=False)
@@ -86,6 +73,11 @@ class Declaration:
     def __post_init__(self) -> None:
         _declarations.append(self)
 
+    @property
+    def expected(self) -> bool:
+        """Whether the installed release has it, by this declaration."""
+        return installed_release() >= self.since
+
     def bind(self) -> None:
         """Find it in the installed torch, or raise :class:`UnsupportedTorchError`."""
 
@@ -104,11 +96,6 @@ class Internal(Declaration, Generic[T]):
     _: KW_ONLY
     works: Callable[[T], bool] = lambda _: True
     _owner: tuple[object, str] | None = field(default=None, init=False)
-
-    @property
-    def expected(self) -> bool:
-        """Whether the installed release has it, by this declaration."""
-        return installed_release() >= self.since
 
     def get(self) -> T:
         """Return its value now, or raise :class:`UnsupportedTorchError` where torch lacks it."""
@@ -144,7 +131,7 @@ class Internal(Declaration, Generic[T]):
             works = self.works(getattr(*_locate(self.place)))
         except UnsupportedTorchError:
             works = False
-        yield Row(self.place, self.since, works, self.feature)
+        yield Row(self.place, self.expected, works, self.feature)
 
 
 AnyFunction: TypeAlias = Internal[Function[Any]]
@@ -156,31 +143,22 @@ Flag: TypeAlias = Internal[bool]
 
 @dataclass(eq=False)
 class Fields(Declaration):
-    """Attributes that are read, by name, off a module or off objects of a class.
+    """Attributes of a module or class, or words in the code of a function, that we use by name.
 
-    Or names in the code of a function, of parameters, variables, nested functions or metadata.
+    Declared are those that would be missed by nothing but a key if torch renamed them.
 
     Attributes:
-        place: the class, module or function.
-        said: the names, separated by space; or a protocol that has them.
+        said: the names, separated by space.
         added: those that not every release has, and the first one that does.
     """
 
-    said: str | type
+    said: str
     _: KW_ONLY
     added: Mapping[str, Release] = field(default_factory=dict)
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
-        """The names, in their order."""
-        if isinstance(self.said, str):
-            return tuple(self.said.split())
-        methods = {
-            name
-            for name, member in vars(self.said).items()
-            if isinstance(member, (FunctionType, property)) and not name.startswith("__")
-        }
-        return (*inspect.get_annotations(self.said), *sorted(methods))
+        return tuple(self.said.split())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -190,10 +168,11 @@ class Fields(Declaration):
             found = getattr(*_locate(self.place))
         except UnsupportedTorchError:
             found = None
-        for name in self.names:
-            present = hasattr(found, name) or name in _words_in(found)
-            since = self.added.get(name, self.since)
-            yield Row(f"{self.place} .{name}", since, present, self.feature)
+        words = _words_in(found)
+        for name in self:
+            present = hasattr(found, name) or name in words
+            expected = installed_release() >= self.added.get(name, self.since)
+            yield Row(f"{self.place} .{name}", expected, present, self.feature)
 
 
 def declarations() -> tuple[Declaration, ...]:
@@ -201,25 +180,11 @@ def declarations() -> tuple[Declaration, ...]:
     return tuple(_declarations)
 
 
-def bind_declarations() -> None:
-    """Bind all declarations: what a torch lacks shows now, and not during a compile.
+def require(feature: str = "") -> None:
+    """Bind what ``feature`` needs, or the cache as a whole: what lacks shows now.
 
     Raises:
-        UnsupportedTorchError: the installed torch lacks a required name that it should have.
-    """
-    for declaration in _declarations:
-        try:
-            declaration.bind()
-        except UnsupportedTorchError:
-            if not declaration.feature:
-                raise
-
-
-def require(feature: str) -> None:
-    """Bind the names that a feature needs.
-
-    Raises:
-        UnsupportedTorchError: the installed torch lacks one of them.
+        UnsupportedTorchError: the installed torch lacks a name that it should have.
     """
     for declaration in _declarations:
         if declaration.feature == feature:
@@ -232,7 +197,7 @@ def survey() -> list[Row]:
 
 
 def check_names() -> None:
-    """Check every name that the cache requires, also those that objects and functions have.
+    """Check every name that the cache requires, also those of attributes.
 
     Raises:
         UnsupportedTorchError: the installed torch lacks one of them.
@@ -264,7 +229,6 @@ def _locate(place: str) -> tuple[object, str]:
     return owner, name
 
 
-@functools.cache
 def _words_in(found: object) -> frozenset[str]:
     """Return the words in the source of a class and its bases, or of a function."""
     words: set[str] = set()

@@ -1,47 +1,43 @@
 """Every internal of torch that s3cache uses, by name, and the releases that are supported.
 
-The modules beside this one declare them by subject, and have what it takes to use them where
-releases differ or a name does not say it all. A declaration without a release holds for all from
-:data:`OLDEST` to :data:`NEWEST`. ``python -m s3cache.torch_api`` checks every declaration against
-the torch that is installed.
+A declaration without a release holds for all from :data:`OLDEST` to :data:`NEWEST`.
+``python -m s3cache.torch_api`` checks every declaration against the torch that is installed.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 from _s3cache_autoload import CODE_CACHES as CODE_CACHES
 from _s3cache_autoload import COMPILER as COMPILER
 from s3cache.torch_api import AnyFunction, Release, installed_release, installed_version
-from s3cache.torch_api.aot import *
-from s3cache.torch_api.dispatcher import *
-from s3cache.torch_api.dynamo import *
-from s3cache.torch_api.inductor import *
+from s3cache.torch_api.compiling import *
+from s3cache.torch_api.names import *
+from s3cache.torch_api.registries import *
 from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
 
 OLDEST: Release = (2, 11)
 NEWEST: Release = (2, 15)
 
-TORCH = "torch"
-
-_warned = False
-
 
 def is_supported() -> bool:
     """Return whether the installed torch is new enough; if not, log one warning."""
-    global _warned
     if installed_release() >= OLDEST:
         return True
-    if not _warned:
-        logger_of().warning(
-            "torch %s is not supported (%d.%d and later are); it compiles without a cache %s",
-            installed_version(),
-            *OLDEST,
-            pointer("UnsupportedTorchError"),
-        )
-        _warned = True
+    _warn_once(installed_version())
     return False
+
+
+@functools.cache
+def _warn_once(version: str) -> None:
+    logger_of().warning(
+        "torch %s is not supported (%d.%d and later are); it compiles without a cache %s",
+        version,
+        *OLDEST,
+        pointer("UnsupportedTorchError"),
+    )
 
 
 def is_untested() -> bool:
@@ -162,13 +158,8 @@ SOURCES: Final = "torch._dynamo.source"
 #: The class of ``torch``'s functions over tensors, and modules of more.
 FUNCTIONS: Final = "torch._C._VariableFunctionsClass"
 COMPUTING: Final = frozenset(
-    {
-        "torch._C._fft",
-        "torch._C._linalg",
-        "torch._C._nn",
-        "torch._C._special",
-        "torch.nn.functional",
-    }
+    f"torch.{module}"
+    for module in ("_C._fft", "_C._linalg", "_C._nn", "_C._special", "nn.functional")
 )
 #: Classes of which objects say how data is laid out.
 FORMATS: Final = frozenset({"dtype", "layout", "memory_format", "qscheme"})

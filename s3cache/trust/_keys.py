@@ -54,8 +54,8 @@ from s3cache.errors import (
     TransientError,
     UntrustedError,
 )
-from s3cache.util.deadline import Breaker, DeadlineExecutor
 from s3cache.util.text import may_be_a_key
+from s3cache.util.threads import Breaker, DeadlineExecutor
 
 MAX_SIGNATURES: Final = 16
 

@@ -12,22 +12,15 @@ __version__ = "0.1.0"
 def lazy_exports(
     package: str, *modules: str, **names: str
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of ``package``, which export what its modules have.
+    """Return ``__getattr__`` and ``__dir__`` of ``package``, which export names when they are used.
 
-    aioboto3 alone takes half a second to import, and torch several: an import of a package costs
-    only what is then used of it. A type checker must see neither function, or every attribute
-    exists to it. It reads the imports::
-
-        if TYPE_CHECKING:
-            from package import module
-            from package.other import Name, name
-        else:
-            __getattr__, __dir__ = lazy_exports(__name__, "module", other="Name name")
+    aioboto3 alone takes half a second to import, and torch several. A type checker must see
+    neither function, or every attribute exists to it: it reads the imports below TYPE_CHECKING.
 
     Args:
         package: its ``__name__``.
         modules: those to export as they are.
-        names: what to export of others, by module, with spaces between.
+        names: what to export of other modules, by module, with spaces between.
     """
     homes = {name: module for module, exported in names.items() for name in exported.split()}
 

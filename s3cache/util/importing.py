@@ -16,13 +16,11 @@ __all__ = ["before_import", "when_imported"]
 _Callback: TypeAlias = Callable[[], None]
 
 
-def before_import(name: str, callback: _Callback) -> Callable[[], None]:
+def before_import(name: str, callback: _Callback) -> _Callback:
     """Call ``callback`` right before module ``name`` is first imported; now, if it has been.
 
-    It runs on the importing thread. What it raises, the import statement raises.
-
-    Returns:
-        A function that cancels this, if it has not happened yet.
+    It runs on the importing thread. What it raises, the import statement raises. Returns a function
+    that cancels this, if it has not happened yet.
     """
     if name in sys.modules:
         callback()
@@ -30,14 +28,10 @@ def before_import(name: str, callback: _Callback) -> Callable[[], None]:
     return _Finder(name, callback, None).withdraw
 
 
-def when_imported(name: str, callback: _Callback) -> Callable[[], None]:
-    """Call ``callback`` right after module ``name`` is imported; now, if it has been.
+def when_imported(name: str, callback: _Callback) -> _Callback:
+    """Do the same right after the import, before the import statement returns.
 
-    It runs on the importing thread, before the import statement returns. ``callback`` must not
-    raise: the program that imports would see it.
-
-    Returns:
-        A function that cancels this, if it has not happened yet.
+    ``callback`` must not raise: the program that imports would see it.
     """
     if name in sys.modules:
         import_module(name)  # waits, should another thread be importing it just now

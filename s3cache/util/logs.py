@@ -1,13 +1,12 @@
 """The loggers by topic, their messages where no program has set up logging, and what warns once.
 
 No message names s3cache: the logger's name does. Python shows warnings without that name where no
-handler is set up at all, so a handler of ours adds it there.
+handler is set up at all, so it is added there.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from typing import Literal, TypeAlias
 
@@ -17,6 +16,7 @@ from s3cache.util.text import pointer, printable_lines
 __all__ = ["Problems", "Topic", "logger_of"]
 
 _NAME = "s3cache"
+_PLAIN = logging.Formatter()
 
 #: What follows ``s3cache.`` in the names of loggers.
 Topic: TypeAlias = Literal[
@@ -32,18 +32,18 @@ def logger_of(topic: Topic | None = None) -> logging.Logger:
 
 
 def _make_printable(record: logging.LogRecord) -> bool:
-    """Escape what a terminal would obey: most of what is logged quotes servers and entries."""
-    message = record.getMessage()
-    if (escaped := printable_lines(message)) != message:
-        record.msg, record.args = escaped, None
+    """Escape what a terminal would obey, which servers and entries that are quoted may contain."""
+    plain = record.getMessage()
+    message = printable_lines(plain)
+    if not logging.getLogger(record.name).hasHandlers():
+        message = f"{_NAME}: {message}"  # logging.lastResort shows no more than this
+    if message != plain:
+        record.msg, record.args = message, None
     if record.exc_info and not record.exc_text:
         text = _PLAIN.formatException(record.exc_info)
         if (escaped := printable_lines(text)) != text:
             record.exc_text = escaped  # handlers that show it take it from here
     return True
-
-
-_PLAIN = logging.Formatter()
 
 
 class Problems:
@@ -76,32 +76,3 @@ class Problems:
             pointer(code),
             exc_info=error if reason is Reason.ERROR else None,  # a mistake of ours
         )
-
-
-class _LastResort(logging.Handler):
-    """Replace :data:`logging.lastResort`, with the name of s3cache before the message.
-
-    It does nothing where a handler of the program gets the record, or ``lastResort`` is gone.
-    """
-
-    def emit(self, record: logging.LogRecord) -> None:
-        last = logging.lastResort
-        if last is None or record.levelno < last.level or self._is_handled(record.name):
-            return
-        try:
-            sys.stderr.write(f"{self.format(record)}\n")
-        except Exception:  # noqa: BLE001 - as every handler: there may be no stderr
-            self.handleError(record)
-
-    def _is_handled(self, name: str) -> bool:
-        logger: logging.Logger | None = logging.getLogger(name)
-        while logger is not None:
-            if any(handler is not self for handler in logger.handlers):
-                return True
-            logger = logger.parent if logger.propagate else None
-        return False
-
-
-_handler = _LastResort()
-_handler.setFormatter(logging.Formatter(f"{_NAME}: %(message)s"))
-logging.getLogger(_NAME).addHandler(_handler)

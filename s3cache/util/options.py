@@ -15,31 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from s3cache.errors import ConfigError
 from s3cache.util.text import may_be_a_key
-
-__all__ = [
-    "FLAG",
-    "KEY",
-    "PREFIX",
-    "TEXT",
-    "Kind",
-    "check",
-    "check_names",
-    "choice",
-    "count",
-    "did_you_mean",
-    "flag_or",
-    "from_environment",
-    "kinds",
-    "option",
-    "seconds",
-    "size",
-]
-
-_Number = TypeVar("_Number", int, float)
 
 #: What the names of our environment variables begin with.
 PREFIX = "S3CACHE_"
@@ -176,39 +155,47 @@ def flag_or(word: str = "") -> Kind:
 
 def count(at_most: int | None = None) -> Kind:
     """A whole number of 1 or more."""
-
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"\d{1,18}", text):
-            raise ValueError(f"{text!r} is no whole number", "give one, e.g. 10")
-        return _in_range(int(text), 1, at_most)
-
-    return Kind(parse, (int,))
+    return Kind(_number(r"\d{1,18}", int, "whole number", "10", 1, at_most), (int,))
 
 
 def seconds(at_least: float = 0, at_most: float | None = None) -> Kind:
     """A time in seconds, such as ``10`` or ``0.5``."""
-
-    def parse(text: str) -> float:
-        if not re.fullmatch(r"\d{1,9}(\.\d+)?", text):
-            raise ValueError(f"{text!r} is no number of seconds", "give one, e.g. 10 or 0.5")
-        return _in_range(float(text), at_least, at_most)
-
+    parse = _number(r"\d{1,9}(\.\d+)?", float, "number of seconds", "10 or 0.5", at_least, at_most)
     return Kind(parse, (int, float))
 
 
 def size(at_least: int = 1, at_most: int | None = None) -> Kind:
     """A number of bytes, such as ``12345``, ``500MB`` or ``10GiB``."""
 
-    def parse(text: str) -> int:
-        match = re.fullmatch(r"(\d{1,15}) ?(|[KMGT]i?)B?", text, re.IGNORECASE)
-        if not match:
-            raise ValueError(f"{text!r} is no size", "give one, e.g. 500MB or 10GiB")
-        unit = match[2].upper()
+    def read(text: str) -> int:
+        digits = re.match(r"\d+", text)[0]  # type: ignore[index]
+        unit = text[len(digits) :].strip().upper().removesuffix("B")
         base = 1024 if unit.endswith("I") else 1000
         factor: int = base ** " KMGT".index(unit[:1] or " ")
-        return _in_range(int(match[1]) * factor, at_least, at_most)
+        return int(digits) * factor
 
-    return Kind(parse, (int,))
+    pattern = r"(?i)\d{1,15} ?([KMGT]i?)?B?"
+    return Kind(_number(pattern, read, "size", "500MB or 10GiB", at_least, at_most), (int,))
+
+
+def _number(
+    pattern: str,
+    read: Callable[[str], float],
+    what: str,
+    example: str,
+    at_least: float,
+    at_most: float | None,
+) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} is no {what}", f"give one, e.g. {example}")
+        number = read(text)
+        if number < at_least or (at_most is not None and number > at_most):
+            range_ = f"{at_least} or more" if at_most is None else f"{at_least} to {at_most}"
+            raise ValueError(f"{number} is out of range", f"give {range_}")
+        return number
+
+    return parse
 
 
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -219,13 +206,6 @@ def _base64(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except ValueError:
         raise ValueError("is not base64", "make one: openssl rand -base64 32") from None
-
-
-def _in_range(number: _Number, at_least: float, at_most: float | None) -> _Number:
-    if number < at_least or (at_most is not None and number > at_most):
-        range_ = f"{at_least} or more" if at_most is None else f"{at_least} to {at_most}"
-        raise ValueError(f"{number} is out of range", f"give {range_}")
-    return number
 
 
 #: Anything.

@@ -1,19 +1,16 @@
 """Text for people: nouns with numbers, foreign text made fit to be shown, sections of the docs.
 
 A message that names a code of a reason, bypass, error or check ends with the command that shows
-the documentation's section on it: :func:`pointer`. The text is read from ``docs/``: a wheel has
-the pages beside the package, where ``infra/dist/pages.py`` puts them.
+the documentation's section on it: :func:`pointer`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from s3cache.errors import printable, printable_lines
@@ -78,8 +75,8 @@ PAGES: dict[str, tuple[Kind, str]] = {
     "doctor.md": ("check", "### "),
 }
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_PLACES = (os.path.join(_HERE, "_docs"), os.path.join(os.path.dirname(_HERE), "docs"))
+_PACKAGE = Path(__file__).resolve().parents[1]
+_PLACES = (_PACKAGE / "_docs", _PACKAGE.parent / "docs")
 _HEADING_OR_CODE = re.compile(r"^(#+ )(.*)$|^```[\s\S]*?^```", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]+)\)")
 
@@ -88,7 +85,7 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]+)\)")
 class Section:
     """A section of the documentation, on one code: its page's title, and its text in Markdown.
 
-    Links in the text lead from ``docs/``; ``page`` is in the repository, with an anchor.
+    Links in the text have become their words; ``page`` is in the repository, with an anchor.
     """
 
     code: str
@@ -96,22 +93,6 @@ class Section:
     title: str
     text: str
     page: str
-
-    def without_links(self) -> tuple[str, list[str], list[str]]:
-        """Return the text without its links, the codes that they lead to, and other places."""
-        there = {section.page: section.code for section in sections()}
-        here = self.page.partition("#")[0]
-        targets = dict.fromkeys(
-            here + target if target[0] == "#" else posixpath.normpath(f"docs/{target}")
-            for _, target in _LINK.findall(self.text)
-        )
-        codes = dict.fromkeys(there[each] for each in targets if each in there)
-        codes.pop(self.code, None)
-        places = [each for each in targets if each not in there]
-        return _LINK.sub(r"\1", self.text), [*codes], places
-
-
-# -- pointing to them
 
 
 def command(*codes: str) -> str:
@@ -136,9 +117,6 @@ def known(codes: Iterable[str]) -> list[str]:
     return [code for code in dict.fromkeys(codes) if code in there]
 
 
-# -- reading them
-
-
 def sections_on(word: str) -> list[Section]:
     """Return the sections on a code, in any capitalization; a code may be of two kinds."""
     return [each for each in sections() if each.code.casefold() == word.casefold()]
@@ -146,22 +124,16 @@ def sections_on(word: str) -> list[Section]:
 
 @functools.cache
 def sections() -> tuple[Section, ...]:
-    """Return all sections, in the order of their pages; none where there are no pages."""
+    """Return all sections, in the order of their pages; none where there are no pages.
+
+    A wheel has the pages beside the package, where ``infra/dist/pages.py`` puts them.
+    """
     return tuple(
         section
         for name, (kind, mark) in PAGES.items()
-        for section in _sections_of(_text_of(name), name, kind, mark)
+        for place in [each for each in _PLACES if (each / name).is_file()][:1]
+        for section in _sections_of((place / name).read_text(encoding="utf-8"), name, kind, mark)
     )
-
-
-def _text_of(name: str) -> str:
-    for place in _PLACES:
-        with (
-            contextlib.suppress(OSError),
-            open(os.path.join(place, name), encoding="utf-8") as file,
-        ):
-            return file.read()
-    return ""
 
 
 def _sections_of(page: str, name: str, kind: Kind, mark: str) -> Iterator[Section]:
@@ -170,6 +142,6 @@ def _sections_of(page: str, name: str, kind: Kind, mark: str) -> Iterator[Sectio
     for number, heading in enumerate(headings):
         if heading[1] == mark:
             ends = (each.start() for each in headings[number + 1 :] if len(each[1]) <= len(mark))
-            text = page[heading.end() : next(ends, len(page))].strip()
+            text = _LINK.sub(r"\1", page[heading.end() : next(ends, len(page))].strip())
             anchor = heading[2].lower()
             yield Section(heading[2], kind, headings[0][2], text, f"docs/{name}#{anchor}")

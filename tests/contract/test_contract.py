@@ -22,7 +22,7 @@ from s3cache.store import (
 )
 from s3cache.testing import FaultRates, FaultyStore
 from s3cache.testing.contract import StoreContract
-from s3cache.util.deadline import Breaker
+from s3cache.util.threads import Breaker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

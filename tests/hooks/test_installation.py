@@ -12,7 +12,7 @@ import pytest
 
 from s3cache.hooks._directories import fingerprint_of, remember_installation
 from s3cache.torch_api import internals
-from s3cache.util.deadline import DeadlineExecutor
+from s3cache.util.threads import DeadlineExecutor
 from tests.support.hanging import dead_mount
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

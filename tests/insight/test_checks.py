@@ -21,7 +21,7 @@ from s3cache.insight._doctor import (
 )
 from s3cache.settings import Settings
 from s3cache.trust import generate
-from s3cache.util.deadline import DeadlineExecutor
+from s3cache.util.threads import DeadlineExecutor
 from tests.support.hanging import dead_mount
 from tests.support.waiting import LONG_S
 

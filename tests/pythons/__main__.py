@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,39 +25,38 @@ LEFT_OUT = [f"--ignore=tests/{folder}" for folder in ("faults", "infra", "rgw")]
 def interpreter(version: str) -> str | None:
     """A Python of that version: on the PATH, or one of pyenv's."""
     home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    candidates = [shutil.which(f"python{version}")]
-    candidates += [str(path) for path in sorted(home.glob(f"versions/{version}.*/bin/python3"))]
-    for path in candidates:
+    for path in (f"python{version}", *map(str, home.glob(f"versions/{version}.*/bin/python3"))):
         # The first may be a shim of pyenv's that has no Python behind it.
-        if path and not subprocess.run([path, "-c", "import venv"], capture_output=True).returncode:
-            return path
+        try:
+            subprocess.run([path, "-c", "import venv"], capture_output=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return path
     return None
 
 
 def requirements() -> list[str]:
     """What s3cache and its tests ask for, but what only torch's tests need."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")  # tomllib is newer than 3.10
-    lists = re.findall(
-        r"^(?:dependencies|testing|test) = \[\n(.*?)^\]", text, re.DOTALL | re.MULTILINE
-    )
-    every = [each for part in lists for each in re.findall(r'"([^"]+)"', part)]
-    return [each for each in every if re.match(r"[\w-]+", each)[0] not in NOT_NEEDED]  # type: ignore[index]
+    lists = re.findall(r"(?ms)^(?:dependencies|testing|test) = \[\n(.*?)^\]", text)
+    found = re.findall(r'"(([\w-]+)[^"]*)"', "".join(lists))
+    return [requirement for requirement, name in found if name not in NOT_NEEDED]
 
 
-def environment(version: str, python: str) -> Path:
-    """Its environment, built if it is not there."""
+def environment(version: str, python: str) -> str:
+    """The Python of its environment, built if it is not there."""
     place = ROOT / f".venv-python-{version}"
-    ready = place / ".ready"
+    own, ready = str(place / "bin" / "python"), place / ".ready"
     if not ready.exists():
         subprocess.run([python, "-m", "venv", "--clear", place], check=True)
-        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        pip = [own, "-m", "pip", "install", "--quiet"]
         constraints = place / "constraints.txt"
         pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-        constraints.write_text(re.sub(r"^torch==.*\n", "", pins, flags=re.MULTILINE))
+        constraints.write_text(re.sub(r"(?m)^torch==.*\n", "", pins))
         subprocess.run([*pip, "-c", str(constraints), *requirements()], check=True)
         subprocess.run([*pip, "--no-deps", "-e", str(ROOT)], check=True)
         ready.touch()
-    return place / "bin" / "python"
+    return own
 
 
 def main() -> int:
@@ -69,23 +67,12 @@ def main() -> int:
             summary.append(f"Python {version}: not found")
             continue
         print(f"=== {version}: {python}", flush=True)
-        own = environment(version, python)
-        command = [
-            str(own),
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "tests",
-            *LEFT_OUT,
-            *sys.argv[1:],
-        ]
+        command = [environment(version, python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command += ["tests", *LEFT_OUT, *sys.argv[1:]]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         print(done.stdout, end="", flush=True)
         last = done.stdout.strip().splitlines()[-1:] or ["nothing was printed"]
-        full = subprocess.run([own, "-V"], stdout=subprocess.PIPE, text=True, check=True)
-        summary.append(f"{full.stdout.strip()}: {last[0].strip('= ')}")
+        summary.append(f"Python {version}: {last[0].strip('= ')}")
         failed |= done.returncode != 0
     print(*summary, sep="\n")
     return int(failed or not any("passed" in line for line in summary))

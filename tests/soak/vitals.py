@@ -13,7 +13,7 @@ from s3cache.store import S3Options
 __all__ = ["Growth", "Vitals", "growth", "vitals"]
 
 _CONNECTIONS = S3Options("any").max_pool_connections
-_CALLS_TO_DISKS = 16  # at once, by threads that stay: s3cache/util/deadline.py
+_CALLS_TO_DISKS = 16  # at once, by threads that stay: s3cache/util/threads.py
 _WORKERS = min(32, (os.cpu_count() or 1) + 4)  # as concurrent.futures has them
 _OTHERS = 4  # the pair of sockets by which a loop wakes itself; the program's own threads
 

@@ -17,7 +17,7 @@ from s3cache.errors import (
 from s3cache.store import BreakingStore, MemoryStore, RetryingStore, RetryPolicy
 from s3cache.testing import FaultyStore
 from s3cache.testing.contract import VERBS, listed
-from s3cache.util.deadline import Breaker
+from s3cache.util.threads import Breaker
 
 if TYPE_CHECKING:
     from tests.support.clock import FakeClock

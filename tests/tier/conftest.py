@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache.tier import DiskTier
-from s3cache.util.deadline import DeadlineExecutor
+from s3cache.util.threads import DeadlineExecutor
 from tests.support.waiting import LONG_S
 from tests.tier.disks import MANY
 from tests.tier.processes import PRELUDE, REPOSITORY

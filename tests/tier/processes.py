@@ -19,7 +19,7 @@ from pathlib import Path
 
 from s3cache.errors import *
 from s3cache.store import ObjectFiles
-from s3cache.util.deadline import DeadlineExecutor
+from s3cache.util.threads import DeadlineExecutor
 from s3cache.stats import Usage
 from s3cache.tier import DiskTier
 from s3cache.tier._disk import Ledger

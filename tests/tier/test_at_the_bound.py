@@ -32,7 +32,7 @@ SCRIPT = """
     import json, os, random, sys
     from s3cache import Cache, Hit, Saved
     from s3cache.tier import _disk
-    from s3cache.util.deadline import DeadlineExecutor
+    from s3cache.util.threads import DeadlineExecutor
     from tests.support.worker import entry, keys
 
     # A disk that takes seconds is done without. With so many on few cores any may: what is counted

@@ -21,7 +21,7 @@ from s3cache.errors import ConfigError, S3CacheError
 from s3cache.settings import Settings
 from s3cache.store import FileStore, MemoryStore, ObjectFiles
 from s3cache.tier import DiskTier
-from s3cache.util.deadline import DeadlineExecutor
+from s3cache.util.threads import DeadlineExecutor
 from tests.support.caching import KEY, OTHER, entry, open_cache
 from tests.support.hanging import FreezableDisk, dead_mount
 from tests.support.marks import cases
@@ -170,7 +170,7 @@ def test_on_a_frozen_disk_a_cache_is_one_without_a_disk(
 def test_a_fork_does_not_wait_for_a_frozen_disk(disk: FreezableDisk) -> None:
     """... on which another thread opens the files that no child may keep."""
     script = """
-        from s3cache.util.deadline import DeadlineExecutor
+        from s3cache.util.threads import DeadlineExecutor
         from s3cache.tier import DiskTier, DiskTier
 
         DeadlineExecutor.limit_s = 0.3

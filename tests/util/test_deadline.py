@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.errors import CircuitOpenError, TransientError
-from s3cache.util import deadline as module
-from s3cache.util.deadline import DeadlineExecutor
+from s3cache.util import threads as module
+from s3cache.util.threads import DeadlineExecutor
 from tests.support.waiting import LONG_S, eventually, join_child
 
 if TYPE_CHECKING:
@@ -57,26 +57,18 @@ def test_a_call_is_what_it_calls(executor: DeadlineExecutor) -> None:
     assert executor.call(lambda: executor.call(threading.get_ident) == threading.get_ident())
 
 
-def test_calls_in_a_row_share_a_thread(executor: DeadlineExecutor) -> None:
-    assert len({executor.call(threading.get_ident) for _ in range(50)}) == 1
-
-
-def test_what_hangs_is_waited_for_once(executor: DeadlineExecutor, hang: threading.Event) -> None:
+def test_what_hangs_is_waited_for_once_and_when_it_has_ended_all_is_as_before(
+    executor: DeadlineExecutor, hang: threading.Event
+) -> None:
     give_up(executor, hang.wait)
     called: list[int] = []
     for _ in range(3):
         with pytest.raises(CircuitOpenError, match="hangs"):
             executor.call(lambda: called.append(1))
     assert called == []
-
-
-def test_when_what_hung_has_ended_all_is_as_before(
-    executor: DeadlineExecutor, hang: threading.Event
-) -> None:
-    give_up(executor, hang.wait)
     hang.set()
     eventually(lambda: answers(executor))
-    assert executor.call(lambda: 7) == 7
+    assert len({executor.call(threading.get_ident) for _ in range(50)}) == 1
 
 
 def answers(executor: DeadlineExecutor) -> bool:
@@ -86,7 +78,6 @@ def answers(executor: DeadlineExecutor) -> bool:
         return False
 
 
-@pytest.mark.usefixtures("executor")
 def test_what_hangs_for_ever_does_not_keep_the_others_away_for_ever(
     hang: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +87,6 @@ def test_what_hangs_for_ever_does_not_keep_the_others_away_for_ever(
     give_up(executor, hang.wait)
     assert not answers(executor)
     eventually(lambda: answers(executor))
-    assert executor.call(lambda: 7) == 7
 
 
 def test_few_threads_hang_however_many_call(
@@ -114,48 +104,24 @@ def test_few_threads_hang_however_many_call(
         except TransientError as exc:
             failed.append(exc)
 
-    callers = [threading.Thread(target=call) for _ in range(60)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
+    with ThreadPoolExecutor(60) as callers:
+        for _ in range(60):
+            callers.submit(call)
     assert len(failed) == 60
     assert disk_threads() - before <= 16
     hang.set()
     eventually(lambda: answers(executor))
 
 
-@pytest.mark.parametrize("ends", [True, False])
 def test_where_no_thread_can_be_started_nobody_hangs_all_the_same(
-    executor: DeadlineExecutor, hang: threading.Event, monkeypatch: pytest.MonkeyPatch, ends: bool
+    executor: DeadlineExecutor, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As from Python 3.12 once the interpreter exits: a call waits for the threads there are."""
-    executor.limit_s = LONG_S if ends else 0.3
-    entered, asked = threading.Event(), threading.Event()
-
-    def enter() -> None:
-        entered.set()
-        hang.wait(LONG_S)
-
-    def let_go() -> None:
-        asked.wait(LONG_S)
-        hang.set()
-
-    with ThreadPoolExecutor(2) as callers:
-        first = callers.submit(executor.call, enter)
-        callers.submit(let_go)
-        assert entered.wait(LONG_S)
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        if ends:
-            asked.set()
-            assert executor.call(threading.get_ident) != threading.get_ident()
-            first.result(LONG_S)
-        else:
-            with pytest.raises((TransientError, CircuitOpenError)):
-                executor.call(hang.wait)
-            with pytest.raises(TransientError):
-                first.result(LONG_S)
-            asked.set()
+    assert executor.call(threading.get_ident) != threading.get_ident()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert executor.call(threading.get_ident) != threading.get_ident()
+    give_up(executor, hang.wait)
+    assert not answers(executor)
 
 
 def refuse(thread: threading.Thread) -> None:

@@ -2,60 +2,38 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.scripts import run_script
 
-# Forks once the other thread is amid its work, and prints what the child knows of it.
-FORK = """
-import time
-from s3cache.util import forks
-state = "before"
 
-def work():
-    global state
-    state = "amid"
-    time.sleep(0.2)
-    state = "after"
-
-{start}
-eventually(lambda: state == "amid")
-child = os.fork()
-if child == 0:
-    print("child:", state, flush=True)
-    os._exit(0)
-assert join(child) == 0
-"""
-
-
-@pytest.mark.parametrize(
-    "start",
-    [
-        "background().call(work)",
+def test_a_fork_waits_for_the_end_of_a_callback() -> None:
+    done = run_script(
         """
-async def block(): work()
-def run():
-    loop = forks.new_event_loop()
-    loop.run_until_complete(block())
-    loop.close()
-threading.Thread(target=run).start()
-""",
-    ],
-    ids=["callback", "another loop"],
-)
-def test_a_fork_waits_for_the_end_of_what_is_undivided(start: str) -> None:
-    done = run_script(FORK.format(start=start))
+        state = "before"
+        def work():
+            global state
+            state = "amid"
+            time.sleep(0.2)
+            state = "after"
+        background().call(work)
+        eventually(lambda: state == "amid")
+        child = os.fork()
+        if child == 0:
+            print("child:", state, flush=True)
+            os._exit(0)
+        assert join(child) == 0
+        """
+    )
     assert (done.stdout.split(), done.stderr) == (["child:", "after"], "")
 
 
 def test_a_fork_does_not_wait_for_a_loop_that_waits_or_was_closed() -> None:
     done = run_script(
         """
-        from s3cache.util import forks
-        forks.LIMIT_S = 600.0
+        from s3cache.util import threads
+        threads.LIMIT_S = 600.0
         async def for_ever(): await asyncio.Event().wait()
         running = background().submit(for_ever())  # nobody else holds it
-        loop = forks.new_event_loop()
+        loop = threads.new_event_loop()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
         child = os.fork()
@@ -74,8 +52,8 @@ def test_a_fork_with_a_lock_that_a_callback_needs_goes_on_after_a_while() -> Non
     """Nobody can open it while the fork waits: the child is born all the same."""
     done = run_script(
         """
-        from s3cache.util import forks
-        forks.LIMIT_S = 0.1
+        from s3cache.util import threads
+        threads.LIMIT_S = 0.1
         lock, there = threading.Lock(), threading.Event()
         def work():
             there.set()
@@ -96,7 +74,7 @@ def test_a_fork_with_a_lock_that_a_callback_needs_goes_on_after_a_while() -> Non
 def test_nothing_undivided_begins_while_somebody_forks() -> None:
     done = run_script(
         """
-        from s3cache.util import forks
+        from s3cache.util import threads
         state, stop = "out", False
         async def work():
             global state
@@ -123,17 +101,17 @@ def test_what_belongs_to_a_process_is_made_anew_in_the_order_it_was_made() -> No
     """Also behind something that fails; what is gone is not asked."""
     done = run_script(
         """
-        from s3cache.util import forks
+        from s3cache.util import threads
         called = []
         class Thing:
             def __init__(self, name):
                 self.name = name
-                forks.call_in_child(self.renew)
+                threads.call_in_child(self.renew)
             def renew(self):
                 called.append(self.name)
                 if self.name == "bad": raise ValueError("bad")
         things = [Thing(name) for name in ("one", "bad", "two", "gone")]
-        forks.call_in_child(lambda: called.append("function"))
+        threads.call_in_child(lambda: called.append("function"))
         del things[-1]
         child = os.fork()
         if child == 0:
@@ -151,9 +129,9 @@ def test_a_child_has_no_descriptor_of_an_unshared_file() -> None:
     done = run_script(
         """
         import tempfile
-        from s3cache.util import forks
+        from s3cache.util import threads
         with tempfile.NamedTemporaryFile() as file:
-            fd = forks.open_unshared(file.name, os.O_RDWR)
+            fd = threads.open_unshared(file.name, os.O_RDWR)
             child = os.fork()
             if child == 0:
                 try: os.fstat(fd)
@@ -161,7 +139,7 @@ def test_a_child_has_no_descriptor_of_an_unshared_file() -> None:
                 os._exit(1)
             assert join(child) == 0
             os.fstat(fd)
-            forks.close_unshared(fd)
+            threads.close_unshared(fd)
         """
     )
     assert done.stderr == ""

@@ -48,18 +48,6 @@ def test_callbacks_run_before_and_after_the_import(module: str) -> None:
     assert order[2:] == [("before", True), ("after", True)]
 
 
-def test_what_an_announcement_raises_the_import_raises(module: str) -> None:
-    """Once: the module can be imported afterwards."""
-
-    def refuse() -> None:
-        raise ValueError("not now")
-
-    before_import(module, refuse)
-    with pytest.raises(ValueError, match="not now"):
-        import_module(module)
-    assert import_module(module)
-
-
 def test_all_callbacks_of_a_module_run(module: str) -> None:
     called: list[str] = []
     when_imported(module, lambda: called.append("first"))

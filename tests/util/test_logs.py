@@ -34,7 +34,6 @@ logger_of().warning("not enabled")
     ("setup", "expected"),
     [
         ("", ["s3cache: the disk is full", "s3cache: not enabled"]),
-        ("logging.lastResort = None", []),
         ("logging.getLogger('s3cache').setLevel('ERROR')", []),
         ("logging.getLogger('s3cache').addHandler(logging.NullHandler())", []),
         (

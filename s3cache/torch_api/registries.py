@@ -1,34 +1,97 @@
-"""Operators, what is registered for them, and torch's own code and namespaces."""
+"""What torch has by name, and what programs set and register: options, operators, passes."""
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import operator as operators
 import os
-import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from operator import attrgetter
-from types import FunctionType, MethodDescriptorType, WrapperDescriptorType
-from typing import Any, cast
-
-from s3cache.torch_api import (
-    AnyClass,
-    AnyFunction,
-    AnyObject,
-    Fields,
-    Internal,
-    Predicate,
-    installed_release,
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
 )
-from s3cache.torch_api.protocols import Function, Operator
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from s3cache.torch_api import Fields, installed_release, names
+
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import Operator
+
+# -- options
+
+
+class Asked(NamedTuple):
+    """Which tiers torch's options allow a level of the cache to use."""
+
+    local: bool
+    remote: bool
+
+
+def tiers_asked(level: str) -> Asked:
+    """Return the tiers that torch's options allow for ``level``, ``aot`` or ``fx``.
+
+    An option for the remote cache that is not set follows the one for the local cache.
+    """
+    functorch, inductor = names.functorch_config.get(), names.inductor_config.get()
+    local, remote = (
+        (functorch.enable_autograd_cache, functorch.enable_remote_autograd_cache)
+        if level == "aot"
+        else (inductor.fx_graph_cache, inductor.fx_graph_remote_cache)
+    )
+    if names.force_disable_caches.get():
+        local = remote = False
+    return Asked(local, local if remote is None else remote)
+
+
+def without_debugging(level: int) -> int:
+    """Return how much to record of the origin of code, less what ``TORCH_COMPILE_DEBUG`` adds."""
+    return 0 if level == 1 and names.debugging.get() else level
+
+
+def freezing_unasked() -> AbstractContextManager[object]:
+    """Hide from torch, in the block, that it is to freeze what it cannot freeze.
+
+    Its check refuses every graph under the option; it freezes those without gradients.
+    """
+    import torch
+
+    config = names.inductor_config.get()
+    if not (config.freezing and torch.is_grad_enabled()):
+        return contextlib.nullcontext()
+    return cast("AbstractContextManager[object]", config.patch(freezing=False))
+
+
+def read_fields(fields: Fields, value: object) -> dict[str, object]:
+    """Return each field by its name; ``None`` for those that this release does not have."""
+    return {name: read_quietly(value, name, None) for name in fields}
+
+
+def read_quietly(owner: object, name: str, *default: object) -> object:
+    """Return what ``getattr`` does, without torch's warnings of what it is about to remove.
+
+    Only deprecated options and what a module's ``__getattr__`` gives warn. Everything else is read
+    as it is: to change the filters makes Python repeat warnings that it gives once.
+    """
+    found = vars(owner) if isinstance(owner, ModuleType) else {}
+    option = (found.get("_config") or {}).get(name)
+    warns = option is None or getattr(option, "deprecated", False)
+    if not isinstance(owner, ModuleType) or name in found or not warns:
+        return getattr(owner, name, *default)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(owner, name, *default)
+
 
 # -- torch's own code
-
-_disable_dynamo = AnyFunction("torch._compile:_disable_dynamo")
-_qualified_name = Internal[Callable[[object], str]]("torch.fx.node:_get_qualified_name")
-_is_from_torch = Predicate("torch.fx.graph:_is_from_torch")
 
 
 @functools.cache
@@ -51,7 +114,7 @@ def is_kept_from_dynamo(function: object, inner: object) -> bool:
     """
     if not isinstance(function, FunctionType):
         return False
-    codes = _disable_dynamo.get().__code__.co_consts
+    codes = names.disable_from_compile.get().__code__.co_consts
     cells = (cell.cell_contents for cell in function.__closure__ or ())
     return function.__code__ in codes and any(content is inner for content in cells)
 
@@ -75,7 +138,7 @@ def name_in_code(function: object) -> str | None:
     is_method = isinstance(function, (MethodDescriptorType, WrapperDescriptorType))
     if is_method and getattr(torch.Tensor, name, None) is function:
         return f"torch.Tensor.{name}"
-    return _qualified_name.get()(function) if _is_from_torch.get()(function) else None
+    return names.qualified_name.get()(function) if names.is_from_torch.get()(function) else None
 
 
 # Prefixes of modules that trace and lower graphs. Not Dynamo's: what it makes of a program is in
@@ -106,8 +169,6 @@ def makes_code(module: str) -> bool:
 
 # -- namespaces and tables
 
-#: Returns a number that is another one after each change of a dictionary: Dynamo's guards ask it.
-dict_version = Internal[Callable[[dict[Any, Any]], int]]("torch._C._dynamo.guards:dict_version")
 #: Where programs may put functions in place of torch's, beside ``_s3cache_autoload.PLACES``: what
 #: is imported with the compiler.
 LATER_PLACES = (
@@ -128,8 +189,6 @@ NOT_COMPILED = frozenset(
     backward compile initial_seed load manual_seed save seed set_printoptions share_memory_ typename
     """.split()  # noqa: SIM905 - one word a line would be longer
 )
-# Where torch._VF finds its functions, if nothing of the same name was put into itself.
-_variable_functions = AnyClass("torch._C:_VariableFunctionsClass")
 
 
 def contents(place: str) -> Mapping[object, object] | None:
@@ -153,72 +212,54 @@ def is_shadowed(place: str, name: str) -> bool:
         bases = getattr(sys.modules[module], kind).__mro__[1:]
         return any(name in vars(base) for base in bases)
     return hasattr(builtins, name) or (
-        module == "torch._VF" and hasattr(_variable_functions.get(), name)
+        module == "torch._VF" and hasattr(names.variable_functions.get(), name)
     )
 
 
 # -- operators
 
-operator = Internal[type[Operator]]("torch._ops:OpOverload")
-operator_packet = AnyClass("torch._ops:OpOverloadPacket")
-_higher_order_operator = AnyClass("torch._ops:HigherOrderOperator")
-_operator_namespace = AnyClass("torch._ops:_OpNamespace")
-_higher_order = Internal[dict[str, object]]("torch._ops:_higher_order_ops")
-#: Whether graphs that call a higher-order operator may be cached: torch's checks ask the operator.
-operator_cacheable = Predicate("torch._ops:HigherOrderOperator.cacheable")
-#: What Dynamo makes of a call of a custom ``autograd.Function``.
-custom_function = AnyObject("torch._functorch.autograd_function:autograd_function_apply")
-_is_opaque = Predicate("torch._library.opaque_object:is_opaque_type")
-#: What Inductor uses in place of sets.
-ordered_set = Internal[type[Collection[object]]]("torch.utils._ordered_set:OrderedSet")
-Fields("torch._ops:OpOverload", Operator)
-Fields("torch._ops:OpOverloadPacket", "overloads")
+
+@functools.cache
+def _kinds_of_operators() -> frozenset[type]:
+    return frozenset(
+        (names.operator.get(), names.operator_packet.get(), names.higher_order_operator.get())
+    )
 
 
+# Not by ``isinstance``: one class is abstract, which asks all of its subclasses, 3 ms in all.
 def is_operator(value: object) -> bool:
     """Return whether ``value`` is an operator, an overload of one, or of higher order."""
     return not _kinds_of_operators().isdisjoint(type(value).__mro__)
 
 
-@functools.cache
-def _kinds_of_operators() -> frozenset[type]:
-    return frozenset((operator.get(), operator_packet.get(), _higher_order_operator.get()))
-
-
-# Not by ``isinstance``: one class is abstract, which asks all of its subclasses, 3 ms in all.
 def is_higher_order(value: object) -> bool:
     """Return whether ``value`` is an operator of higher order."""
-    return _higher_order_operator.get() in type(value).__mro__
+    return names.higher_order_operator.get() in type(value).__mro__
 
 
 @functools.cache
 def is_kind_of_namespace(kind: type) -> bool:
     """Return whether such objects find operators by their names, as ``torch.ops.aten`` does."""
-    return _operator_namespace.get() in kind.__mro__
+    return names.operator_namespace.get() in kind.__mro__
 
 
 @functools.cache
 def is_kind_of_packet(kind: type) -> bool:
     """Return whether such objects hold the overloads of an operator."""
-    return operator_packet.get() in kind.__mro__
+    return names.operator_packet.get() in kind.__mro__
 
 
 @functools.cache
 def is_kind_of_operator(kind: type) -> bool:
     """Return whether such objects are overloads of operators, or of higher order."""
-    return not {operator.get(), _higher_order_operator.get()}.isdisjoint(kind.__mro__)
-
-
-def higher_order_operators() -> dict[str, object]:
-    """Return the higher-order operators that were made so far, by name."""
-    return _higher_order.get()
+    return not {names.operator.get(), names.higher_order_operator.get()}.isdisjoint(kind.__mro__)
 
 
 def full_name(value: object) -> str:
     """Return the dispatcher's name of a namespace, packet or operator."""
-    if isinstance(value, _operator_namespace.get()):
+    if isinstance(value, names.operator_namespace.get()):
         return str(value.name)
-    if isinstance(value, operator_packet.get()):
+    if isinstance(value, names.operator_packet.get()):
         return str(value._qualified_op_name)
     return cast("Operator", value).name()
 
@@ -241,12 +282,13 @@ def is_place_of_packet(home: Mapping[str, object], name: str) -> bool:
     """Return whether torch keeps an operator under ``name`` in that namespace."""
     if name in _what_namespaces_have():
         return False
-    return DEFINED_AT.search(dispatch_dump.get()(full_name_there(home, name))) is not None
+    text = names.dispatch_dump.get()(full_name_there(home, name))
+    return names.DEFINED_AT.search(text) is not None
 
 
 @functools.cache
 def _what_namespaces_have() -> frozenset[str]:
-    return frozenset(vars(_operator_namespace.get()("s3cache")))
+    return frozenset(vars(names.operator_namespace.get()("s3cache")))
 
 
 def tables_of(values: Sequence[Operator]) -> list[dict[object, object]]:
@@ -272,37 +314,16 @@ def is_dtype(value: object) -> bool:
     return isinstance(value, torch.dtype)
 
 
-def is_opaque_type(kind: type) -> bool:
-    """Return whether graphs hold objects of this class of the user's as they are."""
-    return _is_opaque.get()(kind)
+def has_flexible_layout(operator: Operator) -> bool:
+    """Return True if Inductor may lay out inputs of a custom operator otherwise than traced."""
+    tags = {str(tag).rpartition(".")[2] for tag in operator.tags}
+    if any(tag.startswith("needs_") for tag in tags):
+        return False
+    default = getattr(names.functorch_config.get(), "custom_op_default_layout_constraint", "")
+    return "flexible_layout" in {*tags, default}
 
 
 # -- what is registered for operators
-
-# How the dispatcher writes the key and the source file of each kernel of an operator, and its own.
-REGISTERED_AT = re.compile(r"^(\S+): registered at (.+?):\d+ ", re.MULTILINE)
-DEFINED_AT = re.compile(r"^debug: registered at (.+?):\d+$", re.MULTILINE)
-
-
-def _says_where(dump: Callable[[str], str]) -> bool:
-    text = dump("aten::relu")
-    return REGISTERED_AT.search(text) is not None and DEFINED_AT.search(text) is not None
-
-
-dispatch_dump = Internal[Callable[[str], str]]("torch._C:_dispatch_dump", works=_says_where)
-custom_operators = Internal[Mapping[str, Any]]("torch._library.custom_ops:OPDEFS")
-fake_registry = Internal[Mapping[str, Any]]("torch._library.simple_registry:singleton._data")
-register_kernel = Internal[Function[object]]("torch.library:Library.impl")
-_python_kernels = Internal[set[str]]("torch.library:_impls")
-Fields(
-    "torch._library.custom_ops:CustomOpDef",
-    """_init_fn _opoverload _torch_dispatch_fns _abstract_fn _backward_fn _setup_context_fn _vmap_fn
-    _autocast_dtype""",
-    added={"_autocast_dtype": (2, 13)},
-)
-Fields("torch._library.simple_registry:SimpleOperatorEntry", "fake_impl torch_dispatch_rules")
-Fields("torch._library.fake_impl:FakeImplHolder", "kernel")
-Fields("torch._library.utils:Kernel", "func")
 
 
 def autocast_dtypes(definition: object) -> Mapping[str, object]:
@@ -317,21 +338,16 @@ def autocast_dtypes(definition: object) -> Mapping[str, object]:
 def registered_kernel(
     library: Any, op_name: object, fn: object, dispatch_key: str = "", **_: object
 ) -> tuple[str, object]:
-    """Return what a call of :data:`register_kernel` registers, after its operator and key."""
+    """Return what a call of ``register_kernel`` registers, after its operator and key."""
     whole = op_name if isinstance(op_name, str) else cast("Operator", op_name).name()
     name = whole.rpartition("::")[2]
     return f"{library.ns}/{name}/{dispatch_key or library.dispatch_key}", fn
 
 
-def python_kernels() -> set[str]:
-    """Return operators and keys with a kernel in Python, as ``aten/silu/AutogradCPU``."""
-    return _python_kernels.get()
-
-
 @functools.cache
 def built_in() -> str:
     """Return the directory that torch's own C++ was built in; ``""`` if that is not known."""
-    defined = DEFINED_AT.search(dispatch_dump.get()("aten::relu"))
+    defined = names.DEFINED_AT.search(names.dispatch_dump.get()("aten::relu"))
     root, found, _ = (defined[1] if defined else "").partition("build/aten/")
     return root if found else ""
 
@@ -349,3 +365,92 @@ def sharding_handlers(kind: type) -> list[tuple[object, object]]:
     """Return which operators on them are not done by rules; torch changes some at times."""
     dispatcher = getattr(kind, "_op_dispatcher", None)
     return list(getattr(dispatcher, "_custom_op_handlers", {}).items())
+
+
+# -- patterns and backends
+
+# What most names in a module stand for.
+_NO_PASSES = frozenset((FunctionType, BuiltinFunctionType, ModuleType, type, str, int, bool))
+
+
+def pattern_passes() -> list[tuple[str, Any]]:
+    """Return what patterns are registered with, by its place, in modules that are imported."""
+    return _pattern_passes(len(vars(names.pass_package.get())))
+
+
+@functools.lru_cache(maxsize=1)
+def _pattern_passes(_imported: int) -> list[tuple[str, Any]]:
+    found: dict[int, tuple[str, Any]] = {}
+    package = vars(names.pass_package.get())
+    for name, module in sorted((n, m) for n, m in package.items() if type(m) is ModuleType):
+        for attribute, value in list(vars(module).items()):
+            if type(value) not in _NO_PASSES:
+                for which, each in _passes_in(value):
+                    found.setdefault(id(each), (f"{name}.{attribute}{which}", each))
+    return list(found.values())
+
+
+def _passes_in(value: object) -> Iterator[tuple[str, Any]]:
+    kind = names.pattern_pass.get()
+    if isinstance(value, kind):
+        yield "", value
+    elif isinstance(value, (dict, list, tuple)) and value:
+        named = value if isinstance(value, dict) else dict(enumerate(value[:9]))
+        if isinstance(next(iter(named.values())), kind):
+            yield from ((f"[{key}]", each) for key, each in named.items())
+
+
+def registries_by_device() -> list[tuple[str, Mapping[str, object]]]:
+    """Return how code is made for each device: schedulers and wrappers, and what these call."""
+    return [("backend", names.device_codegens.get()), ("operations", names.device_overrides.get())]
+
+
+def generated_operations() -> list[FunctionType]:
+    """Return functions of Inductor's that it makes from text, so that no file has their code."""
+    values = vars(names.default_handler.get()).values()
+    return [value for value in values if isinstance(value, FunctionType)]
+
+
+def choices_handler() -> object:
+    """Return what decides between ways to compile something, if that was set; else ``None``."""
+    return getattr(names.virtual.get(), names.choices.get()._key, None)
+
+
+def passes_by_device(passes: Sequence[object]) -> dict[str, object]:
+    """Return which device has which of the passes that a key has of backends, less ``None``."""
+    devices = list(names.custom_backend_passes.get())
+    return {device: each for device, each in zip(devices, passes, strict=True) if each is not None}
+
+
+def extern_kernels() -> set[str]:
+    """Return names in ``extern_kernels`` that importing torch puts there: variables of modules."""
+    kind = names.extern_choice.get()
+    return {
+        str(vars(value)["name"])
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch._inductor.")
+        for value in list(vars(module).values())
+        if type(value) is kind
+    }
+
+
+# -- decompositions
+
+
+def usual_decompositions() -> Mapping[object, object]:
+    """Return the table that Inductor decomposes by where it is given none."""
+    if names.fallback_random.get():
+        return names.decompositions.get()
+    return cast("Mapping[object, object]", names.decompositions_with_random.get()())
+
+
+def stale_decompositions() -> tuple[Mapping[object, object], Mapping[object, object]] | None:
+    """Return what torch decomposes by, and would if it remembered nothing; ``None`` if equal.
+
+    It makes one table of two when it first needs it, and what is put into those later is not in it.
+    """
+    memo = names.decompositions_with_random.get()
+    if not memo.cache_info().currsize:
+        return None
+    now, fresh = memo(), {**names.decompositions.get(), **names.random_decompositions.get()}
+    return None if now == fresh else (now, fresh)

@@ -1,37 +1,214 @@
-"""Wait no longer than a deadline for what may hang, and leave alone for a while what fails.
+"""Threads that neither hang a program nor break its forks: deadlines for calls, safe forks.
+
+A lock that another thread held at the fork stays locked in the child: that of a module being
+imported, or one inside OpenSSL, which hangs any use of TLS and the exit. So a fork waits until no
+thread of ours is inside such code (:func:`new_event_loop`). A ``flock`` belongs to the open file:
+it would outlive the parent as long as the child keeps its copy. So the child closes what
+:func:`open_unshared` opened. All else that belongs to one process is replaced in the child
+(:func:`call_in_child`).
 
 A file system that hangs cannot be interrupted: a dead NFS server, a frozen file system or a broken
 disk blocks its caller for as long as it takes. So may a service that signs. So daemon threads make
-the calls, and a caller waits for them until its deadline. A call that hangs goes on by itself.
+the calls (:class:`DeadlineExecutor`), and a caller waits for them until its deadline.
 """
 
 from __future__ import annotations
 
+# Imported before our hooks are registered, so that its lock, which a thread that we wait for may
+# need, is taken after the wait: what is registered first is called last before a fork.
+import asyncio
+import contextlib
+import fcntl
+import os
 import queue
+import selectors
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from types import MethodType
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from s3cache.errors import CircuitOpenError, TransientError
-from s3cache.util.forks import call_in_child
+from s3cache.util.logs import logger_of
 from s3cache.util.text import counted
 
-__all__ = ["Breaker", "BreakerState", "DeadlineExecutor"]
+# It registers a hook for the exit, which is refused once the exit has begun.
+with contextlib.suppress(RuntimeError):
+    import concurrent.futures.thread  # noqa: F401
+
+__all__ = [
+    "Breaker",
+    "BreakerState",
+    "DeadlineExecutor",
+    "call_in_child",
+    "close_unshared",
+    "new_event_loop",
+    "open_unshared",
+    "threads_are_greenlets",
+]
 
 _T = TypeVar("_T")
 _Call: TypeAlias = "tuple[Callable[[], Any], Future[Any], bool]"
 
+# How long a fork waits. A thread may import from a slow disk, or need a lock that the forking
+# thread holds.
+LIMIT_S = 10.0
+_LOOK_EVERY_S = 0.0001
+
 # Calls made at once, so that no more can ever hang.
 _THREADS = 16
 IDLE_S = 10.0  # after which a thread ends; the last one stays as long as there is a user
-# Where something hangs another call is tried after this time, unless so many hang already.
+# Where something hangs another call is tried after this time.
 PROBE_AFTER_S = 30.0
 _PROBE_WAIT_S = 0.5
-_MAX_HANGING = 8
+
+logger = logger_of()
+
+
+def threads_are_greenlets() -> bool:
+    """Return whether gevent has replaced threads: all of them are one to the system then.
+
+    Raises:
+        RuntimeError: it did so after this module was imported, with locks and selectors of the
+            system: one greenlet that waits would stop all.
+    """
+    monkey = sys.modules.get("gevent.monkey")
+    are_greenlets = monkey is not None and bool(monkey.is_module_patched("threading"))
+    if are_greenlets and not _were_greenlets:
+        raise RuntimeError(
+            "gevent.monkey.patch_all() was called after s3cache was imported: call it first"
+        )
+    return are_greenlets
+
+
+_were_greenlets = True
+_were_greenlets = threads_are_greenlets()
+
+
+# -- open files that are not shared
+
+_descriptors: set[int] = set()
+# Held during a fork: a child must know every descriptor that it got. Reentrant, as a signal handler
+# may fork.
+_mutex = threading.RLock()
+
+
+def open_unshared(path: str, flags: int, *, dir_fd: int | None = None) -> int:
+    """Open ``path``, a private file; every child forked from now on closes it at once."""
+    # Without the lock: a file system that hangs must not keep other threads from forking.
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=dir_fd)
+    with _mutex:
+        _descriptors.add(fd)
+    return fd
+
+
+def close_unshared(fd: int) -> None:
+    """Unlock and close what :func:`open_unshared` opened."""
+    with contextlib.suppress(OSError):  # before a child can keep a copy that is not closed
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    with _mutex:
+        _descriptors.discard(fd)
+    os.close(fd)
+
+
+def _close_in_child() -> None:
+    for fd in _descriptors:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _descriptors.clear()
+    _mutex.release()
+
+
+os.register_at_fork(
+    before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=_close_in_child
+)
+
+
+# -- code that a fork waits for
+
+# Held during a fork. Reentrant, as a signal handler may fork while its thread does.
+_gate = threading.RLock()
+_busy: set[int] = set()  # the threads to wait for
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop that delays fork() while a callback runs.
+
+    A callback may hold a lock that the child would inherit locked. A fork by another thread waits
+    for its end, 10 seconds at most.
+    """
+    return asyncio.SelectorEventLoop(_Selector())
+
+
+class _Selector(selectors.DefaultSelector):
+    """Mark the thread as busy from the end of one wait to the beginning of the next."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        _busy.discard(threading.get_ident())
+        try:
+            return super().select(timeout)
+        finally:
+            with _gate:
+                _busy.add(threading.get_ident())
+
+    def close(self) -> None:
+        super().close()
+        _busy.discard(threading.get_ident())
+
+
+def _wait_for_others() -> None:
+    mine, until = {threading.get_ident()}, time.monotonic() + LIMIT_S
+    # Without a lock, which a child could inherit locked.
+    while _busy - mine and time.monotonic() < until:
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _forget_others() -> None:
+    _busy.intersection_update({threading.get_ident()})
+
+
+os.register_at_fork(before=_wait_for_others, after_in_child=_forget_others)
+# Registered later, taken earlier: no callback begins from the wait to the end of the fork. The
+# functions are in C, so that no exception of a signal handler leaves the gate closed.
+os.register_at_fork(
+    before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
+)
+
+
+# -- what belongs to one process
+
+_renewals: list[Callable[[], Callable[[], None] | None]] = []
+
+
+def call_in_child(renew: Callable[[], None]) -> None:
+    """Have ``renew`` called in each forked child, in the order of these calls.
+
+    A method is forgotten together with its object.
+    """
+    known = weakref.WeakMethod(renew) if isinstance(renew, MethodType) else lambda: renew
+    with _mutex:  # held by the forking thread when the child is made
+        _renewals[:] = [*(former for former in _renewals if former() is not None), known]
+
+
+def _renew_in_child() -> None:
+    for known in [*_renewals]:
+        renew = known()
+        try:
+            if renew is not None:
+                renew()
+        except Exception:
+            logger.exception("a forked child could not renew what belongs to one process")
+
+
+# Last: these functions may start threads and open files.
+os.register_at_fork(after_in_child=_renew_in_child)
+
+
+# -- calls with a deadline
 
 
 class DeadlineExecutor:
@@ -86,7 +263,11 @@ class DeadlineExecutor:
         """
         if getattr(self._current, "is_ours", False):
             return work()
-        is_probe = self._enter()
+        try:
+            is_probe = self._breaker.enter()
+        except CircuitOpenError:
+            problem = f"{self._name} hangs, and is left alone until it answers"
+            raise CircuitOpenError(problem) from None
         limit_s = _PROBE_WAIT_S if is_probe else self.limit_s + more_s
         if not self._has_thread():
             self._breaker.leave(is_probe)
@@ -107,15 +288,6 @@ class DeadlineExecutor:
         finally:
             del answer  # its error's traceback leads here: no cycle
 
-    def _enter(self) -> bool:
-        """Return whether the call about to be made is a probe."""
-        try:
-            if len(self._hanging) < _MAX_HANGING:
-                return self._breaker.enter()
-        except CircuitOpenError:
-            pass
-        raise CircuitOpenError(f"{self._name} hangs, and is left alone until it answers")
-
     def _has_thread(self) -> bool:
         """Start a thread unless one is idle or there are enough; return whether there is any.
 
@@ -126,12 +298,11 @@ class DeadlineExecutor:
             return True
         with self._mutex:
             if self._threads < _THREADS:
-                thread = threading.Thread(target=self._work, name="s3cache-deadline", daemon=True)
-                self._threads += 1
-                try:
-                    thread.start()
-                except RuntimeError:
-                    self._threads -= 1
+                with contextlib.suppress(RuntimeError):
+                    threading.Thread(
+                        target=self._work, name="s3cache-deadline", daemon=True
+                    ).start()
+                    self._threads += 1
             return self._threads > 0
 
     def _work(self) -> None:
