@@ -17,7 +17,7 @@ from s3cache.util import lazy_exports
 
 if TYPE_CHECKING:
     from s3cache.testing.contract import RawAccess, StoreContract
-    from s3cache.testing.faulty import Fault, FaultRates, FaultyStore, FaultyVerb
+    from s3cache.testing.faulty import Fault, FaultyStore, FaultyVerb
     from s3cache.testing.machines import Machine, Outcome, ProgramError, assert_warm_start
     from s3cache.testing.plugin import MachineFactory, MotoBucket, MotoServer
 else:
@@ -25,14 +25,13 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         contract="RawAccess StoreContract",
-        faulty="Fault FaultRates FaultyStore FaultyVerb",
+        faulty="Fault FaultyStore FaultyVerb",
         machines="Machine Outcome ProgramError assert_warm_start",
         plugin="MachineFactory MotoBucket MotoServer",
     )
 
 __all__ = [
     "Fault",
-    "FaultRates",
     "FaultyStore",
     "FaultyVerb",
     "Machine",

@@ -56,7 +56,7 @@ def test_a_bypass_counts_only_where_no_level_has_the_graph() -> None:
 def test_what_the_first_machine_has_not_uploaded_is_named() -> None:
     missed = replace(HIT, fx=LevelStats(misses={Reason.ABSENT: 2}))
     slow = replace(WARM, recorded=replace(HIT, pending=3))
-    with pytest.raises(AssertionError, match=r"2 FX graphs missed[^$]*3 uploads still"):
+    with pytest.raises(AssertionError, match=r"2 FX graphs missed[^$]*3 still to upload"):
         assert_warm_start(slow, replace(WARM, recorded=missed))
 
 
