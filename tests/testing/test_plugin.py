@@ -59,26 +59,6 @@ def test_the_fixtures_are_listed_with_what_they_are(tmp_path: Path) -> None:
     assert "An empty bucket for this test alone" in said
 
 
-def test_the_contract_shows_what_it_compared(tmp_path: Path) -> None:
-    """Its asserts are rewritten, as those of a test module are."""
-    (tmp_path / "test_theirs.py").write_text(
-        "import pytest\n"
-        "from s3cache.store import MemoryStore\n"
-        "from s3cache.testing import StoreContract\n"
-        "class Forgetful(MemoryStore):\n"
-        "    async def head(self, key):\n"
-        "        return None\n"
-        "class TestForgetful(StoreContract):\n"
-        "    @pytest.fixture\n"
-        "    def store(self):\n"
-        "        return Forgetful()\n"
-    )
-    done = pytest_in(tmp_path, "-q", "-k", "round_trip and 4Ki or lies_there")
-    assert done.returncode == 1
-    assert "assert None == 4096" in done.stdout
-    assert "1 failed, 1 skipped" in done.stdout.splitlines()[-1]
-
-
 seen: list[str] = []
 
 
