@@ -67,8 +67,3 @@ def test_what_must_be_the_same_is_the_output_unless_the_job_says_otherwise() -> 
     assert_warm_start(WARM, other, same=lambda outcome: outcome.stdout.split()[0])
     with pytest.raises(AssertionError, match="something else"):
         assert_warm_start(replace(WARM, result=[1.0]), replace(WARM, result=[1.5]))
-
-
-def test_a_machine_without_a_cache_is_an_error() -> None:
-    with pytest.raises(AssertionError, match="there was no cache"):
-        assert_warm_start(WARM, replace(WARM, recorded=None))
