@@ -356,10 +356,7 @@ def _is_lacking(error: BaseException) -> bool:
 
 _LOADER = re.compile(
     "failed to map segment from shared object|annot allocate memory|Too many open files"
-    "|No usable temporary directory"
-    r"|cannot open shared object file|' not found \(required by"  # glibc
-    "|Error loading shared library"  # musl
-    "|Library not loaded"  # macOS
+    r"|No usable temporary directory|cannot open shared object file|' not found \(required by"
 )
 # As "CUDA driver error: out of memory", "Triton Error [CUDA]: no kernel image is available". torch
 # drops the class of the error where no configuration of a kernel can be loaded.

@@ -207,27 +207,13 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._closed = root is None
 
-    def add(self, record: Record | Event) -> None:
-        """Keep ``record`` without waiting for the disk; an event starts no file."""
+    def add(self, record: Record | Event | dict[str, Any]) -> None:
+        """Keep ``record`` without waiting for the disk; an event starts no file.
+
+        A mapping is a note on the program's progress, and replaces the previous one.
+        """
         if isinstance(record, Record):
             self._held.append(record)
-        self._put(record)
-
-    def note(self, **values: object) -> None:
-        """Record the program's progress; replaces the previous note."""
-        self._put(values)
-
-    def transferred(self, step: TransferEvent) -> None:
-        """Keep an upload or download that ended as an event; one tried again begins again."""
-        which = step.direction, step.name
-        if step.step == "started":
-            self._began[which] = time.time()
-        elif step.step in ("done", "absent", "failed") and which in self._began:
-            now = time.time()
-            took = max(now - self._began.pop(which), 0.0)
-            self.add(Event(step.direction, now, took, step.name, step.size, step.step))
-
-    def _put(self, record: Record | Event | dict[str, Any]) -> None:
         is_event = isinstance(record, Event)
         if self._closed or (is_event and self._queue.qsize() >= _QUEUED_RECORDS // 2):
             return  # leave room for lookups
@@ -241,6 +227,16 @@ class Recorder:
                     with contextlib.suppress(RuntimeError):  # there are no more threads
                         thread.start()
                         self._thread = thread
+
+    def transferred(self, step: TransferEvent) -> None:
+        """Keep an upload or download that ended as an event; one tried again begins again."""
+        which = step.direction, step.name
+        if step.step == "started":
+            self._began[which] = time.time()
+        elif step.step in ("done", "absent", "failed") and which in self._began:
+            now = time.time()
+            took = max(now - self._began.pop(which), 0.0)
+            self.add(Event(step.direction, now, took, step.name, step.size, step.step))
 
     def held(self) -> tuple[Record, ...]:
         """Return the last lookups of this process, the oldest first."""

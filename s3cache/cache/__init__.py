@@ -107,7 +107,7 @@ class Engine(Cache):
     def note(self, **values: object) -> None:
         """Record how far the program is, for a process that watches it."""
         if self.settings.record:
-            self._records.note(**values)
+            self._records.add(values)
 
     def recorded(self) -> Run:
         """Return the last few hundred lookups of this process, the oldest first; any thread."""

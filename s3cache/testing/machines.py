@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 from pprint import pformat
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from s3cache.stats import CacheStats
@@ -239,8 +239,7 @@ def _project_paths() -> list[str]:
 _NEVER_ASKED = ("caches-off", "fx-graph-cache-off")
 
 
-def output_of(outcome: Outcome) -> object:
-    """Return what the program printed, and what the function returned if one was called."""
+def _output_of(outcome: Outcome) -> object:
     return outcome.stdout if outcome.result is None else (outcome.stdout, outcome.result)
 
 
@@ -248,7 +247,7 @@ def assert_warm_start(
     first: Outcome,
     second: Outcome,
     *,
-    same: Callable[[Outcome], object] = output_of,
+    same: Callable[[Outcome], object] = _output_of,
 ) -> None:
     """Assert that ``second`` compiled nothing, and gave the same as ``first``.
 
@@ -260,8 +259,8 @@ def assert_warm_start(
     Args:
         first: what the program came to on one machine.
         second: what it came to on another one, or on the same one later.
-        same: returns the part of an outcome that must be equal; for a program that prints times or
-            paths, leave those out here.
+        same: returns the part of an outcome that must be equal, else what was printed and returned;
+            for a program that prints times or paths, leave those out here.
 
     Raises:
         AssertionError: it compiled something, hit nothing, or gave something else.
@@ -315,9 +314,7 @@ def _main(path: str, how: str, *program: str) -> None:
         caches = sys.modules.get("s3cache.cache")
         cache = None if caches is None else caches.current_cache()
         with open(path, "wb") as file:
-            pickler = pickle.Pickler(file)
-            pickler.dispatch_table = {MappingProxyType: lambda each: (dict, (dict(each),))}
-            pickler.dump((result, None if cache is None else cache.stats()))
+            pickle.dump((result, None if cache is None else cache.stats()), file)
 
     # It runs after s3cache's own exit, which finishes the uploads: those are counted too.
     atexit.register(report)

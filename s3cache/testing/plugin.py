@@ -14,24 +14,20 @@ import tempfile
 import uuid
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from s3cache.testing.machines import Machine
 
 _HOST = "127.0.0.1"
 
 
-class MachineFactory(Protocol):
-    """What the fixture ``s3cache_machine`` is."""
-
-    def __call__(self, **environment: str) -> Machine:
-        """A machine that nothing has run on, with variables for all its processes."""
-        ...
+#: What the fixture ``s3cache_machine`` is: it takes variables for all processes of the machine.
+MachineFactory: TypeAlias = "Callable[..., Machine]"
 
 
 @pytest.fixture
