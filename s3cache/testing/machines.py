@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 from pprint import pformat
-from types import ModuleType
 from typing import Any
 
 from s3cache.stats import CacheStats
@@ -326,17 +325,11 @@ def _main(path: str, how: str, *program: str) -> None:
         result = json.loads(json.dumps(function(*json.loads(program[1]))))
         return
     sys.argv = [*program]
-    # It stays when the program has ended: what is pickled or runs at exit looks there.
-    main = sys.modules["__main__"] = ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
     if how == "module":
-        runpy._run_module_as_main(program[0])  # type: ignore[attr-defined]
-        return
-    sys.path[0] = os.path.dirname(os.path.realpath(program[0]))
-    main.__file__ = program[0]
-    with open(program[0], "rb") as file:
-        code = compile(file.read(), program[0], "exec", dont_inherit=True)
-    exec(code, main.__dict__)  # noqa: S102 - it is what we were asked to run
+        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.realpath(program[0]))
+        runpy.run_path(program[0], run_name="__main__")
 
 
 if __name__ == "__main__":
