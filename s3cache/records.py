@@ -233,10 +233,11 @@ class Recorder:
         which = step.direction, step.name
         if step.step == "started":
             self._began[which] = time.time()
-        elif step.step in ("done", "absent", "failed") and which in self._began:
+        elif step.step in ("done", "absent", "failed"):
             now = time.time()
-            took = max(now - self._began.pop(which), 0.0)
-            self.add(Event(step.direction, now, took, step.name, step.size, step.step))
+            if (began := self._began.pop(which, None)) is not None:
+                took = max(now - began, 0.0)
+                self.add(Event(step.direction, now, took, step.name, step.size, step.step))
 
     def held(self) -> tuple[Record, ...]:
         """Return the last lookups of this process, the oldest first."""
