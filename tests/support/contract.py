@@ -75,23 +75,15 @@ async def _assert_holds(store: Store, key: str, data: bytes | None) -> None:
 
 
 class RawAccess(Protocol):
-    """The place where a store keeps its objects, reached without the store.
+    """The place where a store keeps its objects, reached without it: a plain client, plain files.
 
-    For S3 that is a plain client, for a directory plain files. Without it a store that remembers
-    what it wrote, or hides what it did not write, passes for sound.
+    ``litter`` leaves there what is no object: half-written ones, and names that no key can have.
     """
 
-    async def read(self, key: str) -> bytes | None:
-        """Return what lies there as the content of ``key``; ``None`` for nothing."""
-
-    async def write(self, key: str, data: bytes) -> None:
-        """Lay ``data`` there as the content of ``key``, in place of what there is."""
-
-    async def remove(self, key: str) -> None:
-        """Take away what lies there for ``key``."""
-
-    async def litter(self) -> None:
-        """Leave there what is no object: half-written ones, and names that no key can have."""
+    async def read(self, key: str) -> bytes | None: ...
+    async def write(self, key: str, data: bytes) -> None: ...
+    async def remove(self, key: str) -> None: ...
+    async def litter(self) -> None: ...
 
 
 class StoreContract:
@@ -102,8 +94,6 @@ class StoreContract:
     of truncated, foreign and half-written objects skip. It lowers the numbers below where the store
     is slow. No test may be overridden to promise less.
     """
-
-    pytestmark: ClassVar[list[pytest.MarkDecorator]] = [pytest.mark.asyncio]
 
     many: ClassVar[int] = 1_050  #: objects: more than one page of S3's listing holds
     #: Several parts of a multipart upload need more; a subclass for S3 raises it.

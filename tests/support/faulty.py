@@ -13,8 +13,6 @@ from s3cache.store import NotAccepted, ObjectInfo, Store, WrapperStore, listing
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-__all__ = ["Fault", "FaultyStore", "FaultyVerb"]
-
 #: ``error`` and ``permanent`` raise :class:`~s3cache.errors.TransientError` and
 #: :class:`~s3cache.errors.PermanentError` with nothing done (a listing yields a part first),
 #: ``hang`` never answers, ``slow`` answers later. ``truncate`` and ``bit_flip`` damage what is
