@@ -47,7 +47,7 @@ def loop_blocking() -> Iterator[None]:
     like. An S3 client may be made, and its credentials looked for: that happens on
     a loop and a thread of its own. The AWS configuration is a small file.
     """
-    with blockbuster_ctx("s3cache") as blockbuster:
+    with blockbuster_ctx("s3cache", excluded_modules=["s3cache.testing"]) as blockbuster:
         for function in blockbuster.functions.values():
             function.can_block_in("s3cache/store/_s3_client.py", "run_on_new_loop")
             function.can_block_in("s3cache/store/_s3_options.py", "_sections")

@@ -3,7 +3,7 @@
 :class:`Machine` runs a program as on a machine that has never seen it; :class:`MotoServer` has
 buckets for it; :func:`assert_warm_start` compares what the program came to on two machines. As
 pytest fixtures they are ``s3cache_machine`` and ``s3cache_moto``, which pytest finds by itself
-where s3cache is installed.
+where s3cache is installed. :class:`FaultyStore` fails by chance or on order.
 
 Nothing in s3cache itself imports this package.
 """
@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 from s3cache.util import lazy_exports
 
 if TYPE_CHECKING:
+    from s3cache.testing.faulty import Fault as Fault
+    from s3cache.testing.faulty import FaultyStore as FaultyStore
+    from s3cache.testing.faulty import FaultyVerb as FaultyVerb
     from s3cache.testing.machines import Machine as Machine
     from s3cache.testing.machines import Outcome as Outcome
     from s3cache.testing.machines import ProgramError as ProgramError
@@ -26,6 +29,7 @@ else:
     # pytest imports this package in every project where s3cache is installed.
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,
+        faulty="Fault FaultyStore FaultyVerb",
         machines="Machine Outcome ProgramError assert_warm_start",
         plugin="MachineFactory MotoBucket MotoServer",
     )

@@ -18,7 +18,7 @@ from s3cache.errors import (
 from s3cache.insight import Check, examine
 from s3cache.insight._doctor import check_remote
 from s3cache.store import MemoryStore, Store, WrapperStore
-from tests.support.faulty import FaultyStore
+from s3cache.testing import FaultyStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -10,7 +10,7 @@ import pytest
 
 from s3cache.errors import PreconditionError, TransientError
 from s3cache.store import MemoryStore, MeteredStore, WrapperStore
-from tests.support.faulty import FaultyStore
+from s3cache.testing import FaultyStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
