@@ -43,8 +43,8 @@ compiled.put_first()
 def loop_blocking() -> Iterator[None]:
     """Fail a test in which s3cache blocks the event loop: a slow disk would stop every transfer.
 
-    Only calls made from s3cache's own files count; tests may touch the disk as they
-    like. An S3 client may be made, and its credentials looked for: that happens on
+    Only calls made from s3cache's own files count; tests, the contract suite among them, may touch
+    the disk as they like. An S3 client may be made, and its credentials looked for: that happens on
     a loop and a thread of its own. The AWS configuration is a small file.
     """
     with blockbuster_ctx("s3cache", excluded_modules=["s3cache.testing"]) as blockbuster:

@@ -36,7 +36,7 @@ BLOCKS = [(page, *block) for page, text in PAGES.items() for block in BLOCK.find
 # Files that a page shows, and who runs them.
 FILES = {
     "docs/getting-started.md": "tests/examples/test_getting_started.py",
-    "docs/testing.md": "tests/examples/test_warm_start_ci.py",
+    "docs/testing.md": "tests/testing/test_page.py",
 }
 # Blocks that are no commands, by how they begin.
 PICTURES = {

@@ -13,8 +13,8 @@ from s3cache.entries import Replaceable, digest_of
 from s3cache.errors import ConfigError, CorruptError, TransientError
 from s3cache.store import MemoryStore, MeteredStore
 from s3cache.testing import FaultyStore
+from s3cache.testing.contract import listed
 from tests.support.caching import KEY, OTHER, broken, entry, payload
-from tests.support.contract import listed
 from tests.support.stores import RacyStore, variants
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from s3cache.store import (
     WrapperStore,
 )
 from s3cache.testing import FaultyStore
+from s3cache.testing.contract import StoreContract
 from s3cache.util.deadline import Breaker
-from tests.support.contract import StoreContract
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,33 +12,44 @@ import pytest
 import yaml
 
 from tests.support.marks import slow
-from tests.support.pages import ROOT, files
 
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "warm_start_ci"
+# With all plugins that are installed here: a user's environment has some too.
+ARGUMENTS = ["-q", "-p", "no:cacheprovider"]
 
 
-# Compiles, and hits elsewhere, as tests/models does in every run.
-@slow
-@pytest.mark.timeout(900)
-def test_its_tests_pass(tmp_path: Path) -> None:
-    """Far from this repository, with all plugins that are installed here, as a user has some."""
-    project = shutil.copytree(EXAMPLE, tmp_path / "project", ignore=shutil.ignore_patterns("__*"))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy, far from this repository."""
+    return shutil.copytree(EXAMPLE, tmp_path / "project", ignore=shutil.ignore_patterns("__*"))
+
+
+def run_tests(project: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *ARGUMENTS],
         cwd=project,
         capture_output=True,
         text=True,
         timeout=550,
     )
+
+
+# Compiles, and hits elsewhere, as tests/models does in every run.
+@slow
+@pytest.mark.timeout(900)
+def test_its_tests_pass(project: Path) -> None:
+    done = run_tests(project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
 
 
-def test_its_test_is_on_the_page() -> None:
-    name = "tests/test_warm_start.py"
-    assert files(ROOT / "docs" / "testing.md") == {
-        name: (EXAMPLE / name).read_text(encoding="utf-8")
-    }
+def test_they_fail_where_nothing_is_cached(project: Path) -> None:
+    """No misses are no proof of a warm start: this program never looks anything up."""
+    (project / "train.py").write_text("print('loss 0.0')\n")
+    done = run_tests(project)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "there was no cache; does the program enable s3cache" in done.stdout
 
 
 def test_its_workflow_runs_what_the_readme_says() -> None:

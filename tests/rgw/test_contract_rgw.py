@@ -17,8 +17,8 @@ import pytest
 
 from s3cache.errors import AccessDeniedError, MissingContainerError, PreconditionError
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
+from s3cache.testing.contract import StoreContract
 from tests.support.buckets import RawBucket
-from tests.support.contract import StoreContract
 from tests.support.marks import slow
 
 MIB = 1 << 20

@@ -16,8 +16,8 @@ from s3cache.errors import (
 )
 from s3cache.store import BreakingStore, MemoryStore, RetryingStore, RetryPolicy
 from s3cache.testing import FaultyStore
+from s3cache.testing.contract import VERBS, listed
 from s3cache.util.deadline import Breaker
-from tests.support.contract import VERBS, listed
 
 if TYPE_CHECKING:
     from tests.support.clock import FakeClock

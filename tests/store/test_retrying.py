@@ -17,7 +17,7 @@ from s3cache.errors import (
 )
 from s3cache.store import MemoryStore, MeteredStore, RetryingStore, RetryPolicy
 from s3cache.testing import FaultyStore
-from tests.support.contract import VERBS, listed
+from s3cache.testing.contract import VERBS, listed
 
 if TYPE_CHECKING:
     from s3cache.testing import FaultyVerb

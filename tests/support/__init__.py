@@ -12,7 +12,6 @@
   :mod:`~tests.support.worker` is what runs in them;
 * :mod:`~tests.support.served`: a server, a bad link to it and machines, as fixtures;
 * :mod:`~tests.support.caching`: small entries, and caches over any store;
-* :mod:`~tests.support.contract`: what every store promises, as tests;
 * :mod:`~tests.support.stores`: stores that do not do as told;
 * :mod:`~tests.support.shelves`: a store with entries of many kinds, and damaged ones;
 * :mod:`~tests.support.scripts`: Python code in a process of its own;

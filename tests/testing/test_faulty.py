@@ -10,7 +10,7 @@ import pytest
 from s3cache.errors import ConfigError, PermanentError, StoreError, TransientError
 from s3cache.store import MemoryStore
 from s3cache.testing import FaultyStore
-from tests.support.contract import listed
+from s3cache.testing.contract import listed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

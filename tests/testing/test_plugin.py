@@ -42,3 +42,23 @@ def test_a_run_that_uses_no_fixture_of_ours_has_imported_nothing_for_it(tmp_path
         "s3cache.testing",
         "s3cache.testing.plugin",
     }
+
+
+def test_the_contract_shows_what_it_compared(tmp_path: Path) -> None:
+    """Its asserts are rewritten, as those of a test module are."""
+    (tmp_path / "test_theirs.py").write_text(
+        "import pytest\n"
+        "from s3cache.store import MemoryStore\n"
+        "from s3cache.testing import StoreContract\n"
+        "class Forgetful(MemoryStore):\n"
+        "    async def head(self, key):\n"
+        "        return None\n"
+        "class TestForgetful(StoreContract):\n"
+        "    @pytest.fixture\n"
+        "    def store(self):\n"
+        "        return Forgetful()\n"
+    )
+    done = pytest_in(tmp_path, "-q", "-k", "round_trip and 4Ki or lies_there")
+    assert done.returncode == 1
+    assert "assert None == 4096" in done.stdout
+    assert "1 failed, 1 skipped" in done.stdout.splitlines()[-1]

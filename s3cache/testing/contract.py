@@ -1,4 +1,7 @@
-"""What every store promises, as tests: subclass :class:`StoreContract` and give it a store."""
+"""What every store promises, as tests: subclass :class:`StoreContract` and give it a store.
+
+Needs one package more than the fixtures: ``pip install pytest-asyncio``.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,7 @@ class StoreContract:
     A subclass, named ``Test...``, overrides the fixture ``store`` to give a store that is empty,
     and ``raw`` to give a way to its objects that does not lead through it; without that the tests
     of truncated, foreign and half-written objects skip. It lowers the numbers below where the store
-    is slow. No test may be overridden to promise less.
+    is slow. No test may be overridden to promise less. ``docs/testing.md`` has an example.
     """
 
     many: ClassVar[int] = 1_050  #: objects: more than one page of S3's listing holds
