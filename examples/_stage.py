@@ -24,6 +24,7 @@ from rich.console import Console
 
 from s3cache.errors import S3CacheError
 from s3cache.store import S3Options, open_store
+from s3cache.testing import MotoServer
 
 __all__ = ["DemoError", "Job", "Machine", "bucket", "present"]
 
@@ -191,36 +192,25 @@ def _uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def bucket(console: Console, root: Path) -> Iterator[tuple[dict[str, str], str]]:
+def bucket(console: Console) -> Iterator[tuple[dict[str, str], str]]:
     """The machines' environment and the URL of an empty place in a bucket.
 
     The bucket is that of ``S3CACHE_URL``, of which nothing is kept; without one, on a server of
     the demo's own.
     """
     environment = _basic_environment()
-    url = os.environ.get("S3CACHE_URL", "")
-    if url:
-        environment.update(_users_s3_environment())
-        where, place = url.partition("?")[0], _users_bucket(url)
-    else:
-        environment.update(AWS_ACCESS_KEY_ID="demo", AWS_SECRET_ACCESS_KEY="demo")
-        where = "moto, an S3 server in memory, on this machine's loopback"
-        place = _embedded_server(root, environment)
-    with place as found:
+    with ExitStack() as stack:
+        if url := os.environ.get("S3CACHE_URL", ""):
+            environment.update(_users_s3_environment())
+            where, found = url.partition("?")[0], stack.enter_context(_users_bucket(url))
+        else:
+            where = "moto, an S3 server in memory, on this machine's loopback"
+            server = stack.enter_context(MotoServer())
+            made = server.make_bucket("compile-cache")
+            environment.update(made.environment)
+            found = made.url
         console.print(f"Bucket: {where}\n", highlight=False, soft_wrap=True)
         yield environment, found
-
-
-@contextmanager
-def _embedded_server(root: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    log = root / "server.log"
-    env = {**environment, "TMPDIR": str(root)}
-    with log.open("wb") as stderr, process("examples._server", env=env, stderr=stderr) as server:
-        assert server.stdout is not None
-        url = server.stdout.readline().strip()
-        if not url:
-            raise DemoError(f"the S3 server did not start:\n{log.read_text()}")
-        yield url
 
 
 def _basic_environment() -> dict[str, str]:

@@ -61,7 +61,7 @@ class Report:
 
 def tour(console: Console, root: Path, stack: ExitStack, layers: int, steps: int) -> bool:
     """Run all machines and print how they compare; whether it was as promised."""
-    environment, url = stack.enter_context(bucket(console, root))
+    environment, url = stack.enter_context(bucket(console))
     environment = {**environment, "S3CACHE_URL": url}
 
     def train(machine: Machine) -> Report:

@@ -97,7 +97,7 @@ def run(
 
 def tour(console: Console, root: Path, stack: ExitStack, count: int) -> bool:
     """Run both machines and print what became of the entries; whether nothing was lost."""
-    environment, url = stack.enter_context(bucket(console, root))
+    environment, url = stack.enter_context(bucket(console))
     job = ["--url", url, "--graphs", str(count)]
 
     machine_a = Machine(console, root, "a", environment)

@@ -9,47 +9,66 @@ Importing this package costs next to nothing: each name is loaded when it is fir
 
 # No module of the standard library is imported here: a file of that name may lie in the current
 # directory, which `python -m s3cache` has on its path until `__main__.py` takes it from there.
-from s3cache.util import __version__, lazy_exports
+from s3cache.util import lazy_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from s3cache import errors, frame, store
-    from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved, flush_at_checkpoint
-    from s3cache.errors import (
-        AccessDeniedError,
-        CircuitOpenError,
-        ClosedError,
-        ConfigError,
-        CorruptError,
-        DownloadTimeoutError,
-        MissingContainerError,
-        NoSpaceError,
-        PermanentError,
-        PreconditionError,
-        ReadOnlyError,
-        S3CacheError,
-        StoreError,
-        TransientError,
-        TruncatedError,
-        UnsupportedTorchError,
-        UntrustedError,
-    )
-    from s3cache.graph import Graph, GraphBreak, Report
-    from s3cache.hooks import (
-        active,
-        check,
-        disable,
-        enable,
-        enabled,
-        register_cacheable,
-    )
-    from s3cache.insight import Difference, Explained, Explanation, explain
-    from s3cache.settings import Mode, Options, Settings
-    from s3cache.stats import CacheStats, Listener, Reason, TransferEvent
-    from s3cache.store import FileLocation, MemoryLocation, S3Options, StoreOptions
-    from s3cache.tier import FlushReport, Prefetch, PrefetchReport
+    from s3cache import errors as errors
+    from s3cache import frame as frame
+    from s3cache import store as store
+    from s3cache.cache import Cache as Cache
+    from s3cache.cache import Hit as Hit
+    from s3cache.cache import Miss as Miss
+    from s3cache.cache import NotSaved as NotSaved
+    from s3cache.cache import Saved as Saved
+    from s3cache.cache import flush_at_checkpoint as flush_at_checkpoint
+    from s3cache.errors import AccessDeniedError as AccessDeniedError
+    from s3cache.errors import CircuitOpenError as CircuitOpenError
+    from s3cache.errors import ClosedError as ClosedError
+    from s3cache.errors import ConfigError as ConfigError
+    from s3cache.errors import CorruptError as CorruptError
+    from s3cache.errors import DownloadTimeoutError as DownloadTimeoutError
+    from s3cache.errors import MissingContainerError as MissingContainerError
+    from s3cache.errors import NoSpaceError as NoSpaceError
+    from s3cache.errors import PermanentError as PermanentError
+    from s3cache.errors import PreconditionError as PreconditionError
+    from s3cache.errors import ReadOnlyError as ReadOnlyError
+    from s3cache.errors import S3CacheError as S3CacheError
+    from s3cache.errors import StoreError as StoreError
+    from s3cache.errors import TransientError as TransientError
+    from s3cache.errors import TruncatedError as TruncatedError
+    from s3cache.errors import UnsupportedTorchError as UnsupportedTorchError
+    from s3cache.errors import UntrustedError as UntrustedError
+    from s3cache.graph import Graph as Graph
+    from s3cache.graph import GraphBreak as GraphBreak
+    from s3cache.graph import Report as Report
+    from s3cache.hooks import active as active
+    from s3cache.hooks import check as check
+    from s3cache.hooks import disable as disable
+    from s3cache.hooks import enable as enable
+    from s3cache.hooks import enabled as enabled
+    from s3cache.hooks import register_cacheable as register_cacheable
+    from s3cache.insight import Difference as Difference
+    from s3cache.insight import Explained as Explained
+    from s3cache.insight import Explanation as Explanation
+    from s3cache.insight import explain as explain
+    from s3cache.settings import Mode as Mode
+    from s3cache.settings import Options as Options
+    from s3cache.settings import Settings as Settings
+    from s3cache.stats import CacheStats as CacheStats
+    from s3cache.stats import Listener as Listener
+    from s3cache.stats import Reason as Reason
+    from s3cache.stats import TransferEvent as TransferEvent
+    from s3cache.store import FileLocation as FileLocation
+    from s3cache.store import MemoryLocation as MemoryLocation
+    from s3cache.store import S3Options as S3Options
+    from s3cache.store import StoreOptions as StoreOptions
+    from s3cache.tier import FlushReport as FlushReport
+    from s3cache.tier import Prefetch as Prefetch
+    from s3cache.tier import PrefetchReport as PrefetchReport
+    from s3cache.util import __version__ as __version__
 else:
-    __getattr__, __dir__ = lazy_exports(
+    __getattr__, __dir__, __all__ = lazy_exports(
         __name__,
         "errors",
         "frame",
@@ -66,61 +85,5 @@ else:
         stats="CacheStats Listener Reason TransferEvent",
         store="FileLocation MemoryLocation S3Options StoreOptions",
         tier="FlushReport Prefetch PrefetchReport",
+        util="__version__",
     )
-
-__all__ = [
-    "AccessDeniedError",
-    "Cache",
-    "CacheStats",
-    "CircuitOpenError",
-    "ClosedError",
-    "ConfigError",
-    "CorruptError",
-    "Difference",
-    "DownloadTimeoutError",
-    "Explained",
-    "Explanation",
-    "FileLocation",
-    "FlushReport",
-    "Graph",
-    "GraphBreak",
-    "Hit",
-    "Listener",
-    "MemoryLocation",
-    "Miss",
-    "MissingContainerError",
-    "Mode",
-    "NoSpaceError",
-    "NotSaved",
-    "Options",
-    "PermanentError",
-    "PreconditionError",
-    "Prefetch",
-    "PrefetchReport",
-    "ReadOnlyError",
-    "Reason",
-    "Report",
-    "S3CacheError",
-    "S3Options",
-    "Saved",
-    "Settings",
-    "StoreError",
-    "StoreOptions",
-    "TransferEvent",
-    "TransientError",
-    "TruncatedError",
-    "UnsupportedTorchError",
-    "UntrustedError",
-    "__version__",
-    "active",
-    "check",
-    "disable",
-    "enable",
-    "enabled",
-    "errors",
-    "explain",
-    "flush_at_checkpoint",
-    "frame",
-    "register_cacheable",
-    "store",
-]

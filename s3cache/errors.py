@@ -59,47 +59,30 @@ class Reason(str, Enum):
 
     Attributes:
         text: the same in words.
-        fix: what to do about it.
     """
 
     text: str
-    fix: str
 
-    # fmt: off
-    ABSENT = ("absent", "no entry has been saved under this key",
-              "nothing the first time; then let `s3cache explain` compare the keys")
-    GUARD = ("guard", "no entry under this key has guards on sizes or memory that hold here",
-             "where there are many: `mark_dynamic`, or fewer sizes")
-    CORRUPT = ("corrupt", "the entry was damaged or could not be used, and was set aside",
-               "nothing: the next save replaces it")
-    UNTRUSTED = ("untrusted", "no entry under this key is signed by a signer that is trusted here",
-                 "look at the causes in `stats().refused`")
-    TIMEOUT = ("timeout", "the remote did not answer within lookup_timeout_s",
-               "raise `lookup_timeout_s`, move the bucket nearer, or prefetch")
-    UNAVAILABLE = ("unavailable", "the store could not be reached",
-                   "read the error in the warning, and run `s3cache doctor`")
-    DENIED = ("denied", "credentials are missing, or not allowed to do it",
-              "grant what the policies in `infra/` grant")
-    FULL = ("full", "there was no room on the disk or in the queue of uploads",
-            "make room, or see why uploads do not get through")
-    MACHINE = ("machine", "this machine had no room, memory or file descriptors for it",
-               "look at `ulimit -n`, `df -h` and `df -i`")
-    DEVICE = ("device", "the driver of the accelerator would not load its kernels",
-              "free memory of the device; compile in no forked child")
-    RANKS = ("ranks", "another rank of the job missed, and all ranks compile together",
-             "look at the reason of the rank that had no entry")
-    DISABLED = ("disabled", "the mode does not allow it", "set `mode`, if it was not meant")
-    FORCED = ("forced", "recache=True asks to compile again",
-              "unset `recache` once the cache is filled")
-    ERROR = ("error", "s3cache made a mistake: its log has more",
-             "report it, with the traceback in the log")
-    # fmt: on
+    ABSENT = ("absent", "no entry has been saved under this key")
+    GUARD = ("guard", "no entry under this key has guards on sizes or memory that hold here")
+    CORRUPT = ("corrupt", "the entry was damaged or could not be used, and was set aside")
+    UNTRUSTED = ("untrusted", "no entry under this key is signed by a signer that is trusted here")
+    TIMEOUT = ("timeout", "the remote did not answer within lookup_timeout_s")
+    UNAVAILABLE = ("unavailable", "the store could not be reached")
+    DENIED = ("denied", "credentials are missing, or not allowed to do it")
+    FULL = ("full", "there was no room on the disk or in the queue of uploads")
+    MACHINE = ("machine", "this machine had no room, memory or file descriptors for it")
+    DEVICE = ("device", "the driver of the accelerator would not load its kernels")
+    RANKS = ("ranks", "another rank of the job missed, and all ranks compile together")
+    DISABLED = ("disabled", "the mode does not allow it")
+    FORCED = ("forced", "recache=True asks to compile again")
+    ERROR = ("error", "s3cache made a mistake: its log has more")
 
-    def __new__(cls, code: str, text: str, fix: str) -> Reason:
+    def __new__(cls, code: str, text: str) -> Reason:
         """Return the member that is equal to its code."""
         member = str.__new__(cls, code)
         member._value_ = code
-        member.text, member.fix = text, fix
+        member.text = text
         return member
 
     def __str__(self) -> str:
@@ -356,10 +339,7 @@ def _is_lacking(error: BaseException) -> bool:
 
 _LOADER = re.compile(
     "failed to map segment from shared object|annot allocate memory|Too many open files"
-    "|No usable temporary directory"
-    r"|cannot open shared object file|' not found \(required by"  # glibc
-    "|Error loading shared library"  # musl
-    "|Library not loaded"  # macOS
+    r"|No usable temporary directory|cannot open shared object file|' not found \(required by"
 )
 # As "CUDA driver error: out of memory", "Triton Error [CUDA]: no kernel image is available". torch
 # drops the class of the error where no configuration of a kernel can be loaded.

@@ -7,26 +7,24 @@ to Prometheus, :func:`observe` to OpenTelemetry. Their own libraries are importe
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from s3cache.cache import current_cache, on_each_cache
+from s3cache.cache import current_cache
 from s3cache.errors import ConfigError
 from s3cache.util import __version__
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
-    from opentelemetry.trace import TracerProvider
     from prometheus_client.metrics_core import Metric
 
     from s3cache.cache import Cache
-    from s3cache.stats import CacheStats, HistogramSnapshot, TransferEvent
+    from s3cache.stats import CacheStats, HistogramSnapshot
 
 __all__ = [
     "FAMILIES",
@@ -73,17 +71,18 @@ class Family:
     Attributes:
         name: in the words of OpenTelemetry, with dots and without unit.
         unit: by UCUM, as OpenTelemetry has it: ``s``, ``By``, or ``{entry}`` for what is counted.
-        text: what it counts, for people.
         labels: the names of its samples' labels.
-        read: returns its samples at a moment.
+        of: returns its values: a number, or mappings with a level for each label. Where the first
+            label is ``level`` or ``verb``, it is called with the counts of each.
+        text: what it counts, for people.
     """
 
     name: str
     kind: Kind
     unit: str
-    text: str
     labels: tuple[str, ...]
-    read: Callable[[CacheStats], Iterable[Sample]]
+    of: Callable[[Any], object]
+    text: str
 
     @property
     def prometheus_name(self) -> str:
@@ -95,45 +94,18 @@ class Family:
         unit = {"s": "_seconds", "By": "_bytes"}.get(self.unit, "")
         return name if name.endswith(unit) else name + unit
 
-
-def _latest_counts() -> CacheStats | None:
-    """Return the counts of the cache that was enabled last, also where it is off again."""
-    cache = current_cache()
-    return None if cache is None else cache.stats()
-
-
-def families(stats: CacheStats) -> list[tuple[Family, list[Sample]]]:
-    """Return every metric, with its samples in ``stats``."""
-    return [(family, [*family.read(stats)]) for family in FAMILIES]
-
-
-# -- the metrics, each read from the statistics
-
-
-def _family(
-    name: str, kind: Kind, unit: str, labels: str, of: Callable[[Any], object], text: str
-) -> Family:
-    """Return a family.
-
-    Args:
-        labels: their names; the values are the keys of the mappings that ``of`` returns.
-        of: returns a value of the statistics; of those of each level or verb where that is the
-            first label.
-    """
-    names = tuple(labels.split())
-
-    def read(stats: CacheStats) -> Iterator[Sample]:
-        roots: dict[str, Mapping[Any, object]] = {
-            "level": {"aot": stats, "fx": stats.fx},
-            "verb": stats.remote,
-        }
-        parts = roots.get(names[0]) if names else None
-        found = of(stats) if parts is None else {name: of(part) for name, part in parts.items()}
-        for keys, value in _leaves(found):
-            given = dict(zip(names, keys, strict=True))
-            yield _histogram(given, value) if kind == "histogram" else Sample(given, value)
-
-    return Family(f"s3cache.{name}", kind, unit, text, names, read)
+    def read(self, stats: CacheStats) -> list[Sample]:
+        """Return its samples in ``stats``."""
+        parts: Mapping[Any, Any] | None = None
+        if self.labels[:1] == ("level",):
+            parts = {"aot": stats, "fx": stats.fx}
+        elif self.labels[:1] == ("verb",):
+            parts = stats.remote
+        values = self.of(stats) if parts is None else {k: self.of(v) for k, v in parts.items()}
+        return [
+            _sample(dict(zip(self.labels, keys, strict=True)), value)
+            for keys, value in _leaves(values)
+        ]
 
 
 def _leaves(found: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -145,74 +117,85 @@ def _leaves(found: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         yield keys, found
 
 
-def _histogram(labels: Mapping[str, str], recorded: HistogramSnapshot) -> Sample:
-    buckets: list[tuple[float, int]] = []
-    below = 0
-    for index, count in enumerate(recorded.buckets):
-        below += count
-        if _FIRST_BUCKET <= index <= _LAST_BUCKET:
-            buckets.append((math.ldexp(_BUCKET_S, index), below))
-    return Sample(labels, recorded.total_s, (*buckets, (math.inf, recorded.count)))
+def _sample(labels: Mapping[str, str], value: float | HistogramSnapshot) -> Sample:
+    if isinstance(value, (int, float)):
+        return Sample(labels, value)
+    below = [*itertools.accumulate(value.buckets)]
+    bounds = range(_FIRST_BUCKET, _LAST_BUCKET + 1)
+    buckets = [(math.ldexp(_BUCKET_S, index), below[index]) for index in bounds]
+    return Sample(labels, value.total_s, (*buckets, (math.inf, value.count)))
+
+
+def families(stats: CacheStats) -> list[tuple[Family, list[Sample]]]:
+    """Return every metric, with its samples in ``stats``."""
+    return [(family, family.read(stats)) for family in FAMILIES]
 
 
 #: All metrics there are.
 FAMILIES: tuple[Family, ...] = (
-    _family("hits", "counter", "{lookup}", "level tier", lambda s: s.hits,
-            "Lookups that hit: whole graphs (aot), and FX graphs (fx)."),
-    _family("misses", "counter", "{lookup}", "level reason", lambda s: s.misses,
-            "Lookups that missed, by reason."),
-    _family("bypassed", "counter", "{graph}", "level", lambda s: s.bypassed,
-            "Graphs that were not looked up because they cannot be cached."),
-    _family("bypass.reasons", "counter", "{graph}", "level reason", lambda s: s.bypass_reasons,
-            "Graphs that cannot be cached, by reason; one may have several."),
-    _family("refused", "counter", "{entry}", "level cause", lambda s: s.refused,
-            "Entries that were not trusted, by cause."),
-    _family("compile.saved", "counter", "s", "", lambda s: s.time_saved_s,
-            "Seconds that compiling what was hit took where it was compiled."),
-    _family("saved", "counter", "{entry}", "level", lambda s: s.saved,
-            "Entries accepted to be kept and shared."),
-    _family("not_saved", "counter", "{entry}", "reason", lambda s: s.not_saved,
-            "Entries that could not be saved, by reason."),
-    _family("uploads", "counter", "{object}", "", lambda s: s.uploaded,
-            "Uploads that finished."),
-    _family("upload.failures", "counter", "{attempt}", "", lambda s: s.upload_failures,
-            "Attempts to upload that failed; what failed is tried again."),
-    _family("uploads.pending", "gauge", "{object}", "", lambda s: s.pending,
-            "Uploads queued or under way."),
-    _family("downloads", "counter", "{object}", "", lambda s: s.downloaded,
-            "Objects fetched from the remote."),
-    _family("hit.size", "counter", "By", "tier", lambda s: s.hit_bytes,
-            "Sizes of the entries that were hit."),
-    _family("upload.size", "counter", "By", "", lambda s: s.uploaded_bytes,
-            "What was uploaded."),
-    _family("download.size", "counter", "By", "", lambda s: s.downloaded_bytes,
-            "What was downloaded."),
-    _family("set_aside", "counter", "{entry}", "tier", lambda s: s.set_aside,
-            "Corrupt entries that were found, by tier."),
-    _family("local.size", "gauge", "By", "", lambda s: s.local and s.local.bytes,
-            "What the local tier holds, for all processes of this machine."),
-    _family("local.files", "gauge", "{file}", "", lambda s: s.local and s.local.files,
-            "Files that the local tier holds, for all processes of this machine."),
-    _family("breaker", "gauge", "{state}", "state",
-            lambda s: {each: float(s.breaker == each) for each in ("closed", "half-open", "open")},
-            "1 for the state that the circuit breaker before the remote is in."),
-    _family("hit.duration", "histogram", "s", "tier", lambda s: s.hit_latency,
-            "How long the compiling thread waited for a lookup that hit."),
-    _family("miss.duration", "histogram", "s", "", lambda s: s.miss_latency,
-            "How long the compiling thread waited for a lookup that missed."),
-    _family("save.duration", "histogram", "s", "", lambda s: s.save_latency,
-            "How long the compiling thread waited for a save."),
-    _family("request.duration", "histogram", "s", "verb", lambda s: s.latency,
-            "Single requests to the remote, by verb."),
-    _family("request.errors", "counter", "{request}", "verb error", lambda s: s.errors,
-            "Requests to the remote that failed, by verb and kind of error."),
-    _family("request.size", "counter", "By", "verb direction",
-            lambda s: {"in": s.bytes_in, "out": s.bytes_out},
-            "What requests to the remote carried, by verb and direction."),
+    Family("s3cache.hits", "counter", "{lookup}", ("level", "tier"), lambda s: s.hits,
+           "Lookups that hit: whole graphs (aot), and FX graphs (fx)."),
+    Family("s3cache.misses", "counter", "{lookup}", ("level", "reason"), lambda s: s.misses,
+           "Lookups that missed, by reason."),
+    Family("s3cache.bypassed", "counter", "{graph}", ("level",), lambda s: s.bypassed,
+           "Graphs that were not looked up because they cannot be cached."),
+    Family("s3cache.bypass.reasons", "counter", "{graph}", ("level", "reason"),
+           lambda s: s.bypass_reasons,
+           "Graphs that cannot be cached, by reason; one may have several."),
+    Family("s3cache.refused", "counter", "{entry}", ("level", "cause"), lambda s: s.refused,
+           "Entries that were not trusted, by cause."),
+    Family("s3cache.compile.saved", "counter", "s", (), lambda s: s.time_saved_s,
+           "Seconds that compiling what was hit took where it was compiled."),
+    Family("s3cache.saved", "counter", "{entry}", ("level",), lambda s: s.saved,
+           "Entries accepted to be kept and shared."),
+    Family("s3cache.not_saved", "counter", "{entry}", ("reason",), lambda s: s.not_saved,
+           "Entries that could not be saved, by reason."),
+    Family("s3cache.uploads", "counter", "{object}", (), lambda s: s.uploaded,
+           "Uploads that finished."),
+    Family("s3cache.upload.failures", "counter", "{attempt}", (), lambda s: s.upload_failures,
+           "Attempts to upload that failed; what failed is tried again."),
+    Family("s3cache.uploads.pending", "gauge", "{object}", (), lambda s: s.pending,
+           "Uploads queued or under way."),
+    Family("s3cache.downloads", "counter", "{object}", (), lambda s: s.downloaded,
+           "Objects fetched from the remote."),
+    Family("s3cache.hit.size", "counter", "By", ("tier",), lambda s: s.hit_bytes,
+           "Sizes of the entries that were hit."),
+    Family("s3cache.upload.size", "counter", "By", (), lambda s: s.uploaded_bytes,
+           "What was uploaded."),
+    Family("s3cache.download.size", "counter", "By", (), lambda s: s.downloaded_bytes,
+           "What was downloaded."),
+    Family("s3cache.set_aside", "counter", "{entry}", ("tier",), lambda s: s.set_aside,
+           "Corrupt entries that were found, by tier."),
+    Family("s3cache.local.size", "gauge", "By", (), lambda s: s.local and s.local.bytes,
+           "What the local tier holds, for all processes of this machine."),
+    Family("s3cache.local.files", "gauge", "{file}", (), lambda s: s.local and s.local.files,
+           "Files that the local tier holds, for all processes of this machine."),
+    Family("s3cache.breaker", "gauge", "{state}", ("state",),
+           lambda s: {each: float(s.breaker == each) for each in ("closed", "half-open", "open")},
+           "1 for the state that the circuit breaker before the remote is in."),
+    Family("s3cache.hit.duration", "histogram", "s", ("tier",), lambda s: s.hit_latency,
+           "How long the compiling thread waited for a lookup that hit."),
+    Family("s3cache.miss.duration", "histogram", "s", (), lambda s: s.miss_latency,
+           "How long the compiling thread waited for a lookup that missed."),
+    Family("s3cache.save.duration", "histogram", "s", (), lambda s: s.save_latency,
+           "How long the compiling thread waited for a save."),
+    Family("s3cache.request.duration", "histogram", "s", ("verb",), lambda s: s.latency,
+           "Single requests to the remote, by verb."),
+    Family("s3cache.request.errors", "counter", "{request}", ("verb", "error"), lambda s: s.errors,
+           "Requests to the remote that failed, by verb and kind of error."),
+    Family("s3cache.request.size", "counter", "By", ("verb", "direction"),
+           lambda s: {"in": s.bytes_in, "out": s.bytes_out},
+           "What requests to the remote carried, by verb and direction."),
 )  # fmt: skip
 
 
 # -- Prometheus: a collector for its client, and a file for node exporter
+
+
+def _latest_counts() -> CacheStats | None:
+    """Return the counts of the cache that was enabled last, also where it is off again."""
+    cache = current_cache()
+    return None if cache is None else cache.stats()
 
 
 class PrometheusCollector:
@@ -231,7 +214,7 @@ class PrometheusCollector:
     """
 
     def __init__(self, source: Source | None = None) -> None:
-        _client()
+        _library("prometheus_client", "prometheus-client")
         self._source = source or _latest_counts
 
     def describe(self) -> Iterator[Metric]:
@@ -257,7 +240,7 @@ def write_textfile(path: str | os.PathLike[str], source: Source | None = None) -
             device or a pipe would be replaced by one.
         OSError: the file cannot be written.
     """
-    client = _client()
+    client = _library("prometheus_client", "prometheus-client")
     if os.path.exists(path) and not os.path.isfile(path):
         raise ConfigError(f"metrics file {os.fspath(path)}", "is no regular file", "name another")
     registry = client.CollectorRegistry()
@@ -286,10 +269,6 @@ def _library(module: str, package: str) -> Any:
         raise ConfigError("metrics", problem, f"pip install {package}") from exc
 
 
-def _client() -> Any:
-    return _library("prometheus_client", "prometheus-client")
-
-
 def _metric(family: Family, samples: list[Sample]) -> Metric:
     from prometheus_client import core
 
@@ -302,47 +281,28 @@ def _metric(family: Family, samples: list[Sample]) -> Metric:
     return metric  # type: ignore[no-any-return]
 
 
-# -- OpenTelemetry: instruments that its SDK reads, and a span for each transfer
+# -- OpenTelemetry
 #
 # Its API has no histogram that is read later, so durations become a count and a sum.
 
 
-_NAME = "s3cache"
-# Transfers under way that are remembered at most: an end may never be reported.
-_OPEN_AT_MOST = 10_000
-
-
 def observe(
-    cache: Cache | None = None,
-    *,
-    meter_provider: MeterProvider | None = None,
-    tracer_provider: TracerProvider | None = None,
+    cache: Cache | None = None, *, meter_provider: MeterProvider | None = None
 ) -> Observation:
-    """Have OpenTelemetry read the counts, and see each upload and download as a span.
+    """Have OpenTelemetry read the counts.
 
     Args:
-        cache: the cache to observe; left out, the one that was enabled last and all later ones.
-        meter_provider, tracer_provider: left out, the global ones.
+        cache: the cache to observe; left out, the one that was enabled last at any time.
+        meter_provider: left out, the global one.
 
     Raises:
         ConfigError: ``opentelemetry-api`` is not installed.
     """
-    metrics, trace = (
-        _library(f"opentelemetry.{each}", "opentelemetry-api") for each in ("metrics", "trace")
-    )
-    meter = metrics.get_meter(_NAME, __version__, meter_provider)
+    metrics = _library("opentelemetry.metrics", "opentelemetry-api")
     observation = Observation(_latest_counts if cache is None else cache.stats)
+    meter = metrics.get_meter("s3cache", __version__, meter_provider)
     for family in FAMILIES:
         observation._instrument(meter, metrics.Observation, family)
-    note = _spans(trace, trace.get_tracer(_NAME, __version__, tracer_provider))
-
-    def watch(cache: Cache) -> None:
-        observation._ends.callback(cache.subscribe(note))
-
-    if cache is None:
-        observation._ends.callback(on_each_cache(watch))
-    else:
-        watch(cache)
     return observation
 
 
@@ -354,12 +314,10 @@ class Observation:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._ends = ExitStack()
 
     def stop(self) -> None:
-        """Give no more counts and no more spans."""
+        """Give no more counts."""
         self._source = lambda: None
-        self._ends.close()
 
     def _instrument(self, meter: Any, observation: Any, family: Family) -> None:
         """Create the instruments that read ``family``."""
@@ -367,7 +325,7 @@ class Observation:
         def reader(value: Callable[[Sample], float]) -> Callable[[object], list[Any]]:
             def read(_: object) -> list[Any]:
                 stats = self._source()
-                samples = () if stats is None else family.read(stats)
+                samples = [] if stats is None else family.read(stats)
                 return [observation(value(each), dict(each.labels)) for each in samples]
 
             return read
@@ -378,27 +336,3 @@ class Observation:
         if family.kind == "histogram":
             count = reader(lambda each: each.buckets[-1][1])
             create(f"{family.name}.count", [count], "{call}", f"How many: {family.text}")
-
-
-def _spans(trace: Any, tracer: Any) -> Callable[[TransferEvent], None]:
-    """Return a listener that makes a span of each attempt of a transfer."""
-    began: dict[tuple[str, str], int] = {}
-
-    def note(event: TransferEvent) -> None:
-        at, now = (event.direction, event.name), time.time_ns()
-        if event.step == "started" and len(began) < _OPEN_AT_MOST:
-            began[at] = now
-        if event.step in ("queued", "started"):
-            return
-        outcome = {"object": event.name, "size": event.size, "outcome": event.step}
-        span = tracer.start_span(
-            f"{_NAME}.{event.direction}",
-            attributes={f"{_NAME}.{name}": value for name, value in outcome.items()},
-            start_time=began.pop(at, now),
-        )
-        if event.error is not None:
-            span.set_status(trace.Status(trace.StatusCode.ERROR, str(event.error)))
-            span.set_attribute("error.type", type(event.error).__name__)
-        span.end(now)
-
-    return note

@@ -6,20 +6,17 @@ nothing leaves the machine. Without a local tier the process holds them in memor
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import json
 import os
 import queue
 import secrets
-import stat
 import sys
 import threading
 import time
-import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +32,10 @@ __all__ = [
     "JOB",
     "Event",
     "Folded",
-    "Lanes",
     "Record",
     "RecordLimits",
     "Recorder",
     "Run",
-    "Transfers",
     "folded",
     "in_jobs",
     "job_here",
@@ -57,17 +52,9 @@ JOB = "S3CACHE_JOB"
 _NAMED, _LAUNCHED = "job:", "ranks:"  # named there, or by a launcher of ranks
 _DIRECTORY = "records"
 _SUFFIX = ".jsonl"
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # a pipe must not block
 
 # Records in memory: for questions of this process, and while the disk hangs.
 _HELD_RECORDS = _QUEUED_RECORDS = 512
-_QUEUED_EVENTS = 256
-_MAX_LINE_BYTES = 512 << 10  # longer ones are left out of a file
-_MAX_READ_BYTES = _MAX_PARTS_BYTES = 16 << 20
-_HEAD_BYTES = 16 << 10
-_NAMED_CHARACTERS = 4096  # PATH_MAX of Linux: longer names are left out
-_OPEN_AT_MOST = 10_000  # transfers that are remembered: an end may never be reported
 
 
 @dataclass(frozen=True)
@@ -170,39 +157,6 @@ class Run:
     module: str = ""
 
 
-class Transfers:
-    """Call ``add`` with an event when an upload or download has ended; any thread may report."""
-
-    def __init__(self, add: Callable[[Event], None]) -> None:
-        self._add = add
-        self._began: dict[tuple[str, str], float] = {}
-
-    def note(self, step: TransferEvent) -> None:
-        """Take one step; a transfer that is tried again begins again."""
-        which = step.direction, step.name
-        if step.step == "started":
-            if len(self._began) < _OPEN_AT_MOST:
-                self._began[which] = time.time()
-        elif step.step in ("done", "absent", "failed"):
-            now = time.time()
-            if (began := self._began.pop(which, None)) is not None:
-                took = max(now - began, 0.0)
-                self._add(Event(step.direction, now, took, step.name, step.size, step.step))
-
-
-class Lanes:
-    """Assign each of many spans a lane in which it overlaps no other; sorted, to fewest lanes."""
-
-    def __init__(self) -> None:
-        self._ends: list[float] = []  # by lane
-
-    def take(self, began: float, ended: float) -> int:
-        """Return the lane of a span, counted from 0."""
-        free = next((lane for lane, end in enumerate(self._ends) if end <= began), len(self._ends))
-        self._ends[free : free + 1] = [ended]
-        return free
-
-
 # -- writing
 
 
@@ -210,9 +164,7 @@ class Lanes:
 class RecordLimits:
     """Bounds of what is kept on the disk: of one process, and of all together."""
 
-    run_records: int = 4096
     run_bytes: int = 8 << 20
-    run_events: int = 4096
     runs: int = 128
     all_bytes: int = 64 << 20
 
@@ -248,25 +200,22 @@ class Recorder:
         self._root = root
         self._started = time.time()
         self._held: deque[Record] = deque(maxlen=_HELD_RECORDS)
+        self._began: dict[tuple[str, str], float] = {}  # the transfers under way
         self._mutex = threading.Lock()
         self._queue: queue.Queue[Record | Event | dict[str, Any] | None]
         self._queue = queue.Queue(_QUEUED_RECORDS)
         self._thread: threading.Thread | None = None
         self._closed = root is None
 
-    def add(self, record: Record | Event) -> None:
-        """Keep ``record`` without waiting for the disk; an event starts no file."""
+    def add(self, record: Record | Event | dict[str, Any]) -> None:
+        """Keep ``record`` without waiting for the disk; an event starts no file.
+
+        A mapping is a note on the program's progress, and replaces the previous one.
+        """
         if isinstance(record, Record):
             self._held.append(record)
-        self._put(record)
-
-    def note(self, **values: object) -> None:
-        """Record the program's progress; replaces the previous note."""
-        self._put(values)
-
-    def _put(self, record: Record | Event | dict[str, Any]) -> None:
         is_event = isinstance(record, Event)
-        if self._closed or (is_event and self._queue.qsize() >= _QUEUED_EVENTS):
+        if self._closed or (is_event and self._queue.qsize() >= _QUEUED_RECORDS // 2):
             return  # leave room for lookups
         with contextlib.suppress(queue.Full):  # the disk hangs
             self._queue.put_nowait(record)
@@ -278,6 +227,17 @@ class Recorder:
                     with contextlib.suppress(RuntimeError):  # there are no more threads
                         thread.start()
                         self._thread = thread
+
+    def transferred(self, step: TransferEvent) -> None:
+        """Keep an upload or download that ended as an event; one tried again begins again."""
+        which = step.direction, step.name
+        if step.step == "started":
+            self._began[which] = time.time()
+        elif step.step in ("done", "absent", "failed"):
+            now = time.time()
+            if (began := self._began.pop(which, None)) is not None:
+                took = max(now - began, 0.0)
+                self.add(Event(step.direction, now, took, step.name, step.size, step.step))
 
     def held(self) -> tuple[Record, ...]:
         """Return the last lookups of this process, the oldest first."""
@@ -303,36 +263,28 @@ class Recorder:
         assert self._root is not None
         directory = Directory.at(self._root).enter(_DIRECTORY, make=True)
         _make_room(directory, self._limits)
-        fd = os.open(f"{self.run}{_SUFFIX}", _NEW, 0o600, dir_fd=directory.fd)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open(f"{self.run}{_SUFFIX}", flags, 0o600, dir_fd=directory.fd)
         with os.fdopen(fd, "wb", buffering=0) as file:
             file.write(_line(self._head()))
-            size = count = events = 0
+            size = 0
             while (record := self._queue.get()) is not None:
-                if isinstance(record, Event):
-                    events += 1
-                    if events <= self._limits.run_events:
-                        file.write(_line(record.as_dict()))
-                    continue
-                line = _line(_packed(record.as_dict()) if isinstance(record, Record) else record)
+                line = _line(record if isinstance(record, dict) else record.as_dict())
                 size += len(line)
-                count += 1
-                if count > self._limits.run_records or size > self._limits.run_bytes:
+                if size > self._limits.run_bytes:
                     file.write(_line({"more": True}))
                     return
-                if len(line) <= _MAX_LINE_BYTES:
-                    file.write(line)
+                file.write(line)
 
     def _head(self) -> dict[str, object]:
         """Return the fields of the run as a whole; arguments of the program may be secrets."""
         main = sys.modules.get("__main__")
         file = str(getattr(main, "__file__", None) or "<none>")
-        path = "" if file.startswith("<") else os.path.realpath(file)
-        module = getattr(getattr(main, "__spec__", None), "name", None) or ""
         return {
             "run": self.run,
             "program": sys.argv[0] if sys.argv else "",
-            "file": path if len(path) <= _NAMED_CHARACTERS else "",
-            "module": module if len(module) <= _NAMED_CHARACTERS else "",
+            "file": "" if file.startswith("<") else os.path.realpath(file),
+            "module": getattr(getattr(main, "__spec__", None), "name", None) or "",
             "started": self._started,
             "pid": os.getpid(),
             "parent": os.getppid(),
@@ -343,20 +295,6 @@ class Recorder:
 
 def _line(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), default=str).encode() + b"\n"
-
-
-def _packed(record: dict[str, Any]) -> dict[str, Any]:
-    """Compress the parts, mostly code and shapes, to about a tenth."""
-    if parts := record.get("parts"):
-        record["parts"] = base64.b85encode(zlib.compress(_line(parts), 1)).decode()
-    return record
-
-
-def _unpacked(record: dict[str, Any]) -> dict[str, Any]:
-    if parts := record.get("parts"):
-        plain = zlib.decompressobj().decompress(base64.b85decode(parts), _MAX_PARTS_BYTES)
-        record["parts"] = json.loads(plain)
-    return record
 
 
 def _make_room(directory: Directory, limits: RecordLimits) -> None:
@@ -389,37 +327,33 @@ def run_names(root: str) -> list[str]:
 
 def read_run(root: str, name: str) -> Run:
     """Return a run, as far as it is written; damaged or unfinished lines are left out."""
-    return _read(root, name, _MAX_READ_BYTES, with_lookups=True)
+    return _read(root, name)
 
 
 def read_head(root: str, name: str) -> Run:
-    """Return a run without its lookups: cheap."""
-    return _read(root, name, _HEAD_BYTES, with_lookups=False)
+    """Return a run without its lookups and events: cheap."""
+    return _read(root, name, max_lines=1)
 
 
-def _read(root: str, name: str, max_bytes: int, *, with_lookups: bool) -> Run:
+def _read(root: str, name: str, max_lines: int | None = None) -> Run:
     directory = Directory.at(root).enter(_DIRECTORY)
-    fd = os.open(f"{name}{_SUFFIX}", _READ, dir_fd=directory.fd)
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise PermissionError(f"{name} is not a file of ours")
-        lines = file.read(max_bytes).split(b"\n")
+    fd = os.open(f"{name}{_SUFFIX}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.fd)
     head: dict[str, Any] = {}
     lookups: list[Record] = []
     events: list[Event] = []
     breaks: list[Mapping[str, str]] = []
-    for line in lines:
-        with contextlib.suppress(AttributeError, RecursionError, TypeError, ValueError, zlib.error):
-            value = json.loads(line)
-            if "graph_break" in value:
-                breaks.append(value["graph_break"])
-            elif "outcome" not in value and "event" not in value:
-                head.update(value)
-            elif "event" in value and with_lookups:
-                events.append(Event.from_dict(value))
-            elif with_lookups:
-                lookups.append(Record.from_dict(_unpacked(value)))
+    with os.fdopen(fd, "rb") as file:
+        for line in itertools.islice(file, max_lines):
+            with contextlib.suppress(AttributeError, RecursionError, TypeError, ValueError):
+                value = json.loads(line)
+                if "graph_break" in value:
+                    breaks.append(value["graph_break"])
+                elif "event" in value:
+                    events.append(Event.from_dict(value))
+                elif "outcome" in value:
+                    lookups.append(Record.from_dict(value))
+                else:
+                    head.update(value)
     head |= {"noted": head.get("at", 0.0), "complete": "more" not in head, "name": name}
     head |= {"records": tuple(lookups), "events": tuple(events), "breaks": tuple(breaks)}
     return Run(**{each.name: head[each.name] for each in fields(Run) if each.name in head})

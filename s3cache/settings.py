@@ -7,6 +7,7 @@ default here. Options of the store (``endpoint_url``, ``region``, ...) are descr
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,7 +18,6 @@ from s3cache.errors import ConfigError, StoreError
 from s3cache.store import STORE_OPTIONS, StoreOptions
 from s3cache.trust import (
     AUDIENCE,
-    MACHINE_FILE,
     Policy,
     Signer,
     TimeLimitedSigner,
@@ -67,15 +67,17 @@ def _default_local_dir() -> str:
     """Return ``$XDG_CACHE_HOME/s3cache``, or without a home a directory below the temporary one."""
     home = os.path.expanduser("~")
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
-    if cache in _hanging:
-        return _temporary_local_dir()
+    return os.path.join(cache, "s3cache") if _is_home(cache, home) else _temporary_local_dir()
+
+
+@functools.cache
+def _is_home(cache: str, home: str) -> bool:
+    """Return whether we may write there; a file system that hangs is asked once."""
     try:
-        is_good = _in_time(cache, lambda: _is_home(cache if os.path.isdir(cache) else home))
+        return _in_time(cache, lambda: os.access(cache if os.path.isdir(cache) else home, os.W_OK))
     except StoreError as exc:
-        _hanging.add(cache)
         logger.warning("the local tier goes to %s: %s", _temporary_local_dir(), exc)
-        is_good = False
-    return os.path.join(cache, "s3cache") if is_good else _temporary_local_dir()
+        return False
 
 
 def _in_time(path: str, work: Callable[[], _T]) -> _T:
@@ -85,18 +87,6 @@ def _in_time(path: str, work: Callable[[], _T]) -> _T:
         return executor.call(work)
     finally:
         executor.release()
-
-
-def _is_home(path: str) -> bool:
-    """Return whether we may write there, and leave no file that its owner could not remove."""
-    if not os.access(path, os.W_OK):
-        return False
-    caller = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
-    return caller in ("", "0") or str(os.stat(path).st_uid) != caller
-
-
-# Where the default would be, on a file system that has not answered: it is not tried again.
-_hanging: set[str] = set()
 
 
 def _temporary_local_dir() -> str:
@@ -170,17 +160,11 @@ class Settings:
         """Return which entries are trusted, by the settings and the machine's own file.
 
         Raises:
-            ConfigError: a key or a name cannot be used, or the disk with the file hangs.
+            ConfigError: a key or a name cannot be used.
         """
         level = None if self.trust == "auto" else self.trust
         keys, revoked = self.trusted_keys or "", self.revoked or ""
-        try:
-            return _in_time(
-                os.path.dirname(MACHINE_FILE),
-                lambda: policy_of(level, keys, revoked, audience=self.audience),
-            )
-        except StoreError as exc:
-            raise ConfigError(f"trust file {MACHINE_FILE}", str(exc), "mount it again") from None
+        return policy_of(level, keys, revoked, audience=self.audience)
 
     def signer(self) -> Signer | None:
         """Return what signs entries saved here.

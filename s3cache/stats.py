@@ -282,6 +282,7 @@ class CacheStats(_Lookups):
             f"{self.saved} saved",
             shared > 0 and f"{shared} saved at the second level",
             f"{self.uploaded} uploaded",
+            self.pending and f"{self.pending} still to upload",
         ]
         shown = ", ".join(str(count) for count in counts if count)
         return f"{shown}; {self.time_saved_s:.1f} s of compiling spared"

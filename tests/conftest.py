@@ -35,6 +35,7 @@ settings.load_profile("default")
 WITH_TORCH = "artifact examples graph hooks kinds models opinfo perturb torch_api typing"
 collect_ignore = [] if find_spec("torch") else WITH_TORCH.split()
 
+pytest.register_assert_rewrite("tests.support.contract")
 compiled.put_first()
 
 

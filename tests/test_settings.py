@@ -14,7 +14,7 @@ import pytest
 from s3cache.cache import Cache
 from s3cache.errors import ConfigError
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
-from s3cache.store import STORE_OPTIONS, FileLocation, S3Options, StoreOptions, parse_url
+from s3cache.store import STORE_OPTIONS, FileLocation, S3Options, StoreOptions
 
 
 @pytest.fixture(autouse=True)
@@ -32,13 +32,8 @@ def test_an_argument_goes_before_the_environment_before_the_default(
     assert Settings.load()[0].lookup_timeout_s == 3.5
     assert Settings.load(lookup_timeout_s=None)[0].lookup_timeout_s == 3.5
     assert Settings.load(lookup_timeout_s=2)[0].lookup_timeout_s == 2
-
-
-def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("S3CACHE_URL", "")
-    monkeypatch.setenv("S3CACHE_STRICT", "")
-    settings, _ = Settings.load()
-    assert (settings.url, settings.strict) == (None, False)
+    monkeypatch.setenv("S3CACHE_LOOKUP_TIMEOUT_S", "")  # says nothing
+    assert Settings.load()[0].lookup_timeout_s == 10.0
 
 
 @pytest.mark.parametrize(
@@ -103,10 +98,12 @@ def test_a_bad_variable_is_named_as_one(
     assert value in caught.value.cause
 
 
-def test_what_is_the_stores_is_handed_on() -> None:
+def test_what_is_the_stores_is_handed_on(tmp_path: Path) -> None:
     settings, rest = Settings.load(url="s3://bucket", region="eu-west-1", profile=None, strict=True)
     assert settings.strict
     assert rest == {"region": "eu-west-1"}
+    with pytest.raises(ConfigError, match="option region: means nothing without a URL"):
+        Cache.open(region="eu-west-1", local_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -124,11 +121,6 @@ def test_an_unknown_option_is_refused(option: str, hint: str) -> None:
         Settings.load(**given)
     assert f"option {option}: is not known" in str(caught.value)
     assert hint in caught.value.fix
-
-
-def test_a_stores_option_without_a_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="option region: means nothing without a URL"):
-        Cache.open(region="eu-west-1", local_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize("url", ["", "http://host", "s3://", "file:relative", "memory://x?a=1"])
@@ -199,19 +191,3 @@ def _alternatives(hint: Any) -> list[Any]:
     if get_origin(hint) in (Union, UnionType):
         return [each for part in get_args(hint) for each in _alternatives(part)]
     return list(get_args(hint)) if get_origin(hint) is Literal else [hint]
-
-
-def test_every_kind_is_checked_wherever_a_value_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From code, a URL and the environment; a size may have a unit in all of them."""
-    monkeypatch.setenv("S3CACHE_PART_BYTES", "8MiB")
-    for location in (
-        parse_url("s3://bucket"),
-        parse_url("s3://bucket?part_bytes=8MiB"),
-        parse_url("s3://bucket", part_bytes="8MiB"),
-        S3Options("bucket", part_bytes=8 << 20),
-    ):
-        assert isinstance(location, S3Options)
-        assert location.part_bytes == 8 << 20
-    for wrong in ("8 miles", True, 8.0, 0):
-        with pytest.raises(ConfigError, match="option part_bytes"):
-            S3Options("bucket", part_bytes=wrong)  # type: ignore[arg-type]

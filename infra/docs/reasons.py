@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from s3cache import errors
@@ -17,7 +18,7 @@ _BLOCK = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- /table -->)", re.DOTALL)
 
 def tables() -> dict[str, str]:
     """The table of each page, by the page's name."""
-    reasons = [(f"[`{reason}`](#{reason})", reason.text, reason.fix) for reason in Reason]
+    reasons = [(f"[`{reason}`](#{reason})", reason.text) for reason in Reason]
     classes = []
     for name in sorted(errors.__all__):
         kind = getattr(errors, name)
@@ -25,12 +26,12 @@ def tables() -> dict[str, str]:
         code = f"[{kind.reason}](reasons.md#{kind.reason})"
         classes.append((f"[`{name}`](#{name.lower()})", meaning, code))
     return {
-        "reasons.md": _table(("reason", "in words", "what to do"), reasons),
+        "reasons.md": _table(("reason", "in words"), reasons),
         "errors.md": _table(("class", "meaning", "reason of a miss"), classes),
     }
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

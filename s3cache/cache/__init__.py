@@ -35,7 +35,6 @@ __all__ = [
     "Saved",
     "current_cache",
     "flush_at_checkpoint",
-    "on_each_cache",
     "recorded",
     "set_current",
 ]
@@ -108,7 +107,7 @@ class Engine(Cache):
     def note(self, **values: object) -> None:
         """Record how far the program is, for a process that watches it."""
         if self.settings.record:
-            self._records.note(**values)
+            self._records.add(values)
 
     def recorded(self) -> Run:
         """Return the last few hundred lookups of this process, the oldest first; any thread."""
@@ -118,32 +117,17 @@ class Engine(Cache):
 # -- the current one
 
 _current: Cache | None = None
-_waiting: list[Callable[[Cache], None]] = []
 
 
 def set_current(cache: Cache) -> None:
-    """Make ``cache`` the current one, and call the functions that wait for one."""
+    """Make ``cache`` the current one."""
     global _current
     _current = cache
-    for act in [*_waiting]:
-        act(cache)
 
 
 def current_cache() -> Cache | None:
     """Return the cache that was enabled last, even if it is off again: its counts stay."""
     return _current
-
-
-def on_each_cache(act: Callable[[Cache], None]) -> Callable[[], None]:
-    """Call ``act`` with the cache that was enabled last, and with each one from now on.
-
-    Returns:
-        A function that ends this.
-    """
-    if _current is not None:
-        act(_current)
-    _waiting.append(act)
-    return lambda: _waiting.remove(act)
 
 
 def recorded() -> Run | None:

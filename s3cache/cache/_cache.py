@@ -21,7 +21,7 @@ from s3cache.errors import (
     reason_for,
 )
 from s3cache.frame import Frame
-from s3cache.records import Recorder, Transfers
+from s3cache.records import Recorder
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
 from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners
 from s3cache.store import Buffer, Store, open_store, parse_url
@@ -131,7 +131,7 @@ class Cache:
         self._local = LocalTier(disk, self._counters, self._problems, trust)
         self._records = Recorder(None if disk is None or not self.settings.record else disk.root)
         if self.settings.record:
-            self._listeners.add(Transfers(self._records.add).note)
+            self._listeners.add(self._records.transferred)
         self._replaceable = entries.Replaceable(everything=self.settings.recache)
         self._remote: RemoteTier | None = None
         self._closed_remote: RemoteTier | None = None  # its counts stay readable

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from s3cache.insight._explain import reasons_of
-from s3cache.records import Event, Folded, Lanes, Record, Run, folded, in_jobs, ranks_in_words
+from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
 from s3cache.stats import Reason
 from s3cache.util import __version__
 from s3cache.util.text import counted, escape, footer
@@ -143,11 +143,14 @@ def _events(run: Run) -> Iterator[dict[str, object]]:
         }
         shown = {name: value for name, value in args.items() if value}
         yield _span(_LOOKUPS, each, f"{each.outcome}: {each.reason}", shown)
-    transfers = Lanes()
+    ends: list[float] = []  # of the last transfer in each lane
     for event in sorted(run.events, key=lambda each: each.time - each.elapsed_s):
         lane = _COMPILES
         if event.event not in ("compile", "save"):
-            lane = _TRANSFERS + transfers.take(event.time - event.elapsed_s, event.time)
+            began = event.time - event.elapsed_s
+            free = next((index for index, end in enumerate(ends) if end <= began), len(ends))
+            ends[free : free + 1] = [event.time]
+            lane = _TRANSFERS + free
             lanes[lane] = "transfers"
         name = event.event if event.ended == "done" else f"{event.event}: {event.ended}"
         yield _span(lane, event, name, {"name": event.name, "bytes": event.size})

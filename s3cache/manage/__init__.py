@@ -11,38 +11,22 @@ from typing import TYPE_CHECKING
 from s3cache.util import lazy_exports
 
 if TYPE_CHECKING:
-    from s3cache.manage._bulk import (
-        BatchResult,
-        Place,
-        Scan,
-        concurrently,
-        copy,
-        open_place,
-        read_head,
-        remove,
-        url_of,
-        verify,
-    )
-    from s3cache.manage._selection import Item, Selection, read_manifest
+    from s3cache.manage._bulk import BatchResult as BatchResult
+    from s3cache.manage._bulk import Place as Place
+    from s3cache.manage._bulk import Scan as Scan
+    from s3cache.manage._bulk import concurrently as concurrently
+    from s3cache.manage._bulk import copy as copy
+    from s3cache.manage._bulk import open_place as open_place
+    from s3cache.manage._bulk import read_head as read_head
+    from s3cache.manage._bulk import remove as remove
+    from s3cache.manage._bulk import url_of as url_of
+    from s3cache.manage._bulk import verify as verify
+    from s3cache.manage._selection import Item as Item
+    from s3cache.manage._selection import Selection as Selection
+    from s3cache.manage._selection import read_manifest as read_manifest
 else:
-    __getattr__, __dir__ = lazy_exports(
+    __getattr__, __dir__, __all__ = lazy_exports(
         __name__,
         _bulk="BatchResult Place Scan concurrently copy open_place read_head remove url_of verify",
         _selection="Item Selection read_manifest",
     )
-
-__all__ = [
-    "BatchResult",
-    "Item",
-    "Place",
-    "Scan",
-    "Selection",
-    "concurrently",
-    "copy",
-    "open_place",
-    "read_head",
-    "read_manifest",
-    "remove",
-    "url_of",
-    "verify",
-]

@@ -19,7 +19,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, overload, runtime_checkable
 
 from s3cache.errors import (
@@ -458,7 +457,7 @@ class MeteredStore(WrapperStore):
 
     def snapshot(self) -> Mapping[Verb, VerbStats]:
         """Return every verb's statistics so far; may be called from any thread."""
-        return MappingProxyType({verb: meter.snapshot() for verb, meter in self._meters.items()})
+        return {verb: meter.snapshot() for verb, meter in self._meters.items()}
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
         started, bytes_in, failure = self._clock(), 0, None

@@ -16,32 +16,24 @@ from typing import TYPE_CHECKING
 from s3cache.util import lazy_exports
 
 if TYPE_CHECKING:
-    from s3cache.testing.contract import RawAccess, StoreContract
-    from s3cache.testing.faulty import Fault, FaultRates, FaultyStore, FaultyVerb
-    from s3cache.testing.machines import Machine, Outcome, ProgramError, assert_warm_start
-    from s3cache.testing.plugin import MachineFactory, MotoBucket, MotoServer
+    from s3cache.testing.contract import RawAccess as RawAccess
+    from s3cache.testing.contract import StoreContract as StoreContract
+    from s3cache.testing.faulty import Fault as Fault
+    from s3cache.testing.faulty import FaultyStore as FaultyStore
+    from s3cache.testing.faulty import FaultyVerb as FaultyVerb
+    from s3cache.testing.machines import Machine as Machine
+    from s3cache.testing.machines import Outcome as Outcome
+    from s3cache.testing.machines import ProgramError as ProgramError
+    from s3cache.testing.machines import assert_warm_start as assert_warm_start
+    from s3cache.testing.plugin import MachineFactory as MachineFactory
+    from s3cache.testing.plugin import MotoBucket as MotoBucket
+    from s3cache.testing.plugin import MotoServer as MotoServer
 else:
     # pytest imports this package in every project where s3cache is installed.
-    __getattr__, __dir__ = lazy_exports(
+    __getattr__, __dir__, __all__ = lazy_exports(
         __name__,
         contract="RawAccess StoreContract",
-        faulty="Fault FaultRates FaultyStore FaultyVerb",
+        faulty="Fault FaultyStore FaultyVerb",
         machines="Machine Outcome ProgramError assert_warm_start",
         plugin="MachineFactory MotoBucket MotoServer",
     )
-
-__all__ = [
-    "Fault",
-    "FaultRates",
-    "FaultyStore",
-    "FaultyVerb",
-    "Machine",
-    "MachineFactory",
-    "MotoBucket",
-    "MotoServer",
-    "Outcome",
-    "ProgramError",
-    "RawAccess",
-    "StoreContract",
-    "assert_warm_start",
-]

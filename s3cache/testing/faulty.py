@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 from s3cache.errors import ConfigError, PermanentError, TransientError
@@ -14,8 +13,10 @@ from s3cache.store import NotAccepted, ObjectInfo, Store, WrapperStore, listing
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-__all__ = ["Fault", "FaultRates", "FaultyStore", "FaultyVerb"]
-
+#: ``error`` and ``permanent`` raise :class:`~s3cache.errors.TransientError` and
+#: :class:`~s3cache.errors.PermanentError` with nothing done (a listing yields a part first),
+#: ``hang`` never answers, ``slow`` answers later. ``truncate`` and ``bit_flip`` damage what is
+#: read; with ``fail_after_commit`` a write is done, and raises ``TransientError`` then.
 Fault: TypeAlias = Literal[
     "error", "permanent", "hang", "slow", "truncate", "bit_flip", "fail_after_commit"
 ]
@@ -36,41 +37,15 @@ _APPLICABLE: Mapping[FaultyVerb, tuple[Fault, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class FaultRates:
-    """The probability of each fault, per call; a verb ignores those that make no sense for it.
-
-    Attributes:
-        error: :class:`~s3cache.errors.TransientError`, nothing done; a listing yields a part first.
-        permanent: the same with :class:`~s3cache.errors.PermanentError`.
-        hang: never answers; ends when it is cancelled, nothing done.
-        slow: answers ``slow_s`` later.
-        truncate: ``get`` and ``get_range`` return a proper prefix.
-        bit_flip: ``get`` and ``get_range`` return the data with one bit flipped.
-        fail_after_commit: ``put`` and ``delete`` do their work, then raise ``TransientError``.
-
-    Raises:
-        ConfigError: a rate is negative, or together they exceed 1.
-    """
-
-    error: float = 0.0
-    permanent: float = 0.0
-    hang: float = 0.0
-    slow: float = 0.0
-    truncate: float = 0.0
-    bit_flip: float = 0.0
-    fail_after_commit: float = 0.0
-
-    def __post_init__(self) -> None:
-        rates = [getattr(self, field.name) for field in fields(self)]
-        if min(rates) < 0 or sum(rates) > 1:
-            raise ConfigError(str(self), "is no distribution", "give 0 or more each, 1 in all")
-
-
 class FaultyStore(WrapperStore):
     """Faults by chance, as ``rates`` and ``seed`` say, and on order, as :meth:`inject` says.
 
     The n-th call meets the same fault in every run with the same seed, whatever was injected.
+
+    Args:
+        rates: the probability of each fault, per call, 1 in all at most; a verb ignores those that
+            make no sense for it.
+        slow_s: how much later a slow call answers.
 
     Attributes:
         counts: how often each fault was done, by verb and fault.
@@ -79,13 +54,13 @@ class FaultyStore(WrapperStore):
     def __init__(
         self,
         inner: Store,
-        rates: FaultRates | None = None,
+        rates: Mapping[Fault, float] | None = None,
         *,
         seed: int = 0,
         slow_s: float = 0.01,
     ) -> None:
         super().__init__(inner)
-        self.rates = rates or FaultRates()
+        self.rates = rates or {}
         self.counts: Counter[tuple[FaultyVerb, Fault]] = Counter()
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose, guards nothing
         self._slow_s = slow_s
@@ -151,7 +126,7 @@ class FaultyStore(WrapperStore):
         if self._ordered[verb]:
             return self._ordered[verb].popleft(), where
         for fault in _APPLICABLE[verb]:
-            chance -= getattr(self.rates, fault)
+            chance -= self.rates.get(fault, 0.0)
             if chance < 0:
                 return fault, where
         return None, where

@@ -1,10 +1,5 @@
 """Machines that have never seen a program: what a fresh node of a fleet or of CI is.
 
-A :class:`Machine` is a directory. What a process there finds of its surroundings is empty: home,
-caches, temporary directory, s3cache's local tier. Two machines share nothing but what a test gives
-both of them, as a rule the URL of a bucket. :func:`assert_warm_start` compares what a program came
-to on two of them.
-
 As a program, this module runs another one on a machine, and reports on it:
 ``python -m s3cache.testing.machines REPORT run|module|call PROGRAM ...``.
 """
@@ -29,7 +24,6 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 from pprint import pformat
-from types import MappingProxyType, ModuleType
 from typing import Any
 
 from s3cache.stats import CacheStats
@@ -81,28 +75,30 @@ class Outcome:
         if self.recorded is None:
             raise AssertionError(
                 f"{self.command}: there was no cache; does the program enable s3cache, does "
-                f"s3cache support this torch, did it leave by sys.exit()?\n{_end(self.stderr)}"
+                f"s3cache support this torch, did it leave by os._exit()?\n{_end(self.stderr)}"
             )
         return self.recorded
 
 
 class ProgramError(AssertionError):
-    """A program on a :class:`Machine` ended badly, or not in time.
-
-    Attributes:
-        outcome: what there is of it.
-    """
+    """A program on a :class:`Machine` ended badly, or not in time; ``outcome`` is what there is."""
 
     def __init__(self, outcome: Outcome, how: str) -> None:
         super().__init__(f"{outcome.command}: {how}\n{_end(outcome.stdout + outcome.stderr)}")
         self.outcome = outcome
 
 
-class Machine:
-    """A disk of its own, and the processes that run on it one after the other.
+def _end(output: str) -> str:
+    return "\n".join(output.splitlines()[-_OUTPUT_LINES:])
 
-    A second machine is another directory. A second process on this one finds what the first has
-    left: that is how a restart on the same node is tested.
+
+class Machine:
+    """A directory, and the processes that run on it one after the other.
+
+    What a process there finds of its surroundings is empty: home, caches, temporary directory,
+    s3cache's local tier. Two machines share nothing but what a test gives both of them, as a rule
+    the URL of a bucket. A second process on a machine finds what the first has left: that is how a
+    restart on the same node is tested.
 
     Args:
         root: where everything is that s3cache and torch write. It is made.
@@ -124,9 +120,6 @@ class Machine:
             "S3CACHE_LOOKUP_TIMEOUT_S": "60",
             **environment,
         }
-
-    def __repr__(self) -> str:
-        return f"Machine({str(self.root)!r})"
 
     def run(
         self,
@@ -176,10 +169,15 @@ class Machine:
         Raises:
             ProgramError: it raised, or ended the process, or took too long.
         """
+        if not isinstance(function, str):
+            function = f"{function.__module__}:{function.__qualname__}"
+        module, _, name = function.partition(":")
+        if not name or "<" in name or module == "__main__":
+            raise ValueError(f"{function!r} cannot be imported elsewhere; give one of a module")
         theirs = {**self.environment, **(environment or {})}
         paths = filter(None, [theirs.get("PYTHONPATH", ""), *_project_paths()])
         theirs["PYTHONPATH"] = os.pathsep.join(paths)
-        words = ["call", _name(function), json.dumps(arguments)]
+        words = ["call", function, json.dumps(arguments)]
         return self._execute(words, theirs, cwd, timeout_s, python)
 
     def _execute(
@@ -192,7 +190,6 @@ class Machine:
     ) -> Outcome:
         report, *written = (self.root / name for name in ("report.pickle", "stdout", "stderr"))
         report.unlink(missing_ok=True)
-        command = shlex.join(words)
         # Files, and not pipes: what a program started may hold those open when it has ended.
         with open(written[0], "wb") as stdout, open(written[1], "wb") as stderr:
             process = subprocess.Popen(  # noqa: S603 - to run a test's program is what it is for
@@ -217,27 +214,12 @@ class Machine:
         result = stats = None
         if report.exists():  # it is of a program that the test has run as this user
             result, stats = pickle.loads(report.read_bytes())  # noqa: S301
-        outcome = Outcome(command, status, said, errors, result, stats)
+        outcome = Outcome(shlex.join(words), status, said, errors, result, stats)
         if status is None:
             raise ProgramError(outcome, f"still running after {timeout_s} s")
         if status:
             raise ProgramError(outcome, f"exit status {status}")
         return outcome
-
-
-def _end(output: str) -> str:
-    lines = output.splitlines()
-    cut = [f"... {len(lines) - _OUTPUT_LINES} lines"] if len(lines) > _OUTPUT_LINES else []
-    return "\n".join([*cut, *lines[-_OUTPUT_LINES:]])
-
-
-def _name(function: str | Callable[..., object]) -> str:
-    if not isinstance(function, str):
-        function = f"{function.__module__}:{function.__qualname__}"
-    module, _, attributes = function.partition(":")
-    if not attributes or "<" in attributes or module == "__main__":
-        raise ValueError(f"{function!r} cannot be imported elsewhere; give a function of a module")
-    return function
 
 
 def _project_paths() -> list[str]:
@@ -254,11 +236,9 @@ def _project_paths() -> list[str]:
 
 # torch then asks no cache for the graph, at either level.
 _NEVER_ASKED = ("caches-off", "fx-graph-cache-off")
-_DIFFERENCES_AT_MOST = 20
 
 
-def output_of(outcome: Outcome) -> object:
-    """Return what the program printed, and what the function returned if one was called."""
+def _output_of(outcome: Outcome) -> object:
     return outcome.stdout if outcome.result is None else (outcome.stdout, outcome.result)
 
 
@@ -266,7 +246,7 @@ def assert_warm_start(
     first: Outcome,
     second: Outcome,
     *,
-    same: Callable[[Outcome], object] = output_of,
+    same: Callable[[Outcome], object] = _output_of,
 ) -> None:
     """Assert that ``second`` compiled nothing, and gave the same as ``first``.
 
@@ -278,57 +258,46 @@ def assert_warm_start(
     Args:
         first: what the program came to on one machine.
         second: what it came to on another one, or on the same one later.
-        same: returns the part of an outcome that must be equal; for a program that prints times or
-            paths, leave those out here.
+        same: returns the part of an outcome that must be equal, else what was printed and returned;
+            for a program that prints times or paths, leave those out here.
 
     Raises:
         AssertionError: it compiled something, hit nothing, or gave something else.
     """
     stats = second.stats
-    if compiled := _compiled(first.stats, stats):
-        lines = [f"{second.command}: compiled on the second machine:", *compiled]
-        raise AssertionError("\n  ".join(lines))
+    counts = f"first machine: {first.stats.in_words()}\n  second machine: {stats.in_words()}"
+    compiled = [
+        f"{counted(count, 'graph')} with torch's caches off ({code})"
+        for code, count in stats.bypass_reasons.items()
+        if code in _NEVER_ASKED
+    ]
+    compiled += [
+        f"{counted(count, 'FX graph')} missed ({reason})"
+        for reason, count in stats.fx.misses.items()
+        if count
+    ]
+    if stats.fx.bypassed:
+        graphs = counted(stats.fx.bypassed, "FX graph")
+        compiled.append(f"{graphs} cannot be cached ({', '.join(stats.fx.bypass_reasons)})")
+    if compiled:
+        raise AssertionError(
+            f"{second.command}: compiled on the second machine: {'; '.join(compiled)}\n"
+            f"  {counts}\n  `s3cache explain` says why a lookup missed"
+        )
     if not (sum(stats.hits.values()) + sum(stats.fx.hits.values())):
         raise AssertionError(
             f"{second.command}: hit nothing, so it compiled nothing; does it call a function of "
-            "torch.compile, with a backend that caches, while s3cache is on?"
+            f"torch.compile, with a backend that caches, while s3cache is on?\n  {counts}"
         )
     expected, got = same(first), same(second)
     if expected != got:
         texts = (each if isinstance(each, str) else pformat(each) for each in (expected, got))
         old, new = (each.splitlines() for each in texts)
-        lines = [*unified_diff(old, new, "first", "second", n=1, lineterm="")]
-        shown = "\n".join(lines[:_DIFFERENCES_AT_MOST])
+        difference = "\n".join(unified_diff(old, new, "first", "second", n=1, lineterm=""))
         raise AssertionError(
             f"{second.command}: started warm, and gave something else than on the first machine; "
-            f"give 'same' if it must (times, paths):\n{shown}"
+            f"give 'same' if it must (times, paths):\n{difference}"
         )
-
-
-def _compiled(first: CacheStats, second: CacheStats) -> list[str]:
-    """Return what the second machine compiled, with what may explain it; empty if nothing."""
-    found = [
-        f"{counted(count, 'graph')} with torch's caches off ({code})"
-        for code, count in second.bypass_reasons.items()
-        if code in _NEVER_ASKED
-    ]
-    for reason, count in second.fx.misses.items():
-        if count:
-            found.append(f"{counted(count, 'FX graph')} missed ({reason})")
-    if second.fx.bypassed:
-        graphs = counted(second.fx.bypassed, "FX graph")
-        found.append(f"{graphs} cannot be cached ({', '.join(second.fx.bypass_reasons)})")
-    if not found:
-        return []
-    misses = ", ".join(f"{count} {reason}" for reason, count in second.misses.items() if count)
-    if misses:
-        found.append(f"whole graphs that missed: {misses}; `s3cache explain` says why")
-    if second.bypassed:
-        codes = ", ".join(second.bypass_reasons)
-        found.append(f"whole graphs that cannot be cached: {second.bypassed} ({codes})")
-    if first.pending:
-        found.append(f"the first machine had {counted(first.pending, 'upload')} still to do")
-    return found
 
 
 # -- in the process on the machine
@@ -344,9 +313,7 @@ def _main(path: str, how: str, *program: str) -> None:
         caches = sys.modules.get("s3cache.cache")
         cache = None if caches is None else caches.current_cache()
         with open(path, "wb") as file:
-            pickler = pickle.Pickler(file)
-            pickler.dispatch_table = {MappingProxyType: lambda each: (dict, (dict(each),))}
-            pickler.dump((result, None if cache is None else cache.stats()))
+            pickle.dump((result, None if cache is None else cache.stats()), file)
 
     # It runs after s3cache's own exit, which finishes the uploads: those are counted too.
     atexit.register(report)
@@ -358,17 +325,11 @@ def _main(path: str, how: str, *program: str) -> None:
         result = json.loads(json.dumps(function(*json.loads(program[1]))))
         return
     sys.argv = [*program]
-    # It stays when the program has ended: what is pickled or runs at exit looks there.
-    main = sys.modules["__main__"] = ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
     if how == "module":
-        runpy._run_module_as_main(program[0])  # type: ignore[attr-defined]
-        return
-    sys.path[0] = os.path.dirname(os.path.realpath(program[0]))
-    main.__file__ = program[0]
-    with open(program[0], "rb") as file:
-        code = compile(file.read(), program[0], "exec", dont_inherit=True)
-    exec(code, main.__dict__)  # noqa: S102 - it is what we were asked to run
+        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.realpath(program[0]))
+        runpy.run_path(program[0], run_name="__main__")
 
 
 if __name__ == "__main__":

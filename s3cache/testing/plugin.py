@@ -1,11 +1,5 @@
 """pytest fixtures for programs that use s3cache; pytest finds them where it is installed.
 
-``s3cache_machine`` makes fresh machines, ``s3cache_moto`` is an empty bucket, and
-``s3cache_moto_server`` the server that it is on: moto's, on loopback, in a process of its own. It
-keeps what it is given in its memory, takes any credentials, and ends with the process that started
-it, however that ends. What a real server refuses it may accept: it shows that a program finds its
-cache, not that its policies are right.
-
 Every run of pytest there loads this module, whatever it tests: it imports nothing of weight, and
 what a fixture needs is imported by the first test that asks for it.
 """
@@ -20,28 +14,23 @@ import tempfile
 import uuid
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from s3cache.testing.machines import Machine
 
-_REGION = "us-east-1"
 _HOST = "127.0.0.1"
 
 # The contract's asserts then tell what they compared, as those of a test module do.
 pytest.register_assert_rewrite("s3cache.testing.contract")
 
 
-class MachineFactory(Protocol):
-    """What the fixture ``s3cache_machine`` is."""
-
-    def __call__(self, **environment: str) -> Machine:
-        """A machine that nothing has run on, with variables for all its processes."""
-        ...
+#: What the fixture ``s3cache_machine`` is: it takes variables for all processes of the machine.
+MachineFactory: TypeAlias = "Callable[..., Machine]"
 
 
 @pytest.fixture
@@ -79,7 +68,7 @@ class MotoBucket:
     endpoint_url: str
     access_key: str = "testing"
     secret_key: str = field(default="testing-secret", repr=False)
-    region: str = _REGION
+    region: str = "us-east-1"
 
     @property
     def url(self) -> str:
@@ -100,7 +89,10 @@ class MotoBucket:
 
 
 class MotoServer:
-    """The server, from its construction to :meth:`close`; a context manager.
+    """moto's server on loopback, from its construction to :meth:`close`; a context manager.
+
+    It runs in a process of its own, which ends with this one, however that ends. It keeps
+    everything in memory and takes any credentials: a real server may refuse what it accepts.
 
     Raises:
         ConfigError: moto is not installed, or not with what its server needs.

@@ -11,11 +11,18 @@ __version__ = "0.1.0"
 
 def lazy_exports(
     package: str, *modules: str, **names: str
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of ``package``, which export names when they are used.
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of ``package``: what its modules have.
 
-    aioboto3 alone takes half a second to import, and torch several. A type checker must see
-    neither function, or every attribute exists to it: it reads the imports below TYPE_CHECKING.
+    aioboto3 alone takes half a second to import, and torch several: an import of a package costs
+    only what is then used of it. A type checker must see neither function, or every attribute
+    exists to it. It reads the imports, each under its own name, as PEP 484 marks an export::
+
+        if TYPE_CHECKING:
+            from package import module as module
+            from package.other import Name as Name
+        else:
+            __getattr__, __dir__, __all__ = lazy_exports(__name__, "module", other="Name")
 
     Args:
         package: its ``__name__``.
@@ -36,4 +43,4 @@ def lazy_exports(
     def known() -> list[str]:
         return sorted({*vars(sys.modules[package]), *modules, *homes})
 
-    return load, known
+    return load, known, sorted([*modules, *homes])

@@ -14,7 +14,7 @@ import pytest
 from s3cache.cache import Cache, Hit, NotSaved
 from s3cache.stats import Reason
 from s3cache.store import FileStore, MemoryStore
-from s3cache.testing import FaultRates, FaultyStore
+from s3cache.testing import FaultyStore
 from tests.cache.answers import FIRST, miss
 from tests.support.caching import KEY, OTHER, entry, open_cache, open_engine
 from tests.support.scripts import run_script
@@ -64,7 +64,7 @@ def test_closing_while_threads_look_up_and_save_raises_nothing(
     machine: Callable[..., Cache], caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10):
-        cache = machine(store=FaultyStore(MemoryStore(), FaultRates(slow=1.0), slow_s=0.001))
+        cache = machine(store=FaultyStore(MemoryStore(), {"slow": 1.0}, slow_s=0.001))
         begun = threading.Barrier(5)
 
         def work(cache: Cache = cache, begun: threading.Barrier = begun) -> None:

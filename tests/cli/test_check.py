@@ -131,10 +131,10 @@ def test_a_program_that_goes_on_is_ended(
     path = program(
         tmp_path,
         f"""{LOOKS_UP}
-recorder.note(compiling=True, at=time.time())
+recorder.add(dict(compiling=True, at=time.time()))
 look_up("hit", "a1")
-recorder.note(compiling=False, at=time.time())
-recorder.note(steps=2)
+recorder.add(dict(compiling=False, at=time.time()))
+recorder.add(dict(steps=2))
 open({str(alive)!r}, "w").write(str(os.getpid()))
 time.sleep(600)
 """,
@@ -150,7 +150,7 @@ def test_it_is_not_ended_while_it_compiles(call: Call, tmp_path: Path) -> None:
         tmp_path,
         f"""{LOOKS_UP}
 look_up("hit", "a1")
-recorder.note(compiling=True, at=time.time())
+recorder.add(dict(compiling=True, at=time.time()))
 time.sleep(1.5)  # longer than the quiet time
 look_up("hit", "a2")
 """,

@@ -69,13 +69,13 @@ def is_running(pid: int) -> bool:
 def test_a_job_is_ended_after_its_steps_when_all_is_uploaded(call: Call, shelf: Shelf) -> None:
     """Not before it has saved what it compiled, and not while it compiles."""
     job = f"""{LOOKS_UP}
-recorder.note(steps=2)
-recorder.note(compiling=True, at=time.time())
+recorder.add(dict(steps=2))
+recorder.add(dict(compiling=True, at=time.time()))
 time.sleep(1)
 save()
-recorder.note(compiling=False, at=time.time())
+recorder.add(dict(compiling=False, at=time.time()))
 time.sleep(1)
-recorder.note(steps=3)
+recorder.add(dict(steps=3))
 time.sleep(600)
 """
     done = call(

@@ -20,7 +20,7 @@ from s3cache.store import (
     RetryPolicy,
     WrapperStore,
 )
-from s3cache.testing import FaultRates, FaultyStore
+from s3cache.testing import FaultyStore
 from s3cache.testing.contract import StoreContract
 from s3cache.util.threads import Breaker
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from s3cache.store import Store
+    from s3cache.testing import Fault
 
 RETRIES = RetryPolicy(
     attempts=30, total_timeout_s=30, attempt_timeout_s=20, base_delay_s=0.0, max_delay_s=0.0
@@ -82,7 +83,7 @@ class TestWrappers(TestMemory):
     many = 200
 
     def wrap(self, store: Store) -> Store:
-        rates = FaultRates(error=0.1, slow=0.05, fail_after_commit=0.1)
+        rates: dict[Fault, float] = {"error": 0.1, "slow": 0.05, "fail_after_commit": 0.1}
         faulty = FaultyStore(store, rates, seed=7, slow_s=0.0005)
         metered = WrapperStore(MeteredStore(faulty))
         return BreakingStore(RetryingStore(metered, RETRIES), Breaker(3, 10))

@@ -18,7 +18,7 @@ from s3cache.errors import (
 from s3cache.insight import Check, examine
 from s3cache.insight._doctor import check_remote
 from s3cache.store import MemoryStore, Store, WrapperStore
-from s3cache.testing import FaultRates, FaultyStore
+from s3cache.testing import FaultyStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -143,7 +143,7 @@ def test_a_wrong_clock_is_noticed(ahead_s: float, verdict: str, found: str) -> N
 
 
 def test_a_slow_store_is_a_warning() -> None:
-    check = checks_of(FaultyStore(MemoryStore(), FaultRates(slow=1.0), slow_s=0.02), slow_s=0.01)[
+    check = checks_of(FaultyStore(MemoryStore(), {"slow": 1.0}, slow_s=0.02), slow_s=0.01)[
         "latency"
     ]
     assert (check.verdict, "region" in check.fix) == ("warning", True)

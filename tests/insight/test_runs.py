@@ -11,7 +11,7 @@ import pytest
 from s3cache import explain
 from s3cache.errors import ConfigError
 from s3cache.insight import meaning
-from s3cache.records import read_head, run_names
+from s3cache.records import run_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,11 +109,3 @@ def test_a_word_is_a_key_before_a_script(home: Path) -> None:
     assert meaning("k1") == {"key": "k1"}
     for name in ("./k1", "train.py", "absent.py", "nonsense"):
         assert meaning(name) == {"script": name}
-
-
-def test_long_names_are_left_out_of_records(home: Path) -> None:
-    code = f"import sys; sys.modules['__main__'].__file__ = '/' + 5000 * 'x'\n{RECORDS}"
-    (home / "train.py").write_text(code)
-    run(home, "train.py", "1")
-    (name,) = run_names(str(home / "local"))
-    assert read_head(str(home / "local"), name).file == ""

@@ -11,7 +11,6 @@ from pathlib import Path
 import prometheus_client
 import pytest
 
-from s3cache import Cache
 from s3cache.errors import ConfigError
 from s3cache.metrics import PrometheusCollector, families, write_textfile
 from tests.metrics.counts import counted, read
@@ -52,24 +51,16 @@ def test_registering_does_not_read_the_counts_and_without_a_cache_there_are_none
     assert asked
 
 
-def test_two_caches_can_have_a_registry_each(tmp_path: Path) -> None:
-    for number in range(2):
-        registry = prometheus_client.CollectorRegistry()
-        with Cache.open("memory://metrics", local=False) as cache:
-            registry.register(PrometheusCollector(cache.stats))
-            for key in range(number):
-                cache.lookup(f"absent-{key}")
-            there = read(prometheus_client.generate_latest(registry).decode())
-            labels = (("level", "aot"), ("reason", "absent"))
-            assert there.get(("s3cache_misses_total", labels), 0) == number
-
-
 def test_the_file_is_replaced_in_one_step(tmp_path: Path) -> None:
     path = tmp_path / "job.prom"
     path.write_text("old\n")
     write_textfile(path, counted)
     assert read(path.read_text())[("s3cache_uploads_total", ())] == 17
     assert [each.name for each in tmp_path.iterdir()] == ["job.prom"]
+    os.mkfifo(tmp_path / "pipe")  # or /dev/null, where the program is root's
+    with pytest.raises(ConfigError, match="is no regular file"):
+        write_textfile(tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 def test_without_the_client_there_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,11 +112,3 @@ def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
     said, _ = leave(tmp_path, code=f'import sys; sys.modules["prometheus_client"] = None{_PROGRAM}')
     assert said.count("no metrics are left in") == len(said.splitlines()) == 1
     assert "pip install prometheus-client" in said
-
-
-def test_a_pipe_or_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
-    """``/dev/null`` of a machine, where the program is root's."""
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="is no regular file"):
-        write_textfile(tmp_path / "pipe")
-    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)

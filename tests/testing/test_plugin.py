@@ -7,27 +7,13 @@ import sys
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from s3cache.testing import MotoBucket
 
 HEAVY = ("torch", "numpy", "boto3", "botocore", "aioboto3", "moto", "flask", "hypothesis", "http")
-
-
-def pytest_in(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A user's run of pytest in a project of their own."""
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-    )
 
 
 def test_a_run_that_uses_no_fixture_of_ours_has_imported_nothing_for_it(tmp_path: Path) -> None:
@@ -39,7 +25,13 @@ def test_a_run_that_uses_no_fixture_of_ours_has_imported_nothing_for_it(tmp_path
     )
     plugins = {each.name for each in entry_points(group="pytest11")} - {"s3cache"}
     others = [f"-pno:{name}" for name in sorted(plugins)]
-    done = pytest_in(tmp_path, "-q", "-rP", *others)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rP", *others],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     loaded = set(done.stdout.split())
     assert "s3cache.testing.plugin" in loaded
@@ -50,13 +42,6 @@ def test_a_run_that_uses_no_fixture_of_ours_has_imported_nothing_for_it(tmp_path
         "s3cache.testing",
         "s3cache.testing.plugin",
     }
-
-
-def test_the_fixtures_are_listed_with_what_they_are(tmp_path: Path) -> None:
-    said = pytest_in(tmp_path, "--fixtures").stdout
-    for name in ("s3cache_machine", "s3cache_moto", "s3cache_moto_server [session scope]"):
-        assert f"\n{name} -- " in said
-    assert "An empty bucket for this test alone" in said
 
 
 def test_the_contract_shows_what_it_compared(tmp_path: Path) -> None:
@@ -77,12 +62,3 @@ def test_the_contract_shows_what_it_compared(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "assert None == 4096" in done.stdout
     assert "1 failed, 1 skipped" in done.stdout.splitlines()[-1]
-
-
-seen: list[str] = []
-
-
-@pytest.mark.parametrize("test", ["one", "another"])
-def test_buckets_are_not_shared_between_tests(s3cache_moto: MotoBucket, test: str) -> None:
-    assert s3cache_moto.name not in seen
-    seen.append(s3cache_moto.name)

@@ -32,7 +32,7 @@ def test_a_well_cached_job_passes_and_the_one_that_compiled_does_not(tmp_path: P
     )
     assert second.stats.misses  # which is no reason to fail
     assert_warm_start(first, second)
-    with pytest.raises(AssertionError, match=r"compiled on the second machine:\n.* missed"):
+    with pytest.raises(AssertionError, match=r"compiled on the second machine: .* missed"):
         assert_warm_start(second, first)
 
     off = Machine(tmp_path / "third").call("tests.testing.warm_job:train_without_caches", url)
@@ -56,7 +56,7 @@ def test_a_bypass_counts_only_where_no_level_has_the_graph() -> None:
 def test_what_the_first_machine_has_not_uploaded_is_named() -> None:
     missed = replace(HIT, fx=LevelStats(misses={Reason.ABSENT: 2}))
     slow = replace(WARM, recorded=replace(HIT, pending=3))
-    with pytest.raises(AssertionError, match=r"2 FX graphs missed[^$]*3 uploads still"):
+    with pytest.raises(AssertionError, match=r"2 FX graphs missed[^$]*3 still to upload"):
         assert_warm_start(slow, replace(WARM, recorded=missed))
 
 
@@ -67,8 +67,3 @@ def test_what_must_be_the_same_is_the_output_unless_the_job_says_otherwise() -> 
     assert_warm_start(WARM, other, same=lambda outcome: outcome.stdout.split()[0])
     with pytest.raises(AssertionError, match="something else"):
         assert_warm_start(replace(WARM, result=[1.0]), replace(WARM, result=[1.5]))
-
-
-def test_a_machine_without_a_cache_is_an_error() -> None:
-    with pytest.raises(AssertionError, match="there was no cache"):
-        assert_warm_start(WARM, replace(WARM, recorded=None))

@@ -20,7 +20,6 @@ import s3cache.records  # noqa: F401
 from s3cache.cache import Cache, Hit, Saved
 from s3cache.cli import main
 from s3cache.errors import ConfigError, StoreError
-from s3cache.settings import Settings
 from s3cache.store import ObjectFiles, check_way
 from s3cache.tier import DiskTier
 from tests.support.caching import KEY, entry
@@ -248,22 +247,6 @@ def test_a_default_that_others_sit_in_costs_the_local_tier_and_no_more(
     run_program()  # so that all is imported
     as_user(VICTIM, run_program)
     assert capfd.readouterr().out.count(f"file://{remote} pass") == 2
-
-
-@needs_users
-def test_root_leaves_nothing_in_the_home_of_whoever_called_sudo(
-    common: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """... who could not write it any more. Homes that a container is given may be anybody's."""
-    os.chown(common, VICTIM, VICTIM)
-    monkeypatch.setenv("HOME", str(common))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("SUDO_UID", raising=False)
-    assert Settings().local_dir == str(common / ".cache" / "s3cache")
-    monkeypatch.setenv("SUDO_UID", str(VICTIM))
-    assert Settings().local_dir == f"{tempfile.gettempdir()}/s3cache-0"
-    monkeypatch.setenv("SUDO_UID", str(ATTACKER))
-    assert Settings().local_dir == str(common / ".cache" / "s3cache")
 
 
 def test_a_root_that_anybody_may_rename_is_refused(tmp_path: Path) -> None:
