@@ -62,7 +62,6 @@ COMMANDS = {
     "s3cache check train.py": "tests/cli/test_check.py",
     "s3cache report": _REPORT,
     "s3cache report --last 8": _REPORT,
-    "s3cache report --trace trace.json": _REPORT,
     "s3cache report --manifest job.keys": _REPORT,
     "s3cache mirror s3://bucket/main s3://elsewhere/main --manifest job.keys": (
         "tests/cli/test_moving.py"

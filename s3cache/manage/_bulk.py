@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from s3cache import entries, frame
 from s3cache.errors import (
-    AccessDeniedError,
     ConfigError,
     CorruptError,
     S3CacheError,
@@ -41,7 +40,7 @@ from s3cache.store import (
     parse_url,
 )
 from s3cache.tier import Budget, DiskTier, TierStore, background, cancel_all
-from s3cache.trust import Policy, unpack
+from s3cache.trust import Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -242,35 +241,22 @@ async def read_head(store: Store, name: str, admit: TrustCheck | None = None) ->
 
 
 def _about(head: Head) -> dict[str, Any]:
-    """Return the fields by which one chooses; one that is not as we write it is left empty.
-
-    Nothing proves who the signers are.
-    """
+    """Return the fields by which one chooses; one that is not as we write it is left empty."""
     header = head.header
     made_by, components = (
         value if isinstance(value := header.meta.get(name), Mapping) else {}
         for name in ("made_by", "components")
     )
     tag = components.get("cache_key_tag")  # its digest and a readable value
-    try:
-        signers = tuple(each.statement.signer for each in unpack(head.signatures))
-    except CorruptError:
-        signers = ()
-    return {
-        "kind": header.kind,
-        "variant": header.variant,
-        "schema": header.schema,
-        "created_s": header.created_ns / 1e9,
-        "producer": header.producer,
-        "torch": _text(made_by.get("torch")),
-        "tag": _text(tag[-1]) if isinstance(tag, list) and len(tag) == 2 else "",
-        "signers": signers,
-        "devices": tuple(_text(made_by.get("device")).split()),
+    text = {
+        "torch": made_by.get("torch"),
+        "tag": tag[-1] if isinstance(tag, list) and len(tag) == 2 else None,
     }
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    return {
+        **{name: getattr(header, name) for name in ("kind", "variant", "schema", "producer")},
+        "created_s": header.created_ns / 1e9,
+        **{name: value if isinstance(value, str) else "" for name, value in text.items()},
+    }
 
 
 # -- work on many entries
@@ -330,19 +316,34 @@ async def remove(scan: Scan, keep: Container[str], advance: _Advance) -> BatchRe
 async def copy(scan: Scan, target: Place, advance: _Advance) -> BatchResult:
     """Copy each entry into ``target``, verified on its way; done again it copies what is left.
 
-    An entry of the target is compared with the source's by digest, and read whole unless the source
-    is a local tier: a damaged one, or one that is not admitted, is replaced. Another entry of the
-    same variant stays in a remote that a local tier is copied to, and where a trusted key has
-    signed it; else it may be forged, and is replaced. In a local tier an entry keeps its name; in a
-    remote it is published as if it were saved there. Transient errors of a server are counted.
+    An entry that the target has with the same digest, signed or not, is left alone; nothing but
+    its header is read. Another entry of the same variant stays in a remote that a local tier is
+    copied to, and where a trusted key has signed it; else it may be forged, and is replaced. In a
+    local tier an entry keeps its name; in a remote it is published as if it were saved there.
+    Transient errors of a server are counted.
     """
     source, admit = scan.place, scan.place.policy.check
     replaceable = entries.Replaceable(everything=not source.is_local)
 
+    async def has(name: str, head: Head) -> bool:
+        """Return whether the target has the entry of that head, or one that stays there."""
+        store, wanted = target.store, (head.digest, bool(head.signatures))
+        for each in [name] if target.is_local else entries.names_of(head.header):
+            with contextlib.suppress(CorruptError, UntrustedError):
+                there, info = await read_head(store, each, admit), await store.head(each)
+                if there is None or info is None or there.header.variant != head.header.variant:
+                    continue
+                # An entry has one digest, signed or not: the signed one replaces the other.
+                is_same = (there.digest, bool(there.signatures)) == wanted
+                stays = is_same or admit(there.digest, there.signatures) is not None
+                if stays and info.size == there.size:
+                    return True
+        return False
+
     async def one(item: Item) -> str | Exception:
         try:
             head = await read_head(source.store, item.name, admit)
-            if head is not None and await _has(target, item.place, head, source):
+            if head is not None and await has(item.place, head):
                 return "present"
             entry = await _verified(source, item)
             if entry is None:
@@ -356,34 +357,8 @@ async def copy(scan: Scan, target: Place, advance: _Advance) -> BatchResult:
             return "done" if is_new else "present"
         except TransientError as exc:
             return exc
-        except AccessDeniedError as exc:
-            if await target.store.head(item.place) is None:
-                raise
-            return exc  # the right to add may not include that to overwrite
 
     return await _each(scan, one, advance)
-
-
-async def _has(target: Place, name: str, head: Head, source: Place) -> bool:
-    """Return whether the target has the entry with that head, or one in its place that stays."""
-    store, admit = target.store, source.policy.check
-    for each in [name] if target.is_local else entries.names_of(head.header):
-        with contextlib.suppress(CorruptError, UntrustedError):
-            there = await read_head(store, each, admit)
-            if there is None or there.header.variant != head.header.variant:
-                continue
-            # An entry has one digest, signed or not: the signed one replaces the other.
-            is_same = (there.digest, bool(there.signatures)) == (head.digest, bool(head.signatures))
-            if not is_same and admit(there.digest, there.signatures) is None:
-                continue
-            if source.is_local:  # readers replace what is damaged behind its head
-                info = await store.head(each)
-                if info is not None and info.size == there.size:
-                    return True
-            elif (data := await store.get(each)) is not None:
-                await asyncio.to_thread(entries.verify, each, data, admit=admit)
-                return True
-    return False
 
 
 async def _verified(place: Place, item: Item) -> Frame | None:

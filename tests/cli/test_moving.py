@@ -72,11 +72,11 @@ def signed(shelf: Shelf, name: str, key: SigningKey) -> bytes:
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["under its key", "under its own name"])
-@pytest.mark.parametrize("place", ["a section", "the header", "all of it", "another entry"])
-def test_what_differs_in_the_target_is_replaced_whatever_its_size(
+@pytest.mark.parametrize("place", ["the header", "all of it", "another entry"])
+def test_what_differs_in_the_target_is_replaced(
     call: Call, shelf: Shelf, other: Shelf, place: str, first: bool
 ) -> None:
-    """A byte that has changed, or a forged entry; what is sound stays."""
+    """What cannot be read, or a forged entry; what is sound stays."""
     name = shelf.add("k", variant="v", size=300, first=first)
     if not first:
         shelf.add("k", variant="w", size=200)
@@ -91,7 +91,7 @@ def test_what_differs_in_the_target_is_replaced_whatever_its_size(
     elif place == "all of it":
         other.put(target, b"x" * len(source or b""))
     else:
-        other.damage(target, -1 if place == "a section" else 100)
+        other.damage(target, 100)
     forged = other.files.read(target)
     assert forged != source
     again = call("mirror", shelf.url, other.url, "--json").json
@@ -135,17 +135,6 @@ def test_a_signed_entry_replaces_the_same_one_without_signatures(
     assert call("mirror", shelf.url, other.url, "--json").json["present"] == 1
 
 
-def test_pulling_again_mends_what_is_damaged_here(call: Call, shelf: Shelf, tmp_path: Path) -> None:
-    shelf.add("k")
-    assert call("pull", "--url", shelf.url, "--json").json["done"] == 1
-    (path,) = [each for each in (tmp_path / "local").rglob("k.*") if each.is_file()]
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert call("pull", "--url", shelf.url, "--json").json["done"] == 1
-    assert path.read_bytes() == whole
-    assert call("pull", "--url", shelf.url, "--json").json["present"] == 1
-
-
 def test_what_was_pulled_is_hit_without_the_remote(call: Call, shelf: Shelf) -> None:
     keys = [f"key{number}" for number in range(5)]
     for key in keys:
@@ -176,10 +165,11 @@ def test_prefetching_by_keys_and_by_a_manifest(call: Call, shelf: Shelf, tmp_pat
     manifest.write_text("# of yesterday's run\nb  # large\n\nc\n")
     found = call("prefetch", "a", "--manifest", manifest, "--url", shelf.url, "--json")
     assert found.code == 0
-    assert (found.json["total"], found.json["found"]) == (3, 3)
+    assert found.json["done"] == 3
     again = call("prefetch", "a", "absent", "--url", shelf.url)
     assert again.code == 1
-    assert "0 fetched (0 B), 1 were here, 1 are not in the remote, 0 failed" in again.out
+    assert "absent: nothing is there" in again.out
+    assert "0 copied (0 B), 1 were there" in again.out
 
 
 def test_what_a_manifest_names_is_copied_and_what_is_not_there_is_said(
@@ -189,8 +179,7 @@ def test_what_a_manifest_names_is_copied_and_what_is_not_there_is_said(
     for key in ("aa", "c"):
         shelf.add(key)
     manifest = tmp_path / "keys"
-    listed = call("ls", "--url", shelf.url, "--key", "b", "--json").out
-    manifest.write_text(f"# of a job\na\n{listed}absent # gone\n{named[0]}\n")
+    manifest.write_text(f"# of a job\na\nb\nabsent # gone\n{named[0]}\n")
     done = call("mirror", shelf.url, other.url, "--manifest", manifest)
     assert done.code == 1
     assert "absent: nothing is there" in done.out
@@ -199,7 +188,7 @@ def test_what_a_manifest_names_is_copied_and_what_is_not_there_is_said(
     assert "3 sound" in call("verify", "--url", shelf.url, "--manifest", manifest).out
 
 
-@pytest.mark.parametrize("line", ["A/B", "a b", "{", '{"key": 1}', "v1/000/a.0", "-"])
+@pytest.mark.parametrize("line", ["A/B", "a b", "{", "v1/000/a.0", "-"])
 def test_a_line_that_names_no_entry_is_said(
     call: Call, shelf: Shelf, tmp_path: Path, line: str
 ) -> None:

@@ -61,16 +61,12 @@ def test_both_tiers_are_counted(call: Call, shelf: Shelf) -> None:
     with Cache.open(shelf.url) as cache:
         cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
     found = call("stats", "--url", shelf.url, "--json").json
-    assert (found["remote"]["entries"], found["remote"]["keys"]) == (3, 2)
-    local = found["local"]
-    assert (local["entries"], local["keys"], local["to_upload"]) == (1, 1, 0)
-    assert call("pull", "--url", shelf.url).code == 0  # the others; of "k" its first one too
-    local = call("stats", "--local", "--json").json["local"]
-    assert (local["entries"], local["keys"]) == (4, 2)
+    assert found["remote"]["entries"] == 3
+    assert (found["local"]["entries"], found["local"]["to_upload"]) == (1, 0)
     assert found["local"]["bytes"] > 0
     assert "remote" not in call("stats", "--local", "--url", shelf.url, "--json").json
     text = call("stats", "--url", shelf.url).out
-    assert "remote:\n  entries  3\n  keys     2\n" in text
+    assert "remote:\n  entries  3\n" in text
 
 
 # -- version
@@ -83,5 +79,5 @@ def test_it_names_what_a_bug_report_needs(call: Call) -> None:
     assert found["s3cache"] == s3cache.__version__
     assert platform.python_version() in found["python"]
     assert {"torch", "botocore", "platform", "libc", "zstandard"} <= set(found)
-    assert found["rich"][0].isdigit()
+    assert found["typer"][0].isdigit()
     assert call("--version").out == f"s3cache {s3cache.__version__}\n"

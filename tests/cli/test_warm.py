@@ -52,7 +52,6 @@ time.sleep(600)
         "bypasses": 0,
         "added": 1,
         "to_upload": 0,
-        "steps": 0,
         "is_warm": True,
     }
     assert {name.rpartition("/")[2] for name in shelf.names} == {"a1.0"}
@@ -64,27 +63,6 @@ def is_running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def test_a_job_is_ended_after_its_steps_when_all_is_uploaded(call: Call, shelf: Shelf) -> None:
-    """Not before it has saved what it compiled, and not while it compiles."""
-    job = f"""{LOOKS_UP}
-recorder.note(steps=2)
-recorder.note(compiling=True, at=time.time())
-time.sleep(1)
-save()
-recorder.note(compiling=False, at=time.time())
-time.sleep(1)
-recorder.note(steps=3)
-time.sleep(600)
-"""
-    done = call(
-        *("warm", "--url", f"{shelf.url}?create=1", "--steps", "2", "--json"),
-        *("--", sys.executable, "-c", job),
-    )
-    assert done.code == 0, done.err
-    assert (done.json["end"], done.json["steps"], done.json["added"]) == ("steps", 2, 1)
-    assert {name.rpartition("/")[2] for name in shelf.names} == {"a1.0"}
 
 
 def test_its_processes_are_one_job_in_reports(call: Call, shelf: Shelf) -> None:

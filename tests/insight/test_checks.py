@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,8 +13,6 @@ import pytest
 from s3cache.insight._doctor import (
     Check,
     check_compiler,
-    check_cpu,
-    check_disk,
     check_execution,
     check_local_dir,
     check_settings,
@@ -26,7 +26,7 @@ from tests.support.hanging import dead_mount
 from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
 # -- settings and trust
@@ -119,18 +119,10 @@ def local(path: Path, **more: Any) -> Check:
     return named(check_local_dir(Settings(local_dir=str(path), **more)))["local-directory"]
 
 
-def disk(**changes: int) -> Callable[[str], os.statvfs_result]:
-    about = {"f_bavail": 1 << 30, "f_frsize": 4096, "f_files": 1 << 20, "f_favail": 1 << 20}
-    about = {**about, "f_flag": 0, **changes}
-    names = "f_bsize f_frsize f_blocks f_bfree f_bavail f_files f_ffree f_favail f_flag f_namemax"
-    result = os.statvfs_result([about.get(name, 0) for name in names.split()])
-    return lambda _: result
-
-
 def test_a_private_directory_is_well(tmp_path: Path) -> None:
     found = named(check_local_dir(Settings(local_dir=str(tmp_path / "cache"))))
     assert found["local-directory"].verdict == "ok"
-    assert {"space", "inodes"} <= set(found)
+    assert found["space"].verdict in ("ok", "warning")
     assert local(tmp_path, local=False).verdict == "skipped"
 
 
@@ -170,60 +162,25 @@ def test_a_disk_that_hangs_is_a_fault_in_bounded_time(
     with dead_mount(tmp_path):
         check = local(tmp_path)
         assert check.verdict == "fault"
-        assert "a disk that works" in check.fix
+        assert "a directory that works" in check.fix
 
 
-@pytest.mark.parametrize(
-    ("changes", "name", "verdict"),
-    [
-        ({}, "space", "ok"),
-        ({"f_bavail": 1000}, "space", "warning"),
-        ({}, "inodes", "ok"),
-        ({"f_favail": 9}, "inodes", "warning"),
-        ({"f_favail": 0, "f_files": 0}, "inodes", "ok"),
-    ],
-)
-def test_room_on_the_disk(tmp_path: Path, changes: dict[str, int], name: str, verdict: str) -> None:
-    check = named(check_disk(str(tmp_path), 10 << 30, disk(**changes)))[name]
-    assert (check.verdict, check.fix == "") == (verdict, verdict == "ok")
-
-
-def test_a_disk_with_errors_is_a_fault() -> None:
-    check = named(check_disk("/nowhere", 1))["disk"]
-    assert (check.verdict, "No such file" in check.found) == ("fault", True)
-
-
-def test_a_system_that_loads_no_code_is_a_fault(
+def test_little_room_on_the_disk_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    space = named(check_local_dir(Settings(local_dir=str(tmp_path))))["space"]
+    assert (space.verdict, "make room" in space.fix) == ("warning", True)
+
+
+@pytest.mark.parametrize(("text", "verdict"), [("1\n", "ok"), ("2\n", "fault"), (None, "ok")])
+def test_a_system_that_loads_no_code_is_a_fault(
+    tmp_path: Path, text: str | None, verdict: str
+) -> None:
     sysctl = tmp_path / "memfd_noexec"
-    for text, verdict in (("0\n", "ok"), ("1\n", "ok"), ("2\n", "fault")):
+    if text is not None:
         sysctl.write_text(text)
-        found = named(check_execution(disk(), str(sysctl)))
-        assert found["execution"].verdict == verdict
-        assert "torch-directory" not in found
-    found = named(check_execution(disk(f_flag=os.ST_NOEXEC), str(tmp_path / "none")))
-    assert found["execution"].verdict == "ok"
-    assert found["torch-directory"].verdict == "fault"
-    assert "noexec" in found["torch-directory"].found
-
-
-@pytest.mark.parametrize(
-    ("text", "verdict", "found"),
-    [
-        ("flags\t\t: fpu sse avx2 avx512f\n", "ok", "avx512f avx2"),
-        ("Features\t: fp asimd sve\n", "ok", "sve asimd"),
-        ("flags : fpu sse\n", "warning", "without vector"),
-        ("", "ok", ""),
-    ],
-)
-def test_instructions_of_the_cpu(tmp_path: Path, text: str, verdict: str, found: str) -> None:
-    path = tmp_path / "cpuinfo"
-    path.write_text(text)
-    check = check_cpu(str(path))
-    assert check.verdict == verdict
-    assert found in check.found
+    assert check_execution(sysctl).verdict == verdict
 
 
 # -- programs
