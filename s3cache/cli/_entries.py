@@ -248,10 +248,8 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
         return
     rows: list[tuple[str, object]] = []
     for title, value in found.items():
-        if title == "graph" and isinstance(value, Mapping):
-            rows += ((f"graph {part}", each) for part, each in value.items())
-        elif title == "components" and isinstance(value, Mapping):
-            rows += ((f"component {part}", each) for part, each in value.items())
+        if title in ("components", "graph") and isinstance(value, Mapping):
+            rows += ((f"{title} {part}", each) for part, each in value.items())
         elif title == "sections":
             rows += ((f"section {each['name']}", size_text(each["size"])) for each in value)
         else:

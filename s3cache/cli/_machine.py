@@ -1,6 +1,4 @@
-"""Commands on programs and this machine: run, check and warm one, explain and report what its
-lookups did; measure the bucket, examine the setup, make a key.
-"""
+"""Commands on programs, on what they looked up, and on this machine's setup."""
 
 from __future__ import annotations
 

@@ -249,18 +249,13 @@ def check_remote(
     """Yield what the credentials can do in a store, how fast it is, and whether clocks agree."""
     data = os.urandom(_PROBE_BYTES)
 
-    async def may_list() -> Check:
+    async def first() -> object:
         async with listing(store, "v1/") as items:
-            await anext(items, None)
-        return Check("list", "ok", "allowed")
+            return await anext(items, None)
 
-    async def may_get() -> Check:
-        await store.get(f"{_PROBE}-that-is-not-there")
-        return Check("get", "ok", "allowed")
-
-    async def may_put() -> Check:
-        await store.put(_PROBE, data)
-        return Check("put", "ok", "allowed")
+    async def allowed(name: Name, work: Coroutine[Any, Any, object]) -> Check:
+        await work
+        return Check(name, "ok", "allowed")
 
     async def conditional_put() -> Check:
         with contextlib.suppress(PreconditionError):
@@ -304,7 +299,7 @@ def check_remote(
         fix = "use a bucket in this region, or s3cache pull before the job starts"
         return Check("latency", "warning", found, fix, "timeout")
 
-    async def may_delete() -> Check:
+    async def delete() -> Check:
         try:
             await store.delete(_PROBE)
         except AccessDeniedError:
@@ -316,14 +311,14 @@ def check_remote(
         return Check("delete", "warning", found, fix)
 
     checks: dict[Name, Callable[[], Coroutine[Any, Any, Check]]] = {
-        "list": may_list,
-        "get": may_get,
-        "put": may_put,
+        "list": lambda: allowed("list", first()),
+        "get": lambda: allowed("get", store.get(f"{_PROBE}-that-is-not-there")),
+        "put": lambda: allowed("put", store.put(_PROBE, data)),
         "conditional-put": conditional_put,
         "read-back": read_back,
         "clock": clock,
         "latency": latency,
-        "delete": may_delete,
+        "delete": delete,
     }
     for name, check in checks.items():
         if name == "put" and not may_write:
