@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+import pytest
+
 from s3cache import Cache, frame
 from tests.cli.commands import Call
 from tests.support.gate import Gate, refusing
@@ -45,3 +47,21 @@ def test_a_push_to_what_is_not_there_does_not_try_until_its_time_is_over(
     no_bucket = call("push", "--url", f"s3://there-is-none?{at(moto_port).partition('?')[2]}")
     assert no_bucket.code == 3
     assert "the bucket does not exist" in no_bucket.err
+
+
+def test_storage_is_measured_and_what_was_written_is_removed_or_said_to_stay(
+    call: Call, at: Callable[[int], str], moto_port: int
+) -> None:
+    found = call("bench", "--url", at(moto_port), "--json").json
+    assert list(found["storage"]) == ["small_put", "small_get", "miss", "large_put", "large_get"]
+    assert all(times["median_s"] > 0 for times in found["storage"].values())
+    large = found["storage"]["large_get"]
+    assert large["mb_s"] == pytest.approx(large["bytes"] / large["median_s"] / 1e6)
+    written = sum(len(found["storage"][name]["seconds"]) for name in ("small_put", "large_put"))
+    assert (found["removed"], found["left"]) == (written, 0)
+    with Gate(moto_port) as narrow:
+        narrow.rule = refusing("DELETE")
+        done = call("bench", "--url", at(narrow.port))
+    assert done.code == 0
+    assert "left below s3cache-bench/" in done.out
+    assert "large get" in done.out

@@ -110,15 +110,6 @@ def test_the_section_on_each_code_is_shown(call: Call) -> None:
         assert each["text"].partition("[")[0] in shown
 
 
-def test_a_code_may_be_of_two_kinds(call: Call) -> None:
-    found = call("explain", "Function", "error", "--json").lines
-    assert [(each["code"], each["kind"]) for each in found] == [
-        ("function", "bypass"),
-        ("error", "reason"),
-        ("error", "bypass"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

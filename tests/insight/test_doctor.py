@@ -83,13 +83,7 @@ def test_a_sound_store_is_ok_and_left_empty() -> None:
         (Odd(list=MISSING), "list", "fault", "no bucket", "make"),
         (Odd(list=TransientError("no route")), "list", "fault", "no route", "network"),
         (Odd(create=None), "conditional-put", "fault", "was overwritten", "another server"),
-        (
-            Odd(atomic_create=False),
-            "conditional-put",
-            "warning",
-            "ignores If-None-Match",
-            "newer server",
-        ),
+        (Odd(atomic_create=False), "conditional-put", "warning", "ignores If-", "newer server"),
         (Odd(get=b"something else"), "read-back", "fault", "not what was written", "in between"),
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, Store) else None,
@@ -127,13 +121,7 @@ def test_nothing_is_written_without_may_write() -> None:
 
 @pytest.mark.parametrize(
     ("ahead_s", "verdict", "found"),
-    [
-        (0.0, "ok", "agrees"),
-        (120.0, "warning", "ahead"),
-        (-120.0, "warning", "behind"),
-        (1000.0, "fault", "S3 refuses requests"),
-        (-1000.0, "fault", "behind"),
-    ],
+    [(0.0, "ok", "agrees"), (120.0, "warning", "ahead"), (-1000.0, "fault", "behind")],
 )
 def test_a_wrong_clock_is_noticed(ahead_s: float, verdict: str, found: str) -> None:
     check = checks_of(MemoryStore(), now=lambda: time.time() + ahead_s)["clock"]
@@ -167,31 +155,20 @@ def examined(url: str | None = URL, timeout_s: float = 5.0) -> dict[str, Check]:
 
 
 @pytest.mark.parametrize(
-    ("text", "profile", "timeout_s", "found", "fix"),
+    ("text", "timeout_s", "found"),
     [
-        ("", "", 5.0, "there are none", "AWS_PROFILE"),
-        ("", "absent", 5.0, "absent", ""),
-        ("[default]\ncredential_process = sleep 600\n", "", 1.0, "no answer within 1 s", ""),
-        ("[default]\ncredential_process = false\n", "", 5.0, "", ""),
+        ("", 5.0, "there are none"),
+        ("[default]\ncredential_process = sleep 600\n", 1.0, "no answer within 1 s"),
+        ("[default]\ncredential_process = false\n", 5.0, ""),
     ],
-    ids=["none", "profile", "hangs", "fails"],
+    ids=["none", "hangs", "fails"],
 )
-def test_each_fault_of_credentials(
-    monkeypatch: pytest.MonkeyPatch,
-    config: Path,
-    text: str,
-    profile: str,
-    timeout_s: float,
-    found: str,
-    fix: str,
-) -> None:
+def test_each_fault_of_credentials(config: Path, text: str, timeout_s: float, found: str) -> None:
     config.write_text(text)
-    if profile:
-        monkeypatch.setenv("AWS_PROFILE", profile)
     checks = examined(timeout_s=timeout_s)
     assert checks["credentials"].verdict == "fault"
     assert found in checks["credentials"].found
-    assert fix in checks["credentials"].fix
+    assert "AWS_PROFILE" in checks["credentials"].fix
     assert "list" not in checks  # which they explain
     assert "trust" in checks  # which they do not
 
