@@ -1,8 +1,10 @@
-"""Entries are listed in memory that does not grow, with what they say of themselves."""
+"""Entries are listed in memory that does not grow, and chosen by every condition given."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,11 @@ from s3cache.manage import Item, Place, Scan, Selection
 from s3cache.store import FileStore, MemoryStore, Store, WrapperStore
 from s3cache.trust import Policy, generate, policy_of
 from tests.support.shelves import Shelf
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "remote")
 
 
 def scan_of(store: Store, *args: Any, policy: Policy | None = None, **how: Any) -> Scan:
@@ -146,3 +153,60 @@ async def test_without_headers_nothing_is_read() -> None:
         sum([len(batch) async for batch in scan_of(store, Selection(key=("k1",))).batches()]) == 11
     )
     assert store.heads == 0
+
+
+# -- which entries are meant
+
+
+NOW = time.time()
+ABOUT = {
+    "kind": "aot",
+    "torch": "2.13.0+cpu",
+    "tag": "mine",
+}
+ITEM = Item("v1/000/abcdef.0", 1000, NOW - 86400, ABOUT)
+DAMAGED = Item("v1/000/abcdef.0", 1000, NOW - 86400, problem=CorruptError("frame", "is damaged"))
+STRANGER = Item("v1/000/ab.0", 10, NOW, problem=UntrustedError("unsigned", "no signature"))
+
+
+@pytest.mark.parametrize(
+    ("words", "yes"),
+    [
+        ({"key": ("bcd", "abcdef")}, True),
+        ({"key": ("bcd",)}, False),
+        ({"older": 2 * 86400}, False),
+        ({"min_size": 1000}, True),
+        ({"min_size": 1001}, False),
+        ({"kind": ("fx", "shapes")}, False),
+        ({"torch": ("2.13",)}, True),
+        ({"torch": ("2.13.0+cpu",)}, True),
+        ({"torch": ("2.1",)}, False),
+        ({"torch": ("2.13.1",)}, False),
+        ({"tag": ("",)}, False),
+        ({"unreadable": True}, False),
+        ({"untrusted": True}, False),
+        ({"kind": ("aot",), "older": 2 * 86400}, False),
+    ],
+)
+def test_each_condition(words: dict[str, Any], yes: bool) -> None:
+    assert Selection(**words).chooses(ITEM) is yes
+
+
+@pytest.mark.parametrize(
+    ("words", "damaged", "stranger"),
+    [
+        ({}, True, True),
+        ({"unreadable": True}, True, False),
+        ({"untrusted": True}, False, True),
+        ({"unreadable": True, "untrusted": True}, True, True),
+        ({"unreadable": True, "key": ("x",)}, False, False),
+        ({"kind": ("aot",)}, False, False),
+        ({"torch": ("",)}, False, False),
+    ],
+)
+def test_an_unreadable_entry_matches_no_condition_on_headers(
+    words: dict[str, Any], damaged: bool, stranger: bool
+) -> None:
+    """So that a damaged entry is not removed as one of an old torch."""
+    assert Selection(**words).chooses(DAMAGED) is damaged
+    assert Selection(**words).chooses(STRANGER) is stranger
