@@ -137,8 +137,8 @@ def open_place(
 class Scan:
     """The entries of a place that are chosen, in batches: the memory does not grow.
 
-    Where a selection names entries of a remote, nothing else is listed: one request for each key,
-    several at once. Once all batches were read, ``absent`` has the names that no entry has.
+    Where a selection names entries of a remote, nothing else is listed: one request for each key.
+    Once all batches were read, ``absent`` has the names that no entry has.
 
     Args:
         headers: read headers even where nothing is chosen by them; one request each.
@@ -170,21 +170,15 @@ class Scan:
         self.absent = sorted(missing)
 
     async def _objects(self) -> AsyncGenerator[ObjectInfo, None]:
-        async def objects_under(prefix: str) -> list[ObjectInfo]:
+        named = self.selection.manifest
+        prefixes: Iterable[str] = (
+            _PREFIXES
+            if named is None
+            else sorted({entries.name_prefix(entries.key_of(name)) for name in named})
+        )
+        for prefix in ("",) if self.place.is_local else prefixes:
             async with listing(self.place.store, prefix) as objects:
-                return [info async for info in objects]
-
-        if self.selection.manifest is None or self.place.is_local:
-            for prefix in ("",) if self.place.is_local else _PREFIXES:
-                async with listing(self.place.store, prefix) as objects:
-                    async for info in objects:
-                        yield info
-            return
-        keys = map(entries.key_of, self.selection.manifest)
-        prefixes = sorted({entries.name_prefix(key) for key in keys})
-        for at in range(0, len(prefixes), _BATCH):
-            for infos in await concurrently(objects_under, prefixes[at : at + _BATCH]):
-                for info in infos:
+                async for info in objects:
                     yield info
 
     async def _chosen(self, batch: list[Item]) -> list[Item]:
