@@ -35,6 +35,7 @@ __all__ = [
     "JOB",
     "Event",
     "Folded",
+    "Lanes",
     "Record",
     "RecordLimits",
     "Recorder",
@@ -187,6 +188,19 @@ class Transfers:
             if (began := self._began.pop(which, None)) is not None:
                 took = max(now - began, 0.0)
                 self._add(Event(step.direction, now, took, step.name, step.size, step.step))
+
+
+class Lanes:
+    """Assign each of many spans a lane in which it overlaps no other; sorted, to fewest lanes."""
+
+    def __init__(self) -> None:
+        self._ends: list[float] = []  # by lane
+
+    def take(self, began: float, ended: float) -> int:
+        """Return the lane of a span, counted from 0."""
+        free = next((lane for lane, end in enumerate(self._ends) if end <= began), len(self._ends))
+        self._ends[free : free + 1] = [ended]
+        return free
 
 
 # -- writing

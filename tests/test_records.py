@@ -11,9 +11,12 @@ import sys
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from s3cache.records import (
     Event,
+    Lanes,
     Record,
     Recorder,
     RecordLimits,
@@ -338,3 +341,21 @@ def test_equal_lookups_of_several_processes_are_folded() -> None:
     assert (found[0].elapsed_s, found[0].saved_s) == (3, 7)
     rejecting = [Run(why, (record("a", rejected=(why,)),)) for why in ("x is 1", "x is 2")]
     assert len(folded(rejecting)) == 2
+
+
+# -- lanes
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)))
+
+
+@given(SPANS)
+def test_no_two_spans_of_a_lane_overlap_in_any_order(spans: list[tuple[int, int]]) -> None:
+    lanes = Lanes()
+    taken: dict[int, list[tuple[int, int]]] = {}
+    for began, length in spans:
+        span = began, began + length
+        taken.setdefault(lanes.take(*span), []).append(span)
+    for lane in taken.values():
+        for number, (began, ended) in enumerate(lane):
+            assert all(ended <= b or e <= began for b, e in lane[:number])
