@@ -324,13 +324,14 @@ async def copy(scan: Scan, target: Place, advance: _Advance) -> BatchResult:
         store, wanted = target.store, (head.digest, bool(head.signatures))
         for each in [name] if target.is_local else entries.names_of(head.header):
             with contextlib.suppress(CorruptError, UntrustedError):
-                there, info = await read_head(store, each, admit), await store.head(each)
-                if there is None or info is None or there.header.variant != head.header.variant:
+                there = await read_head(store, each, admit)
+                if there is None or there.header.variant != head.header.variant:
                     continue
                 # An entry has one digest, signed or not: the signed one replaces the other.
                 is_same = (there.digest, bool(there.signatures)) == wanted
                 stays = is_same or admit(there.digest, there.signatures) is not None
-                if stays and info.size == there.size:
+                info = await store.head(each) if stays else None
+                if info is not None and info.size == there.size:
                     return True
         return False
 
