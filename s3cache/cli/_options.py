@@ -296,7 +296,5 @@ def finish(
     else:
         for name, why in result.failures:
             out.line(f"{name}: {why}")
-        if result.failed > len(result.failures):
-            out.line(f"and {result.failed - len(result.failures)} more")
         out.line(summary.format(**{**vars(result), "size": size_text(result.size)}))
     return 1 if result.failed else 0

@@ -30,7 +30,6 @@ from s3cache.manage._selection import Item, Selection
 from s3cache.settings import Options, Settings
 from s3cache.store import (
     FileLocation,
-    MeteredStore,
     ObjectInfo,
     RetryingStore,
     RetryPolicy,
@@ -57,8 +56,6 @@ _CONCURRENCY = 16
 _PREFIXES = tuple(f"{entries.NAMES}{digit}" for digit in "0123456789abcdef")
 # Bytes of objects that are in memory at once. A larger object is read alone.
 _MAX_BYTES = 256 << 20
-_NO_BOUND = 1 << 62
-_FAILURES_SHOWN = 100
 
 _Advance: TypeAlias = Callable[[int], object]
 
@@ -130,7 +127,7 @@ def open_place(
         base_delay_s=0.1,
         max_delay_s=10.0,
     )
-    store = RetryingStore(MeteredStore(open_store(remote, **of_store)), retries)
+    store = RetryingStore(open_store(remote, **of_store), retries)
     return Place(store, False, policy)
 
 
@@ -258,7 +255,7 @@ def _about(head: Head) -> dict[str, Any]:
 
 @dataclass
 class BatchResult:
-    """Counts of the outcomes of many entries, with the first hundred failures.
+    """Counts of the outcomes of many entries, with the failures.
 
     ``gone`` were removed by others in the meantime, ``kept`` are not uploaded yet, or sound after
     all, and ``size`` are the bytes of those that are done.
@@ -274,8 +271,7 @@ class BatchResult:
 
     def fail(self, name: str, why: Exception | str) -> None:
         self.failed += 1
-        if len(self.failures) < _FAILURES_SHOWN:
-            self.failures.append((name, str(why)))
+        self.failures.append((name, str(why)))
 
 
 async def verify(scan: Scan, advance: _Advance) -> BatchResult:
@@ -304,7 +300,7 @@ async def remove(scan: Scan, keep: Container[str], advance: _Advance) -> BatchRe
         await scan.place.store.delete(item.name)
         return "done"
 
-    return await _each(scan, one, advance, _NO_BOUND)
+    return await _each(scan, one, advance)
 
 
 async def copy(scan: Scan, target: Place, advance: _Advance) -> BatchResult:
@@ -364,17 +360,14 @@ async def _verified(place: Place, item: Item) -> Frame | None:
 
 
 async def _each(
-    scan: Scan,
-    work: Callable[[Item], Awaitable[str | Exception]],
-    advance: _Advance,
-    max_bytes: int = _MAX_BYTES,
+    scan: Scan, work: Callable[[Item], Awaitable[str | Exception]], advance: _Advance
 ) -> BatchResult:
     """Count the results of ``work``, each the name of a count or why it failed.
 
     It works on several items at once. The first StoreError is raised when the others of its batch
     have ended.
     """
-    result, budget = BatchResult(), Budget(max_bytes)
+    result, budget = BatchResult(), Budget(_MAX_BYTES)
 
     async def one(item: Item) -> StoreError | None:
         await budget.take(item.size)
