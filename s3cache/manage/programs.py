@@ -159,7 +159,7 @@ def check_program(
         return look.quiet_s >= quiet_s
 
     environment = {k: text for k, text in os.environ.items() if not k.startswith("S3CACHE_")}
-    environment |= {"S3CACHE_SUMMARY": "0", "S3CACHE_SHAPE_PROFILE": "0"}
+    environment["S3CACHE_SUMMARY"] = "0"
     command = [sys.executable, "-m", "s3cache", "run", *program]
     with tempfile.TemporaryDirectory(prefix="s3cache-check-", ignore_cleanup_errors=True) as place:
         root = os.path.join(place, "local")
