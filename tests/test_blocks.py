@@ -59,10 +59,9 @@ _EXAMPLE = "tests/examples/test_warm_start_ci.py"
 # are held against the Makefile; those of AWS are not run.
 COMMANDS = {
     "pip install torch-s3cache": _DIST,
-    "s3cache check train.py": "tests/cli/test_check.py",
+    "s3cache check train.py": "tests/cli/test_programs.py",
     "s3cache report": _REPORT,
     "s3cache report --last 8": _REPORT,
-    "s3cache report --trace trace.json": _REPORT,
     "s3cache report --manifest job.keys": _REPORT,
     "s3cache mirror s3://bucket/main s3://elsewhere/main --manifest job.keys": (
         "tests/cli/test_moving.py"

@@ -21,8 +21,7 @@ FUNCTIONS = {
     "active": "() -> Cache | None",
     "check": "(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs) -> Report",
     "disable": "() -> None",
-    "explain": "(run: str | None = None, *, key: str | None = None, script: str | None = None, "
-    "module: str | None = None, url: str | None = None, remote: bool = True, "
+    "explain": "(what: str = , *, url: str | None = None, remote: bool = True, "
     "**options: Unpack[Options]) -> Explained",
     "enable": "(url: str | None = None, **options: Unpack[Options]) -> Cache",
     "enabled": "(url: str | None = None, **options: Unpack[Options]) -> Iterator[Cache]",

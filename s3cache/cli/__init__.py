@@ -13,11 +13,8 @@ import sys
 
 import typer
 
-from s3cache.cli._changes import clear, gc, mirror, prefetch, pull, push, rm
-from s3cache.cli._entries import du, inspect, ls, stats, verify
-from s3cache.cli._machine import doctor, explain, keygen, report, version
+from s3cache.cli import _entries, _machine
 from s3cache.cli._options import redacted, with_groups
-from s3cache.cli._programs import bench, check, run, warm
 from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError, code_of
 from s3cache.util import __version__
 from s3cache.util.text import command, pointer, printable
@@ -25,8 +22,11 @@ from s3cache.util.text import command, pointer, printable
 __all__ = ["app", "main"]
 
 _COMMANDS = (
-    *(run, check, warm, version, doctor, stats, report, ls, du, inspect, explain, verify),
-    *(rm, clear, gc, pull, push, prefetch, mirror, bench, keygen),
+    *(_machine.run, _machine.check, _machine.warm, _machine.version, _machine.doctor),
+    *(_entries.stats, _machine.report, _entries.ls, _entries.du, _entries.inspect),
+    *(_machine.explain, _entries.verify, _entries.rm, _entries.clear, _entries.gc),
+    *(_entries.pull, _entries.push, _entries.prefetch, _entries.mirror),
+    *(_machine.bench, _machine.keygen),
 )
 # What follows the name of a program is the program's.
 _OF_A_PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -66,13 +66,11 @@ def _root(
 
 
 for _command in _COMMANDS:
-    _context = _OF_A_PROGRAM if _command in (run, check) else None
+    _context = _OF_A_PROGRAM if _command in (_machine.run, _machine.check) else None
     app.command(_command.__name__, context_settings=_context)(with_groups(_command))
 
 
-class _AboveBars(logging.Handler):
-    """Write to what ``sys.stderr`` is now: while a bar is drawn, that is above the bar."""
-
+class _Retries(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(f"s3cache: {redacted(record.getMessage())}\n")
 
@@ -81,7 +79,7 @@ def main(arguments: list[str]) -> int:
     """Do what the arguments say, and return the exit code, as the help of the app has it."""
     if sys.stderr.isatty():  # it may take minutes until a request is no longer tried again
         logger = logging.getLogger("s3cache.storage")
-        logger.addHandler(_AboveBars())
+        logger.addHandler(_Retries())
         logger.setLevel(logging.INFO)
     try:
         code = app(args=arguments, prog_name="s3cache", standalone_mode=False)

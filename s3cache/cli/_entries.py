@@ -1,71 +1,50 @@
-"""``s3cache ls``, ``du``, ``stats``, ``verify`` and ``inspect``: what entries there are."""
+"""Commands on entries: list, sum up, verify, inspect, copy and remove them."""
 
 from __future__ import annotations
 
 import datetime as dt
 import heapq
-import os
-import re
-import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from typer import Argument, Exit, Option
+from typer import Argument, Option
 
 from s3cache import manage
 from s3cache.cli._options import (
+    URL,
     Filters,
     Output,
     Where,
-    check_file,
     finish,
-    hits_here,
     items_of,
+    json_text,
+    named_in,
     note_missing,
     size_text,
     until_done,
 )
-from s3cache.errors import ConfigError, UntrustedError
+from s3cache.errors import AccessDeniedError, ConfigError, UntrustedError
 from s3cache.settings import Settings
-from s3cache.util.text import counted, printable
+from s3cache.util.text import counted
 
 if TYPE_CHECKING:
     from s3cache.frame import Head
     from s3cache.trust import Policy
 
-_Hits: TypeAlias = Mapping[str, int]
-_Order: TypeAlias = Literal["age", "hits", "key", "kind", "size", "torch"]
-_Group: TypeAlias = Literal["age", "device", "hits", "kind", "signer", "size", "tag", "torch"]
+_Order: TypeAlias = Literal["age", "size"]
+_Group: TypeAlias = Literal["age", "kind", "tag", "torch"]
 
-# What each order puts on top.
-_ORDERS: dict[_Order, Callable[[manage.Item, _Hits], Any]] = {
-    "age": lambda item, _: -item.modified,
-    "hits": lambda item, hits: (-hits.get(item.key, 0), item.key),
-    "key": lambda item, _: (item.key, item.name),
-    "kind": lambda item, _: (item.values("kind") or (), item.key),
-    "size": lambda item, _: -item.size,
-    "torch": lambda item, _: (item.values("torch") or (), item.key),
-}
-# Groupings by something that is not a header field: its value, and the bounds of each group.
-_RANGES: dict[str, tuple[Callable[[manage.Item, _Hits], float], dict[str, float]]] = {
-    "age": (lambda item, _: item.age_s, {
-        "below 1 hour": 3600, "below 1 day": 86400, "below 7 days": 7 * 86400,
-        "below 30 days": 30 * 86400, "30 days or more": float("inf"),
-    }),
-    "size": (lambda item, _: item.size, {
-        "below 64 KiB": 64 << 10, "below 1 MiB": 1 << 20, "below 16 MiB": 16 << 20,
-        "below 256 MiB": 256 << 20, "256 MiB or more": float("inf"),
-    }),
-    "hits": (lambda item, hits: hits.get(item.key, 0), {
-        "none here": 1, "1": 2, "2 to 9": 10, "10 or more": float("inf"),
-    }),
-}  # fmt: skip
-# Sorting keeps no more entries than this in memory: those at the top.
+# -- what there is
+
+# Sorting keeps no more entries than this in memory, where no limit is given.
 _SORTED_AT_MOST = 1000
+_DAY_S = 86400
+_AGES = {"below 1 day": 1, "below 7 days": 7, "below 30 days": 30, "30 days or more": float("inf")}
 # The columns of `--long`, and their widths.
-_LONG = {"kind": 6, "torch": 14, "device": 5, "tag": 8, "signer": 12}
+_LONG = {"kind": 6, "torch": 14, "tag": 8}
 
 
 def ls(
@@ -76,56 +55,40 @@ def ls(
         False, "--long", "-l", help="Also what headers say: one request for each entry."
     ),
     sort: _Order | None = Option(
-        None, help="Put the newest, largest or first on top; a thousand without --limit."
+        None, help="Put the newest or the largest on top; a thousand without --limit."
     ),
-    reverse: bool = Option(False, "--reverse", "-r", help="Sort the other way."),
     limit: int | None = Option(None, help="At most so many entries.", min=1),
 ) -> int:
     """List entries: size, time since the last change, key and variant.
 
-    With --long also kind, torch, device, tag and signers, and how often this machine hit the entry,
-    as its last 128 processes recorded it. Entries are printed as they are found, so the bucket may
+    With --long also kind, torch and tag. Entries are printed as they are found, so the bucket may
     be of any size.
     """
-    if reverse and sort is None:
-        raise ConfigError("option --reverse", "has nothing to reverse", "give --sort too")
-    selection = filters.selection()
-    long = long or sort in ("kind", "torch") or selection.needs_headers
-    hits = hits_here() if long or sort == "hits" else None
+    long = long or filters.selection.needs_headers
     shown = 0
     with where.open() as place:
-        scan = manage.Scan(place, selection, headers=long)
+        scan = manage.Scan(place, filters.selection, headers=long)
         items: Iterable[manage.Item] = items_of(scan)
         if sort is not None:
-            order, pick = _ORDERS[sort], heapq.nlargest if reverse else heapq.nsmallest
-            most = limit or _SORTED_AT_MOST
-            items = pick(most, items, key=lambda item: order(item, hits or {}))
+            order = (lambda item: item.modified) if sort == "age" else (lambda item: item.size)
+            items = heapq.nlargest(limit or _SORTED_AT_MOST, items, key=order)
         for item in items:
             if shown == limit:
                 break
             shown += 1
-            if not out.json:
-                out.line(_item_text(item, long, hits))
-                continue
-            names = ("key", "name", "size", "modified", *(("about", "problem") if long else ()))
-            found = {name: getattr(item, name) for name in names}
-            out.record(found if hits is None else {**found, "hits_here": hits.get(item.key, 0)})
+            if out.json:
+                names = "key", "name", "size", "modified", *(("about", "problem") if long else ())
+                out.record({name: getattr(item, name) for name in names})
+            else:
+                out.line(_item_text(item, long))
     out.note(counted(shown, "entry", "entries") if shown else "no entries")
-    if sort is not None and limit is None and shown == _SORTED_AT_MOST:
-        out.note("there may be more, which come after these: give --limit for another number")
-    if hits is not None and shown:
-        out.note("hits are those of this machine, as far as they are recorded")
     return note_missing(out, scan)
 
 
-def _item_text(item: manage.Item, long: bool, hits: _Hits | None) -> str:
+def _item_text(item: manage.Item, long: bool) -> str:
     cells = [f"{size_text(item.size):>10}", f"{_age_text(item.age_s):>6}"]
-    if hits is not None:
-        count = hits.get(item.key, 0)
-        cells.append(f"{count:>5} {'hit ' if count == 1 else 'hits'}")
     for field, width in _LONG.items() if long else ():
-        values = item.values(field)
-        cells.append(f"{'?' if values is None else ','.join(values) or '-':{width}}")
+        cells.append(f"{'?' if item.about is None else item.about[field] or '-':{width}}")
     cells += [item.key, item.name.rpartition(".")[2]]
     if item.problem is not None:
         cells.append(f"({item.problem})")
@@ -134,41 +97,29 @@ def _item_text(item: manage.Item, long: bool, hits: _Hits | None) -> str:
 
 def _age_text(seconds: float) -> str:
     """Return how long ago something was, for people, as in ``3 h``."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+    for unit, length in (("d", _DAY_S), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
-
-
-def _group_of(item: manage.Item, by: _Group, hits: _Hits) -> str:
-    if by in _RANGES:
-        value, bounds = _RANGES[by]
-        return next(name for name, bound in bounds.items() if value(item, hits) < bound)
-    values = item.values(by)
-    return "(not readable)" if values is None else " ".join(values) or "(none)"
 
 
 def du(
     filters: Filters,
     where: Where,
     out: Output,
-    by: _Group = Option(
-        "age", help="Group by; all but age, hits and size take one request for each entry."
-    ),
+    by: _Group = Option("age", help="Group by; all but age take one request for each entry."),
 ) -> int:
-    """Sum up the number and the size of entries, the largest sum first.
-
-    Hits are those of this machine, as its last 128 processes recorded them.
-    """
-    selection = filters.selection()
-    hits = hits_here() if by == "hits" else {}
+    """Sum up the number and the size of entries, the largest sum first."""
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     with where.open() as place, out.progress("entries") as advance:
-        scan = manage.Scan(place, selection, headers=by not in _RANGES)
+        scan = manage.Scan(place, filters.selection, headers=by != "age")
         for item in items_of(scan):
-            group = sums[_group_of(item, by, hits)]
-            group[0] += 1
-            group[1] += item.size
+            if by == "age":
+                name = next(name for name, days in _AGES.items() if item.age_s < days * _DAY_S)
+            else:
+                name = "(not readable)" if item.about is None else item.about[by] or "(none)"
+            sums[name][0] += 1
+            sums[name][1] += item.size
             advance(1)
     rows = sorted(sums.items(), key=lambda row: (-row[1][1], row[0]))
     count, size = (sum(group[at] for group in sums.values()) for at in (0, 1))
@@ -213,17 +164,11 @@ def stats(where: Where, out: Output) -> None:
 
 
 def _totals(place: manage.Place) -> dict[str, int]:
-    entries = size = firsts = 0
-    here: set[str] = set()
+    entries = size = 0
     for item in items_of(manage.Scan(place)):
         entries += 1
         size += item.size
-        # There is one first entry to a key. A local tier may have others only, and is bounded.
-        if place.is_local:
-            here.add(item.name.rpartition(".")[0])
-        else:
-            firsts += item.name.endswith(".0")
-    return {"entries": entries, "keys": len(here) if place.is_local else firsts, "bytes": size}
+    return {"entries": entries, "bytes": size}
 
 
 def verify(filters: Filters, where: Where, out: Output) -> int:
@@ -232,9 +177,8 @@ def verify(filters: Filters, where: Where, out: Output) -> int:
     Exits with 1 if anything is damaged, out of place or not trusted. To remove such entries:
     s3cache gc --unreadable --untrusted --delete.
     """
-    selection = filters.selection()
     with where.open() as place, out.progress("verified") as advance:
-        scan = manage.Scan(place, selection)
+        scan = manage.Scan(place, filters.selection)
         result = until_done(manage.verify(scan, advance))
     level = place.policy.level
     checked = "" if level == "off" else ", signatures too"
@@ -243,62 +187,31 @@ def verify(filters: Filters, where: Where, out: Output) -> int:
     )
 
 
-# An object of a store: its URL up to where its entries begin, the rest, and options.
-_OBJECT = re.compile(r"(\w+://[^?]*?)/(v1/[0-9a-f]{3}/[^/?]+)(\?.*)?")
-
-
 def inspect(
     where: Where,
     out: Output,
-    target: str = Argument(
-        ...,
-        metavar="KEY|FILE|URL",
-        help="A key or the beginning of one, a file, or the URL of an object.",
-    ),
-) -> None:
+    key: str = Argument(..., metavar="KEY", help="A key, or the beginning of one."),
+) -> int:
     """Show what an entry says of itself: key, guards, kernels, times, signatures, its graph.
 
     Nothing is unpickled, and torch is not needed. The header is verified; s3cache verify checks the
     rest.
     """
-    from s3cache import frame
-
-    if "://" not in target and (os.sep in target or os.path.isfile(target)):
-        policy = Settings.load()[0].trust_policy()
-        with open(check_file(f"file {target}", target), "rb") as file:
-            _show(out, target, frame.decode_head(file.read(2 * frame.MAX_HEADER_BYTES)), policy)
-    elif is_object := _OBJECT.fullmatch(target):
-        with manage.open_place(is_object[1] + (is_object[3] or "")) as place:
-            _show_all(out, place, [is_object[2]], target)
-    elif "://" in target:
-        fix = "give scheme://.../v1/abc/key.0, or a key and --url"
-        raise ConfigError("the URL", "is not that of an entry", fix)
-    else:
-        with where.open() as place:
-            _show_all(out, place, _names_of(place, target), target)
-
-
-def _names_of(place: manage.Place, key: str) -> list[str]:
-    """Return the names of all entries under ``key``, or under the only key that begins so."""
-    whole = manage.Selection(manifest=frozenset({key}))  # one request
-    if names := [item.name for item in items_of(manage.Scan(place, whole))]:
-        return names
-    found: dict[str, list[str]] = defaultdict(list)
-    for item in items_of(manage.Scan(place, manage.Selection(key=(key,)))):
-        found[item.key].append(item.name)
-        if len(found) > 1:
-            raise ConfigError(f"key {key!r}", "is the beginning of several", "give more of it")
-    return next(iter(found.values()), [])
-
-
-def _show_all(out: Output, place: manage.Place, names: list[str], target: str) -> None:
-    heads = {name: until_done(manage.read_head(place.store, name)) for name in sorted(names)}
-    if not any(heads.values()):  # nothing is damaged, so there is no pointer to read on
-        sys.stderr.write(f"s3cache: error: {printable(target)}: there is no such entry\n")
-        raise Exit(1)
-    for name, head in heads.items():
-        if head is not None:
-            _show(out, name, head, place.policy)
+    with where.open() as place:
+        whole = manage.Selection(manifest=frozenset({key}))  # one request
+        names = [item.name for item in items_of(manage.Scan(place, whole))]
+        if not names:
+            found = [*items_of(manage.Scan(place, manage.Selection(key=(key,))))]
+            if len({item.key for item in found}) > 1:
+                raise ConfigError(f"key {key!r}", "is the beginning of several", "give more of it")
+            names = [item.name for item in found]
+        for name in sorted(names):
+            head = until_done(manage.read_head(place.store, name))
+            if head is not None:
+                _show(out, name, head, place.policy)
+    if not names:
+        out.note(f"{key}: there is no such entry")
+    return 0 if names else 1
 
 
 def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
@@ -333,34 +246,18 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
     if out.json:
         out.record(found)
         return
-    apart = ("components", "graph", "sections")
-    rows = [(name, value) for name, value in found.items() if name not in apart]
-    for each in header.sections:
-        sizes = f"{size_text(each.raw_size)}, {size_text(each.stored_size)} stored"
-        rows.append((f"section {each.name}", sizes))
-    if isinstance(components := meta.get("components"), Mapping):
-        rows += [(f"component {n}", value) for n, value in components.items()]
-    if graph is not None:
-        runtime = graph.runtime_metadata
-        rows += zip(graph.input_names, map(to_plain, runtime.input_info), strict=False)
-        rows += [(f"output {n}", to_plain(info)) for n, info in enumerate(runtime.output_info)]
-    out.table((), [(n, _words(value) or "-") for n, value in rows])
-
-
-def _words(value: object) -> str:
-    """Return plain data in words, without what is false or empty."""
-    if isinstance(value, Mapping):
-        named = ((str(name).replace("_", " "), each) for name, each in value.items())
-        texts = [
-            name if each is True else f"{name} {_words(each)}"
-            for name, each in named
-            if each is not None and each is not False
-        ]
-    elif isinstance(value, list):
-        texts = [_words(each) for each in value]
-    else:
-        return "" if value is None else str(value)
-    return ", ".join(filter(None, texts))
+    rows: list[tuple[str, object]] = []
+    for title, value in found.items():
+        if title in ("components", "graph") and isinstance(value, Mapping):
+            rows += ((f"{title} {part}", each) for part, each in value.items())
+        elif title == "sections":
+            rows += ((f"section {each['name']}", size_text(each["size"])) for each in value)
+        else:
+            rows.append((title, value))
+    shown = (
+        (title, value if isinstance(value, str) else json_text(value)) for title, value in rows
+    )
+    out.table((), [(title, text or "-") for title, text in shown])
 
 
 def _verdict(head: Head, policy: Policy) -> str:
@@ -371,3 +268,169 @@ def _verdict(head: Head, policy: Policy) -> str:
     if signature is not None:
         return f"signed by {signature.statement.signer}, who is trusted here"
     return "not asked for here" if policy.level == "off" else "used, though no known key signed it"
+
+
+# -- copying
+
+_COPIED = "{done} copied ({size}), {present} were there, {failed} failed"
+_NO_ENTRY = "v1/000/-"  # no entry has this name
+
+
+def pull(filters: Filters, out: Output, url: str | None = URL) -> int:
+    """Copy entries from the remote into this machine's local tier, and verify each.
+
+    Entries that are there already stay, and an interrupted pull can be repeated. The local tier
+    keeps its bounds: the least recently used entries make room.
+    """
+    with manage.open_place(url) as remote, manage.open_place(url, in_tier=True) as local:
+        return finish(out, *_copy(out, remote, local, filters.selection), _COPIED)
+
+
+def push(
+    filters: Filters,
+    out: Output,
+    url: str | None = URL,
+    timeout: float = Option(600.0, help="Seconds for pending uploads.", min=0),
+) -> int:
+    """Copy what this machine has of the remote's entries into the remote, and verify each.
+
+    First it uploads what programs have saved and not uploaded, whatever is chosen.
+    """
+    from s3cache.cache import Cache
+
+    with manage.open_place(url, to_fill=True) as remote:
+        # Uploads to a remote that is not there would be tried until the time is over.
+        with suppress(AccessDeniedError):
+            until_done(remote.store.get(_NO_ENTRY))
+        with Cache.open(url) as cache:
+            report = cache.flush(timeout)
+        with manage.open_place(url, in_tier=True) as local:
+            scan, result = _copy(out, local, remote, filters.selection)
+    if report.error is not None and report.remaining:
+        result.fail(f"{report.remaining} that were not uploaded", report.error)
+    return finish(out, scan, result, _COPIED)
+
+
+def mirror(
+    filters: Filters,
+    out: Output,
+    source: str = Argument(..., metavar="SOURCE", help="URL to copy from."),
+    target: str = Argument(..., metavar="TARGET", help="URL to copy to."),
+) -> int:
+    """Copy entries from one remote into another, and verify each.
+
+    Run again, it copies what is new and what differs by its digest. It replaces those that are not
+    trusted, and those that differ and have no trusted signature. Nothing is removed from the
+    target.
+    """
+    with manage.open_place(source) as here, manage.open_place(target, to_fill=True) as there:
+        return finish(out, *_copy(out, here, there, filters.selection), _COPIED)
+
+
+def _copy(
+    out: Output, source: manage.Place, target: manage.Place, selection: manage.Selection
+) -> tuple[manage.Scan, manage.BatchResult]:
+    scan = manage.Scan(source, selection)
+    with out.progress("copied") as advance:
+        return scan, until_done(manage.copy(scan, target, advance))
+
+
+def prefetch(
+    out: Output,
+    keys: list[str] | None = Argument(None, metavar="[KEY...]", help="Whole keys."),
+    manifest: str | None = Option(None, metavar="FILE", help="Keys, one to a line; - for stdin."),
+    url: str | None = URL,
+) -> int:
+    """Copy the entries of some keys into this machine's local tier: pull, by whole keys."""
+    from s3cache.entries import check_key
+
+    wanted = {*map(check_key, keys or ()), *(() if manifest is None else named_in(manifest))}
+    if not wanted:
+        raise ConfigError("s3cache prefetch", "has no keys", "give some, or --manifest FILE")
+    selection = manage.Selection(manifest=frozenset(wanted))
+    with manage.open_place(url) as remote, manage.open_place(url, in_tier=True) as local:
+        return finish(out, *_copy(out, remote, local, selection), _COPIED)
+
+
+# -- removing
+
+
+def rm(
+    where: Where,
+    out: Output,
+    keys: list[str] = Argument(..., metavar="KEY...", help="Whole keys."),
+    dry_run: bool = Option(False, "--dry-run", help="Only list what would be removed."),
+) -> int:
+    """Remove all entries under some keys, from the remote or with --local from the local tier.
+
+    Needs credentials that may delete. Machines that have an entry keep it in their local tiers.
+    """
+    from s3cache.entries import check_key
+
+    selection = manage.Selection(manifest=frozenset(map(check_key, keys)))
+    return _remove(out, where, selection, dry_run, "leave --dry-run out")
+
+
+def clear(
+    where: Where,
+    out: Output,
+    yes: bool = Option(False, "--yes", help="Remove them; else they are only counted."),
+) -> int:
+    """Remove all entries, from the remote or with --local from the local tier.
+
+    Without --yes it only counts them. Needs credentials that may delete.
+    """
+    return _remove(out, where, manage.Selection(), not yes, "give --yes")
+
+
+def gc(
+    filters: Filters,
+    where: Where,
+    out: Output,
+    delete: bool = Option(
+        False, "--delete/--dry-run", help="Remove them; else they are only counted."
+    ),
+) -> int:
+    """Remove entries that are old, large, of an old torch, unreadable or not trusted.
+
+    Without --delete it only counts them. Needs at least one condition, and credentials that may
+    delete. A lifecycle rule of the bucket does the same by age.
+    """
+    if filters.selection == manage.Selection():
+        raise ConfigError("s3cache gc", "has no condition", "give one, such as --older 90d")
+    return _remove(out, where, filters.selection, not delete, "give --delete")
+
+
+def _remove(out: Output, where: Where, selection: manage.Selection, dry_run: bool, how: str) -> int:
+    with where.open() as place, out.progress("removed") as advance:
+        if selection.untrusted and place.policy.level == "off":
+            cause = "asks for a key that is trusted"
+            raise ConfigError("option --untrusted", cause, "set trusted_keys")
+        scan = manage.Scan(place, selection)
+        if dry_run:
+            return _count(out, scan, how)
+        keep = until_done(place.to_upload())
+        try:
+            result = until_done(manage.remove(scan, keep, advance))
+        except AccessDeniedError as exc:
+            raise AccessDeniedError(
+                f"{exc}; to remove entries takes the operator's role, see infra/README.md"
+            ) from exc
+    kept = ", {kept} kept: not uploaded yet, or sound after all" if result.kept else ""
+    summary = f"{counted(result.done, 'entry', 'entries')} removed ({{size}}){kept}"
+    return finish(out, scan, result, summary, dry_run=False)
+
+
+def _count(out: Output, scan: manage.Scan, how: str) -> int:
+    count = size = 0
+    for item in items_of(scan):
+        count += 1
+        size += item.size
+        if out.json:
+            out.record({"dry_run": True, "name": item.name, "size": item.size})
+        else:
+            out.line(item.name)
+    code = note_missing(out, scan)
+    then = f"; {how} to do it" if count else ""
+    out.note(f"{counted(count, 'entry', 'entries')} ({size_text(size)}) would be removed{then}")
+    return code

@@ -1,27 +1,380 @@
-"""``s3cache doctor``, ``version``, ``keygen``, ``explain`` and ``report``: about this machine."""
+"""Commands on programs, on what they looked up, and on this machine's setup."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
+import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
 
 from typer import Argument, Option
 
-from s3cache.cli._options import URL, Output, redacted
+from s3cache.cli._options import URL, Output, duration_s, redacted
 from s3cache.errors import ConfigError
-from s3cache.records import Record, Run, in_jobs, ranks_in_words, read_head, read_run, run_names
+from s3cache.records import (
+    JOB,
+    Record,
+    Run,
+    in_jobs,
+    job_here,
+    ranks_in_words,
+    read_head,
+    read_run,
+    run_names,
+)
 from s3cache.settings import Settings
+from s3cache.store import parse_url
 from s3cache.trust import Algorithm, VerifyKey, generate
 from s3cache.util import __version__
-from s3cache.util.text import command, counted, footer, pointer, sections, sections_on
+from s3cache.util.text import command as command_on
+from s3cache.util.text import counted, footer, pointer, sections, sections_on
+
+# -- programs
+
+PROGRAM: list[str] = Argument(
+    ..., metavar="PROGRAM [ARGUMENT]...", help="What python runs too, and arguments for it."
+)
+MODULE: bool = Option(False, "-m", help="A module, not a script.")
+COMMAND: bool = Option(False, "-c", help="Code, not a script.")
+
+
+def _arguments(program: list[str], *, module: bool, command: bool) -> list[str]:
+    """Return the arguments by which Python runs a program."""
+    if module and command:
+        raise ConfigError("option -c", "is given beside -m", "leave one of them out")
+    kind = ["-m"] if module else ["-c"] if command else []
+    if not kind and program[0] != "-" and not os.path.exists(program[0]):
+        raise ConfigError(f"script {program[0]}", "is not there", "name another, or give -m or -c")
+    return [*kind, *program]
+
+
+def run(
+    program: list[str] = PROGRAM,
+    url: str | None = URL,
+    as_json: bool = Option(False, "--json", help="End with an object of JSON in place of a line."),
+    module: bool = MODULE,
+    command: bool = COMMAND,
+) -> None:
+    """Run a Python program with s3cache turned on, unchanged.
+
+    A program is anything that python runs: a script, a .pyc, a directory or zip file with a
+    __main__, - for standard input, a module or code. Everything after its name belongs to the
+    program. Python runs it in this process, with environment variables that turn s3cache on, also
+    in the processes that it starts. Each process that compiles ends with one line that counts its
+    hits and misses (S3CACHE_SUMMARY=0: no line).
+    """
+    arguments = _arguments(program, module=module, command=command)
+    settings, of_store = Settings.load(url)
+    if settings.url is not None:
+        parse_url(settings.url, **of_store)
+    settings.trust_policy()
+    _check_autoload()
+    environment = {**os.environ, "S3CACHE_AUTOLOAD": "1"}
+    if url is not None:
+        environment["S3CACHE_URL"] = url
+    if as_json:
+        environment["S3CACHE_SUMMARY"] = "json"
+    environment.setdefault("S3CACHE_SUMMARY", "1")
+    if not job_here():  # then each rank is one of a job already
+        environment[JOB] = secrets.token_hex(4)
+    os.execve(  # noqa: S606 - it is what it was asked to run
+        sys.executable, [sys.executable, *_interpreter_options(), *arguments], environment
+    )
+
+
+def _check_autoload() -> None:
+    """Raise ConfigError if ``import torch`` in the program would not turn s3cache on."""
+    switch = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+    if os.environ.get(switch, "1") != "1":
+        raise ConfigError(
+            f"environment variable {switch}",
+            f"is {os.environ[switch]!r}, and torch then loads no s3cache",
+            "unset it, or call s3cache.enable() in the program",
+        )
+    if not metadata.entry_points(group="torch.backends", name="s3cache"):
+        raise ConfigError(
+            "s3cache",
+            "is not installed, only on the path: torch does not find it",
+            "install it (pip install torch-s3cache), or call s3cache.enable() in the program",
+        )
+
+
+def _interpreter_options() -> list[str]:
+    """Return the options that Python itself was started with, such as ``-u`` and ``-X``."""
+    *options, command = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    if command != sys.argv[0]:  # not a script, but the argument of -m: `-u -m s3cache`
+        last = re.match("-([A-Za-z]*?)[cm]", command if command[0] == "-" else options.pop())
+        if last is not None and last[1]:
+            options.append(f"-{last[1]}")
+    return options
+
+
+_ENDS = {
+    "itself": "ended by itself",
+    "quiet": "was ended: it compiled nothing more (--quiet)",
+    "timeout": "was ended: its time was over (--timeout)",
+    "interrupted": "was ended: interrupted",
+}
+
+
+def check(
+    out: Output,
+    program: list[str] = PROGRAM,
+    module: bool = MODULE,
+    command: bool = COMMAND,
+    quiet: str = Option(
+        "30s", metavar="TIME", help="End it when it has compiled nothing for so long; 0: never."
+    ),
+    timeout: str = Option(
+        "2h", metavar="TIME", help="End it after that time in any case; 0: never."
+    ),
+) -> int:
+    """Run a program, and report for each graph that it compiles whether it can be cached.
+
+    The program compiles as usual, in a process of its own. No bucket is needed or read, and nothing
+    is written to one, unless the program itself turns s3cache on. If a graph cannot be cached, all
+    reasons are listed, with the line in the program and a fix. Once the program has compiled
+    something and then nothing for --quiet, it is ended with SIGTERM, as by a scheduler. So training
+    that takes days ends after its first steps, and saves nothing. Exits with 1 if a graph cannot be
+    cached as a whole, or nothing was compiled.
+    """
+    from s3cache.manage.programs import check_program
+
+    found = check_program(
+        _arguments(program, module=module, command=command),
+        quiet_s=duration_s("--quiet", quiet) or float("inf"),
+        timeout_s=duration_s("--timeout", timeout) or float("inf"),
+        to_stderr=out.json,
+    )
+    end, code = str(found.program["end"]), found.program["exit_code"]
+    if out.json:
+        out.record(found.as_dict())
+    else:
+        out.note(f"the program {_ENDS[end]}{f' with {code}' if code else ''}")
+        nothing = "no graph: the program called nothing that torch.compile compiles by Inductor"
+        out.text(str(found) if found.graphs else nothing)
+    if end == "interrupted":
+        return 130
+    return 0 if found.cacheable else 1
+
+
+def warm(
+    out: Output,
+    command: list[str] = Argument(..., metavar="-- COMMAND...", help="The job, as a shell has it."),
+    quiet: str = Option("60s", metavar="TIME", help="End it when it compiled nothing for so long."),
+    timeout: str = Option("2h", metavar="TIME", help="End it after that time in any case."),
+    url: str | None = URL,
+) -> int:
+    """Run a job until it compiles nothing more and everything is uploaded, then end it.
+
+    This is for a build step, or for one machine before a fleet starts: then the remote has what the
+    job compiled. The cache is turned on in all processes of the job, which are ended with SIGTERM.
+    Exits with 1 if the time was over, the job failed, something is not uploaded, or the job
+    compiled nothing at all.
+    """
+    from s3cache.manage import programs
+
+    done = programs.warm(
+        command,
+        quiet_s=duration_s("--quiet", quiet),
+        timeout_s=duration_s("--timeout", timeout),
+        url=url,
+    )
+    exit_code = 130 if done["end"] == "interrupted" else 0 if done["is_warm"] else 1
+    if out.json:
+        out.record(done)
+        return exit_code
+    code, left = done["exit_code"], done["to_upload"]
+    out.note(f"the job {_ENDS[done['end']]}{f' with {code}' if code else ''}")
+    if left:
+        out.note(f"{left} not uploaded")
+    if done["hits"] or done["misses"] or done["bypasses"]:
+        out.note(
+            f"{counted(done['hits'], 'graph')} hit, {done['misses']} missed, of which "
+            f"{done['added']} are in the cache now; {done['bypasses']} bypassed"
+        )
+    else:
+        out.note(
+            "nothing was compiled, so nothing is warm: the job called nothing that torch.compile "
+            "compiles by Inductor, or turned the cache off; s3cache check says what it compiles"
+        )
+    return exit_code
+
+
+# -- what was looked up
+
+
+def explain(
+    out: Output,
+    words: list[str] | None = Argument(
+        None,
+        metavar="[CODE...|RUN|KEY|PROGRAM]",
+        help="A code in a message, such as untrusted, custom-operator or ConfigError; a run, by "
+        "the name that this command prints, or a key that was looked up, or the beginning of "
+        "either; or a script or module, for its last run.",
+        show_default=False,
+    ),
+    local: bool = Option(False, "--local", help="Do not read the remote."),
+    url: str | None = URL,
+) -> int:
+    """Explain why lookups missed: the nearest entry, and how its key differs; or what a code means.
+
+    By default it explains the last process on this machine that looked something up. Lookups are
+    recorded in the local tier (not with S3CACHE_RECORD=0). They are compared with earlier lookups,
+    and with entries in the remote. Exits with 1 if anything missed or was bypassed.
+
+    For a code (a reason, a bypass, an error, a check of doctor) it shows the section of the
+    documentation, offline. A word that is a code is taken as such: give a file of that name as
+    ./NAME.
+    """
+    code = 0
+    for word in words or [""]:
+        for section in (found := sections_on(word)):
+            if out.json:
+                out.record(asdict(section))
+                continue
+            out.text(f"{section.code}: {section.title}\n\n{section.text}\n")
+        if not found:
+            code |= _explain(out, word, local, url)
+    return code
+
+
+def _explain(out: Output, word: str, local: bool, url: str | None) -> int:
+    from s3cache import insight
+
+    try:
+        found = insight.explain(word, url=url, remote=not local)
+    except ConfigError:
+        codes = {section.code.casefold(): section.code for section in sections()}
+        near = get_close_matches(word.casefold().replace("_", "-"), codes, n=3)
+        if not near:
+            raise
+        fix = f"did you mean {' or '.join(command_on(codes[each]) for each in near)}?"
+        problem = "is no code, and no run, key or program on record here"
+        raise ConfigError(f"word {word!r}", problem, fix) from None
+    if out.json:
+        out.record(found.as_dict())
+    else:
+        out.text(str(found))
+    return 1 if found.explanations else 0
+
+
+def report(
+    out: Output,
+    last: int = Option(1, "--last", metavar="N", min=1, help="The last N jobs."),
+    html: Path | None = Option(
+        None, "--html", metavar="FILE", help="Write a self-contained HTML page."
+    ),
+    trace: Path | None = Option(
+        None, "--trace", metavar="FILE", help="Write a trace for Perfetto and Chrome."
+    ),
+    manifest: Path | None = Option(
+        None, "--manifest", metavar="FILE", help="Write the keys that were used, for pull."
+    ),
+) -> None:
+    """Show what processes of this machine looked up: outcomes, times, and what hits spared.
+
+    By default it shows the last job: one process, or all that torchrun, s3cache run or another
+    launcher with S3CACHE_JOB has started. Processes record their lookups in the local tier (not
+    with S3CACHE_RECORD=0).
+    """
+    from s3cache import insight
+
+    jobs = _last_jobs(last)
+    runs = [each for job in jobs for each in job]
+    totals = insight.sum_up(runs)
+    files: list[tuple[Path | None, Callable[[], str]]] = [
+        (html, lambda: insight.page(runs, _explainer(jobs))),
+        (trace, lambda: insight.trace(runs)),
+        (manifest, lambda: insight.manifest(runs)),
+    ]
+    for path, text in files:
+        if path is not None:
+            try:
+                path.write_text(text(), encoding="utf-8")
+            except OSError as exc:
+                cause = f"it cannot be written: {exc.strerror}"
+                raise ConfigError(f"file {path}", cause, "give another path") from exc
+            out.note(f"written to {path}")
+    if out.json:
+        outcomes = [
+            {"outcome": outcome, "reason": reason, "count": count}
+            for (outcome, reason), count in totals.outcomes.items()
+        ]
+        more = {"runs": [each.name for each in runs], "hit_rate": totals.hit_rate}
+        out.record({**asdict(totals), **more, "outcomes": outcomes})
+        return
+    for job in jobs:
+        ranks = f", {ranks_in_words(job)}" if len(job) > 1 or job[0].rank else ""
+        count = sum(insight.is_counted(record) for each in job for record in each.records)
+        out.line(f"{job[0].name}: {job[0].program}{ranks}, {counted(count, 'lookup')}")
+    rows = [(insight.name_of(*which), str(count)) for which, count in totals.outcomes.items()]
+    out.table(["outcome", ">lookups"], rows)
+    rate = "" if totals.hit_rate is None else f"{totals.hit_rate:.0%} of lookups hit; "
+    out.line(
+        f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
+    )
+    if read_on := footer(totals.codes):
+        out.line(read_on)
+
+
+def _explainer(jobs: list[list[Run]]) -> Callable[[Record], str]:
+    """Return a function that says in a line what ``s3cache explain`` says of a lookup."""
+    from s3cache.insight import explain
+
+    lines = {
+        (each.record.key, each.record.time): each.line
+        for job in jobs
+        for each in explain(job[0].name, remote=False).explanations
+    }
+    return lambda record: lines.get((record.key, record.time), "")
+
+
+def _last_jobs(count: int) -> list[list[Run]]:
+    """Return the runs of the last jobs, the earliest job first."""
+    root = Settings.load()[0].local_dir
+    jobs = in_jobs(read_head(root, name) for name in run_names(root))[:count]
+    if not jobs:
+        fix = "run a program with the cache on, and without S3CACHE_RECORD=0"
+        raise ConfigError("records of lookups", f"there are none in {root}", fix)
+    return [[read_run(root, run.name) for run in job] for job in reversed(jobs)]
+
+
+# -- the bucket, the setup and keys
+
+
+def bench(out: Output, url: str | None = URL) -> None:
+    """Measure your own bucket: small and large requests, one by one; times are medians.
+
+    Everything is written below s3cache-bench/, and removed at the end. If
+    the credentials may not delete, the output says what is left.
+    """
+    from s3cache.manage import programs
+
+    with out.progress("measured") as advance:
+        found = programs.bench(url, advance=advance)
+    if out.json:
+        out.record(found)
+        return
+    rows = []
+    for name, times in found["storage"].items():
+        speed = f"{times['mb_s']:.0f} MB/s" if "mb_s" in times else ""
+        median = f"{times['median_s'] * 1000:.1f} ms"
+        rows.append((name.replace("_", " "), median, speed, str(len(times["seconds"]))))
+    out.table(["storage", ">median", ">speed", ">tries"], rows)
+    if found["left"]:
+        out.line(
+            f"{counted(found['left'], 'object')} left below {found['prefix']}: these credentials "
+            "may not delete; the operator of the bucket may remove what is there"
+        )
+    else:
+        out.note(f"what was written is removed ({counted(found['removed'], 'object')})")
 
 
 def doctor(
@@ -31,7 +384,7 @@ def doctor(
     programs: bool = Option(
         True, "--programs/--no-programs", help="Also start torch and the compiler."
     ),
-    timeout: float = Option(15.0, help="Seconds for any one request.", min=0.1),
+    timeout: float = Option(15.0, help="Seconds for any one check of the remote.", min=0.1),
 ) -> int:
     """Check settings, credentials, rights, latency, clock, disk, torch, compiler and trust.
 
@@ -57,7 +410,7 @@ def doctor(
 
 _PACKAGES = (
     *("torch", "triton", "aioboto3", "aiobotocore", "botocore", "aiohttp", "msgpack"),
-    *("zstandard", "tenacity", "pynacl", "typer", "rich"),
+    *("zstandard", "tenacity", "pynacl", "typer"),
 )
 
 
@@ -118,174 +471,3 @@ def keygen(
         f'S3CACHE_TRUSTED_KEYS="{trusted}"  # where they are read\n'
         f"# to revoke it: S3CACHE_REVOKED={fingerprint}\n"
     )
-
-
-# Keys are hexadecimal, after a letter for their level. No code is (tests/util/test_text.py).
-_KEY = re.compile(r"[a-z]?[0-9a-f]*")
-
-
-def _codes(incomplete: str) -> list[str]:
-    """Complete a code for the shell."""
-    there = (section.code for section in sections())
-    return [code for code in dict.fromkeys(there) if code.startswith(incomplete)]
-
-
-def explain(
-    out: Output,
-    words: list[str] | None = Argument(
-        None,
-        metavar="[CODE...|KEY|SCRIPT]",
-        help="A code in a message, such as untrusted, custom-operator or ConfigError; a key "
-        "that was looked up, or its beginning; or a program, for its last run.",
-        show_default=False,
-        autocompletion=_codes,
-    ),
-    run: str | None = Option(
-        None,
-        metavar="ID",
-        help="A run, by the name that this command prints. Default: the last one.",
-    ),
-    module: str | None = Option(None, "-m", metavar="MODULE", help="The last run of that module."),
-    local: bool = Option(False, "--local", help="Do not read the remote."),
-    url: str | None = URL,
-) -> int:
-    """Explain why lookups missed: the nearest entry, and how its key differs; or what a code means.
-
-    By default it explains the last process on this machine that looked something up. Lookups are
-    recorded in the local tier (not with S3CACHE_RECORD=0). They are compared with earlier lookups,
-    and with entries in the local tier and in the remote. Exits with 1 if anything missed or was
-    bypassed.
-
-    For a code (a reason, a bypass, an error, a check of doctor) it shows the section of the
-    documentation, offline. A word that is a code, or the beginning of a recorded key, is taken as
-    such: give a file of that name as ./NAME.
-    """
-    words = words or []
-    target: dict[str, str] = {}
-    if len(words) == 1 and not sections_on(words[0]):
-        from s3cache import insight
-
-        target = insight.meaning(words[0])
-        if not target and _KEY.fullmatch(words[0]):
-            target = {"key": words[0]}
-    if not words or target:
-        from s3cache import insight
-
-        key, script = target.get("key"), target.get("script")
-        found = insight.explain(
-            run, key=key, script=script, module=module, url=url, remote=not local
-        )
-        if out.json:
-            out.record(found.as_dict())
-        else:
-            out.text(str(found))
-        return 1 if found.explanations else 0
-    sections = [section for word in words for section in sections_on(word) or _unknown(word)]
-    for section in sections:
-        if out.json:
-            out.record(asdict(section))
-            continue
-        out.text(f"{section.code}: {section.title}\n\n{section.text}\n")
-    return 0
-
-
-def _unknown(word: str) -> NoReturn:
-    """Raise ConfigError with the codes that may be meant."""
-    there = {section.code.casefold(): section.code for section in sections()}
-    if not there:
-        problem = "the pages are neither in the package nor beside it"
-        raise ConfigError("documentation", problem, "install s3cache from its wheel")
-    near = get_close_matches(word.casefold().replace("_", "-"), there, n=3)
-    fix = "give a code, as s3cache explain untrusted, a script, the beginning of a key, or --run ID"
-    if near:
-        fix = f"did you mean {' or '.join(command(there[each]) for each in near)}?"
-    raise ConfigError(f"word {word!r}", "the documentation has no section on it", fix)
-
-
-def report(
-    out: Output,
-    run: list[str] | None = Option(
-        None, "--run", metavar="ID", help="The job of that run; may be given several times."
-    ),
-    last: int = Option(1, "--last", metavar="N", min=1, help="The last N jobs."),
-    html: Path | None = Option(
-        None, "--html", metavar="FILE", help="Write a self-contained HTML page."
-    ),
-    trace: Path | None = Option(
-        None, "--trace", metavar="FILE", help="Write a trace for Perfetto and Chrome."
-    ),
-    manifest: Path | None = Option(
-        None, "--manifest", metavar="FILE", help="Write the keys that were used, for pull."
-    ),
-) -> None:
-    """Show what processes of this machine looked up: outcomes, times, and what hits spared.
-
-    By default it shows the last job: one process, or all that torchrun, s3cache run or another
-    launcher with S3CACHE_JOB has started. Processes record their lookups in the local tier (not
-    with S3CACHE_RECORD=0).
-    """
-    from s3cache import insight
-
-    jobs = _selected_jobs(run or [], last)
-    runs = [each for job in jobs for each in job]
-    totals = insight.sum_up(runs)
-    files: list[tuple[Path | None, Callable[[], str]]] = [
-        (html, lambda: insight.page(runs, _explainer(jobs))),
-        (trace, lambda: insight.trace(runs)),
-        (manifest, lambda: insight.manifest(runs)),
-    ]
-    for path, text in files:
-        if path is not None:
-            try:
-                path.write_text(text(), encoding="utf-8")
-            except OSError as exc:
-                cause = f"it cannot be written: {exc.strerror}"
-                raise ConfigError(f"file {path}", cause, "give another path") from exc
-            out.note(f"written to {path}")
-    if out.json:
-        outcomes = [
-            {"outcome": outcome, "reason": reason, "count": count}
-            for (outcome, reason), count in totals.outcomes.items()
-        ]
-        more = {"runs": [each.name for each in runs], "hit_rate": totals.hit_rate}
-        out.record({**asdict(totals), **more, "outcomes": outcomes})
-        return
-    for job in jobs:
-        ranks = f", {ranks_in_words(job)}" if len(job) > 1 or job[0].rank else ""
-        count = sum(insight.is_counted(record) for each in job for record in each.records)
-        out.line(f"{job[0].name}: {job[0].program}{ranks}, {counted(count, 'lookup')}")
-    rows = [(insight.name_of(*which), str(count)) for which, count in totals.outcomes.items()]
-    out.table(["outcome", ">lookups"], rows)
-    rate = "" if totals.hit_rate is None else f"{totals.hit_rate:.0%} of lookups hit; "
-    out.line(
-        f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
-    )
-    if read_on := footer(totals.codes):
-        out.line(read_on)
-
-
-def _explainer(jobs: list[list[Run]]) -> Callable[[Record], str]:
-    """Return a function that says in a line what ``s3cache explain`` says of a lookup."""
-    from s3cache.insight import explain
-
-    lines = {
-        (each.record.key, each.record.time): each.line
-        for job in jobs
-        for each in explain(job[0].name, remote=False).explanations
-    }
-    return lambda record: lines.get((record.key, record.time), "")
-
-
-def _selected_jobs(names: list[str], last: int) -> list[list[Run]]:
-    """Return the runs that are meant, by job, the earliest first."""
-    root = Settings.load()[0].local_dir
-    known = run_names(root)
-    if unknown := {*names} - {*known}:
-        fix = f"it may be {known[0]}" if known else "S3CACHE_LOCAL_DIR says where to look"
-        raise ConfigError(f"run {min(unknown)}", f"none of that name is recorded in {root}", fix)
-    jobs = list(in_jobs(read_head(root, name) for name in known))
-    jobs = [job for job in jobs if any(run.name in names for run in job)] if names else jobs[:last]
-    if not jobs:
-        fix = "run a program with the cache on, and without S3CACHE_RECORD=0"
-        raise ConfigError("records of lookups", f"there are none in {root}", fix)
-    return [[read_run(root, run.name) for run in job] for job in reversed(jobs)]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json as json_of
-import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -17,8 +15,6 @@ from typer import Option
 
 from s3cache import manage
 from s3cache.errors import ConfigError
-from s3cache.records import read_run, run_names
-from s3cache.settings import Settings
 from s3cache.util.options import size
 from s3cache.util.text import printable, printable_lines
 
@@ -45,7 +41,7 @@ class Output:
 
     def record(self, value: object) -> None:
         """Write one JSON value on a line of its own."""
-        sys.stdout.write(json_of.dumps(_jsonable(value), ensure_ascii=True) + "\n")
+        sys.stdout.write(f"{json_text(value)}\n")
 
     def line(self, text: str) -> None:
         """Write one line, with whatever a terminal would obey escaped."""
@@ -74,18 +70,25 @@ class Output:
             sys.stdout.write("  ".join(shown).rstrip() + "\n")
 
     @contextmanager
-    def progress(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        """Draw a bar on standard error, if that is a terminal; yield what advances it."""
-        if self.json or not sys.stderr.isatty():
-            yield lambda _: None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    def progress(self, what: str) -> Iterator[Callable[[int], None]]:
+        """Count on standard error, if that is a terminal; yield what adds to the count."""
+        done, is_shown = 0, not self.json and sys.stderr.isatty()
 
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-        with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-            task = bar.add_task(what, total=total)
-            yield lambda count: bar.advance(task, count)
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            if is_shown:
+                sys.stderr.write(f"{done} {what}\r")
+                sys.stderr.flush()
+
+        yield advance
+        if is_shown:
+            sys.stderr.write("\x1b[K")  # clear the line
+
+
+def json_text(value: object) -> str:
+    """Return ``value`` as JSON in one line; what JSON has no type for becomes text."""
+    return json_of.dumps(_jsonable(value), ensure_ascii=True)
 
 
 def _jsonable(value: Any) -> Any:
@@ -149,35 +152,16 @@ def size_bytes(option: str, text: str) -> int:
         raise ConfigError(f"option {option}", *exc.args) from None
 
 
-def check_file(thing: str, path: str) -> str:
-    """Return ``path``, or raise ConfigError: a pipe or a device may block, or never end."""
-    if not (os.path.isfile(path) and os.access(path, os.R_OK)):
-        raise ConfigError(thing, "cannot be read, or is no regular file", "name another")
-    return path
-
-
 def named_in(manifest: str) -> list[str]:
     """Return the keys, and names of objects, that a file has; ``-`` is standard input."""
-    thing = f"manifest {manifest}"
     try:
         if manifest == "-":
             return manage.read_manifest(manifest, sys.stdin)
-        with open(check_file(thing, manifest), encoding="utf-8") as file:
+        with open(manifest, encoding="utf-8") as file:
             return manage.read_manifest(manifest, file)
     except (OSError, UnicodeDecodeError) as exc:
+        thing = f"manifest {manifest}"
         raise ConfigError(thing, f"cannot be read ({exc})", "name another") from None
-
-
-def hits_here() -> Counter[str]:
-    """Count the hits of each key that processes of this machine have recorded."""
-    root = Settings.load()[0].local_dir
-    hits: Counter[str] = Counter()
-    with suppress(OSError):
-        for name in run_names(root):
-            with suppress(OSError):  # it has gone meanwhile
-                records = read_run(root, name).records
-                hits.update(record.key for record in records if record.outcome == "hit")
-    return hits
 
 
 # -- groups of options
@@ -199,68 +183,44 @@ class Where:
         return manage.open_place(self.url, in_tier=self.local, of_all=True)
 
 
-def _repeated(_: str, values: list[str]) -> tuple[str, ...]:
-    return tuple(values)
-
-
-def _flag(_: str, value: bool) -> bool:
-    return value
-
-
-# An option that chooses entries sets the field of ``Selection`` that has its name: its help, what
-# its value is called (nothing for a flag), and how that is read.
-_FILTERS: dict[str, tuple[str, str, Callable[[str, Any], Any]]] = {
-    "key": ("Only keys that begin so; may be repeated.", "KEY", _repeated),
-    "manifest": (
-        "Only what the file names, a key to a line; - for stdin.",
-        "FILE",
-        lambda _, file: frozenset(named_in(file)),
-    ),
-    "kind": ("Only aot, fx or shapes, or what other releases write.", "KIND", _repeated),
-    "torch": ("Only entries made by that torch, as 2.12 or 2.12.1.", "VERSION", _repeated),
-    "tag": ("Only entries with that cache_key_tag.", "TAG", _repeated),
-    "signer": ("Only entries that claim a signature by that key.", "NAME", _repeated),
-    "device": ("Only entries with code for that: cpu, cuda, xpu, mps.", "DEVICE", _repeated),
-    "never_hit": (
-        "Only what the last 128 processes of this machine did not hit.",
-        "",
-        lambda *_: frozenset(hits_here()),
-    ),
-    "older": ("Only entries not changed for so long: 90d, 12h.", "TIME", duration_s),
-    "newer": ("Only entries changed within that time.", "TIME", duration_s),
-    "min_size": ("Only entries of that size or more, as 10MB.", "SIZE", size_bytes),
-    "max_size": ("Only entries of that size or less.", "SIZE", size_bytes),
-    "unreadable": ("Only entries that are damaged or out of place.", "", _flag),
-    "untrusted": ("Only entries that the trust settings refuse.", "", _flag),
-}
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _only(name: str, metavar: str, text: str) -> Any:
+    return Option(None, name, metavar=metavar, help=f"Only {text}.")
 
 
 class Filters:
-    """The entries that the options of ``_FILTERS`` choose."""
+    """The entries that meet all conditions given, as a ``selection``."""
 
-    def __init__(self, **given: Any) -> None:
-        self.given = {name: value for name, value in given.items() if value not in (None, False)}
+    def __init__(
+        self,
+        key: list[str] | None = _only("--key", "KEY", "keys that begin so; may be repeated"),
+        manifest: str | None = _only(
+            "--manifest", "FILE", "what the file names, a key to a line; - for stdin"
+        ),
+        kind: list[str] | None = _only("--kind", "KIND", "aot, fx, shapes or another kind"),
+        torch: list[str] | None = _only("--torch", "VERSION", "entries made by that torch: 2.12"),
+        tag: list[str] | None = _only("--tag", "TAG", "entries with that cache_key_tag"),
+        older: str | None = _only("--older", "TIME", "entries not changed for so long: 90d, 12h"),
+        min_size: str | None = _only("--min-size", "SIZE", "entries of so much or more: 10MB"),
+        unreadable: bool = Option(
+            False, "--unreadable", help="Only entries that are damaged or out of place."
+        ),
+        untrusted: bool = Option(
+            False, "--untrusted", help="Only entries that the trust settings refuse."
+        ),
+    ) -> None:
+        self.selection = manage.Selection(
+            key=tuple(key or ()),
+            manifest=None if manifest is None else frozenset(named_in(manifest)),
+            kind=tuple(kind or ()),
+            torch=tuple(torch or ()),
+            tag=tuple(tag or ()),
+            older=None if older is None else duration_s("--older", older),
+            min_size=None if min_size is None else size_bytes("--min-size", min_size),
+            unreadable=unreadable,
+            untrusted=untrusted,
+        )
 
-    def selection(self) -> manage.Selection:
-        """Read the values of the options."""
-        given = self.given.items()
-        return manage.Selection(**{name: _FILTERS[name][2](_option(name), v) for name, v in given})
 
-
-def _filter_parameter(name: str) -> inspect.Parameter:
-    text, metavar, read = _FILTERS[name]
-    kind: Any = list[str] | None if read is _repeated else str | None if metavar else bool
-    option = Option(None if metavar else False, _option(name), metavar=metavar or None, help=text)
-    return inspect.Parameter(name, _KEYWORD_ONLY, default=option, annotation=kind)
-
-
-Filters.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [*map(_filter_parameter, _FILTERS)]
-)
 _GROUPS = (Output, Where, Filters)
 
 
@@ -336,7 +296,5 @@ def finish(
     else:
         for name, why in result.failures:
             out.line(f"{name}: {why}")
-        if result.failed > len(result.failures):
-            out.line(f"and {result.failed - len(result.failures)} more")
         out.line(summary.format(**{**vars(result), "size": size_text(result.size)}))
     return 1 if result.failed else 0

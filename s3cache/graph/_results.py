@@ -297,8 +297,8 @@ class Report:
         graphs: in the order in which they were compiled.
         breaks: where Dynamo ended one graph and began the next, and why.
         complete: whether everything that was compiled is here.
-        program: how the program that ``s3cache check`` ran ended: ``end``, ``exit_code`` and
-            ``steps``; empty for :func:`s3cache.check`.
+        program: how the program that ``s3cache check`` ran ended: ``end`` and ``exit_code``; empty
+            for :func:`s3cache.check`.
     """
 
     graphs: tuple[Graph, ...]

@@ -1,4 +1,4 @@
-"""Find the entry nearest to a lookup that missed, and describe how their keys differ."""
+"""Describe how two keys differ, and find the entry with the key nearest to a lookup that missed."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ def differences(old: Record, new: Record) -> list[Difference]:
 
     Those that another one causes come last: another torch has other options.
     """
-    differing = _differing(old, new)
-    found = []
-    for name in differing:
-        follows = any(cause in differing and name in implied for cause, implied in _IMPLIED.items())
-        found += [replace(each, follows=follows) for each in _described(name, old, new)]
-    return sorted(found, key=lambda each: each.follows)
-
-
-def _differing(old: Record, new: Record) -> list[str]:
     names = dict.fromkeys([*_LABELS, *sorted({*old.components, *new.components})])
-    return [name for name in names if _digest(old, name) != _digest(new, name)]
+    differing = [name for name in names if _digest(old, name) != _digest(new, name)]
+    implied = {name for cause in differing for name in _IMPLIED.get(cause, ())}
+    found = [
+        replace(each, follows=name in implied)
+        for name in differing
+        # A component with nothing to say in its own way is described like any other.
+        for each in [*_OWN_WAYS.get(name, _in_general)(name, old, new)]
+        or _in_general(name, old, new)
+    ]
+    return sorted(found, key=lambda each: each.follows)
 
 
 def _digest(of: Record, name: str) -> str:
@@ -94,25 +94,18 @@ _IMPLIED = {
     "machine.isa": {"torch.cpu_capability"},
     "machine.arch": {"machine.isa", "torch.cpu_capability", "torch.build", "python.abi"},
 }
-# What users call components, in the order in which differences are shown.
+# What users call some components, which are shown first, in this order.
 _LABELS = {
     "s3cache.schema": "format of entries (the release of s3cache)",
     "torch.version": "torch",
     "python.abi": "Python",
-    "machine.os": "operating system",
-    "machine.arch": "processor architecture",
     "machine.isa": "CPU",
     "torch.cpu_capability": "CPU capability (ATEN_CPU_CAPABILITY)",
     "inductor_config": "inductor",
     "autograd_config": "functorch",
     _GRAPH: "graph",
     "example_inputs": "example_inputs",
-    "torch.build": "build of torch",
-    "torch_version": "sources of torch",
-    "machine.accelerator": "accelerator and its driver",
-    "triton.environment": "environment variables of Triton",
     "torch.num_threads": "number of threads (torch.set_num_threads, OMP_NUM_THREADS)",
-    "cpp_runtime_thread_count": "number of threads of C++ code",
     "inductor_config_comms": "inductor.aten_distributed_optimizations",
     "aot_config": "AOTAutograd",
     "cache_key_tag": "torch.compiler.config.cache_key_tag",
@@ -120,32 +113,19 @@ _LABELS = {
     "deterministic_algorithms_settings": "torch.use_deterministic_algorithms",
     "graph.operators": "custom operators",
     "graph.functions": "functions that the graph calls",
-    "graph.subclasses": "tensor subclasses",
-    "graph.constants": "tensors that the graph holds itself",
-    "graph.annotations": "annotations of nodes",
     "graph.vouched": "versions given to register_cacheable",
-    "graph.values": "sizes, strides and types of the values in the traced graph",
-    "graph.fakes": "fake implementations that Inductor calls again",
     "torch.overrides": "functions of torch that were replaced",
-    "inputs.sharing": "inputs that share memory",
-    "inputs.places": "where inputs begin in their storages",
-    "inputs.bounds": "bounds of dynamic sizes",
-    "torch.attention": "attention",
     "torch.precision": "fp32_precision",
 }
+# Their details are those that differ from a default: `1 → 2`.
+_OPTIONS = ("inductor_config", "autograd_config")
 
 
 # -- the ways to describe a component
 
 
-def _described(name: str, old: Record, new: Record) -> Iterator[Difference]:
-    """Describe one component in its own way, else by its details, else as a whole."""
-    describe = _OWN_WAYS.get(name)
-    own = [] if describe is None else [*describe(name, old, new)]
-    yield from own or _in_general(name, old, new)
-
-
 def _in_general(name: str, old: Record, new: Record) -> Iterator[Difference]:
+    """Describe a component by its details, else as a whole."""
     label = _LABELS.get(name, name)
     before, now = _text(old, name), _text(new, name)
     ours, theirs = _parts(old, name), _parts(new, name)
@@ -154,21 +134,15 @@ def _in_general(name: str, old: Record, new: Record) -> Iterator[Difference]:
     elif "" in ours or "" in theirs or not (ours or theirs):
         ours, theirs = _fields(before), _fields(now)
     is_known = (ours or not before) and (theirs or not now)
-    found = [
-        _arrow(name, _joined(label, part), ours.get(part, ""), theirs.get(part, ""))
-        for part in ({**ours, **theirs} if is_known else ())
-        if ours.get(part) != theirs.get(part)
-    ]
-    if found:
-        yield from found
+    differing = [each for each in {**ours, **theirs} if ours.get(each) != theirs.get(each)]
+    if is_known and differing:
+        for part in differing:
+            of = f"{label}: {part}" if " " in label else f"{label}.{part}".rstrip(".")
+            yield _arrow(name, of, ours.get(part, ""), theirs.get(part, ""))
     elif before != now:
         yield _arrow(name, label, before, now)
     else:
         yield Difference(name, f"{label} differs in what its words do not show: {_short(now)}")
-
-
-def _joined(label: str, part: str) -> str:
-    return f"{label}: {part}" if " " in label else f"{label}.{part}".rstrip(".")
 
 
 def _arrow(name: str, label: str, old: str, new: str) -> Difference:
@@ -184,10 +158,6 @@ def _short(text: str) -> str:
     return cut or "none"
 
 
-# Their details are those that differ from a default: `1 → 2`.
-_OPTIONS = ("inductor_config", "autograd_config")
-
-
 def _with_defaults(options: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
     """Return the values of options, with the default of each that only ``others`` have set."""
     return {
@@ -198,19 +168,14 @@ def _with_defaults(options: Mapping[str, str], others: Mapping[str, str]) -> dic
     }
 
 
-# The instruction sets that a processor is known by, the best first.
-_SETS = ("amx_tile", "avx512f", "avx2", "avx", "sse4_2", "sve2", "sve", "asimd")
-
-
 def _instructions(name: str, old: Record, new: Record) -> Iterator[Difference]:
     before, now = _text(old, name).split(), _text(new, name).split()
     lacks = " ".join(each for each in before if each not in now)
     has = " ".join(each for each in now if each not in before)
-    best, now_best = (next((s for s in _SETS if s in flags), "") for flags in (before, now))
-    text = f"CPU: {best} → {now_best}".replace("avx512f", "avx512") if best != now_best else "CPU"
     details = [f"lacks {_short(lacks)}"] if lacks else []
-    details += [f"has {_short(has)} besides"] if has else []
-    yield Difference(name, f"{text} ({', '.join(details)})" if details else text, lacks, has)
+    details += [f"also has {_short(has)}"] if has else []
+    if details:
+        yield Difference(name, f"CPU {', '.join(details)}", lacks, has)
 
 
 def _code(name: str, old: Record, new: Record) -> Iterator[Difference]:
@@ -229,27 +194,18 @@ def _code(name: str, old: Record, new: Record) -> Iterator[Difference]:
 
 def _inputs(name: str, old: Record, new: Record) -> Iterator[Difference]:
     before, now = _parts(old, name), _parts(new, name)
-    names_before, names_now = _input_names(old), _input_names(new)
     if not (before and now):
         return
-    has_other_count = len(before) != len(now)
-    if has_other_count:
+    if len(before) != len(now):
         yield _arrow(name, "inputs:", str(len(before)), str(len(now)))
-        before = {names_before.get(number, ""): text for number, text in before.items()}
-    by_name = has_other_count and bool(names_before and names_now)
+        return
+    # The program's name of each input: `[L['x'], L['y']]`.
+    names = _pieces(_parts(new, "aot_config").get("aot_autograd_arg_pos_to_source", "")[1:-1])
+    called = {str(number): f" ({source})" for number, source in enumerate(names)}
     for number, text in now.items():
-        called = names_now.get(number, "")
-        was = before.get(called if by_name else number)
-        if was is not None and was != text:
-            label = f"input {number} ({called}):" if called else f"input {number}:"
-            yield from _tensor(name, label, was, text)
-
-
-def _input_names(of: Record) -> dict[str, str]:
-    """Return the program's name of each input, by its number."""
-    text = _parts(of, "aot_config").get("aot_autograd_arg_pos_to_source", "")
-    sources = _pieces(text[1:-1], ", ") if text.startswith("[") else ()
-    return {str(number): source for number, source in enumerate(sources)}
+        if before.get(number, text) != text:
+            label = f"input {number}{called.get(number, '')}:"
+            yield from _tensor(name, label, before[number], text)
 
 
 _TENSOR = "TensorMetadata("
@@ -259,7 +215,7 @@ _OF_SHAPE = ("stride", "storage_bytes", "memory_format")
 
 def _tensor(name: str, label: str, before: str, now: str) -> Iterator[Difference]:
     ours, theirs = (
-        _fields(text[len(_TENSOR) : -1], ", ") if text.startswith(_TENSOR) else {}
+        _fields(text[len(_TENSOR) : -1]) if text.startswith(_TENSOR) else {}
         for text in (before, now)
     )
     if not (ours and theirs):
@@ -297,22 +253,18 @@ _OWN_WAYS: dict[str, Callable[[str, Record, Record], Iterator[Difference]]] = {
 _DIGEST = r"[0-9a-f]{32}(?:[0-9a-f]{32})?"
 _DIGESTED = re.compile(rf"(\S+?)(?:: |=)({_DIGEST})(?=[\s;,]|$)")
 _ENCLOSED = r"""'[^']*'|"[^"]*"|\((?:[^()]|\([^()]*\))*\)|\[(?:[^][]|\[[^][]*\])*\]|\{[^{}]*\}"""
+_PIECE = re.compile(rf"(?:{_ENCLOSED}|[^\s,])+")
+_pieces = _PIECE.findall
 
 
-def _pieces(text: str, separator: str) -> list[str]:
-    """Return what is between separators that are in no brackets and no quotes."""
-    pieces = re.findall(rf"(?:{_ENCLOSED}|(?!{separator}).)+", text, re.DOTALL)
-    return [piece.strip() for piece in pieces]
-
-
-def _fields(text: str, separator: str = " ") -> dict[str, str]:
+def _fields(text: str) -> dict[str, str]:
     """Return values or digests by name, where ``text`` is a list of such pairs; else nothing."""
-    pairs = [piece.partition("=") for piece in _pieces(text, separator)]
+    pairs = [piece.partition("=") for piece in _pieces(text)]
     are_fields = all(equals and re.fullmatch(r"[\w.]*", name) for name, equals, _ in pairs)
     return {one: value for one, _, value in pairs} if are_fields else dict(_DIGESTED.findall(text))
 
 
-# -- the nearest entry, among those that this machine knows
+# -- the nearest entry, among those that this machine or the remote knows
 
 # Details and code are compared of so many entries that are equally near, the latest ones.
 _COMPARED = 16
@@ -321,10 +273,9 @@ _COMPARED_CHARACTERS = 20_000
 _MAX_NAMES = 8000
 # Headers are read of so many entries, the latest ones: some megabytes.
 _MAX_HEADERS = 256
-# For all misses of a run together, so many entries are read whole, each up to this size.
-_MAX_WHOLE = 64
+# No larger entry is read whole.
 _MAX_WHOLE_BYTES = 64 << 20
-# For everything that is read of one place.
+# For everything that is read of the remote.
 _TIMEOUT_S = 20.0
 
 
@@ -347,39 +298,34 @@ def nearest(
     Args:
         complete: adds the details of a neighbor's components, where they can be read.
     """
-    ranked = sorted(
-        (
-            (_likeness(each.record, missed), each.record.time, index, each)
-            for index, each in enumerate(neighbors)
-            if each.record.level == missed.level
-            and each.record.key != missed.key
-            and each.record.time < missed.time
-        ),
-        reverse=True,
-    )
-    if not ranked:
-        return None
-    (is_same, common), *_ = ranked[0]
-    # The code of another graph says more than components: let near ones compete by their code.
-    least = common if is_same else common - 2
-    equals = [each for near, *_, each in ranked if near >= (is_same, least)][:_COMPARED]
+
+    def likeness(neighbor: Neighbor) -> tuple[bool, int]:
+        """Return whether the graphs are equal, and how many components are."""
+        old, components = neighbor.record, missed.components.items()
+        common = sum(digest == _digest(old, name) for name, (digest, _) in components)
+        return _digest(old, _GRAPH) == _digest(missed, _GRAPH), common
 
     def nearness(neighbor: Neighbor) -> tuple[object, ...]:
-        each = neighbor.record
-        codes = [[] if is_same else _code_of(of) for of in (each, missed)]
-        alike = difflib.SequenceMatcher(None, codes[0], codes[1], autojunk=False).ratio()
-        names = [name for name in _differing(each, missed) if name != _GRAPH]
-        is_known = all((name in each.parts) == (name in missed.parts) for name in names)
-        details = sum(len([*_described(name, each, missed)]) for name in names)
-        return alike, _likeness(each, missed), is_known, -details, each.time
+        each, alike = neighbor.record, likeness(neighbor)
+        codes = [[] if alike[0] else _code_of(of) for of in (each, missed)]
+        ratio = difflib.SequenceMatcher(None, codes[0], codes[1], autojunk=False).ratio()
+        details = sum(found.component != _GRAPH for found in differences(each, missed))
+        return ratio, alike, bool(each.parts), -details, each.time
 
-    return max(map(complete, equals), key=nearness)
-
-
-def _likeness(old: Record, new: Record) -> tuple[bool, int]:
-    """Return whether the graphs are equal, and how many components are: more is nearer."""
-    common = sum(digest == _digest(old, name) for name, (digest, _) in new.components.items())
-    return _digest(old, _GRAPH) == _digest(new, _GRAPH), common
+    older = [
+        (likeness(each), each.record.time, index, each)
+        for index, each in enumerate(neighbors)
+        if each.record.level == missed.level
+        and each.record.key != missed.key
+        and each.record.time < missed.time
+    ]
+    if not older:
+        return None
+    is_same, common = max(older)[0]
+    # The code of another graph says more than components: let near ones compete by their code.
+    least = is_same, common if is_same else common - 2
+    equals = [each for near, *_, each in sorted(older, reverse=True) if near >= least]
+    return max(map(complete, equals[:_COMPARED]), key=nearness)
 
 
 def _code_of(record: Record) -> list[str]:
@@ -399,15 +345,14 @@ def recorded_neighbors(runs: Iterable[Run]) -> list[Neighbor]:
     return list(found.values())
 
 
-class EntrySource:
-    """Find neighbors among the entries of the local tier or of the remote, by their headers.
+class RemoteEntries:
+    """Find neighbors among the entries of the remote, by their headers.
 
     Nothing is read before it is needed, and nothing more after the first failure, which
     :attr:`problem` says. Entries that are damaged or not trusted are skipped.
     """
 
-    def __init__(self, where: str, open_place: Callable[[], Place] | None) -> None:
-        self._where = where
+    def __init__(self, open_place: Callable[[], Place] | None) -> None:
         self._open = open_place
         self._place: Place | None = None
         self._deadline = 0.0
@@ -439,7 +384,7 @@ class EntrySource:
         name = self._names.get(record.key)
         if record.parts or name is None or self._place is None:
             return neighbor
-        if name not in self._parts and len(self._parts) < _MAX_WHOLE and not self.problem:
+        if name not in self._parts and not self.problem:
             self._parts[name] = self._wait(self._read(self._place, name)) or {}
         return replace(neighbor, record=replace(record, parts=self._parts.get(name, {})))
 
@@ -455,11 +400,10 @@ class EntrySource:
 
     async def _look(self, place: Place, found: list[Neighbor]) -> None:
         infos: list[ObjectInfo] = []
-        # A local tier has the entries of each remote in a directory of their own.
-        async with listing(place.store, "" if place.is_local else entries.NAMES) as objects:
+        async with listing(place.store, entries.NAMES) as objects:
             async for info in objects:
                 infos.append(info)
-                if len(infos) == _MAX_NAMES and not place.is_local:
+                if len(infos) == _MAX_NAMES:
                     break
         self._names.update((entries.key_of(info.key), info.key) for info in infos)
 
@@ -467,7 +411,7 @@ class EntrySource:
             with contextlib.suppress(CorruptError, UntrustedError):
                 head = await read_head(place.store, info.key, place.policy.check)
                 if head is not None and (record := _record_of(head.header)):
-                    found.append(Neighbor(record, self._where))
+                    found.append(Neighbor(record, "the remote"))
 
         await concurrently(read, heapq.nlargest(_MAX_HEADERS, infos, key=attrgetter("modified")))
 
@@ -487,7 +431,6 @@ def _record_of(header: Header) -> Record | None:
         for name, pair in (pairs.items() if isinstance(pairs, Mapping) else ())
         if isinstance(pair, (list, tuple)) and len(pair) == 2
     }
-    if not components:
-        return None
     created = header.created_ns / 1e9
-    return Record(header.kind, "hit", header.key, time=created, components=components)
+    record = Record(header.kind, "hit", header.key, time=created, components=components)
+    return record if components else None

@@ -1,4 +1,4 @@
-"""Sum up runs: as numbers, as the keys that they used, as a trace, and as a page of HTML.
+"""Sum up runs: as numbers, as the keys that they used, and as a page of HTML.
 
 Keys, paths and reasons come from records that others may have written, so the page escapes all of
 them. Its own policy forbids scripts and everything from elsewhere.
@@ -6,10 +6,9 @@ them. Its own policy forbids scripts and everything from elsewhere.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from s3cache.insight._explain import reasons_of
@@ -60,9 +59,8 @@ class Totals:
 def sum_up(runs: Sequence[Run]) -> Totals:
     """Return the sums of ``runs`` together."""
     records = [record for run in runs for record in run.records]
-    counted_records = [each for each in records if is_counted(each)]
-    of = Counter(each.outcome for each in counted_records)
-    outcomes = Counter((each.outcome, each.reason) for each in counted_records)
+    outcomes = Counter((each.outcome, each.reason) for each in records if is_counted(each))
+    of = Counter(each.outcome for each in records if is_counted(each))
     return Totals(
         dict(outcomes.most_common()),
         *(of["hit"], of["miss"], of["bypass"]),
@@ -80,16 +78,6 @@ def is_counted(record: Record) -> bool:
 def name_of(outcome: str, reason: str) -> str:
     """Return the outcome of a lookup, and its tier or reason."""
     return f"{outcome}: {reason}" if reason else outcome
-
-
-def kind_of(outcome: str, reason: str) -> str:
-    """Return ``local``, ``remote``, ``miss`` or ``bypass``, as which an unknown outcome counts."""
-    if outcome == "hit":
-        return "local" if reason == "local" else "remote"
-    return "miss" if outcome == "miss" else "bypass"
-
-
-# -- keys to copy to where the same is to run
 
 
 def manifest(runs: Sequence[Run]) -> str:
@@ -172,17 +160,13 @@ def _span(lane: int, of: Record | Event, name: str, args: object) -> dict[str, o
 
 # A page with more rows is slow to open; the numbers above the table are of all.
 _MAX_ROWS = 2_000
-# More lanes or marks cannot be read.
-_MAX_LANES = 64
-_MAX_MARKS = 1_000
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --dim: #60646c; --line: #d9d9e0; --ground: #fff;
-  --card: #f7f7f9; --local: #1f8a70; --remote: #2f6fde; --miss: #c2570c; --bypass: #6b6f76;
-  --compile: #8e4ec6; --transfer: #9aa0a8; }
+  --card: #f7f7f9; --local: #1f8a70; --remote: #2f6fde; --miss: #c2570c; --bypass: #6b6f76; }
 @media (prefers-color-scheme: dark) { :root { --ink: #eceef0; --dim: #9ba1a6; --line: #3a3f45;
   --ground: #151718; --card: #1f2224; --local: #4cc3a0; --remote: #7aa7ff; --miss: #ff9a52;
-  --bypass: #a0a6ad; --compile: #bf7af0; --transfer: #6b7280; } }
+  --bypass: #a0a6ad; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1rem 4rem; background: var(--ground);
   color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
@@ -201,15 +185,10 @@ th { color: var(--dim); font-weight: 500; }
 code { font: .8125rem ui-monospace, monospace; overflow-wrap: anywhere; }
 .local { background: var(--local); } .remote { background: var(--remote); }
 .miss { background: var(--miss); } .bypass { background: var(--bypass); }
-.compile { background: var(--compile); } .transfer { background: var(--transfer); }
 .mark { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin: 0 .4em 0 0; }
 .rows { display: grid; grid-template-columns: minmax(6rem, max-content) 1fr max-content;
   gap: .35rem .75rem; align-items: center; }
 .bar { height: .8rem; border-radius: .2rem; min-width: 2px; }
-.lane { position: relative; min-width: 40rem; height: 1.4rem;
-  border-bottom: 1px solid var(--line); }
-.lane i { position: absolute; top: .1rem; height: .8rem; min-width: 3px; border-radius: 1.5px; }
-.lane .compile { top: .9rem; height: .2rem; } .lane .transfer { top: 1.1rem; height: .2rem; }
 """
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -219,17 +198,16 @@ _PAGE = """<!doctype html>
 <style>{style}</style></head><body>
 <h1>{title}</h1>
 <p class="dim">{when}</p>
-{tiles}
+<div class="tiles">{tiles}</div>
+{note}
 <h2>How lookups ended</h2>
-{bars}
-<h2>When</h2>
-{timeline}
+<div class="scroll rows">{bars}</div>
 <h2>Each lookup</h2>
-{table}
+<div class="scroll"><table><thead><tr><th>Outcome</th><th>Where</th><th class="number">Waited</th>
+<th class="number">Spared</th><th>Why</th></tr></thead><tbody>{rows}</tbody></table></div>
 <p class="dim">{end}</p>
 </body></html>
 """
-_NOTHING = "<p>Nothing was looked up.</p>"
 
 
 def page(runs: Sequence[Run], explain: Callable[[Record], str] | None = None) -> str:
@@ -238,23 +216,13 @@ def page(runs: Sequence[Run], explain: Callable[[Record], str] | None = None) ->
     Args:
         explain: gives the cause of a miss or a bypass in words; left out, the reasons of a bypass.
     """
+    explain = explain or (lambda record: "; ".join(reasons_of(record)))
     title = ", ".join(dict.fromkeys(run.program for run in runs if run.program))
     totals = sum_up(runs)
     started = min((run.started for run in runs if run.started), default=0.0)
     day = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(started)) if started else "no run"
-    return _PAGE.format(
-        style=_STYLE,
-        title=escape(title) or "s3cache",
-        when=escape(f"{day}, {counted(len(runs), 'process', 'processes')}"),
-        tiles=_tiles(totals),
-        bars=_bars(totals.outcomes) or _NOTHING,
-        timeline=_timeline([run for run in runs if run.records][:_MAX_LANES]) or _NOTHING,
-        table=_table(runs, explain or (lambda record: "; ".join(reasons_of(record)))) or _NOTHING,
-        end="<br>".join(filter(None, (escape(footer(totals.codes)), f"s3cache {__version__}"))),
-    )
-
-
-def _tiles(totals: Totals) -> str:
+    found = [lookup for job in reversed(in_jobs(runs)) for lookup in folded(job)]
+    found = [lookup for lookup in found if is_counted(lookup.record)]
     tiles = {
         "of lookups hit": "–" if totals.hit_rate is None else f"{totals.hit_rate:.0%}",
         "hits": f"{totals.hits:,}",
@@ -263,37 +231,36 @@ def _tiles(totals: Totals) -> str:
         "of compiling spared": _duration(totals.spared_s),
         "waited for lookups": _duration(totals.waited_s),
     }
-    shown = "".join(f'<div class="tile"><b>{n}</b>{what}</div>' for what, n in tiles.items())
-    rest = "" if totals.complete else "<p>These runs looked up more than is on record.</p>"
-    return f'<div class="tiles">{shown}</div>{rest}'
+    left = max(len(found) - _MAX_ROWS, 0)
+    more = f"{left:,} more lookups are left out here, and counted above" if left else ""
+    end = more, escape(footer(totals.codes)), f"s3cache {__version__}"
+    return _PAGE.format(
+        style=_STYLE,
+        title=escape(title) or "s3cache",
+        when=escape(f"{day}, {counted(len(runs), 'process', 'processes')}"),
+        tiles="".join(f'<div class="tile"><b>{n}</b>{what}</div>' for what, n in tiles.items()),
+        note="" if totals.complete else "<p>These runs looked up more than is on record.</p>",
+        bars=_bars(totals.outcomes) or "Nothing was looked up.",
+        rows="".join(_row(each, len(runs), explain) for each in found[:_MAX_ROWS]),
+        end="<br>".join(filter(None, end)),
+    )
 
 
 def _bars(outcomes: Mapping[tuple[str, str], int]) -> str:
     """Draw a bar for each outcome, the most frequent first."""
     most = max(outcomes.values(), default=0)
-    rows = "".join(
-        f'<span>{escape(name_of(*ended))}</span><span class="bar {kind_of(*ended)}" '
+    return "".join(
+        f'<span>{escape(name_of(*ended))}</span><span class="bar {_kind_of(*ended)}" '
         f'style="width: {100 * count / most:.1f}%"></span><span>{count:,}</span>'
         for ended, count in outcomes.items()
     )
-    return rows and f'<div class="scroll rows">{rows}</div>'
 
 
-# -- the table of lookups
-
-
-def _table(runs: Sequence[Run], explain: Callable[[Record], str]) -> str:
-    lookups = (lookup for job in reversed(in_jobs(runs)) for lookup in folded(job))
-    found = [lookup for lookup in lookups if is_counted(lookup.record)]
-    rows = "".join(_row(each, len(runs), explain) for each in found[:_MAX_ROWS])
-    left = len(found) - _MAX_ROWS
-    more = f"<p>{left:,} more are left out here, and counted above.</p>" if left > 0 else ""
-    number = '<th class="number">'
-    head = f"<th>Outcome</th><th>Where</th>{number}Waited</th>{number}Spared</th><th>Why</th>"
-    return rows and (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>{more}"
-    )
+def _kind_of(outcome: str, reason: str) -> str:
+    """Return ``local``, ``remote``, ``miss`` or ``bypass``, as which an unknown outcome counts."""
+    if outcome == "hit":
+        return "local" if reason == "local" else "remote"
+    return "miss" if outcome == "miss" else "bypass"
 
 
 def _row(lookup: Folded, processes: int, explain: Callable[[Record], str]) -> str:
@@ -308,7 +275,8 @@ def _row(lookup: Folded, processes: int, explain: Callable[[Record], str]) -> st
     if record.key:
         where.append(f"<code class=dim>{escape(record.key[:16])}</code>")
     return (
-        f"<tr><td>{_mark(kind_of(*ended))}{escape(name_of(*ended) + level)}{rank}</td>"
+        f'<tr><td><span class="mark {_kind_of(*ended)}"></span>'
+        f"{escape(name_of(*ended) + level)}{rank}</td>"
         f"<td>{'<br>'.join(where)}</td>"
         f'<td class="number">{_duration(lookup.elapsed_s)}</td>'
         f'<td class="number">{_duration(lookup.saved_s) if lookup.saved_s else ""}</td>'
@@ -316,57 +284,8 @@ def _row(lookup: Folded, processes: int, explain: Callable[[Record], str]) -> st
     )
 
 
-def _mark(kind: str) -> str:
-    return f'<span class="mark {kind}"></span>'
-
-
 def _duration(seconds: float) -> str:
     for length, unit in ((3600, "h"), (60, "min"), (1, "s")):
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds * 1e3:.0f} ms"
-
-
-# -- the timeline
-
-
-_LEGEND = {"local": "hit, here", "remote": "hit, remote", "miss": "miss", "bypass": "bypass"}
-_LEGEND |= {"compile": "compiling", "transfer": "transfer"}
-_EVENTS = {"compile": "compile", "download": "transfer", "upload": "transfer"}
-
-
-def _timeline(lanes: Sequence[Run]) -> str:
-    """Draw a lane for each process: its lookups, over compiles and transfers."""
-    spans: list[Record | Event] = [each for run in lanes for each in run.records]
-    spans += [each for run in lanes for each in run.events]
-    if not spans:
-        return ""
-    began = [each.time - each.elapsed_s for each in spans]
-    first = min([*began, *(run.started for run in lanes if run.started)])
-    length_s = max(max(each.time for each in spans) - first, 1e-3)
-
-    def mark(span: Record | Event, kind: str, what: str) -> str:
-        at_s = span.time - span.elapsed_s - first
-        title = f"{what}; at {at_s:.2f} s, {span.elapsed_s:.3f} s"
-        left, width = (f"{100 * each / length_s:.2f}%" for each in (at_s, span.elapsed_s))
-        style = f"left: {left}; width: {width}"
-        return f'<i class="{kind}" style="{style}" title="{escape(title)}"></i>'
-
-    rows = []
-    for run in lanes:
-        marks = [
-            mark(each, _EVENTS[each.event], f"{each.event} {each.name[:24]}, {each.ended}")
-            for each in run.events
-            if each.event in _EVENTS
-        ]
-        for record in run.records:
-            where = "" if record.where is None else f", {record.where[0]}:{record.where[1]}"
-            what = f"{record.outcome}: {record.reason}{where}"
-            marks.append(mark(record, kind_of(record.outcome, record.reason), what))
-        name = f"rank {run.rank}"[:14] if run.rank else run.name[:15]
-        rows.append(
-            f'<span>{escape(name)}</span><div class="lane">{"".join(marks[:_MAX_MARKS])}</div>'
-            f'<span class="dim">{run.records[-1].time - first:.1f} s</span>'
-        )
-    legend = " ".join(f"<span>{_mark(kind)}{text}</span>" for kind, text in _LEGEND.items())
-    return f'<p>{legend}</p><div class="scroll rows">{"".join(rows)}</div>'

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from s3cache import entries, frame
 from s3cache.errors import (
-    AccessDeniedError,
     ConfigError,
     CorruptError,
     S3CacheError,
@@ -31,7 +30,6 @@ from s3cache.manage._selection import Item, Selection
 from s3cache.settings import Options, Settings
 from s3cache.store import (
     FileLocation,
-    MeteredStore,
     ObjectInfo,
     RetryingStore,
     RetryPolicy,
@@ -41,7 +39,7 @@ from s3cache.store import (
     parse_url,
 )
 from s3cache.tier import Budget, DiskTier, TierStore, background, cancel_all
-from s3cache.trust import Policy, unpack
+from s3cache.trust import Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,8 +56,6 @@ _CONCURRENCY = 16
 _PREFIXES = tuple(f"{entries.NAMES}{digit}" for digit in "0123456789abcdef")
 # Bytes of objects that are in memory at once. A larger object is read alone.
 _MAX_BYTES = 256 << 20
-_NO_BOUND = 1 << 62
-_FAILURES_SHOWN = 100
 
 _Advance: TypeAlias = Callable[[int], object]
 
@@ -131,15 +127,15 @@ def open_place(
         base_delay_s=0.1,
         max_delay_s=10.0,
     )
-    store = RetryingStore(MeteredStore(open_store(remote, **of_store)), retries)
+    store = RetryingStore(open_store(remote, **of_store), retries)
     return Place(store, False, policy)
 
 
 class Scan:
     """The entries of a place that are chosen, in batches: the memory does not grow.
 
-    Where a selection names entries of a remote, nothing else is listed: one request for each key,
-    several at once. Once all batches were read, ``absent`` has the names that no entry has.
+    Where a selection names entries of a remote, nothing else is listed: one request for each key.
+    Once all batches were read, ``absent`` has the names that no entry has.
 
     Args:
         headers: read headers even where nothing is chosen by them; one request each.
@@ -171,21 +167,15 @@ class Scan:
         self.absent = sorted(missing)
 
     async def _objects(self) -> AsyncGenerator[ObjectInfo, None]:
-        async def objects_under(prefix: str) -> list[ObjectInfo]:
+        named = self.selection.manifest
+        prefixes: Iterable[str] = (
+            _PREFIXES
+            if named is None
+            else sorted({entries.name_prefix(entries.key_of(name)) for name in named})
+        )
+        for prefix in ("",) if self.place.is_local else prefixes:
             async with listing(self.place.store, prefix) as objects:
-                return [info async for info in objects]
-
-        if self.selection.manifest is None or self.place.is_local:
-            for prefix in ("",) if self.place.is_local else _PREFIXES:
-                async with listing(self.place.store, prefix) as objects:
-                    async for info in objects:
-                        yield info
-            return
-        keys = map(entries.key_of, self.selection.manifest)
-        prefixes = sorted({entries.name_prefix(key) for key in keys})
-        for at in range(0, len(prefixes), _BATCH):
-            for infos in await concurrently(objects_under, prefixes[at : at + _BATCH]):
-                for info in infos:
+                async for info in objects:
                     yield info
 
     async def _chosen(self, batch: list[Item]) -> list[Item]:
@@ -242,35 +232,22 @@ async def read_head(store: Store, name: str, admit: TrustCheck | None = None) ->
 
 
 def _about(head: Head) -> dict[str, Any]:
-    """Return the fields by which one chooses; one that is not as we write it is left empty.
-
-    Nothing proves who the signers are.
-    """
+    """Return the fields by which one chooses; one that is not as we write it is left empty."""
     header = head.header
     made_by, components = (
         value if isinstance(value := header.meta.get(name), Mapping) else {}
         for name in ("made_by", "components")
     )
     tag = components.get("cache_key_tag")  # its digest and a readable value
-    try:
-        signers = tuple(each.statement.signer for each in unpack(head.signatures))
-    except CorruptError:
-        signers = ()
-    return {
-        "kind": header.kind,
-        "variant": header.variant,
-        "schema": header.schema,
-        "created_s": header.created_ns / 1e9,
-        "producer": header.producer,
-        "torch": _text(made_by.get("torch")),
-        "tag": _text(tag[-1]) if isinstance(tag, list) and len(tag) == 2 else "",
-        "signers": signers,
-        "devices": tuple(_text(made_by.get("device")).split()),
+    text = {
+        "torch": made_by.get("torch"),
+        "tag": tag[-1] if isinstance(tag, list) and len(tag) == 2 else None,
     }
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    return {
+        **{name: getattr(header, name) for name in ("kind", "variant", "schema", "producer")},
+        "created_s": header.created_ns / 1e9,
+        **{name: value if isinstance(value, str) else "" for name, value in text.items()},
+    }
 
 
 # -- work on many entries
@@ -278,7 +255,7 @@ def _text(value: object) -> str:
 
 @dataclass
 class BatchResult:
-    """Counts of the outcomes of many entries, with the first hundred failures.
+    """Counts of the outcomes of many entries, with the failures.
 
     ``gone`` were removed by others in the meantime, ``kept`` are not uploaded yet, or sound after
     all, and ``size`` are the bytes of those that are done.
@@ -294,8 +271,7 @@ class BatchResult:
 
     def fail(self, name: str, why: Exception | str) -> None:
         self.failed += 1
-        if len(self.failures) < _FAILURES_SHOWN:
-            self.failures.append((name, str(why)))
+        self.failures.append((name, str(why)))
 
 
 async def verify(scan: Scan, advance: _Advance) -> BatchResult:
@@ -324,25 +300,41 @@ async def remove(scan: Scan, keep: Container[str], advance: _Advance) -> BatchRe
         await scan.place.store.delete(item.name)
         return "done"
 
-    return await _each(scan, one, advance, _NO_BOUND)
+    return await _each(scan, one, advance)
 
 
 async def copy(scan: Scan, target: Place, advance: _Advance) -> BatchResult:
     """Copy each entry into ``target``, verified on its way; done again it copies what is left.
 
-    An entry of the target is compared with the source's by digest, and read whole unless the source
-    is a local tier: a damaged one, or one that is not admitted, is replaced. Another entry of the
-    same variant stays in a remote that a local tier is copied to, and where a trusted key has
-    signed it; else it may be forged, and is replaced. In a local tier an entry keeps its name; in a
-    remote it is published as if it were saved there. Transient errors of a server are counted.
+    An entry that the target has with the same digest, signed or not, is left alone; nothing but
+    its header is read. Another entry of the same variant stays in a remote that a local tier is
+    copied to, and where a trusted key has signed it; else it may be forged, and is replaced. In a
+    local tier an entry keeps its name; in a remote it is published as if it were saved there.
+    Transient errors of a server are counted.
     """
     source, admit = scan.place, scan.place.policy.check
     replaceable = entries.Replaceable(everything=not source.is_local)
 
+    async def has(name: str, head: Head) -> bool:
+        """Return whether the target has the entry of that head, or one that stays there."""
+        store, wanted = target.store, (head.digest, bool(head.signatures))
+        for each in [name] if target.is_local else entries.names_of(head.header):
+            with contextlib.suppress(CorruptError, UntrustedError):
+                there = await read_head(store, each, admit)
+                if there is None or there.header.variant != head.header.variant:
+                    continue
+                # An entry has one digest, signed or not: the signed one replaces the other.
+                is_same = (there.digest, bool(there.signatures)) == wanted
+                stays = is_same or admit(there.digest, there.signatures) is not None
+                info = await store.head(each) if stays else None
+                if info is not None and info.size == there.size:
+                    return True
+        return False
+
     async def one(item: Item) -> str | Exception:
         try:
             head = await read_head(source.store, item.name, admit)
-            if head is not None and await _has(target, item.place, head, source):
+            if head is not None and await has(item.place, head):
                 return "present"
             entry = await _verified(source, item)
             if entry is None:
@@ -356,34 +348,8 @@ async def copy(scan: Scan, target: Place, advance: _Advance) -> BatchResult:
             return "done" if is_new else "present"
         except TransientError as exc:
             return exc
-        except AccessDeniedError as exc:
-            if await target.store.head(item.place) is None:
-                raise
-            return exc  # the right to add may not include that to overwrite
 
     return await _each(scan, one, advance)
-
-
-async def _has(target: Place, name: str, head: Head, source: Place) -> bool:
-    """Return whether the target has the entry with that head, or one in its place that stays."""
-    store, admit = target.store, source.policy.check
-    for each in [name] if target.is_local else entries.names_of(head.header):
-        with contextlib.suppress(CorruptError, UntrustedError):
-            there = await read_head(store, each, admit)
-            if there is None or there.header.variant != head.header.variant:
-                continue
-            # An entry has one digest, signed or not: the signed one replaces the other.
-            is_same = (there.digest, bool(there.signatures)) == (head.digest, bool(head.signatures))
-            if not is_same and admit(there.digest, there.signatures) is None:
-                continue
-            if source.is_local:  # readers replace what is damaged behind its head
-                info = await store.head(each)
-                if info is not None and info.size == there.size:
-                    return True
-            elif (data := await store.get(each)) is not None:
-                await asyncio.to_thread(entries.verify, each, data, admit=admit)
-                return True
-    return False
 
 
 async def _verified(place: Place, item: Item) -> Frame | None:
@@ -394,17 +360,14 @@ async def _verified(place: Place, item: Item) -> Frame | None:
 
 
 async def _each(
-    scan: Scan,
-    work: Callable[[Item], Awaitable[str | Exception]],
-    advance: _Advance,
-    max_bytes: int = _MAX_BYTES,
+    scan: Scan, work: Callable[[Item], Awaitable[str | Exception]], advance: _Advance
 ) -> BatchResult:
     """Count the results of ``work``, each the name of a count or why it failed.
 
     It works on several items at once. The first StoreError is raised when the others of its batch
     have ended.
     """
-    result, budget = BatchResult(), Budget(max_bytes)
+    result, budget = BatchResult(), Budget(_MAX_BYTES)
 
     async def one(item: Item) -> StoreError | None:
         await budget.take(item.size)

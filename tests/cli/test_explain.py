@@ -20,7 +20,7 @@ def test_a_miss_is_explained_by_the_nearest_entry(call: Call, tmp_path: Path) ->
     record(tmp_path / "local", Record("aot", "hit", key="a", reason="local", time=1.0))
     assert call("explain").code == 0
     run = record(tmp_path / "local", looked_up("a", 1, "2.11.0"), looked_up("b", 2, "2.12.1"))
-    for arguments in ((), ("--run", run), ("b",)):
+    for arguments in ((), (run,), ("b",)):
         done = call("explain", *arguments)
         assert done.code == 1
         assert "torch 2.11.0 → 2.12.1" in done.out
@@ -50,7 +50,7 @@ def test_ranks_of_a_job_are_explained_together(
             looked_up(other, 2, "2.12.1"),
             Record("aot", "hit", key="d", reason="local", time=3.0),
         )
-    for arguments in ((), ("--run", run)):
+    for arguments in ((), (run,)):
         done = call("explain", *arguments)
         assert ", ranks 0-2: 3 hit, 6 missed" in done.out
         misses = [line for line in done.out.splitlines() if line.startswith("miss: ")]
@@ -71,12 +71,7 @@ def test_a_word_that_is_a_code_is_one_also_beside_a_file_of_that_name(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "untrusted").write_text("")
     assert call("explain", "untrusted").out.startswith("untrusted: ")
-    assert "script ./untrusted" in call("explain", "./untrusted").err
-    done = call("explain", "model.py")
-    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
-    assert "s3cache run model.py" in done.err
-    assert "module none" in call("explain", "-m", "none").err
-    assert "said twice" in call("explain", "a", "-m", "none").err
+    assert "word './untrusted': is no code" in call("explain", "./untrusted").err
 
 
 # -- where to read on
@@ -115,24 +110,14 @@ def test_the_section_on_each_code_is_shown(call: Call) -> None:
         assert each["text"].partition("[")[0] in shown
 
 
-def test_a_code_may_be_of_two_kinds(call: Call) -> None:
-    found = call("explain", "Function", "error", "--json").lines
-    assert [(each["code"], each["kind"]) for each in found] == [
-        ("function", "bypass"),
-        ("error", "reason"),
-        ("error", "bypass"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["custm-operator"], "did you mean s3cache explain custom-operator"),
         (["custom_operator"], "did you mean s3cache explain custom-operator"),
-        (["untrusted", "confgerror"], "did you mean s3cache explain ConfigError"),
-        (["20261123-164506-9442-f443"], "--run"),
-        (["untrusted", "a98f437a"], "word 'a98f437a'"),
-        (["a98f437a"], "is not in the records of this machine"),
+        (["confgerror"], "did you mean s3cache explain ConfigError"),
+        (["20261123-164506-9442-f443"], "no such run"),
+        (["a98f437a"], "no such run, key or program is on record"),
     ],
 )
 def test_an_unknown_word_is_one_error_with_what_it_may_be(

@@ -1,18 +1,23 @@
-"""What all commands have in common: how they start, end, and say what is wrong."""
+"""What all commands have in common, and the commands on a setup: doctor, stats, version."""
 
 from __future__ import annotations
 
+import io
 import os
+import platform
 import pty
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import s3cache
 from infra.docs.commands import reference
+from s3cache import Cache, frame
+from s3cache.cli._options import Output, redacted
+from s3cache.errors import ConfigError
 from tests.cli.commands import Call
 from tests.support.imports import modules_after
 from tests.support.shelves import Shelf
@@ -67,41 +72,26 @@ def test_the_installed_command_is_the_same_program(tmp_path: Path) -> None:
         ("", 2, "Missing command"),
         ("walk", 2, "No such command 'walk'"),
         ("version --what", 2, "--what"),
-        ("version more", 2, "more"),
         ("keygen", 2, "NAME"),
         ("ls", 2, "has no URL; give --url, or set S3CACHE_URL"),
         ("ls --url file:///nowhere/at/all?create=false", 3, "/nowhere/at/all"),
         ("ls --url ftp://x", 2, "scheme 'ftp': is not known"),
         ("ls --url {url} --older soon", 2, "'soon' is no time"),
-        ("ls --url {url} --max-size big", 2, "'big' is no size"),
-        ("ls --url {url} --sort colour", 2, "colour"),
-        ("ls --url {url} --limit 0", 2, "--limit"),
-        ("ls --url {url} --reverse", 2, "nothing to reverse"),
+        ("ls --url {url} --min-size big", 2, "'big' is no size"),
         ("ls s3://AKIA:hunter2@bucket", 2, "s3://…"),
-        ("ls --url s3://AKIA:hunter2@bucket", 2, "user name, a password"),
         ("prefetch --url {url}", 2, "has no keys"),
-        ("prefetch a", 2, "set S3CACHE_URL"),
         ("prefetch A/B --url {url}", 2, "cache key 'A/B'"),
-        ("prefetch --manifest /nowhere --url {url}", 2, "manifest /nowhere"),
-        ("pull", 2, "has no URL"),
         ("push", 2, "has no URL"),
-        ("mirror {url}", 2, "TARGET"),
         ("mirror {url} s3://AKIA:hunter2@bucket", 2, "user name, a password"),
         ("mirror file:///nowhere?create=false {url}", 3, "/nowhere"),
         ("gc --delete --url {url}", 2, "has no condition"),
         ("gc --delete --untrusted --url {url}", 2, "set trusted_keys"),
-        ("gc --delete --never-hit --url {url}", 2, "give --older 30d"),
         ("bench", 2, "has no URL"),
-        ("bench --url memory://x", 2, "of this process alone"),
-        ("bench --url file:///no/where?create=false", 3, "no directory /no/where"),
-        ("bench --url {url} --size big", 2, "no size"),
         ("warm -- true", 2, "has no URL"),
         ("warm --url {url}?create=1 -- /no/such/program", 2, "/no/such/program"),
         ("check -m -c x", 2, "given beside -m"),
         ("check /no/such/script.py", 2, "script.py: is not there"),
-        ("check", 2, "PROGRAM"),
         ("report", 2, "there are none in"),
-        ("report --run 20200101-000000-1-aa", 2, "20200101-000000-1-aa"),
     ],
 )
 def test_what_cannot_be_done_is_one_clear_line(
@@ -141,49 +131,23 @@ def test_no_secret_of_a_url_is_repeated(call: Call, url: str) -> None:
         assert "hunter2" not in done.out + done.err
 
 
-@pytest.mark.parametrize(
-    ("words", "completed"),
-    [
-        ("s3cache d", ["doctor", "du"]),
-        ("s3cache explain custom-", ["custom-operator", "custom-pass", "custom-callable"]),
-    ],
-)
-def test_a_shell_may_ask_how_a_word_goes_on(
-    call: Call, monkeypatch: pytest.MonkeyPatch, words: str, completed: list[str]
-) -> None:
-    monkeypatch.setenv("_S3CACHE_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", words)
-    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
-    done = call()
-    assert (done.code, done.out.split()) == (0, completed)
-
-
-@pytest.mark.parametrize("at_terminal", [True, False])
-def test_a_request_that_is_tried_again_is_shown_on_a_terminal_only(
-    tmp_path: Path, at_terminal: bool
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
-    command = [sys.executable, "-m", "s3cache", "ls", "--url", "s3://bucket/prefix"]
+def test_a_request_that_is_tried_again_is_shown_on_a_terminal(tmp_path: Path) -> None:
     environment = {
-        **{name: value for name, value in os.environ.items() if name[:7] != "S3CACHE"},
+        "PATH": os.environ["PATH"],
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing-secret",
-        "S3CACHE_ENDPOINT_URL": endpoint,
-        "S3CACHE_REGION": "us-east-1",
         "S3CACHE_LOCAL_DIR": str(tmp_path),
         "S3CACHE_RETRY_ATTEMPTS": "2",
     }
-    ours, theirs = pty.openpty() if at_terminal else os.pipe()
+    url = "s3://bucket/prefix?endpoint_url=http://127.0.0.1:9&region=us-east-1"
+    command = [sys.executable, "-m", "s3cache", "ls", "--url", url]
+    ours, theirs = pty.openpty()
     with open(ours, "rb", buffering=0) as said, open(theirs, "wb") as stderr:
         done = subprocess.run(command, env=environment, stderr=stderr, timeout=LONG_S, check=False)
-        text = said.read(1 << 16).decode()
+        again, error = said.read(1 << 16).decode().splitlines()
     assert done.returncode == 3
-    lines = text.splitlines()
-    assert lines[-1].startswith("s3cache: error: list")
-    again = [line for line in lines if line.endswith("; it is tried again")]
-    assert len(again) == (1 if at_terminal else 0)
-    assert len(lines) == len(again) + 1
+    assert again.endswith("; it is tried again")
+    assert error.startswith("s3cache: error: list")
 
 
 # -- docs/commands.md
@@ -192,3 +156,153 @@ def test_a_request_that_is_tried_again_is_shown_on_a_terminal_only(
 def test_the_page_is_up_to_date() -> None:
     """If not: ``make commands``."""
     assert PAGE.read_text(encoding="utf-8") == reference()
+
+
+# -- output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://bucket/prefix is not there",
+        "give --url, or set S3CACHE_URL",
+        "file:///nowhere/at/all",
+        "s3://bucket/p?endpoint_url=https://minio&region=eu-west-1",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redacted(text) == text
+
+
+def test_nothing_that_a_terminal_obeys_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor does a new line in what others wrote make a line of its own, but in text of ours."""
+    out, foreign = Output(json=False), "a\x1b[2Jb\x07\r\x9b\u202ec\nnext äöü → 3 µs"
+    out.line(foreign)
+    out.note(foreign)
+    out.text(foreign)
+    out.table(["name"], [[foreign]])
+    written = capsys.readouterr()
+    escaped = "a\\x1b[2Jb\\x07\\r\\x9b\\u202ec"
+    one_line = f"{escaped}\\nnext äöü → 3 µs"
+    assert written.err == f"{one_line}\n"
+    assert written.out.startswith(f"{one_line}\n{escaped}\nnext äöü → 3 µs\n")
+    assert written.out.count(one_line) == 2
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("json", "terminal"), [(False, True), (True, True), (False, False)])
+def test_progress_is_for_terminals(
+    json: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = _Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Output(json).progress("copied") as advance:
+        advance(1)
+        advance(2)
+    assert stream.getvalue() == ("1 copied\r3 copied\r\x1b[K" if terminal and not json else "")
+
+
+def test_json_is_one_line_whatever_there_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = {
+        "bytes": b"\xff",
+        "set": {3},
+        "text": "ü\n",
+        4: (1, None),
+        "x": ConfigError("a", "b", "c"),
+    }
+    Output(json=True).record(odd)
+    assert capsys.readouterr().out == (
+        '{"bytes": "ff", "set": [3], "text": "\\u00fc\\n", "4": [1, null], "x": "a: b; c"}\n'
+    )
+
+
+def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
+    """``s3cache ls | head -1``."""
+    shelf = Shelf(tmp_path / "remote")
+    for number in range(20):
+        shelf.put(f"v1/00{number % 10}/{'k' * 100}{number}.0", b"x")
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "s3cache", "ls", "--url", shelf.url],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0
+
+
+# -- doctor, stats, version
+
+
+# -- doctor
+
+
+def test_warnings_are_no_fault(call: Call, shelf: Shelf) -> None:
+    done = call("doctor", "--url", shelf.url, "--no-programs")
+    assert done.code == 0
+    assert "ok       list: allowed" in done.out
+    assert "warning  trust: no key is trusted" in done.out
+    assert "fix: s3cache keygen NAME, and docs/trust.md (s3cache explain trust)\n" in done.out
+    assert "0 faults, 1 warning\n" in done.err
+    assert shelf.names == set()
+
+
+def test_a_fault_is_the_exit_code(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path))
+    done = call("doctor", "--no-programs")
+    assert done.code == 1
+    (fix,) = (line for line in done.out.splitlines() if f"chmod go-w {tmp_path}" in line)
+    assert fix.endswith(" (s3cache explain local-directory ConfigError)")
+    checks = call("doctor", "--no-programs", "--json").lines
+    assert [each["code"] for each in checks if each["verdict"] == "fault"] == ["ConfigError"]
+
+
+def test_settings_that_cannot_be_used_are_the_only_fault(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("S3CACHE_LOOKUP_TIMEOUT_S", "soon")
+    done = call("doctor", "--json")
+    assert (done.code, len(done.lines)) == (1, 1)
+    assert "S3CACHE_LOOKUP_TIMEOUT_S" in done.json["found"]
+
+
+# -- stats
+
+
+def test_both_tiers_are_counted(call: Call, shelf: Shelf) -> None:
+    shelf.add("a")
+    shelf.add("a", variant="v", first=False)
+    with Cache.open(shelf.url) as cache:
+        cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
+    found = call("stats", "--url", shelf.url, "--json").json
+    assert found["remote"]["entries"] == 3
+    assert (found["local"]["entries"], found["local"]["to_upload"]) == (1, 0)
+    assert found["local"]["bytes"] > 0
+    assert "remote" not in call("stats", "--local", "--url", shelf.url, "--json").json
+    text = call("stats", "--url", shelf.url).out
+    assert "remote:\n  entries  3\n" in text
+
+
+# -- version
+
+
+def test_it_names_what_a_bug_report_needs(call: Call) -> None:
+    done = call("version", "--json")
+    assert done.code == 0
+    found = done.json
+    assert found["s3cache"] == s3cache.__version__
+    assert platform.python_version() in found["python"]
+    assert {"torch", "botocore", "platform", "libc", "zstandard"} <= set(found)
+    assert found["typer"][0].isdigit()
+    assert call("--version").out == f"s3cache {s3cache.__version__}\n"

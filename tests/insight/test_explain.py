@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
-from collections import Counter
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from s3cache import Cache, Saved, explain, frame
+from s3cache import explain, frame
 from s3cache.entries import NAMES, first_name
 from s3cache.errors import ConfigError
-from s3cache.insight._differences import EntrySource
+from s3cache.insight._differences import RemoteEntries
 from s3cache.manage import Place
 from s3cache.records import Record, Recorder
 from s3cache.store import MemoryStore, WrapperStore
@@ -96,7 +96,7 @@ def test_the_nearest_entry(tmp_path: Path, expected: str, records: list[Record])
     assert last(tmp_path).entry == expected
 
 
-# -- entries of the local tier and of the remote
+# -- entries of the remote
 
 
 def entry(like: Record, *, parts: Mapping[str, Mapping[str, str]] | None = None) -> bytes:
@@ -111,102 +111,67 @@ def entry(like: Record, *, parts: Mapping[str, Mapping[str, str]] | None = None)
     )
 
 
-def keep(root: Path, like: Record, **more: Any) -> None:
-    """Put an entry into the local tier, under the key that was looked up."""
-    with Cache.open(local_dir=str(root)) as cache:
-        assert isinstance(cache.save(like.key, entry(like, **more)), Saved)
-
-
 PARTS = {"inductor_config": {"max_autotune": "False → True"}}
 TUNED = lookup("ab", 1, "hit", reason="local", of={"inductor_config": "tuned"})
 MISSED = lookup("c", 2, of={"inductor_config": "as ever"})
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "unrecorded"])
-@pytest.mark.parametrize("place", ["the local tier", "the remote"])
-def test_an_entry_is_compared_by_its_details(tmp_path: Path, place: str, recorded: bool) -> None:
+def test_an_entry_is_compared_by_its_details(tmp_path: Path, recorded: bool) -> None:
     """Records of hits have none; an entry counts whether or not its lookup was recorded."""
     remote, local = Shelf(tmp_path / "remote"), tmp_path / "local"
-    if place == "the remote":
-        remote.put(first_name(TUNED.key), entry(TUNED, parts=PARTS))
-    else:
-        keep(local, TUNED, parts=PARTS)
+    remote.put(first_name(TUNED.key), entry(TUNED, parts=PARTS))
     other = lookup("b", 1, of={"inductor_config": "x", "grad_enabled": "False"})
     write(local, TUNED if recorded else other, MISSED)
     found = explain(url=remote.url, local_dir=str(local))
     one = found.explanations[-1]
     assert (one.entry, found.unasked) == ("ab", "")
-    assert one.known_from.startswith("run " if recorded else place)
+    assert one.known_from.startswith("run " if recorded else "the remote")
     assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
-    # Neither place is read where the caller says so.
-    if not recorded:
-        assert last(local, url=remote.url, remote=False, local=False).entry == "b"
+    if not recorded:  # the remote is not read where the caller says so
+        assert last(local, url=remote.url, remote=False).entry == "b"
 
 
 def test_an_entry_that_is_damaged_newer_or_not_trusted_is_skipped(tmp_path: Path) -> None:
     remote, local = Shelf(tmp_path / "remote"), tmp_path / "local"
     keys = {"trust": "require", "trusted_keys": f"team={generate('mine').public_text()}"}
-    keep(local, TUNED)
+    name = remote.put(first_name(TUNED.key), entry(TUNED))
     write(local, MISSED)
-    assert last(local).entry == "ab"
-    assert last(local, **keys).entry == ""
-    (file,) = (path for path in local.glob("objects/**/ab*") if path.is_file())
-    data = bytearray(file.read_bytes())
-    data[70] ^= 1
-    file.write_bytes(data)
-    assert last(local).entry == ""
-    file.unlink()
-    keep(local, replace(TUNED, time=3.0))
-    assert last(local).entry == ""
-    remote.put(first_name(TUNED.key), entry(TUNED))
+    assert last(local, url=remote.url).entry == "ab"
     assert last(local, url=remote.url, **keys).entry == ""
+    remote.damage(name, at=70)
+    assert last(local, url=remote.url).entry == ""
+    remote.put(name, entry(replace(TUNED, time=3.0)))
+    assert last(local, url=remote.url).entry == ""
 
 
-def test_only_the_256_entries_used_last_are_read(tmp_path: Path) -> None:
-    with Cache.open(local_dir=str(tmp_path)) as cache:
-        for number in range(256):
-            key = f"e{number:03x}"
-            cache.save(key, frame.encode(kind="other", key=key, sections={}))
-    keep(tmp_path, TUNED)
-    write(tmp_path, MISSED)
-    assert last(tmp_path).entry == "ab"
-    (file,) = (path for path in tmp_path.glob("objects/**/ab*") if path.is_file())
-    os.utime(file, (1.0, 1.0))
-    assert last(tmp_path).entry == ""
+class Counting(WrapperStore):
+    """Counts the names that are listed, and the headers that are read."""
+
+    names = headers = 0
+
+    async def get_range(self, key: str, start: int, length: int) -> Any:
+        self.headers += 1
+        return await super().get_range(key, start, length)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        async for info in self.inner.list(prefix):
+            self.names += 1
+            yield info
 
 
 async def test_a_large_remote_takes_few_requests() -> None:
-    """As the page says: 8 pages of a listing, and 256 headers."""
-    store = CountingStore(MemoryStore())
-    for number in range(20_000):
+    """As the page says: a listing of 8,000 names, and 256 headers."""
+    store = Counting(MemoryStore())
+    for number in range(9_000):
         if number == 7_999:
             await store.inner.put(first_name(TUNED.key), entry(TUNED))
         await store.inner.put(f"{NAMES}fff/a{number:064x}.0", b"")
     place = Place(store, False, policy_of(None, "", "", audience="main"))
-    source = EntrySource("the remote", lambda: place)
+    source = RemoteEntries(lambda: place)
     neighbors = await asyncio.to_thread(lambda: source.neighbors)
     assert [each.record.key for each in neighbors] == [TUNED.key]
-    assert source.problem == ""
-    assert store.counts == {"list": 8, "get_range": 256}
-
-
-class CountingStore(WrapperStore):
-    """Counts requests as S3 has them: a listing takes one for each thousand names."""
-
-    def __init__(self, inner: MemoryStore) -> None:
-        super().__init__(inner)
-        self.counts: Counter[str] = Counter()
-
-    async def _around(self, verb: str, key: str, call: Any) -> Any:
-        self.counts[verb] += 1
-        return await call()
-
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        seen = 0
-        async for info in self.inner.list(prefix):
-            self.counts["list"] += seen % 1000 == 0
-            seen += 1
-            yield info
+    assert (source.problem, store.names, store.headers) == ("", 8_000, 256)
 
 
 def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
@@ -223,11 +188,11 @@ def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
 def test_other_runs_of_the_machine_are_compared(tmp_path: Path) -> None:
     first = write(tmp_path, lookup("a", 1, of=OLD))
     second = write(tmp_path, lookup("b", 2))
-    for asked in ({"run": second}, {"key": "b"}):
-        one = last(tmp_path, **asked)
+    for asked in (second, second[:-1], "b"):
+        one = last(tmp_path, what=asked)
         assert (one.entry, one.known_from) == ("a", f"run {first}")
         assert [each.text for each in one.differences] == ["torch 2.11.0 → 2.12.1"]
-    assert last(tmp_path, run=first).entry == ""
+    assert last(tmp_path, what=first).entry == ""
 
 
 def test_hits_are_counted_and_others_explained(tmp_path: Path) -> None:
@@ -238,7 +203,6 @@ def test_hits_are_counted_and_others_explained(tmp_path: Path) -> None:
     assert [each.record.key for each in found.explanations] == ["b"]
     assert found.hits == 1
     assert str(found).splitlines()[0].endswith(": 1 hit, 1 missed, 0 bypassed")
-    assert explain(key="a", local_dir=str(tmp_path)).explanations == ()
 
 
 @pytest.mark.parametrize("reason", ["guard", "timeout", "untrusted"])
@@ -274,11 +238,51 @@ def test_foreign_text_is_shown_as_printable_text(tmp_path: Path) -> None:
     assert str(found).count("\\x1b[31m") >= 5
 
 
-def test_without_records_the_error_names_the_fix(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="run a program"):
+def test_without_a_record_the_error_names_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="s3cache run PROGRAM leaves a record"):
         explain(local_dir=str(tmp_path))
     write(tmp_path, lookup("a", 1))
-    with pytest.raises(ConfigError, match="none of that name"):
-        explain("19990101", local_dir=str(tmp_path))
-    with pytest.raises(ConfigError, match="records"):
-        explain(key="b", local_dir=str(tmp_path))
+    for what in ("19990101", "b", "train.py"):
+        with pytest.raises(ConfigError, match=f"explain {what}: no such run, key or program"):
+            explain(what, local_dir=str(tmp_path))
+
+
+# -- the last run of a program
+
+RECORDS = """
+import os, sys
+from s3cache.records import Record, Recorder
+recorder = Recorder(os.environ["S3CACHE_LOCAL_DIR"])
+os.chdir("/")  # wherever it has gone since
+recorder.add(Record("aot", "miss", key="k" + sys.argv[1], reason="absent", time=1.0))
+recorder.close(60)
+"""
+
+
+def test_the_last_run_of_a_script_or_module_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its path or the end of it, however it was called and wherever it went."""
+    local = tmp_path / "local"
+    monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(local))
+    monkeypatch.chdir(tmp_path)
+    local.mkdir(mode=0o700)
+    for name in ("train.py", "other/train.py", "package/job.py", "package/__main__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(RECORDS)
+    programs = (["train.py"], ["other/train.py"], ["-m", "package.job"], ["package"])
+    for number, program in enumerate(programs, 1):
+        subprocess.run([sys.executable, *program, str(number)], cwd=tmp_path, check=True)
+        # Names of runs have seconds alone, and the latest comes first: give each one a second.
+        (new,) = (each for each in (local / "records").iterdir() if each.name[:4] != "1999")
+        new.rename(new.with_name(f"1999010{number}-{new.name}"))
+
+    def key(program: str) -> str:
+        return explain(program).explanations[0].record.key
+
+    assert key(str(tmp_path / "train.py")) == key("./train.py") == "k1"
+    assert key("other/train.py") == "k2"
+    assert key("package.job") == key("package/job.py") == key("job.py") == "k3"
+    assert key("package") == key("") == "k4"
+    with pytest.raises(ConfigError):  # it is no end of a name
+        explain("rain.py")

@@ -1,18 +1,25 @@
-"""Entries are listed in memory that does not grow, with what they say of themselves."""
+"""Entries are listed in memory that does not grow, and chosen by every condition given."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from s3cache import entries
-from s3cache.errors import CorruptError, TransientError, UntrustedError
+from s3cache.errors import CorruptError, UntrustedError
 from s3cache.manage import Item, Place, Scan, Selection
 from s3cache.store import FileStore, MemoryStore, Store, WrapperStore
 from s3cache.trust import Policy, generate, policy_of
 from tests.support.shelves import Shelf
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "remote")
 
 
 def scan_of(store: Store, *args: Any, policy: Policy | None = None, **how: Any) -> Scan:
@@ -59,32 +66,17 @@ def test_untrusted_entries_are_not_parsed(shelf: Shelf) -> None:
 
 
 class _Watched(WrapperStore):
-    """A store with slow listings that counts headers, listings and listed objects.
-
-    Attributes:
-        at_once: how many listings were under way together at most.
-        refused: the end of prefixes that cannot be listed.
-    """
+    """A store that counts headers, listings and listed objects."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
-        self.heads = self.listings = self.listed = self.under_way = self.at_once = 0
-        self.refused: str | None = None
+        self.heads = self.listings = self.listed = 0
 
     async def list(self, prefix: str = "") -> Any:
         self.listings += 1
-        self.under_way += 1
-        self.at_once = max(self.at_once, self.under_way)
-        try:
-            for _ in range(50):
-                await asyncio.sleep(0)
-            if self.refused is not None and prefix.endswith(self.refused):
-                raise TransientError("is busy")
-            async for info in super().list(prefix):
-                self.listed += 1
-                yield info
-        finally:
-            self.under_way -= 1
+        async for info in super().list(prefix):
+            self.listed += 1
+            yield info
 
     async def get_range(self, key: str, start: int, length: int) -> Any:
         self.heads += 1
@@ -119,30 +111,66 @@ async def test_named_entries_are_found_without_listing_the_rest() -> None:
     assert (store.listings, store.listed) == (11, 10)
 
 
-async def test_named_entries_are_listed_concurrently_and_in_order() -> None:
-    """The order is that in which a bucket lists everything."""
-    store, keys = await _watched(300)
-    named = scan_of(store, Selection(manifest=frozenset(keys))).batches()
-    found = [item.name async for batch in named for item in batch]
-    assert found == sorted(map(entries.first_name, keys))
-    assert 1 < store.at_once <= 16
-
-
-async def test_no_request_runs_on_after_a_failure_or_an_early_end() -> None:
-    store, keys = await _watched(300)
-    batches = scan_of(store, Selection(manifest=frozenset(keys))).batches()
-    await anext(batches)
-    assert store.under_way == 0
-    await batches.aclose()
-    store.refused = "/k7."
-    with pytest.raises(TransientError):
-        await anext(scan_of(store, Selection(manifest=frozenset(keys[:100]))).batches())
-    assert store.under_way == 0
-
-
 async def test_without_headers_nothing_is_read() -> None:
     store, _ = await _watched(20)
     assert (
         sum([len(batch) async for batch in scan_of(store, Selection(key=("k1",))).batches()]) == 11
     )
     assert store.heads == 0
+
+
+# -- which entries are meant
+
+
+NOW = time.time()
+ABOUT = {
+    "kind": "aot",
+    "torch": "2.13.0+cpu",
+    "tag": "mine",
+}
+ITEM = Item("v1/000/abcdef.0", 1000, NOW - 86400, ABOUT)
+DAMAGED = Item("v1/000/abcdef.0", 1000, NOW - 86400, problem=CorruptError("frame", "is damaged"))
+STRANGER = Item("v1/000/ab.0", 10, NOW, problem=UntrustedError("unsigned", "no signature"))
+
+
+@pytest.mark.parametrize(
+    ("words", "yes"),
+    [
+        ({"key": ("bcd", "abcdef")}, True),
+        ({"key": ("bcd",)}, False),
+        ({"older": 2 * 86400}, False),
+        ({"min_size": 1000}, True),
+        ({"min_size": 1001}, False),
+        ({"kind": ("fx", "shapes")}, False),
+        ({"torch": ("2.13",)}, True),
+        ({"torch": ("2.13.0+cpu",)}, True),
+        ({"torch": ("2.1",)}, False),
+        ({"torch": ("2.13.1",)}, False),
+        ({"tag": ("",)}, False),
+        ({"unreadable": True}, False),
+        ({"untrusted": True}, False),
+        ({"kind": ("aot",), "older": 2 * 86400}, False),
+    ],
+)
+def test_each_condition(words: dict[str, Any], yes: bool) -> None:
+    assert Selection(**words).chooses(ITEM) is yes
+
+
+@pytest.mark.parametrize(
+    ("words", "damaged", "stranger"),
+    [
+        ({}, True, True),
+        ({"unreadable": True}, True, False),
+        ({"untrusted": True}, False, True),
+        ({"unreadable": True, "untrusted": True}, True, True),
+        ({"unreadable": True, "key": ("x",)}, False, False),
+        ({"kind": ("aot",)}, False, False),
+        ({"torch": ("",)}, False, False),
+    ],
+)
+def test_an_unreadable_entry_matches_no_condition_on_headers(
+    words: dict[str, Any], damaged: bool, stranger: bool
+) -> None:
+    """So that a damaged entry is not removed as one of an old torch."""
+    assert Selection(**words).chooses(DAMAGED) is damaged
+    assert Selection(**words).chooses(STRANGER) is stranger

@@ -1,29 +1,54 @@
-"""``s3cache check`` runs a program, and says what of it can be cached."""
+"""``s3cache check`` and ``warm`` run a program, follow it by its records, and end it in time."""
 
 from __future__ import annotations
 
 import os
-import textwrap
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from s3cache.torch_api import internals
 from tests.cli.commands import Call
 from tests.support.marks import slow
 from tests.support.shelves import Shelf
+from tests.support.waiting import eventually
 
 # Records lookups as the compile cache does: nothing is compiled.
 LOOKS_UP = """
-import atexit, os, sys, time
+import atexit, os, subprocess, sys, time
+import s3cache
+from s3cache import frame
 from s3cache.records import Record, Recorder
 os.makedirs(os.environ["S3CACHE_LOCAL_DIR"], 0o700, exist_ok=True)
 recorder = Recorder(os.environ["S3CACHE_LOCAL_DIR"])
 atexit.register(recorder.close, 60)
 def look_up(outcome, key="", **more):
     recorder.add(Record("aot", outcome, key=key, time=time.time(), **more))
+def save(key):
+    with s3cache.Cache.open() as cache:
+        cache.lookup(key)
+        cache.save(key, frame.encode(kind="test", key=key, sections={"entry": b"x"}))
 reason = {"code": "function", "message": "calls f", "fix": "vouch for f", "line": "a.py:3: f(x)"}
 """
+
+
+def program(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    return path
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+# -- check
+
 
 PROGRAM = """
 import sys
@@ -40,23 +65,13 @@ def broken(x):
     return y * own(x)
 
 model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-compiled = torch.compile(model)
-for _ in range(2):
-    compiled(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
+torch.compile(model)(torch.ones(2, 4)).sum().backward()
 broken(torch.ones(3))
 torch._functorch.config.enable_autograd_cache = False
 torch.compile(lambda x: x + 1)(torch.ones(3))
 open(sys.argv[1], "w").write("to its end")
 sys.exit(3)
 """
-
-
-def program(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(text))
-    return path
 
 
 @slow
@@ -71,7 +86,7 @@ def test_each_graph_of_a_program_is_reported_and_nothing_is_left_anywhere(
     done = call("check", "--json", path, tmp_path / "end")
     assert done.code == 1
     found = done.json
-    assert (found["end"], found["exit_code"], found["steps"]) == ("itself", 3, 2)
+    assert (found["end"], found["exit_code"]) == ("itself", 3)
     assert (tmp_path / "end").read_text() == "to its end"
     verdicts = [
         (graph["cacheable"], graph["in_halves"], bool(graph["key"])) for graph in found["graphs"]
@@ -83,7 +98,7 @@ def test_each_graph_of_a_program_is_reported_and_nothing_is_left_anywhere(
     assert reason["line"] == f"{path}:13: return y * own(x)"
     assert "register_cacheable" in reason["fix"]
     assert [each["code"] for each in found["graphs"][3]["reasons"]] == ["caches-off"]
-    assert found["graphs"][0]["where"] == [str(path), 19, "<module>"]
+    assert found["graphs"][0]["where"] == [str(path), 16, "<module>"]
     assert [each["where"] for each in found["breaks"]] == [f"{path}:12"]
     assert shelf.names == set()
     assert not os.path.exists(tmp_path / "local")
@@ -118,34 +133,13 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
 @pytest.mark.parametrize(
     ("arguments", "end"),
     [
-        pytest.param(["--quiet", "0.2s"], "quiet", marks=slow),
-        pytest.param(["--graphs", "1"], "graphs", marks=slow),
-        pytest.param(["--timeout", "15s"], "timeout", marks=slow),
-        (["--steps", "2"], "steps"),
+        (["--quiet", "0.2s"], "quiet"),
+        pytest.param(["--quiet", "0", "--timeout", "15s"], "timeout", marks=slow),
     ],
 )
-def test_a_program_that_goes_on_is_ended(
+def test_a_program_that_goes_on_is_ended_and_not_while_it_compiles(
     call: Call, tmp_path: Path, arguments: list[str], end: str
 ) -> None:
-    alive = tmp_path / "alive"
-    path = program(
-        tmp_path,
-        f"""{LOOKS_UP}
-recorder.add(dict(compiling=True, at=time.time()))
-look_up("hit", "a1")
-recorder.add(dict(compiling=False, at=time.time()))
-recorder.add(dict(steps=2))
-open({str(alive)!r}, "w").write(str(os.getpid()))
-time.sleep(600)
-""",
-    )
-    done = call("check", "--json", "--quiet", "0", *arguments, path)
-    assert (done.code, done.json["end"], done.json["cacheable"]) == (0, end, True)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(alive.read_text()), 0)
-
-
-def test_it_is_not_ended_while_it_compiles(call: Call, tmp_path: Path) -> None:
     path = program(
         tmp_path,
         f"""{LOOKS_UP}
@@ -153,19 +147,83 @@ look_up("hit", "a1")
 recorder.add(dict(compiling=True, at=time.time()))
 time.sleep(1.5)  # longer than the quiet time
 look_up("hit", "a2")
+recorder.add(dict(compiling=False, at=time.time()))
+open({str(tmp_path / "alive")!r}, "w").write(str(os.getpid()))
+time.sleep(600)
 """,
     )
-    done = call("check", "--json", "--quiet", "0.2s", path)
+    done = call("check", "--json", *arguments, path)
+    assert (done.code, done.json["end"]) == (0, end)
     assert [graph["key"] for graph in done.json["graphs"]] == ["a1", "a2"]
-    assert done.json["end"] == "itself"
+    assert not is_running(int((tmp_path / "alive").read_text()))
 
 
 def test_with_a_torch_that_is_not_supported_it_runs_nothing(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(internals, "OLDEST", (99, 0))
-    path = program(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')")
-    done = call("check", path)
+    done = call("check", program(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')"))
     assert (done.code, done.out) == (3, "")
     assert "is not supported, so nothing of it is cached" in done.err
     assert not (tmp_path / "ran").exists()
+
+
+# -- warm
+
+
+def test_a_job_that_goes_on_is_ended_when_it_is_warm(
+    call: Call, shelf: Shelf, tmp_path: Path
+) -> None:
+    """With what it has started; not before what missed is saved, and uploaded."""
+    alive = tmp_path / "alive"
+    job = f"""{LOOKS_UP}
+look_up("miss", "a1", reason="absent")
+look_up("hit", "a2", reason="remote")
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(alive)!r}, "w").write(str(child.pid))
+time.sleep(1.5)  # longer than the quiet time: it compiles
+save("a1")
+time.sleep(600)
+"""
+    done = call(
+        *("warm", "--url", f"{shelf.url}?create=1", "--quiet", "0.3s", "--json"),
+        *("--", sys.executable, "-c", job),
+    )
+    assert done.code == 0, done.err
+    counts = {"hits": 1, "misses": 1, "bypasses": 0, "added": 1, "to_upload": 0}
+    assert done.json == {"end": "quiet", "exit_code": None, **counts, "is_warm": True}
+    assert {name.rpartition("/")[2] for name in shelf.names} == {"a1.0"}
+    eventually(lambda: not is_running(int(alive.read_text())))
+
+
+def test_its_processes_are_one_job_in_reports(call: Call, shelf: Shelf) -> None:
+    child = LOOKS_UP + "look_up('hit', 'a2')"
+    job = f"""
+import subprocess, sys
+for _ in range(2):
+    subprocess.run(["sh", "-c", '"$0" -c "$1" & wait', sys.executable, {child!r}], check=True)
+"""
+    done = call("warm", "--url", f"{shelf.url}?create=1", "--json", "--", sys.executable, "-c", job)
+    assert done.code == 0, done.err
+    assert len(call("report", "--json").json["runs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "said"),
+    [
+        ("raise SystemExit(7)", 1, "ended by itself with 7"),
+        ("", 1, "ended by itself\nnothing was compiled, so nothing is warm: "),
+        (
+            f"{LOOKS_UP}look_up('hit', 'a2'); look_up('miss', 'a1'); save('a1')",
+            0,
+            "1 graph hit, 1 missed, of which 1 are in the cache now; 0 bypassed",
+        ),
+    ],
+)
+def test_a_job_that_ends_by_itself_says_how(
+    call: Call, shelf: Shelf, job: str, code: int, said: str
+) -> None:
+    """One that compiled nothing has warmed nothing; one that hit all its graphs has."""
+    done = call("warm", "--url", f"{shelf.url}?create=1", "--", sys.executable, "-c", job)
+    assert done.code == code, done.err
+    assert said in done.err
