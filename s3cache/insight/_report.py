@@ -1,4 +1,4 @@
-"""Sum up runs: as numbers, as the keys that they used, and as a page of HTML.
+"""Sum up runs: as numbers, as the keys that they used, as a page of HTML, and as a trace.
 
 Keys, paths and reasons come from records that others may have written, so the page escapes all of
 them. Its own policy forbids scripts and everything from elsewhere.
@@ -6,9 +6,10 @@ them. Its own policy forbids scripts and everything from elsewhere.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from s3cache.insight._explain import reasons_of

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 HEAVY = ("torch", "numpy", "boto3", "botocore", "aioboto3", "moto", "flask", "hypothesis", "http")
 
 
+def pytest_in(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+    )
+
+
 def test_a_run_that_uses_no_fixture_of_ours_has_imported_nothing_for_it(tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(
         "import sys\n"
@@ -25,13 +35,7 @@ def test_a_run_that_uses_no_fixture_of_ours_has_imported_nothing_for_it(tmp_path
     )
     plugins = {each.name for each in entry_points(group="pytest11")} - {"s3cache"}
     others = [f"-pno:{name}" for name in sorted(plugins)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rP", *others],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-    )
+    done = pytest_in(tmp_path, "-q", "-rP", *others)
     assert done.returncode == 0, done.stdout + done.stderr
     loaded = set(done.stdout.split())
     assert "s3cache.testing.plugin" in loaded
