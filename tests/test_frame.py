@@ -1,10 +1,9 @@
-"""The frame: what is written is read back, lazily, and mistakes are refused."""
+"""The frame: what is written is read back, and mistakes are refused."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 import tracemalloc
 from typing import Any
 
@@ -144,68 +143,26 @@ class TestHeaderOnly:
         assert len(decode_header(data[: frame.HEADER_HINT_BYTES]).sections) == 25
 
 
-class TestLazy:
-    def damaged_in(self, name: str) -> bytearray:
-        data = bytearray(small_frame())
+class TestSections:
+    def test_damage_in_any_section_is_found_before_anything_is_decompressed(self) -> None:
         found = decode(small_frame())
-        sizes = [section.stored_size for section in found.header.sections]
-        at = found.size - sum(sizes[found.names.index(name) :])
-        data[at] ^= 1
-        return data
+        at = found.size
+        for section in reversed(found.header.sections):
+            at -= section.stored_size
+            if section.stored_size:
+                data = bytearray(small_frame())
+                data[at] ^= 1
+                with pytest.raises(CorruptError, match=f"'{section.name}'.*match their digest"):
+                    decode(data)
 
-    def test_damage_in_one_section_leaves_the_others_readable(self) -> None:
-        found = decode(self.damaged_in("noise"))
-        assert found.section("text") == TEXT
-        with pytest.raises(CorruptError, match="section 'noise'"):
-            found.section("noise")
-        with pytest.raises(CorruptError, match="section 'noise'"):
-            found.verify()
-        assert found.section("text") == TEXT
-
-    def test_nothing_unverified_is_decompressed(self) -> None:
-        """The digest's message, not zstd's: the bytes never reached it."""
-        with pytest.raises(CorruptError, match="do not match their digest"):
-            decode(self.damaged_in("text")).section("text")
-
-    def test_verify_decompresses_nothing(self) -> None:
+    def test_decode_decompresses_nothing(self) -> None:
         found = decode(seal_section(b"not zstd", codec="zstd", raw_size=100))
-        found.verify()
         with pytest.raises(CorruptError, match="does not decompress"):
             found.section("s")
-
-    @pytest.mark.parametrize("how", ["verify", "section"])
-    def test_a_section_is_hashed_once(self, how: str) -> None:
-        """Shown by damage done after the first check, which a second one would find."""
-        data = bytearray(encode(kind="t", key="k", sections={"s": NOISE}))
-        found = decode(data)
-        found.verify() if how == "verify" else found.section("s")
-        data[-1] ^= 1
-        found.verify()
-        assert found.section("s") != NOISE
 
     def test_an_absent_section_is_a_key_error_that_names_it(self) -> None:
         with pytest.raises(KeyError, match="no section 'absent' in this 'test' frame"):
             decode(small_frame()).section("absent")
-
-    def test_threads_may_share_a_frame(self) -> None:
-        texts = {f"s{n}": bytes([n]) * 500 + TEXT * 50 for n in range(8)}
-        found = decode(encode(kind="t", key="k", sections=texts))
-        start = threading.Barrier(8)
-        wrong: list[str] = []
-
-        def read() -> None:
-            start.wait()
-            try:
-                wrong.extend(name for name, text in texts.items() if found.section(name) != text)
-            except Exception as error:
-                wrong.append(repr(error))
-
-        threads = [threading.Thread(target=read) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert wrong == []
 
 
 class TestCopies:
@@ -235,15 +192,10 @@ class TestCopies:
         peak = self.peak_of(encode, kind="t", key="k", sections=sections, codec="none")
         assert peak < 2.1 * self.SIZE
 
-    def test_decode_verify_and_reading_copy_nothing(self) -> None:
+    def test_decoding_and_reading_copy_nothing(self) -> None:
         data = encode(kind="t", key="k", sections={"s": bytes(self.SIZE)}, codec="none")
 
-        def read() -> None:
-            found = decode(data)
-            found.verify()
-            found.section("s")
-
-        assert self.peak_of(read) < self.SIZE / 16
+        assert self.peak_of(lambda: decode(data).section("s")) < self.SIZE / 16
 
 
 LOOP: list[Any] = []
@@ -257,7 +209,6 @@ class TestMistakes:
         ("thing", "changes"),
         [
             ("kind", {"kind": ""}),
-            ("kind", {"kind": "ünïcode"}),
             ("key", {"key": b"k"}),
             ("key", {"key": "a\n"}),
             ("variant", {"variant": None}),
@@ -265,8 +216,8 @@ class TestMistakes:
             ("out of range", {"schema": 10**5000}),
             ("created_ns", {"created_ns": 1.5}),
             ("codec", {"codec": "gzip"}),
-            ("section name", {"sections": {"": b""}}),
-            ("section name", {"sections": {1: b""}}),
+            ("section ''", {"sections": {"": b""}}),
+            ("section 1", {"sections": {1: b""}}),
             ("section 's'", {"sections": {"s": "text"}}),
             ("section 's'", {"sections": {"s": memoryview(b"abcd")[::2]}}),
             ("'tuple'", {"meta": {"a": (1, 2)}}),

