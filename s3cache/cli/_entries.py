@@ -302,7 +302,7 @@ def _show_all(out: Output, place: manage.Place, names: list[str], target: str) -
 
 
 def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
-    from s3cache.artifact import description, to_plain
+    from s3cache.artifact import description, inputs_and_outputs
     from s3cache.trust import unpack
 
     header, meta = head.header, head.header.meta
@@ -328,7 +328,7 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
         "signatures": [{**asdict(each), "algorithm": each.algorithm.name} for each in signatures],
         "trust": _verdict(head, policy),
         "components": meta.get("components"),
-        "graph": None if graph is None else to_plain(graph),
+        "graph": graph,
     }
     if out.json:
         out.record(found)
@@ -341,9 +341,7 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
     if isinstance(components := meta.get("components"), Mapping):
         rows += [(f"component {n}", value) for n, value in components.items()]
     if graph is not None:
-        runtime = graph.runtime_metadata
-        rows += zip(graph.input_names, map(to_plain, runtime.input_info), strict=False)
-        rows += [(f"output {n}", to_plain(info)) for n, info in enumerate(runtime.output_info)]
+        rows += inputs_and_outputs(graph)
     out.table((), [(n, _words(value) or "-") for n, value in rows])
 
 
