@@ -9,7 +9,6 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from typer import Argument, Exit, Option
@@ -309,7 +308,7 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
     graph = description(header)
     times = times if isinstance(times := meta.get("times_ns"), list) else []
     created = dt.datetime.fromtimestamp(header.created_ns // 10**9, dt.timezone.utc)
-    signatures = [each.statement for each in unpack(head.signatures)]
+    said = ("signer", "audience", "issued_s", "expires_s")
     found: dict[str, Any] = {
         "name": name,
         "size": head.size,
@@ -325,7 +324,9 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
             {"name": each.name, "size": each.raw_size, "stored": each.stored_size}
             for each in header.sections
         ],
-        "signatures": [{**asdict(each), "algorithm": each.algorithm.name} for each in signatures],
+        "signatures": [
+            {name: getattr(each, name) for name in said} for each in unpack(head.signatures)
+        ],
         "trust": _verdict(head, policy),
         "components": meta.get("components"),
         "graph": graph,
@@ -367,5 +368,5 @@ def _verdict(head: Head, policy: Policy) -> str:
     except UntrustedError as exc:
         return f"not used here ({exc.cause}): {exc.detail}"
     if signature is not None:
-        return f"signed by {signature.statement.signer}, who is trusted here"
+        return f"signed by {signature.signer}, who is trusted here"
     return "not asked for here" if policy.level == "off" else "used, though no known key signed it"

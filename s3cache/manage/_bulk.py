@@ -253,7 +253,7 @@ def _about(head: Head) -> dict[str, Any]:
     )
     tag = components.get("cache_key_tag")  # its digest and a readable value
     try:
-        signers = tuple(each.statement.signer for each in unpack(head.signatures))
+        signers = tuple(each.signer for each in unpack(head.signatures))
     except CorruptError:
         signers = ()
     return {

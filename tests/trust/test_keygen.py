@@ -42,16 +42,14 @@ cache.close()
 """
 
 
-@pytest.mark.parametrize("shared", [[], ["--shared"]], ids=["a pair", "a shared secret"])
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_what_it_prints_works_when_pasted(shared: list[str], umask: int, tmp_path: Path) -> None:
-    done = keygen(tmp_path, "ci-1", *shared, umask=umask)
+def test_what_it_prints_works_when_pasted(umask: int, tmp_path: Path) -> None:
+    done = keygen(tmp_path, "ci-1", umask=umask)
     assert (done.returncode, done.stderr) == (0, "")
     path = tmp_path / "ci-1.key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert read_secret(str(path)).name == "ci-1"
-    if not shared:
-        assert path.read_text().strip().partition(":")[2] not in done.stdout
+    assert path.read_text().strip().partition(":")[2] not in done.stdout
     lines = done.stdout.splitlines()
     url = f"file://{tmp_path}/remote?create=1"
 
@@ -67,7 +65,7 @@ def test_what_it_prints_works_when_pasted(shared: list[str], umask: int, tmp_pat
     assert run("read", lines[1]) == "remote"
     revoked = re.sub(".*: ", "", lines[2])
     assert run("read", lines[1], revoked) == "untrusted"
-    other = keygen(tmp_path, "other", *shared).stdout.splitlines()
+    other = keygen(tmp_path, "other").stdout.splitlines()
     assert run("read", other[1]) == "untrusted"
 
 

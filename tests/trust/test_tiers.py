@@ -14,7 +14,7 @@ from s3cache.cache import Hit, Miss, Saved
 from s3cache.errors import ConfigError
 from s3cache.settings import Settings
 from s3cache.store import MemoryStore
-from s3cache.trust import Algorithm, SigningKey, generate, policy_of
+from s3cache.trust import SigningKey, generate, policy_of
 from tests.support.caching import KEY, OTHER, entry, open_engine, payload
 from tests.support.waiting import LONG_S
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from s3cache.cache import Engine
     from s3cache.frame import Frame
 
-MAIN, PULLS = generate("ci-main"), generate("ci-pulls", Algorithm.HMAC_SHA256)
+MAIN, PULLS = generate("ci-main"), generate("ci-pulls")
 BOTH = f"{MAIN.public_text()} pulls={PULLS.public_text()}"
 
 
@@ -303,12 +303,12 @@ def test_the_machines_file_is_the_least_that_is_asked_for(tmp_path: Path) -> Non
     [
         ("{}", 0o664, "root's alone"),
         ("{}", 0o646, "root's alone"),
-        ("{", 0o644, "no JSON"),
+        ("{", 0o644, "something else"),
         ("[]", 0o644, "something else"),
         ('{"trusted": []}', 0o644, "something else"),
-        ('{"trust": 1}', 0o644, "trust is 1"),
-        ('{"trust": "maybe"}', 0o644, "'maybe'"),
-        ('{"trusted_keys": [1]}', 0o644, "list of texts"),
+        ('{"trust": 1}', 0o644, "something else"),
+        ('{"trust": "maybe"}', 0o644, "something else"),
+        ('{"trusted_keys": [1]}', 0o644, "something else"),
     ],
 )
 def test_a_machines_file_that_cannot_be_relied_on_is_an_error(
