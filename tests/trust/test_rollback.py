@@ -51,5 +51,4 @@ def test_an_older_entry_of_the_same_key_is_used_until_it_is_revoked() -> None:
 
 
 def test_an_older_entry_is_used_under_its_own_key_only() -> None:
-    old = signed(b"old")
-    assert read(old, entries.first_name(OTHER), OTHER) == "corrupt"
+    assert read(signed(b"old"), entries.first_name(OTHER), OTHER) == "corrupt"

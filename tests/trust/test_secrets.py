@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable
 
 import pytest
 
@@ -44,13 +43,12 @@ def test_a_server_that_cannot_be_read_is_not_repeated(option: str, server: str) 
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
-@pytest.mark.parametrize("server", [*SERVERS, f"http://user:{SECRET}@host", "http://host:port"])
-@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+@pytest.mark.parametrize("server", [SERVERS[0], f"http://user:{SECRET}@host", "http://host:port"])
 def test_nor_is_one_that_the_environment_names(
-    variable: str, server: str, monkeypatch: pytest.MonkeyPatch
+    server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """botocore would repeat it in each message that a server cannot be reached."""
-    monkeypatch.setenv(variable, server)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server)
     with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL") as raised:
         S3Options("bucket", anonymous=True)
     assert SECRET not in "".join(traceback.format_exception(raised.value))
@@ -78,7 +76,16 @@ async def test_a_proxy_that_fails_is_named_without_its_password(scheme: str, ans
         await writer.drain()
 
     async with raw_server(serve) as url:
-        store = open_by(f"http://user:{SECRET}@{url.removeprefix('http://')}", scheme)
+        options = S3Options(
+            "bucket",
+            "p",
+            endpoint_url=f"{scheme}://127.0.0.1:1",
+            proxy=f"http://user:{SECRET}@{url.removeprefix('http://')}",
+            region="us-east-1",
+            access_key="key",
+            secret_key=SECRET,
+        )
+        store = S3Store(options)
         with pytest.raises(Exception, match=r"p\?endpoint_url=") as raised:
             await store.get("k")
         await store.aclose()
@@ -113,35 +120,17 @@ async def test_a_proxy_that_cannot_be_read_is_not_repeated(
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
-def open_by(proxy: str, scheme: str) -> S3Store:
-    place = f"{scheme}://127.0.0.1:1"
-    return S3Store(
-        S3Options(
-            "bucket",
-            "p",
-            endpoint_url=place,
-            proxy=proxy,
-            region="us-east-1",
-            access_key="key",
-            secret_key=SECRET,
-        )
+def test_options_do_not_show_secrets() -> None:
+    options = S3Options(
+        "bucket",
+        access_key="key",
+        secret_key=SECRET,
+        session_token=SECRET,
+        sse="C",
+        sse_c_key=(SECRET * 9).encode()[:32],
+        proxy=f"http://user:{SECRET}@proxy",
     )
-
-
-OPTIONS: dict[str, Callable[[], object]] = {
-    "repr": lambda: repr(
-        S3Options(
-            "bucket",
-            access_key="key",
-            secret_key=SECRET,
-            session_token=SECRET,
-            sse="C",
-            sse_c_key=(SECRET * 9).encode()[:32],
-            proxy=f"http://user:{SECRET}@proxy",
-        )
-    ),
-    "url": lambda: S3Options("bucket", access_key="key", secret_key=SECRET).url,
-}
+    assert SECRET not in repr(options) + options.url
 
 
 WHOLE = generate("ci").secret_text()
@@ -180,8 +169,3 @@ def test_a_key_that_signs_is_in_no_message_whatever_it_was_given_as(
         assert secret not in said, name
     assert refused > 20
     assert secret not in caplog.text
-
-
-@pytest.mark.parametrize("shown", OPTIONS)
-def test_options_do_not_show_secrets(shown: str) -> None:
-    assert SECRET not in str(OPTIONS[shown]())

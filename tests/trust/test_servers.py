@@ -188,17 +188,6 @@ async def test_a_strange_answer_is_no_success_and_may_pass(
             await asyncio.wait_for(call(store, verb), LONG_S)
 
 
-async def test_interim_answers_are_passed_over(open_scripted: Open) -> None:
-    async def serve(_: bytes, writer: asyncio.StreamWriter) -> None:
-        interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n"
-        writer.write(3 * interim + b'HTTP/1.1 200 OK\r\netag: "e"\r\ncontent-length: 0\r\n\r\n')
-        await writer.drain()
-        await asyncio.sleep(0.02)
-
-    async with raw_server(serve) as url:
-        await open_scripted(endpoint_url=url).put("k", b"x")
-
-
 # -- listings
 
 
