@@ -189,93 +189,80 @@ class TestForgery:
             found.section("s")
 
 
+def nested(depth: int) -> dict[str, Any]:
+    meta: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        meta = {"m": meta}
+    return meta
+
+
+def numbered(count: int) -> list[str]:
+    return [f"{number:x}" for number in range(count)]
+
+
+EMPTY = encode(kind="t", key="k", sections={}, meta={"b": bytes(70_000)}, created_ns=1)
+ROOM = frame.MAX_HEADER_BYTES - (len(EMPTY) - PRELUDE_BYTES - 70_000)
+
+# (what the message says, the most that a frame may have, what is one too much)
+LIMITS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("kind", {"kind": "n" * 255}, {"kind": "n" * 256}),
+    ("key", {"key": "n" * 255}, {"key": "n" * 256}),
+    ("variant", {"variant": "n" * 255}, {"variant": "n" * 256}),
+    ("section", {"sections": {"n" * 255: b""}}, {"sections": {"n" * 256: b""}}),
+    (
+        "4097",
+        {"sections": dict.fromkeys(numbered(4096), b"")},
+        {"sections": dict.fromkeys(numbered(4097), b"")},
+    ),
+    ("4097 exceeds", {"meta": {"m": numbered(4096)}}, {"meta": {"m": numbered(4097)}}),
+    (
+        "4097 exceeds",
+        {"meta": {"m": dict.fromkeys(numbered(4096))}},
+        {"meta": {"m": dict.fromkeys(numbered(4097))}},
+    ),
+    ("header", {"meta": {"b": bytes(ROOM)}}, {"meta": {"b": bytes(ROOM + 1)}}),
+    ("meta: not", {"meta": nested(16)}, {"meta": nested(17)}),
+]
+
+
 class TestLimits:
     """Each limit admits its exact value and refuses the next one, in both directions."""
 
-    def test_name_length(self) -> None:
-        for field in ("kind", "key", "variant"):
-            names = {"kind": "t", "key": "k"}
-            decode(encode(**names | {field: "n" * 255}, sections={}))  # type: ignore[arg-type]
-            with pytest.raises(ConfigError, match=field):
-                encode(**names | {field: "n" * 256}, sections={})  # type: ignore[arg-type]
-        assert decode(encode(kind="t", key="k", sections={"n" * 255: b""})).names == ("n" * 255,)
-        with pytest.raises(ConfigError, match="section"):
-            encode(kind="t", key="k", sections={"n" * 256: b""})
+    @pytest.mark.parametrize(("message", "most", "more"), LIMITS, ids=range(len(LIMITS)))
+    def test_of_names_items_and_headers(
+        self, message: str, most: dict[str, Any], more: dict[str, Any]
+    ) -> None:
+        plain: dict[str, Any] = {"kind": "t", "key": "k", "sections": {}, "created_ns": 1}
+        found = decode(encode(**plain | most)).header
+        assert all(getattr(found, name) == most[name] for name in most if name != "sections")
+        with pytest.raises(ConfigError, match=message):
+            encode(**plain | more)
+        if message != "header" and "sections" not in more:
+            with pytest.raises(CorruptError):
+                decode(seal(header_fields(**more)))
 
-    def test_number_of_sections(self) -> None:
-        names = [f"{number:x}" for number in range(4097)]
-        assert (
-            len(decode(encode(kind="t", key="k", sections=dict.fromkeys(names[1:], b""))).names)
-            == 4096
-        )
-        with pytest.raises(ConfigError, match="4097"):
-            encode(kind="t", key="k", sections=dict.fromkeys(names, b""))
-        records = [["s", "none", 0, 0, DIGEST]] * 4097
-        with pytest.raises(CorruptError):
-            decode(seal(header_fields(sections=records)))
-
-    def test_header_size(self) -> None:
-        empty = encode(kind="t", key="k", sections={}, meta={"b": bytes(70_000)}, created_ns=1)
-        room = frame.MAX_HEADER_BYTES - (len(empty) - PRELUDE_BYTES - 70_000)
-        full = encode(kind="t", key="k", sections={}, meta={"b": bytes(room)}, created_ns=1)
-        assert len(full) - PRELUDE_BYTES == frame.MAX_HEADER_BYTES
-        assert len(decode(full).header.meta["b"]) == room
-        with pytest.raises(ConfigError, match="header"):
-            encode(kind="t", key="k", sections={}, meta={"b": bytes(room + 1)}, created_ns=1)
+    def test_of_the_header_is_not_asked_for_again(self) -> None:
         with pytest.raises(CorruptError, match="header_size") as caught:
             decode(seal(header_fields(), header_size=frame.MAX_HEADER_BYTES + 1))
         assert not isinstance(caught.value, TruncatedError)
 
-    def test_metadata_depth(self) -> None:
-        def nested(depth: int) -> dict[str, Any]:
-            meta: dict[str, Any] = {}
-            for _ in range(depth - 1):
-                meta = {"m": meta}
-            return meta
-
-        good = nested(frame.MAX_META_DEPTH)
-        assert decode(encode(kind="t", key="k", sections={}, meta=good)).header.meta == good
-        with pytest.raises(ConfigError, match="meta: not"):
-            encode(kind="t", key="k", sections={}, meta=nested(frame.MAX_META_DEPTH + 1))
-        with pytest.raises(CorruptError, match="meta: not"):
-            decode(seal(header_fields(meta=nested(frame.MAX_META_DEPTH + 1))))
-
-    @pytest.mark.parametrize("container", [list, dict.fromkeys])
-    def test_items_of_one_list_or_dict(self, container: Any) -> None:
-        items = container([f"{number:x}" for number in range(4096)])
-        more = container([f"{number:x}" for number in range(4097)])
-        found = decode(encode(kind="t", key="k", sections={}, meta={"m": items}))
-        assert found.header.meta["m"] == items
-        with pytest.raises(ConfigError, match="4097 exceeds"):
-            encode(kind="t", key="k", sections={}, meta={"m": more})
-        with pytest.raises(CorruptError, match=r"exceeds max_(array|map)_len"):
-            decode(seal(header_fields(meta={"m": more})))
-
-    def test_decompression_ratio(self) -> None:
-        stored = bytes(100)
-        most = 1000 * len(stored) + (64 << 10)
-        decode(seal_section(stored, codec="zstd", raw_size=most))
-        with pytest.raises(CorruptError, match="section 's'"):
-            decode(seal_section(stored, codec="zstd", raw_size=most + 1))
-
-    def test_frame_size(self) -> None:
-        def with_payload(size: int) -> bytes:
-            record = ["s", "none", size, size, DIGEST]
-            return seal(header_fields(sections=[record]))
-
-        most = (2 << 30) - len(with_payload(2 << 30))
-        assert decode_header(with_payload(most)).sections[0].raw_size == most
-        with pytest.raises(CorruptError, match="frame takes 2147483649 bytes"):
-            decode_header(with_payload(most + 1))
-
-    def test_size_of_all_sections_decompressed(self) -> None:
-        def with_raw(*sizes: int) -> bytes:
-            records = [[str(n), "zstd", 2 << 20, size, DIGEST] for n, size in enumerate(sizes)]
+    def test_of_what_a_frame_takes_and_decompresses_to(self) -> None:
+        def claiming(codec: str, *sizes: tuple[int, int]) -> bytes:
+            records = [[str(n), codec, *size, DIGEST] for n, size in enumerate(sizes)]
             return seal(header_fields(sections=records))
 
-        decode_header(with_raw(1 << 30, 1 << 30))
+        most = (2 << 30) - len(claiming("none", (2 << 30, 2 << 30)))
+        assert decode_header(claiming("none", (most, most))).sections[0].raw_size == most
+        with pytest.raises(CorruptError, match="frame takes 2147483649 bytes"):
+            decode_header(claiming("none", (most + 1, most + 1)))
+        large = 2 << 20, 1 << 30
+        decode_header(claiming("zstd", large, large))
         with pytest.raises(CorruptError, match="sizes: not"):
-            decode_header(with_raw(1 << 30, (1 << 30) + 1))
+            decode_header(claiming("zstd", large, (2 << 20, (1 << 30) + 1)))
+        most = 1000 * 100 + (64 << 10)
+        decode_header(claiming("zstd", (100, most)))
+        with pytest.raises(CorruptError, match="section '0'"):
+            decode_header(claiming("zstd", (100, most + 1)))
 
     def test_too_large_sections_are_refused_before_they_are_read(self) -> None:
         size = (2 << 30) + 1
@@ -293,8 +280,6 @@ BOMBS = {
     "msgpack arrays that claim what the header could hold": seal(
         b"\xdd\x00\x0f\xff\xff" * 1000 + b"\xc0" * ((1 << 20) - 5000)
     ),
-    "msgpack maps that claim 4 billion pairs": seal(b"\xdf\xff\xff\xff\xff" * 1000),
-    "msgpack string that claims 4 GiB": seal(b"\xdb\xff\xff\xff\xff"),
     "msgpack arrays nested beyond the stack": seal(b"\x91" * (1 << 20)),
     "a header full of the msgpack that takes most memory as objects": seal(
         b"\xdc\x0f\xa0" + (b"\xdc\x00\x55" + b"\x81\xa0\xc0" * 85) * 4000
@@ -303,9 +288,6 @@ BOMBS = {
         msgpack.packb(header_fields(meta={"m": 0})).replace(
             b"\xa1m\x00", b"\xa1m" + b"\x91" * 1000 + b"\0"
         )
-    ),
-    "zstd frame that claims a tebibyte": seal_section(
-        zstd_frame(1 << 40, [(1 << 17, 0)]), codec="zstd", raw_size=1 << 16
     ),
     "zstd frame that claims a tebibyte as its header does": seal_section(
         zstd_frame(1 << 40, [(1 << 17, 0)]), codec="zstd", raw_size=1 << 40

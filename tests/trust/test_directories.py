@@ -19,12 +19,10 @@ import s3cache.hooks  # before other users, who may not be able to read Python's
 import s3cache.records  # noqa: F401
 from s3cache.cache import Cache, Hit, Saved
 from s3cache.errors import ConfigError, StoreError
-from s3cache.settings import Settings
 from s3cache.store import ObjectFiles, check_way
 from s3cache.tier import DiskTier
 from tests.support.caching import KEY, entry
-from tests.support.users import ATTACKER, VICTIM, as_user, begun_as, needs_users
-from tests.support.waiting import join_child
+from tests.support.users import ATTACKER, VICTIM, as_user, needs_users
 
 if TYPE_CHECKING:
     pass
@@ -205,22 +203,6 @@ def test_a_default_that_others_sit_in_costs_the_local_tier_and_no_more(
     as_user(VICTIM, work)
 
 
-@needs_users
-def test_root_leaves_nothing_in_the_home_of_whoever_called_sudo(
-    common: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """... who could not write it any more. Homes that a container is given may be anybody's."""
-    os.chown(common, VICTIM, VICTIM)
-    monkeypatch.setenv("HOME", str(common))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("SUDO_UID", raising=False)
-    assert Settings().local_dir == str(common / ".cache" / "s3cache")
-    monkeypatch.setenv("SUDO_UID", str(VICTIM))
-    assert Settings().local_dir == f"{tempfile.gettempdir()}/s3cache-0"
-    monkeypatch.setenv("SUDO_UID", str(ATTACKER))
-    assert Settings().local_dir == str(common / ".cache" / "s3cache")
-
-
 def test_a_root_that_anybody_may_rename_is_refused(tmp_path: Path) -> None:
     above = tmp_path / "above" / "between"
     above.mkdir(parents=True)
@@ -276,54 +258,6 @@ def test_what_belongs_to_another_user_is_no_object(root: Path) -> None:
     os.chown(root / "objects" / "a+", ATTACKER, ATTACKER)
     with pytest.raises(ConfigError, match="belongs to user id"):
         DiskTier(root, max_bytes=1 << 20, max_files=100).get("a/key")
-
-
-@needs_users
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_another_user_who_owns_the_directory_above_gets_nothing(common: Path) -> None:
-    """They rename the root of a process that runs, and lead its name to a place of their own."""
-    root, theirs = common / "root", common / "theirs"
-    root.mkdir(mode=0o700)
-    os.chown(root, VICTIM, VICTIM)
-    there, swapped = os.pipe()
-
-    def swap() -> None:
-        for attempt in (
-            lambda: os.listdir(root),
-            lambda: os.mkdir(root / "objects"),
-            lambda: (root / "usage").write_bytes(b""),
-        ):
-            with contextlib.suppress(PermissionError):
-                attempt()
-                raise AssertionError("others can use the root")
-        theirs.mkdir()
-        theirs.chmod(0o777)
-        root.rename(common / "moved")
-        root.symlink_to(theirs)
-
-    def use() -> None:
-        tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
-        tier.put_pending("before", b"x")
-        os.write(swapped, b"x")
-        os.read(go, 1)
-        tier.put_pending("after", b"x")
-        tier.put("more/1", b"x")
-        assert tier.get("before") == tier.get("after") == b"x"
-        with contextlib.suppress(ConfigError):  # a new process finds a link, and does not follow
-            DiskTier(root, max_bytes=1 << 20, max_files=100)
-            raise AssertionError("a link was followed")
-
-    go, told = os.pipe()
-    victim = begun_as(VICTIM, use)
-    os.read(there, 1)
-    as_user(ATTACKER, swap)
-    os.write(told, b"x")
-    assert join_child(victim) == 0
-    for fd in (there, swapped, go, told):
-        os.close(fd)
-    assert os.listdir(theirs) == []
-    names = {path.name for path in (common / "moved").rglob("*")}
-    assert {"before", "after", "1"} <= names
 
 
 @needs_users

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 from s3cache.cache import Cache, Hit, Miss, Saved
 from s3cache.errors import ConfigError, S3CacheError
-from s3cache.settings import Settings
 from s3cache.store import FileStore, MemoryStore, ObjectFiles
 from s3cache.tier import DiskTier
 from s3cache.util.deadline import DeadlineExecutor
@@ -177,26 +175,6 @@ def test_a_directory_that_hangs_from_the_start_is_done_without(
         with pytest.raises(S3CacheError, match="file system of"):
             FileStore(tmp_path / "dead" / "store")
         cache.close()
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_home_that_hangs_is_asked_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The local tier goes to the temporary directory, and it is said."""
-    (tmp_path / "dead").mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "dead" / "cache"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    with dead_mount(tmp_path / "dead"):
-        with Cache.open() as cache:
-            saved = cache.save(KEY, entry())
-            assert isinstance(saved, Saved)
-            assert saved.durable
-        began = time.monotonic()
-        for _ in range(100):
-            assert Settings().local_dir.startswith(str(tmp_path / "tmp"))
-        assert time.monotonic() - began < LONG_S
-    assert len(caplog.records) == 1
 
 
 @pytest.mark.usefixtures("impatient")

@@ -130,11 +130,8 @@ WAYS: dict[str, Callable[[str, str], bytes]] = {
 }
 REFUSED = {
     "another partition": "cn-north-1",
-    "a secret one": "us-isob-east-1",
     "a domain": "us-east-1.evil.com",
     "a path": "evil.com/",
-    "a port": "eu-central-1:443",
-    "a line": "eu-central-1&#10;",
     "a/c by NFKC": "evil.com\u2100",
     "too long": "x" * 64,
 }
