@@ -18,7 +18,7 @@ import pytest
 from s3cache import entries, frame
 from s3cache.cache import Hit, Saved
 from s3cache.errors import UntrustedError
-from s3cache.store import FileStore, MemoryStore
+from s3cache.store import MemoryStore
 from s3cache.trust import (
     Policy,
     SigningKey,
@@ -136,12 +136,10 @@ def test_no_forgery_is_used_and_none_lands(forgery: str, tmp_path: Path) -> None
 
 def test_a_good_one_is_used_in_each_of_these_places(tmp_path: Path) -> None:
     """So what was refused above was refused for what it is."""
-    store, shared = MemoryStore(), FileStore(tmp_path / "shared", create=True)
-    for place in (store, shared):
-        placed(place, GOOD_SIGNED)
-    assert outcome(open_engine(tmp_path / "local", store, **READS)) == ("remote", set())
-    assert outcome(open_engine(tmp_path / "local", None, **READS)) == ("local", set())
-    assert outcome(open_engine(None, shared, **READS)) == ("remote", set())
+    store = MemoryStore()
+    placed(store, GOOD_SIGNED)
+    assert outcome(open_engine(tmp_path, store, **READS)) == ("remote", set())
+    assert outcome(open_engine(tmp_path, None, **READS)) == ("local", set())
 
 
 def test_a_signature_of_another_statement_is_none() -> None:
@@ -150,31 +148,10 @@ def test_a_signature_of_another_statement_is_none() -> None:
     data = signed(GOOD, issued_s=NOW, ttl_s=60)
     found = frame.decode(data, admit=judge.check)
     (one,) = unpack(found.signatures)
-    for changes in (
-        {"audience": "pulls"},
-        {"expires_s": 0},
-        {"issued_s": 1},
-        {"expires_s": 1 << 60},
-    ):
+    for changes in ({"audience": "pulls"}, {"expires_s": 0}, {"issued_s": 1}):
         more = replace(one, **changes)
         with pytest.raises(UntrustedError, match="bad-signature"):
             frame.decode(with_signatures(GOOD, pack([more])), admit=judge.check)
-
-
-@pytest.mark.parametrize(
-    ("moved_s", "is_used"), [(-3500, True), (-3700, False), (50, True), (70, False)]
-)
-def test_a_clock_that_is_set_back_brings_back_what_has_expired_and_no_more(
-    moved_s: int, is_used: bool
-) -> None:
-    """It is used at most from an hour before it was signed until it expires, by the clock here."""
-    data = signed(GOOD, issued_s=NOW, ttl_s=60)
-    judge = Policy("require", (Trusted("main", PUBLIC),), now=lambda: NOW + moved_s).check
-    if is_used:
-        assert frame.decode(data, admit=judge)
-    else:
-        with pytest.raises(UntrustedError, match="expired"):
-            frame.decode(data, admit=judge)
 
 
 # -- squatting

@@ -182,28 +182,3 @@ def test_a_signing_key_on_a_hanging_disk_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "dead").mkdir()
     with dead_mount(tmp_path / "dead"), pytest.raises(ConfigError, match="signing key"):
         Cache.open(local=False, signing_key=tmp_path / "dead" / "key")
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_remote_directory_that_hangs_holds_up_nobody_else(
-    disk: FreezableDisk, tmp_path: Path
-) -> None:
-    """The threads for what blocks are few, and all caches of a process share them."""
-    theirs = open_cache(tmp_path / "theirs", FileStore(disk.path / "remote"))
-    ours = open_cache(tmp_path / "ours", MemoryStore())
-    theirs.save(KEY, entry())
-    assert theirs.flush(LONG_S).complete
-    began = time.monotonic()
-    with disk.frozen():
-        for number in range(40):
-            theirs.save(f"key{number}", entry(f"key{number}"))
-        assert not theirs.flush(2.0).complete
-        for number in range(40):
-            ours.save(f"key{number}", entry(f"key{number}"))
-        assert ours.flush(LONG_S / 2).complete
-        assert isinstance(theirs.lookup(KEY), Hit)  # it is here
-    assert time.monotonic() - began < LONG_S
-    eventually(lambda: theirs.flush(LONG_S).complete)
-    assert theirs.stats().uploaded == 41
-    ours.close()
-    theirs.close()
