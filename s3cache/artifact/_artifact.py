@@ -35,7 +35,7 @@ import operator
 import pickle
 import struct
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Final
@@ -123,20 +123,6 @@ class Artifact:
             }
         except (AttributeError, RecursionError, ValueError):
             return {}
-
-    @staticmethod
-    def first_call_of(entry: Frame) -> Sequence[Mapping[str, object]] | None:
-        """Return the described outputs in a verified frame, if its first call is on fake tensors.
-
-        Raises:
-            CorruptError: they are no sequence of descriptions.
-        """
-        outputs = entry.header.meta.get("first_call")
-        if outputs is None:
-            return None
-        if not isinstance(outputs, list) or not all(isinstance(each, dict) for each in outputs):
-            raise CorruptError("first_call", "describes no outputs")
-        return outputs
 
 
 def section_of(entry: Frame, kind: str, name: str) -> Buffer:
