@@ -22,12 +22,11 @@ files over directories.
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Container, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Container, Mapping
+from typing import Any, Literal
 
 from s3cache import frame
 from s3cache.errors import (
@@ -35,17 +34,15 @@ from s3cache.errors import (
     CorruptError,
     PreconditionError,
     TransientError,
-    TruncatedError,
     UntrustedError,
 )
-from s3cache.frame import Frame, Head, Header, TrustCheck
+from s3cache.frame import Frame, Header, TrustCheck
 from s3cache.store import Buffer, Store
 
 __all__ = [
     "KEY_DIGITS",
     "NAMES",
     "Replaceable",
-    "check_components",
     "check_entry",
     "check_key",
     "check_place",
@@ -59,16 +56,12 @@ __all__ = [
     "verify",
 ]
 
-T = TypeVar("T")
-
 #: What the names of all entries begin with.
 NAMES = "v1/"
 #: A key ends in so many hexadecimal digits, those of :func:`digest_of`.
 KEY_DIGITS = 64
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
-# Kinds whose keys are digests of components, which the header has as name to [digest, text].
-_WITH_COMPONENTS = ("aot", "fx")
 _VARIANT = re.compile(r"(?!0$)[a-z0-9][a-z0-9_-]{0,63}|")
 
 
@@ -143,31 +136,22 @@ def verify(name: str, data: Buffer, *, admit: TrustCheck | None = None) -> Frame
     """
     entry = frame.decode(data, admit=admit)
     check_place(name, entry.header)
-    check_components(name, entry.header)
-    entry.verify()
     return entry
 
 
 def check_place(name: str, header: Header) -> None:
-    """Raise :class:`CorruptError` if the entry was moved here from another key or variant.
+    """Raise :class:`CorruptError` if the entry was moved here, or made under another key.
 
-    Without this, renaming an object in the bucket would make a wrong hit.
+    Renaming an object in the bucket would make a wrong hit. Entries of compiled graphs say what
+    their key is made of, as name to [digest, text]. One that says something else was made for
+    another graph, machine or setting, even if it is signed.
     """
+    where = f"object {name}"
     is_legal = _KEY.fullmatch(header.key) and _VARIANT.fullmatch(header.variant)
     if not is_legal or name not in names_of(header):
-        problem = f"holds key {header.key!r}, variant {header.variant!r}"
-        raise CorruptError(f"object {name}", problem)
-
-
-def check_components(name: str, header: Header) -> None:
-    """Raise :class:`CorruptError` if the key is not that of the components in the header.
-
-    Entries of compiled graphs say what their key is made of. One that says something else was made
-    for another graph, machine or setting, even if it is signed.
-    """
-    if header.kind not in _WITH_COMPONENTS:
+        raise CorruptError(where, f"holds key {header.key!r}, variant {header.variant!r}")
+    if header.kind not in ("aot", "fx"):
         return
-    where = f"object {name}"
     components: Any = header.meta.get("components")
     try:
         digest = digest_of({label: digest for label, (digest, _) in components.items()})
@@ -210,10 +194,9 @@ async def publish(
 ) -> bool:
     """Make ``entry`` readable for every process, next to the other variants under its key.
 
-    If the same variant is there already, and whole, it is left alone, unless its digest is among
-    the ``replaceable``. What no reader can use is overwritten anyway: a damaged header, one that
-    says another size than the object has, an entry that belongs elsewhere. Another variant is only
-    overwritten if its digest is among the ``replaceable`` and all of it, read twice, is damaged.
+    If the same variant is there already, and sound, it is left alone, unless its digest is among
+    the ``replaceable``. What no reader can use is overwritten: damage, found by two equal reads, or
+    an entry that belongs elsewhere.
 
     An entry that ``admit`` refuses is overwritten where it lies under the entry's own name, and
     keeps ``.0``: it keeps no entry that we trust from its readers.
@@ -260,53 +243,33 @@ async def _put(
         return "written"
     except PreconditionError:
         pass
-
-    def head_of(data: Buffer) -> Head:
-        head = frame.decode_head(data, admit=admit)
-        check_place(name, head.header)
-        check_components(name, head.header)
-        return head
-
     try:
-        there = await _read(store, name, head_of, frame.HEADER_HINT_BYTES)
+        present = await _read(store, name, admit)
     except UntrustedError:
         if name == first_name(header.key):
             return "taken"
-        there = None
-    if there is not None:
-        is_suspect = there.digest in replaceable
-        if there.header.variant != header.variant:
-            check = functools.partial(verify, name)
-            if not is_suspect or await _read(store, name, check) is not None:
-                return "taken"
-        elif not is_suspect:
-            info = await store.head(name)
-            if info is not None and info.size == there.size:
-                return "there"
+        present = None
+    if present is not None and present.header.variant != header.variant:
+        return "taken"
+    if present is not None and present.digest not in replaceable:
+        return "there"
     await store.put(name, entry.data, metadata=metadata)
     return "written"
 
 
-async def _read(
-    store: Store, name: str, parse: Callable[[Buffer], T], length: int | None = None
-) -> T | None:
-    """Parse the object at ``name``; return None if it is absent, or damaged in two equal reads.
+async def _read(store: Store, name: str, admit: TrustCheck | None) -> Frame | None:
+    """Return the entry at ``name``, or None if it is absent, or damaged in two equal reads.
 
     Raises:
         TransientError: two reads differ, so the damage is not in what is stored.
     """
     damaged = None
-    for _ in range(4):
-        data = await (store.get(name) if length is None else store.get_range(name, 0, length))
-        if data is None:
+    for _ in range(2):
+        data = await store.get(name)
+        if data is None or data == damaged:
             return None
         try:
-            return await asyncio.to_thread(parse, data)
-        except CorruptError as exc:
-            if data == damaged:
-                return None
+            return await asyncio.to_thread(verify, name, data, admit=admit)
+        except CorruptError:
             damaged = data
-            if length is not None and isinstance(exc, TruncatedError):
-                length = max(length, exc.needed)
-    op = "get" if length is None else "get_range"
-    raise TransientError("reads of one object differ", op=op, store=store.url, key=name)
+    raise TransientError("reads of one object differ", op="get", store=store.url, key=name)

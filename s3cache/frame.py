@@ -38,9 +38,9 @@ import hashlib
 import re
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 import msgpack  # type: ignore[import-untyped]
 import zstandard
@@ -89,8 +89,6 @@ MAX_ITEMS: Final = 4096
 # A section may decompress to MAX_RATIO times its stored size and RATIO_SLACK_BYTES more.
 MAX_RATIO: Final = 1000
 RATIO_SLACK_BYTES: Final = 64 << 10
-# RFC 8878, 3.1.1.1.2 recommends that every decoder support this much.
-MAX_WINDOW_BYTES: Final = 8 << 20
 
 ZSTD_LEVEL: Final = 3  # higher ones cost the compiling job more CPU than they save in transfer
 
@@ -135,8 +133,16 @@ class Header:
 _HEADER_KEYS: Final = tuple(field.name for field in fields(Header))
 
 
-class Head(NamedTuple):
-    """What the first bytes of a frame say: its header, what stands for all of it, and its size."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """What the first bytes of a frame say.
+
+    Attributes:
+        header: the decoded header.
+        digest: 32 bytes that stand for the whole frame; what a signature covers.
+        signatures: their bytes; empty where there are none.
+        size: bytes of the frame.
+    """
 
     header: Header
     digest: bytes
@@ -144,78 +150,51 @@ class Head(NamedTuple):
     size: int
 
 
-class Frame:
-    """A frame with a verified header, over bytes; a section is verified when first read.
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Frame(Head):
+    """A verified frame, over bytes that are not copied: a ``bytearray`` must not change meanwhile.
 
-    It keeps ``data`` alive and copies nothing of it: a ``bytearray`` must not change meanwhile. Any
-    number of threads may share a frame.
+    Any number of threads may share a frame.
 
     Attributes:
-        header: the decoded header.
-        digest: 32 bytes that stand for the whole frame; what a signature covers.
-        signatures: their bytes; empty where there are none.
-        size: bytes of the frame.
         data: the very object that was given to :func:`decode`.
     """
 
-    __slots__ = (
-        "_index", "_verified", "_view", "data", "digest", "header", "signatures", "size",
-    )  # fmt: skip
-
-    def __init__(self, data: Buffer, view: memoryview, head: Head) -> None:
-        self.data = data
-        self.header, self.digest, self.signatures, self.size = head
-        self._view = view
-        self._index: dict[str, tuple[Section, int]] = {}
-        self._verified: set[str] = set()
-        start = self.size - sum(section.stored_size for section in self.header.sections)
-        for section in self.header.sections:
-            self._index[section.name] = section, start
-            start += section.stored_size
+    data: Buffer
+    _view: memoryview
 
     def __repr__(self) -> str:
         head = self.header
-        return f"<Frame {head.kind} {head.key} {len(self._index)} sections, {self.size} bytes>"
+        return f"<Frame {head.kind} {head.key} {len(head.sections)} sections, {self.size} bytes>"
 
     @property
     def names(self) -> tuple[str, ...]:
         """The sections' names, in the frame's order."""
-        return tuple(self._index)
-
-    def verify(self) -> None:
-        """Check every section against its digest, once; nothing is decompressed or copied.
-
-        Raises:
-            CorruptError: a section's bytes do not match.
-        """
-        for name in self._index:
-            self._stored(name)
+        return tuple(section.name for section in self.header.sections)
 
     def section(self, name: str) -> Buffer:
-        """Return the bytes of one section, verified; no other section is looked at.
+        """Return the bytes of one section.
 
         An uncompressed section comes as a read-only view into :attr:`data`; a compressed one is
         decompressed again by each call.
 
         Raises:
             KeyError: the frame has no such section.
-            CorruptError: the bytes do not match their digest, or do not decompress to what the
-                header says.
+            CorruptError: the bytes do not decompress to what the header says.
         """
-        if name not in self._index:
-            raise KeyError(f"no section {name!r} in this {self.header.kind!r} frame")
-        stored = self._stored(name)
-        section = self._index[name][0]
-        return stored if section.codec == "none" else _decompress(section, stored)
+        for section, stored in self._stored():
+            if section.name == name:
+                return stored if section.codec == "none" else _decompress(section, stored)
+        raise KeyError(f"no section {name!r} in this {self.header.kind!r} frame")
 
-    def _stored(self, name: str) -> memoryview:
-        section, start = self._index[name]
-        stored = self._view[start : start + section.stored_size]
-        if name not in self._verified:
-            if _sha256(stored).digest() != section.digest:
-                raise CorruptError(f"section {name!r}", "its bytes do not match their digest")
-            self._verified.add(name)
-        return stored
+    def _stored(self) -> Iterator[tuple[Section, memoryview]]:
+        start = _payload_start(self)
+        for section in self.header.sections:
+            yield section, self._view[start : (start := start + section.stored_size)]
+
+
+def _payload_start(head: Head) -> int:
+    return head.size - sum(section.stored_size for section in head.header.sections)
 
 
 # -- writing
@@ -281,7 +260,7 @@ def signed(entry: Frame, sign: Callable[[bytes], bytes]) -> bytes:
     """
     _check_size("signatures", len(signatures := sign(entry.digest)), MAX_SIGNED_BYTES)
     start = PRELUDE_BYTES + len(entry.signatures)
-    end = entry.size - sum(section.stored_size for section in entry.header.sections)
+    end = _payload_start(entry)
     return _join(signatures, entry.digest, entry._view[start:end], [entry._view[end:]])
 
 
@@ -316,11 +295,11 @@ def _check_size(thing: str, size: int, most: int) -> None:
 
 
 def decode(data: Buffer, *, admit: TrustCheck | None = None) -> Frame:
-    """Read a whole frame: every size and the header's digest are checked, no section is touched.
+    """Read a whole frame and check it against its digests; nothing is decompressed or copied.
 
     Raises:
         TruncatedError: the bytes end too early.
-        CorruptError: they are not one well-formed frame of this version.
+        CorruptError: they are not one sound frame of this version.
         ConfigError: ``data`` is no contiguous buffer.
         Exception: what ``admit`` raises, which is called before the header is parsed.
     """
@@ -330,7 +309,11 @@ def decode(data: Buffer, *, admit: TrustCheck | None = None) -> Frame:
         raise TruncatedError("frame payload", len(view), head.size)
     if len(view) > head.size:
         raise CorruptError("frame end", f"{len(view) - head.size} bytes follow the last section")
-    return Frame(data, view, head)
+    found = Frame(head.header, head.digest, head.signatures, head.size, data, view)
+    for section, stored in found._stored():
+        if _sha256(stored).digest() != section.digest:
+            raise CorruptError(f"section {section.name!r}", "its bytes do not match their digest")
+    return found
 
 
 def decode_header(first_bytes: Buffer, *, admit: TrustCheck | None = None) -> Header:
@@ -400,17 +383,20 @@ def _parse_header(packed: memoryview) -> Header:
     if type(rows) is not list:
         raise _bad_header("sections is no array")
     header = Header(**(parsed | {"sections": tuple(map(_parse_section, rows))}))
-    for name in ("kind", "key", "variant", "producer"):
-        if not (name == "variant" and header.variant == ""):
-            _check_name(name, parsed[name])
-    _check_integer("schema", header.schema, 32)
-    _check_integer("created_ns", header.created_ns, 63)
-    if type(header.meta) is not dict or not _is_plain(header.meta, MAX_META_DEPTH):
-        raise _bad_header(f"meta is no map of plain values, nested at most {MAX_META_DEPTH} deep")
-    if (total := sum(section.raw_size for section in header.sections)) > MAX_FRAME_BYTES:
-        raise _bad_header(f"its sections take {total} bytes, more than {MAX_FRAME_BYTES}")
-    if len({section.name for section in header.sections}) != len(rows):
-        raise _bad_header("two sections have one name")
+    is_right = {
+        "kind": _is_name(header.kind),
+        "key": _is_name(header.key),
+        "variant": header.variant == "" or _is_name(header.variant),
+        "schema": _is_integer(header.schema, 32),
+        "created_ns": _is_integer(header.created_ns, 63),
+        "producer": _is_name(header.producer),
+        "meta": type(header.meta) is dict and _is_plain(header.meta, MAX_META_DEPTH),
+        "sizes": sum(section.raw_size for section in header.sections) <= MAX_FRAME_BYTES,
+        "sections": len({section.name for section in header.sections}) == len(rows),
+    }
+    for name, is_this in is_right.items():
+        if not is_this:
+            raise _bad_header(f"{name}: not what a frame may have")
     # Two readings of one header must not differ: this refuses duplicate keys and padded integers.
     if _pack(parsed) != packed:
         raise _bad_header("not in canonical form")
@@ -420,33 +406,34 @@ def _parse_header(packed: memoryview) -> Header:
 def _parse_section(row: object) -> Section:
     if type(row) is not list or len(row) != 5:
         raise _bad_header("a section is no array of 5")
-    name, codec, stored_size, raw_size, digest = row
-    _check_name("section name", name)
-    where = f"section {name!r}"
-    _check_integer(f"{where} stored_size", stored_size, 63)
-    _check_integer(f"{where} raw_size", raw_size, 63)
-    if type(digest) is not bytes or len(digest) != 32:
-        raise _bad_header(f"{where}: its digest is not 32 bytes")
-    is_sound = (codec == "none" and raw_size == stored_size) or (
-        codec == "zstd" and stored_size < raw_size <= _max_raw(stored_size)
+    section = Section(*row)
+    stored_size, raw_size, digest = section.stored_size, section.raw_size, section.digest
+    is_right = (
+        _is_name(section.name)
+        and type(digest) is bytes
+        and len(digest) == 32
+        and _is_integer(stored_size, 63)
+        and _is_integer(raw_size, 63)
+        and (
+            (section.codec == "none" and raw_size == stored_size)
+            or (section.codec == "zstd" and stored_size < raw_size <= _max_raw(stored_size))
+        )
     )
-    if not is_sound:
-        raise _bad_header(f"{where}: its codec is unknown, or its sizes are out of bounds")
-    return Section(name, cast("Codec", codec), stored_size, raw_size, digest)
+    if not is_right:
+        raise _bad_header(f"section {repr(section.name)[:80]}: not what a frame may have")
+    return section
 
 
 def _bad_header(problem: str) -> CorruptError:
     return CorruptError("frame header", problem)
 
 
-def _check_name(thing: str, name: object) -> None:
-    if type(name) is not str or not _NAME.fullmatch(name):
-        raise _bad_header(f"{thing} is not 1 to {MAX_NAME_BYTES} printable ASCII characters")
+def _is_name(value: object) -> bool:
+    return type(value) is str and _NAME.fullmatch(value) is not None
 
 
-def _check_integer(thing: str, value: object, bits: int) -> None:
-    if type(value) is not int or not 0 <= value < 1 << bits:
-        raise _bad_header(f"{thing} is no int from 0 to 2**{bits} - 1")
+def _is_integer(value: object, bits: int) -> bool:
+    return type(value) is int and 0 <= value < 1 << bits
 
 
 def _is_plain(value: object, depth: int) -> bool:
@@ -466,11 +453,8 @@ def _decompress(section: Section, stored: memoryview) -> bytes:
     try:
         # decompress() allocates whatever the zstd frame claims and then ignores max_output_size:
         # the claim must be the header's, which is within limits.
-        claimed = zstandard.get_frame_parameters(stored)
-        if claimed.content_size != section.raw_size:
+        if zstandard.frame_content_size(stored) != section.raw_size:
             raise CorruptError(where, "its zstd frame states another size than the header")
-        if claimed.dict_id != 0 or claimed.window_size > MAX_WINDOW_BYTES:
-            raise CorruptError(where, "its zstd frame wants a dictionary or too large a window")
         # Not thread-safe, so a new one each time: that costs 8 µs.
         return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
@@ -487,12 +471,8 @@ def _max_raw(stored_size: int) -> int:
 
 def _bytes_view(thing: str, data: Buffer) -> memoryview:
     """Return ``data`` as a flat read-only view of its bytes."""
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise ConfigError(
-            thing, f"is {type(data).__name__}", "give bytes, a bytearray or a memoryview"
-        )
-    view = memoryview(data)
-    if not view.c_contiguous:
-        raise ConfigError(thing, "is not contiguous", "copy it with bytes() first")
-    # cast() refuses views with a zero in their shape.
-    return (view.cast("B") if view.nbytes else memoryview(b"")).toreadonly()
+    try:
+        view = memoryview(data)
+        return (view.cast("B") if view.nbytes else memoryview(b"")).toreadonly()
+    except TypeError as exc:
+        raise ConfigError(thing, str(exc), "give contiguous bytes") from None

@@ -1,10 +1,9 @@
-"""The frame: what is written is read back, lazily, and mistakes are refused."""
+"""The frame: what is written is read back, and mistakes are refused."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 import tracemalloc
 from typing import Any
 
@@ -45,23 +44,11 @@ class TestRoundTrip:
         data = encode(kind="t", key="k", sections={"s": kind(TEXT)})
         assert decode(kind(data)).section("s") == TEXT
 
-    def test_buffers_of_wider_items_are_taken_as_bytes(self) -> None:
+    def test_buffers_of_any_shape_are_taken_as_bytes(self) -> None:
         words = memoryview(bytearray(800)).cast("Q")
-        found = decode(encode(kind="t", key="k", sections={"s": words}, codec="none"))
-        assert found.section("s") == bytes(800)
-        padded = small_frame() + bytes(-len(small_frame()) % 8)
-        with pytest.raises(CorruptError, match="follow the last section"):
-            decode(memoryview(padded + bytes(8)).cast("Q"))
-
-    def test_an_empty_buffer_of_any_shape_is_an_empty_section(self) -> None:
-        rows = (ctypes.c_char * 3 * 0)()
-        assert memoryview(rows).shape == (0, 3)
-        found = decode(encode(kind="t", key="k", sections={"s": memoryview(rows)}))
-        assert found.section("s") == b""
-
-    def test_creation_time_is_now_unless_given(self) -> None:
-        first, second = (decode(encode(kind="t", key="k", sections={})).header for _ in range(2))
-        assert 1_700_000_000_000_000_000 < first.created_ns <= second.created_ns
+        none = memoryview((ctypes.c_char * 3 * 0)())
+        found = decode(encode(kind="t", key="k", sections={"s": words, "none": none}, codec="none"))
+        assert (found.section("s"), found.section("none")) == (bytes(800), b"")
 
 
 class TestSigned:
@@ -80,15 +67,6 @@ class TestSigned:
         assert digest == sha256(data[:10] + b"\0\0" + data[12:16] + header)
         assert digest == decode(plain).digest
 
-    def test_there_are_not_too_many(self) -> None:
-        assert len(decode(self.signed(bytes(8192))).signatures) == 8192
-        with pytest.raises(ConfigError, match="takes 8193 bytes"):
-            self.signed(bytes(8193))
-
-    def test_without_any_it_is_the_frame_that_encode_makes(self) -> None:
-        assert self.signed(b"") == small_frame()
-        assert frame.signed(decode(self.signed()), lambda _: b"") == small_frame()
-
     def test_admit_is_called_before_anything_is_parsed(self) -> None:
         asked: list[tuple[bytes, bytes]] = []
         found = decode(self.signed(), admit=lambda *what: asked.append(what))
@@ -106,20 +84,12 @@ class TestSigned:
                 read(no_header)
 
 
-class TestCodec:
-    def test_sections_that_do_not_shrink_are_stored_as_they_are(self) -> None:
-        by_name = {section.name: section for section in decode(small_frame()).header.sections}
-        assert by_name["text"].codec == "zstd"
-        assert by_name["text"].stored_size < by_name["text"].raw_size == len(TEXT)
-        assert by_name["noise"].codec == by_name["empty"].codec == "none"
-        assert by_name["noise"].stored_size == len(NOISE)
-
-    def test_what_would_shrink_beyond_the_limit_is_stored_and_read_back(self) -> None:
-        """A megabyte of zeros passes for a bomb once compressed, so it is not compressed."""
-        zeros = bytes(1 << 20)
-        found = decode(encode(kind="t", key="k", sections={"s": zeros}))
-        assert found.header.sections[0].codec == "none"
-        assert found.section("s") == zeros
+def test_sections_that_would_shrink_too_little_or_too_much_are_stored_as_they_are() -> None:
+    """A megabyte of zeros passes for a bomb once compressed, so it is not compressed."""
+    zeros = bytes(1 << 20)
+    found = decode(encode(kind="t", key="k", sections={"t": TEXT, "n": NOISE, "z": zeros}))
+    assert [section.codec for section in found.header.sections] == ["zstd", "none", "none"]
+    assert [found.section(name) for name in found.names] == [TEXT, NOISE, zeros]
 
 
 class TestHeaderOnly:
@@ -136,76 +106,27 @@ class TestHeaderOnly:
                 header = decode_header(data[: error.needed])
             assert header == decode(data).header
 
-    def test_the_hint_holds_the_header_of_a_usual_entry(self) -> None:
-        """25 kernels with long names, and as much metadata, in one read."""
-        sections = {f"kernels/{sha256(bytes([n])).hex()}.so": NOISE for n in range(25)}
-        meta = {name: name for name in sections}
-        data = encode(kind="t", key="k", sections=sections, meta=meta)
-        assert len(decode_header(data[: frame.HEADER_HINT_BYTES]).sections) == 25
 
-
-class TestLazy:
-    def damaged_in(self, name: str) -> bytearray:
-        data = bytearray(small_frame())
+class TestSections:
+    def test_damage_in_any_section_is_found_before_anything_is_decompressed(self) -> None:
         found = decode(small_frame())
-        sizes = [section.stored_size for section in found.header.sections]
-        at = found.size - sum(sizes[found.names.index(name) :])
-        data[at] ^= 1
-        return data
+        at = found.size
+        for section in reversed(found.header.sections):
+            at -= section.stored_size
+            if section.stored_size:
+                data = bytearray(small_frame())
+                data[at] ^= 1
+                with pytest.raises(CorruptError, match=f"'{section.name}'.*match their digest"):
+                    decode(data)
 
-    def test_damage_in_one_section_leaves_the_others_readable(self) -> None:
-        found = decode(self.damaged_in("noise"))
-        assert found.section("text") == TEXT
-        with pytest.raises(CorruptError, match="section 'noise'"):
-            found.section("noise")
-        with pytest.raises(CorruptError, match="section 'noise'"):
-            found.verify()
-        assert found.section("text") == TEXT
-
-    def test_nothing_unverified_is_decompressed(self) -> None:
-        """The digest's message, not zstd's: the bytes never reached it."""
-        with pytest.raises(CorruptError, match="do not match their digest"):
-            decode(self.damaged_in("text")).section("text")
-
-    def test_verify_decompresses_nothing(self) -> None:
+    def test_decode_decompresses_nothing(self) -> None:
         found = decode(seal_section(b"not zstd", codec="zstd", raw_size=100))
-        found.verify()
         with pytest.raises(CorruptError, match="does not decompress"):
             found.section("s")
-
-    @pytest.mark.parametrize("how", ["verify", "section"])
-    def test_a_section_is_hashed_once(self, how: str) -> None:
-        """Shown by damage done after the first check, which a second one would find."""
-        data = bytearray(encode(kind="t", key="k", sections={"s": NOISE}))
-        found = decode(data)
-        found.verify() if how == "verify" else found.section("s")
-        data[-1] ^= 1
-        found.verify()
-        assert found.section("s") != NOISE
 
     def test_an_absent_section_is_a_key_error_that_names_it(self) -> None:
         with pytest.raises(KeyError, match="no section 'absent' in this 'test' frame"):
             decode(small_frame()).section("absent")
-
-    def test_threads_may_share_a_frame(self) -> None:
-        texts = {f"s{n}": bytes([n]) * 500 + TEXT * 50 for n in range(8)}
-        found = decode(encode(kind="t", key="k", sections=texts))
-        start = threading.Barrier(8)
-        wrong: list[str] = []
-
-        def read() -> None:
-            start.wait()
-            try:
-                wrong.extend(name for name, text in texts.items() if found.section(name) != text)
-            except Exception as error:
-                wrong.append(repr(error))
-
-        threads = [threading.Thread(target=read) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert wrong == []
 
 
 class TestCopies:
@@ -235,15 +156,10 @@ class TestCopies:
         peak = self.peak_of(encode, kind="t", key="k", sections=sections, codec="none")
         assert peak < 2.1 * self.SIZE
 
-    def test_decode_verify_and_reading_copy_nothing(self) -> None:
+    def test_decoding_and_reading_copy_nothing(self) -> None:
         data = encode(kind="t", key="k", sections={"s": bytes(self.SIZE)}, codec="none")
 
-        def read() -> None:
-            found = decode(data)
-            found.verify()
-            found.section("s")
-
-        assert self.peak_of(read) < self.SIZE / 16
+        assert self.peak_of(lambda: decode(data).section("s")) < self.SIZE / 16
 
 
 LOOP: list[Any] = []
@@ -257,7 +173,6 @@ class TestMistakes:
         ("thing", "changes"),
         [
             ("kind", {"kind": ""}),
-            ("kind", {"kind": "ünïcode"}),
             ("key", {"key": b"k"}),
             ("key", {"key": "a\n"}),
             ("variant", {"variant": None}),
@@ -265,8 +180,8 @@ class TestMistakes:
             ("out of range", {"schema": 10**5000}),
             ("created_ns", {"created_ns": 1.5}),
             ("codec", {"codec": "gzip"}),
-            ("section name", {"sections": {"": b""}}),
-            ("section name", {"sections": {1: b""}}),
+            ("section ''", {"sections": {"": b""}}),
+            ("section 1", {"sections": {1: b""}}),
             ("section 's'", {"sections": {"s": "text"}}),
             ("section 's'", {"sections": {"s": memoryview(b"abcd")[::2]}}),
             ("'tuple'", {"meta": {"a": (1, 2)}}),

@@ -2,4 +2,3 @@
 
 from s3cache.artifact._artifact import *
 from s3cache.artifact._description import *
-from s3cache.artifact._unpickling import *

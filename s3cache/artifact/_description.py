@@ -1,355 +1,146 @@
-"""What a compiled graph does to its inputs and outputs, as typed data.
+"""What an entry says of its graph, for people and without torch; and what is left out of it.
 
-Each dataclass here stands for one of AOTAutograd's (``torch/_functorch/_aot_autograd/schemas.py``)
-and has its names of class and fields; torch's docstrings say what a field means. Attributes are
-copied by name when an entry is saved, and read without torch. Nothing is rebuilt from them.
+A description is plain data: maps, arrays and scalars, with torch's names. An object is a map of its
+attributes, less those that are ``None``, with the name of its class under ``class``; or of its
+text, where that is all. Enumerations, classes, devices and dtypes are text.
 
-Any field may be ``None``, or empty, if torch has no such field. ``extra`` holds, by name, each
-attribute that is no field here, or not of the field's type: what a newer torch adds is kept.
+torch's entries hold the text of each graph, with the line of the user's program that each node is
+from, stack traces, and variables of the environment, for logs and for its profiler. None of it is
+run. Who may read a bucket need not be one who may read the source.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import struct
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import UnionType
-from typing import (
-    Literal,
-    TypeAlias,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import msgpack  # type: ignore[import-untyped]
 
-from s3cache.artifact._artifact import CLASS, described_as, packed_plain
+from s3cache.artifact._artifact import CONDITIONS, ELF, ELF_HEADER
 from s3cache.errors import CorruptError
 from s3cache.frame import Header
+from s3cache.store import Buffer
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import AOTResult, CudagraphInfo, PlaceholderInfo
 
 __all__ = [
-    "AOTConfig",
-    "Backward",
-    "GraphDescription",
-    "InputAliasInfo",
-    "MemoryFormatMeta",
-    "MutationType",
-    "OpaqueMeta",
-    "OutputAliasInfo",
-    "OutputType",
-    "PlainTensorMeta",
-    "Source",
-    "SubclassCreationMeta",
-    "SubclassMeta",
-    "Thing",
-    "Value",
-    "ViewAndMutationMeta",
-    "ViewMeta",
-    "ViewMetaSequence",
+    "describe",
+    "described",
     "description",
-    "packed",
-    "to_plain",
+    "hidden_places",
+    "hidden_source",
+    "inputs_and_outputs",
+    "without_places",
 ]
 
+# Fifty times what a GPT of 6 layers takes; what it unpacks to; and of one array or map.
+_MAX_PACKED_BYTES = 256 << 10
 _MAX_BYTES = 64 << 20
-# See MAX_ITEMS of the frame: no graph has that many inputs.
 _MAX_ITEMS = 1 << 16
+_MAX_DEPTH = 32
+_MAX_TEXT = 4000
+# Objects that one attribute is taken apart into; shared ones count each time.
+_MAX_THINGS = 20_000
+_SAID_BY_TEXT = ("device", "dtype", "layout", "memory_format")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Meta:
-    """A described object; ``extra`` holds the attributes that its class has no field for."""
+def describe(entry: AOTResult) -> bytes | None:
+    """Return all that torch's result for one graph says of it, but for its code, for a header.
 
-    extra: Mapping[str, Value] = field(default_factory=dict)
-
-
-#: What any attribute is described as. Sets are tuples, in order; classes, members of enumerations,
-#: devices, dtypes, layouts and memory formats are text.
-Value: TypeAlias = Union[  # noqa: UP007 - it contains itself
-    bool, int, float, str, bytes, tuple["Value", ...], Mapping[str, "Value"], Meta, None
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Thing(Meta):
-    """Any other object.
-
-    Attributes:
-        type: its class, as ``module.name``.
-        text: the beginning of its ``str()``, if it has no fields.
-        fields: attributes of a tensor, or of an object of torch's, by name.
+    ``None`` if that is too large for one.
     """
-
-    type: str = ""
-    text: str | None = None
-    fields: Mapping[str, Value] | None = None
-
-
-# -- torch's metadata
-
-#: What an output is to the inputs, to other outputs and to intermediates of the graph.
-OutputType: TypeAlias = Literal[
-    "non_alias",
-    "alias_of_input",
-    "is_input",
-    "alias_of_intermediate_save_as_output",
-    "alias_of_intermediate",
-    "alias_of_intermediate_base_is_user_output",
-    "unsafe_view_alias",
-    "custom_function_view",
-]
-#: Whether an input is mutated, and whether the compiled code does so or the code around it.
-MutationType: TypeAlias = Literal["NOT_MUTATED", "MUTATED_IN_GRAPH", "MUTATED_OUT_GRAPH"]
+    said = {n: attr for n, attr in _attributes(entry).items() if n not in internals.ENTRY_BULK} | {
+        "runtime_metadata": entry.runtime_metadata,
+        "dispatch_wrappers": entry.dispatch_wrappers,
+        "has_backward": entry.compiled_bw is not None,
+        "has_backward_module": entry.serialized_bw_module is not None,
+        CONDITIONS: getattr(entry, CONDITIONS, None),
+    }
+    plain = {name: described(attr) for name, attr in said.items() if attr is not None}
+    content = zlib.compress(msgpack.packb(plain, unicode_errors="replace"))
+    return content if len(content) <= _MAX_PACKED_BYTES else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class InputAliasInfo(Meta):
-    """What happens to one input."""
-
-    is_leaf: bool | None = None
-    mutates_data: bool | None = None
-    mutates_metadata: bool | None = None
-    mutations_hidden_from_autograd: bool | None = None
-    mutations_under_no_grad_or_inference_mode: bool | None = None
-    mutation_inductor_storage_resize: bool | None = None
-    mutates_storage_metadata: bool | None = None
-    mutation_is_shallow_copy_data: bool | None = None
-    requires_grad: bool | None = None
-    keep_input_mutations: bool | None = None
-    mutation_type: MutationType | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ViewMeta(Meta):
-    """One view; ``arguments`` are those to replay it with, ``None`` where that kind hides them."""
-
-    type: str | None = None
-    arguments: Value = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ViewMetaSequence(Meta):
-    """The views that lead from a base to an output, and what the last one looks like."""
-
-    sequence: tuple[ViewMeta, ...] = ()
-    metadata: Value = None
+def described(value: object, depth: int = 0, left: Iterator[int] | None = None) -> object:
+    """Return any value as plain data."""
+    kind, left = type(value), iter(range(_MAX_THINGS)) if left is None else left
+    is_over = next(left, None) is None or depth > _MAX_DEPTH
+    if value is None or kind in (bool, float):
+        return value
+    if isinstance(value, int) and kind is int and value.bit_length() < 64:
+        return value
+    if isinstance(value, (str, bytes)) and kind in (str, bytes) and len(value) <= _MAX_TEXT:
+        return value
+    if isinstance(value, type):
+        return _name_of(value)
+    if isinstance(value, Enum):
+        return value.name
+    if kind.__module__ == "torch" and kind.__name__ in _SAID_BY_TEXT:
+        return str(value)
+    within = partial(described, depth=depth + 1, left=left)
+    attrs: Mapping[str, object] = {"text": _text(value)}
+    if not is_over:
+        if isinstance(value, (list, tuple)):
+            return list(map(within, value))
+        if isinstance(value, (set, frozenset)):
+            return sorted(map(within, value), key=repr)
+        if isinstance(value, Mapping):
+            return {str(key): within(each) for key, each in value.items()}
+        attrs = _said_of(value)
+    known = {name: within(each) for name, each in attrs.items() if each is not None}
+    return {"class": _name_of(kind), **known}
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutputAliasInfo(Meta):
-    """What one output is; ``base_idx`` counts inputs, outputs or bases, as ``output_type`` says."""
+def _said_of(value: object) -> Mapping[str, object]:
+    """Return the attributes of an object that it is described by, or its text."""
+    import torch
 
-    output_type: OutputType | None = None
-    raw_type: str | None = None
-    base_idx: int | None = None
-    dynamic_dims: tuple[int, ...] | None = None
-    requires_grad: bool | None = None
-    requires_grad_for_backward: bool | None = None
-    view_meta_sequence: ViewMetaSequence | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryFormatMeta(Meta):
-    """The layout that a tangent is expected to have: sizes and strides, or a memory format."""
-
-    size: tuple[int, ...] | None = None
-    stride: tuple[int, ...] | None = None
-    memory_format: str | None = None
+    kind = type(value)
+    if isinstance(value, internals.source.get()):
+        return {"name": internals.name_of_source(value), "text": _text(value)}
+    if isinstance(value, torch.Tensor):
+        return {
+            name: getattr(value, name) for name in ("shape", "dtype", "device", "requires_grad")
+        }
+    if kind.__name__.endswith("ViewMeta"):
+        return {"arguments": value.as_tuple()} if hasattr(value, "as_tuple") else {}
+    is_theirs = kind.__module__.startswith("torch.") and dataclasses.is_dataclass(value)
+    if is_theirs or kind.__module__.startswith(internals.DESCRIBED):
+        return _attributes(value)
+    return {"text": _text(value)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlainTensorMeta(Meta):
-    """A tensor that is no subclass: which of the inner graph's it is."""
-
-    unwrapped_idx: int | None = None
-    memory_format: MemoryFormatMeta | None = None
-    size_symbol_placeholders: tuple[bool, ...] | None = None
-    stride_symbol_placeholders: tuple[bool, ...] | None = None
+def _attributes(theirs: object) -> dict[str, object]:
+    of_class = dataclasses.fields(theirs) if dataclasses.is_dataclass(theirs) else ()
+    names = [*(each.name for each in of_class), *internals.COMPUTED]
+    known = {name: getattr(theirs, name) for name in names if hasattr(theirs, name)}
+    return known | getattr(theirs, "__dict__", {})
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpaqueMeta(Meta):
-    """An object that is no tensor inside of a subclass."""
+def _name_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
-_Creation: TypeAlias = Union[PlainTensorMeta, "SubclassCreationMeta", OpaqueMeta]
+def _text(value: object) -> str:
+    name = getattr(value, "__qualname__", None)
+    try:
+        return (str(value) if name is None else f"{value.__module__}.{name}")[:_MAX_TEXT]
+    except Exception:  # noqa: BLE001 - whatever a user's class does
+        return ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubclassCreationMeta(Meta):
-    """A tensor subclass, and how to make it of the inner graph's tensors.
-
-    ``attrs`` are what it wraps: subclasses may wrap subclasses. Symbolic sizes are ``None``.
-    """
-
-    flat_tensor_start_idx: int | None = None
-    arg_count: int | None = None
-    included_subclass_symints: bool | None = None
-    attrs: Mapping[str, _Creation] = field(default_factory=dict)
-    outer_size: tuple[int | None, ...] | None = None
-    outer_stride: tuple[int | None, ...] | None = None
-    outer_size_from_attr: str | None = None
-    outer_stride_from_attr: str | None = None
-    meta: Value = None
-    original_subclass: Value = None
-    original_subclass_type: str | None = None
-    memory_format: MemoryFormatMeta | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ViewAndMutationMeta(Meta):
-    """All that is known of a graph's aliases and mutations.
-
-    ``extra`` has what torch computes of these, such as indices of the outputs of each kind.
-    """
-
-    input_info: tuple[InputAliasInfo, ...] = ()
-    output_info: tuple[OutputAliasInfo, ...] = ()
-    num_intermediate_bases: int | None = None
-    keep_input_mutations: bool | None = None
-    traced_tangents: tuple[Value, ...] = ()
-    traced_tangents_descs: tuple[Value, ...] = ()
-    subclass_inp_meta: tuple[_Creation, ...] = ()
-    subclass_fw_graph_out_meta: tuple[_Creation, ...] = ()
-    subclass_tangent_meta: tuple[_Creation, ...] = ()
-    traced_tangent_metas: tuple[Value, ...] | None = None
-    num_symints_saved_for_bw: int | None = None
-    num_tensors_saved_with_no_vc_check: int | None = None
-    saved_tensor_is_graph_input: tuple[bool, ...] | None = None
-    num_opaque_objects_saved_for_bw: int | None = None
-    is_train: bool | None = None
-    grad_enabled_mutation: bool | None = None
-    deterministic: bool | None = None
-    static_input_indices: tuple[int, ...] = ()
-    act_input_indices: tuple[int, ...] = ()
-    act_input_paths: tuple[Value, ...] | None = None
-    tokens: Value = None
-    indices_of_inputs_that_requires_grad_with_mutations_in_bw: tuple[int, ...] = ()
-    bw_donated_idxs: tuple[int, ...] | None = None
-    num_backward_tokens: int | None = None
-    num_graphsafe_rng_states: int | None = None
-    graphsafe_rng_state_index: int | None = None
-    graphsafe_rng_device: str | None = None
-    mutated_inp_stream_indices: tuple[int | None, ...] | None = None
-    compile_id_str: str | None = None
-    tangent_source_stack_traces: tuple[Value, ...] | None = None
-    is_rng_op_functionalized: bool | None = None
-    num_outputs_rng_offset: int | None = None
-    dynamic_saved_tensors_idxs: Value = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubclassMeta(Meta):
-    """Of a graph with subclasses: the same of its inner graph, and what its gradients are."""
-
-    fw_metadata: ViewAndMutationMeta | None = None
-    grad_input_metas: tuple[_Creation, ...] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source(Meta):
-    """Where Dynamo got an input from: as Python would write it, and as torch's object does."""
-
-    name: str | None = None
-    description: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AOTConfig(Meta):
-    """How AOTAutograd went about the graph: what of its configuration an entry keeps.
-
-    torch 2.11 and 2.12 keep all of it, less functions: ``extra`` has what is not here.
-    """
-
-    num_params_buffers: int | None = None
-    aot_id: int | None = None
-    keep_inference_input_mutations: bool | None = None
-    is_export: bool | None = None
-    no_tangents: bool | None = None
-    dynamic_shapes: bool | None = None
-    aot_autograd_arg_pos_to_source: tuple[Source | None, ...] | None = None
-    static_input_indices: tuple[int, ...] | None = None
-    enable_log: bool | None = None
-    pre_dispatch: bool | None = None
-    precompile_backend_id: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Backward(Meta):
-    """What the backward of an entry needs beside its code."""
-
-    backward_state_indices: tuple[int, ...] | None = None
-    num_symints_saved_for_bw_: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphDescription(Meta):
-    """What the entry of one compiled graph says of it.
-
-    Attributes:
-        runtime_metadata: aliases and mutations.
-        aot_config: how it was traced.
-        maybe_subclass_meta: the same of the inner graph, where subclasses were unwrapped.
-        num_fw_outs_saved_for_bw: results of the forward that only the backward takes.
-        indices_of_inps_to_detach: inputs that are detached before the code runs.
-        dispatch_wrappers: what is done around the compiled code, outermost last: for each one its
-            class and what it was made with.
-        backward: ``None`` for a graph without one.
-        has_backward_module: whether it holds what compiled autograd traces.
-        s3cache_conditions: what the code relies on beside its key, see ``hooks/_conditions.py``.
-    """
-
-    runtime_metadata: ViewAndMutationMeta = field(default_factory=ViewAndMutationMeta)
-    aot_config: AOTConfig | None = None
-    maybe_subclass_meta: SubclassMeta | None = None
-    num_fw_outs_saved_for_bw: int | None = None
-    indices_of_inps_to_detach: tuple[int, ...] | None = None
-    dispatch_wrappers: tuple[Value, ...] = ()
-    backward: Backward | None = None
-    has_backward_module: bool | None = None
-    s3cache_conditions: Value = None
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """What each input is called in the program, or ``"input 3"`` where that is not known."""
-        sources = (self.aot_config and self.aot_config.aot_autograd_arg_pos_to_source) or ()
-        names = dict(enumerate(source and source.name for source in sources))
-        count = len(self.runtime_metadata.input_info)
-        return tuple(names.get(index) or f"input {index}" for index in range(count))
-
-
-_CLASSES: dict[str, type[Meta]] = {cls.__name__: cls for cls in Meta.__subclasses__()}
-_CLASSES["CacheableAOTConfig"] = AOTConfig
-
-
-def packed(description: GraphDescription) -> bytes | None:
-    """Return what goes into a header, zlib over msgpack; ``None`` if that is too large for one."""
-    return packed_plain(to_plain(description))
-
-
-def to_plain(value: Value) -> object:
-    """Return a described object, or a value in one, as maps, arrays and scalars.
-
-    An object is a map of its class, and of those of its fields that are not ``None``.
-    """
-    if isinstance(value, tuple):
-        return list(map(to_plain, value))
-    if isinstance(value, Meta):
-        attrs = {**vars(value), "extra": None, **value.extra}
-        return described_as(type(value).__name__, {name: to_plain(a) for name, a in attrs.items()})
-    if isinstance(value, Mapping):
-        return {name: to_plain(attr) for name, attr in value.items()}
-    return value
-
-
-def description(header: Header) -> GraphDescription | None:
+def description(header: Header) -> dict[str, object] | None:
     """Return what the header of an entry says of its graph; ``None`` if it says nothing.
 
-    Neither torch nor the entry's sections are needed, and nothing is unpickled. What does not fit
-    is in ``extra``: a newer s3cache, or a newer torch, may say more.
+    Neither torch nor the entry's sections are needed, and nothing is unpickled.
 
     Raises:
         CorruptError: it is no description.
@@ -359,46 +150,137 @@ def description(header: Header) -> GraphDescription | None:
         return None
     try:
         inflating = zlib.decompressobj()
-        plain = inflating.decompress(cast("bytes", content), _MAX_BYTES)
+        plain = inflating.decompress(content, _MAX_BYTES)
         if not inflating.eof or inflating.unused_data:
             raise ValueError("too large, cut short, or followed by something")
         limits = dict.fromkeys(("max_array_len", "max_map_len"), _MAX_ITEMS)
-        found = _from_plain(msgpack.unpackb(plain, max_ext_len=0, **limits))
-    except (zlib.error, msgpack.UnpackException, RecursionError, TypeError, ValueError) as exc:
+        found: object = msgpack.unpackb(plain, max_ext_len=0, **limits)
+    except (zlib.error, msgpack.UnpackException, TypeError, ValueError) as exc:
         raise CorruptError("runtime", f"is no description ({exc!r})") from None
-    if not isinstance(found, GraphDescription):
+    if not isinstance(found, dict):
         raise CorruptError("runtime", f"describes {type(found).__name__}")
     return found
 
 
-def _from_plain(plain: object) -> Value:
-    if isinstance(plain, list):
-        return tuple(map(_from_plain, plain))
-    if not isinstance(plain, dict):
-        return cast("Value", plain)
-    attrs = {name: _from_plain(attr) for name, attr in plain.items()}
-    name = attrs.pop(CLASS, None)
-    if name is None:
-        return attrs
-    cls = _CLASSES.get(str(name).rpartition(".")[2])
-    if cls is None:
-        return Thing(type=str(name), fields=attrs)
-    hints: dict[str, object] = get_type_hints(cls)
-    del hints["extra"]
-    known = {name: attr for name, attr in attrs.items() if _fits(hints.get(name), attr)}
-    extra = {name: attr for name, attr in attrs.items() if name not in known}
-    return cls(**cast("dict[str, object]", known), extra=extra)
+def inputs_and_outputs(graph: Mapping[str, object]) -> list[tuple[str, object]]:
+    """Return what a description says of each input and output of the graph, by name.
+
+    An input is called what it is called in the program, or ``"input 3"`` if that is not known.
+    """
+
+    def items(owner: str, name: str) -> list[object]:
+        return found if isinstance(found := _of(graph.get(owner), name), list) else []
+
+    sources = items("sanitized_aot_config", "aot_autograd_arg_pos_to_source")
+    names = {n: _of(source, "name") for n, source in enumerate(sources)}
+    inputs = enumerate(items("runtime_metadata", "input_info"))
+    outputs = enumerate(items("runtime_metadata", "output_info"))
+    return [
+        *((str(names.get(n) or f"input {n}"), each) for n, each in inputs),
+        *((f"output {n}", each) for n, each in outputs),
+    ]
 
 
-def _fits(hint: object, value: Value) -> bool:
-    """Return whether ``value`` is of the type that a field has."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return bytes in arguments or any(_fits(each, value) for each in arguments)
-    if origin is Literal:
-        return value in arguments
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(arguments[0], item) for item in value)
-    if origin is Mapping:
-        return isinstance(value, Mapping) and all(_fits(arguments[1], v) for v in value.values())
-    return type(value) is hint
+def _of(owner: object, name: str) -> object:
+    return owner.get(name) if isinstance(owner, dict) else None  # it may say anything
+
+
+# -- what is hidden of the source
+
+# In the text of a graph: "# File: /home/me/train.py:7 in forward, code: x = secret(x)", where other
+# notes of torch's may come first.
+_COMMENT = re.compile(r"^[ \t]*# (?:.*[ \t])?File: .*(?:\n|$)", re.MULTILINE)
+# As tracebacks have it, with the line below, and the marks below that.
+_LINE = r"[ \t]+{}.*(?:\n|$)"
+_FRAME = re.compile(
+    r'^[ \t]*File ".*", line \d+.*(?:\n|$)'
+    rf"""(?:{_LINE.format('(?!File ")')}(?:{_LINE.format("[~^]+")})?)?""",
+    re.MULTILINE,
+)
+# Nothing but stack traces. torch puts one of the last beside its message where a tangent is wrong.
+_TRACES = {"cache_linemap", "inductor_provenance_stack_traces_str", "tangent_source_stack_traces"}
+# A program that compiles the graph again, for reports to torch, with variables of the environment.
+_PROGRAM = "runnable_graph_str"
+_RUN = "source_code"
+# What its comments name of the machine: in which file a kernel was written out.
+_KERNEL_PATH = re.compile(r"(?<=# kernel path: ).*/")
+
+
+def hidden_source(name: str, value: object) -> object:
+    """Return an attribute of a compiled graph, or of torch's entry, without where code is from."""
+    if name in _TRACES:
+        return None
+    if name == _PROGRAM:
+        return ""
+    if name == "cudagraph_info" and value is not None:
+        return _without_traces(cast("CudagraphInfo", value))
+    if not isinstance(value, str):
+        return value
+    return _KERNEL_PATH.sub("", value) if name == _RUN else _without_lines(value)
+
+
+def _without_traces(info: CudagraphInfo) -> CudagraphInfo:
+    return dataclasses.replace(
+        info,
+        placeholders=[_placeholder(each) for each in info.placeholders],
+        stack_traces=[None] * len(info.stack_traces),
+        cudagraph_fail_reasons=[_without_lines(each) for each in info.cudagraph_fail_reasons],
+    )
+
+
+def _placeholder(info: PlaceholderInfo) -> PlaceholderInfo:
+    users = [_placeholder(user) for user in info.users]
+    return dataclasses.replace(info, stack_trace=None, mutating_use_stack_trace=None, users=users)
+
+
+def _without_lines(text: str) -> str:
+    return _FRAME.sub("", _COMMENT.sub("", text))
+
+
+# -- what is hidden of the machine
+
+_SECTION = struct.Struct("<IIQQQQ")
+_NO_SECTION = 0  # SHT_NULL
+_IN_MEMORY = 2  # SHF_ALLOC
+_DEBUG = (b".debug", b".zdebug")
+
+
+def without_places(image: Buffer, *prefixes: str) -> bytes:
+    """Return ``image`` without what debuggers read, and with dots for paths below ``prefixes``.
+
+    Both name directories of the machine that compiled it. Nothing moves: debugging sections become
+    zeros, and a path keeps its length and its end, for linkers share the ends of strings. An image
+    of another format, or one that is not understood, keeps its debugging sections.
+    """
+    mended = bytearray(image)
+    try:
+        for at, start, size in _debugging(image):
+            mended[start : start + size] = bytes(size)
+            struct.pack_into("<I", mended, at + 4, _NO_SECTION)
+    except (struct.error, IndexError):
+        mended = bytearray(image)
+    return hidden_places(mended, *prefixes)
+
+
+def hidden_places(data: Buffer, *prefixes: str) -> bytes:
+    """Return ``data`` with dots for paths that begin with ``prefixes``; nothing moves."""
+    hidden = bytes(data)
+    for prefix in filter(None, map(str.encode, prefixes)):
+        hidden = hidden.replace(prefix + b"/", b"/".ljust(len(prefix), b".") + b"/")
+    return hidden
+
+
+def _debugging(image: Buffer) -> Iterator[tuple[int, int, int]]:
+    """Yield where the header of each such section is, where the section begins, and its size."""
+    if bytes(image[: len(ELF)]) != ELF:
+        return
+    header = ELF_HEADER.unpack_from(image, len(ELF))
+    offset, size, count, of_names = header[5], *header[10:13]
+    places = range(offset, offset + size * count, size or 1)
+    _, _, _, _, start, length = _SECTION.unpack_from(image, places[of_names])
+    names = bytes(image[start : start + length])
+    for at in places:
+        name, _, flags, _, start, length = _SECTION.unpack_from(image, at)
+        is_debugging = names[name:].startswith(_DEBUG) and not flags & _IN_MEMORY
+        if is_debugging and start + length <= len(image):
+            yield at, start, length

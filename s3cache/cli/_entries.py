@@ -7,7 +7,6 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from typer import Argument, Option
@@ -215,14 +214,14 @@ def inspect(
 
 
 def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
-    from s3cache.artifact import description, to_plain
+    from s3cache.artifact import description, inputs_and_outputs
     from s3cache.trust import unpack
 
     header, meta = head.header, head.header.meta
     graph = description(header)
     times = times if isinstance(times := meta.get("times_ns"), list) else []
     created = dt.datetime.fromtimestamp(header.created_ns // 10**9, dt.timezone.utc)
-    signatures = [each.statement for each in unpack(head.signatures)]
+    said = ("signer", "audience", "issued_s", "expires_s")
     found: dict[str, Any] = {
         "name": name,
         "size": head.size,
@@ -238,18 +237,22 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
             {"name": each.name, "size": each.raw_size, "stored": each.stored_size}
             for each in header.sections
         ],
-        "signatures": [{**asdict(each), "algorithm": each.algorithm.name} for each in signatures],
+        "signatures": [
+            {name: getattr(each, name) for name in said} for each in unpack(head.signatures)
+        ],
         "trust": _verdict(head, policy),
         "components": meta.get("components"),
-        "graph": None if graph is None else to_plain(graph),
+        "graph": graph,
     }
     if out.json:
         out.record(found)
         return
     rows: list[tuple[str, object]] = []
     for title, value in found.items():
-        if title in ("components", "graph") and isinstance(value, Mapping):
-            rows += ((f"{title} {part}", each) for part, each in value.items())
+        if title == "components" and isinstance(value, Mapping):
+            rows += ((f"component {part}", each) for part, each in value.items())
+        elif title == "graph":
+            rows += inputs_and_outputs(value) if value else ()
         elif title == "sections":
             rows += ((f"section {each['name']}", size_text(each["size"])) for each in value)
         else:
@@ -266,7 +269,7 @@ def _verdict(head: Head, policy: Policy) -> str:
     except UntrustedError as exc:
         return f"not used here ({exc.cause}): {exc.detail}"
     if signature is not None:
-        return f"signed by {signature.statement.signer}, who is trusted here"
+        return f"signed by {signature.signer}, who is trusted here"
     return "not asked for here" if policy.level == "off" else "used, though no known key signed it"
 
 

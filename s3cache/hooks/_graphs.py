@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from s3cache.artifact import Artifact, describe, variant_of
+from s3cache.artifact import describe, variant_of
 from s3cache.cache import Saved
 from s3cache.errors import CorruptError
 from s3cache.graph import FIRST_CALL, BypassReason, Code
@@ -159,7 +159,7 @@ class AOTGraphs(Level["AOTResult"]):
                 if hit is not None and internals.is_first_call_fake():
                     from s3cache.hooks._distributed import fake_first_call
 
-                    fake_first_call(entry, Artifact.first_call_of(hit.entry))
+                    fake_first_call(entry, hit.entry.header.meta.get("first_call"))
                 # What is rebuilt behaves on later calls as what is compiled here.
                 conditions = conditions_of(entry)
                 if conditions is not None:

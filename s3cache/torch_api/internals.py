@@ -144,7 +144,7 @@ _LISTED: Final = {
     "triton.runtime.jit": "JITFunction KernelParam",
 }
 #: What pickled entries may name and call, by full name. All else is read with care
-#: (``artifact/_unpickling.py``). A name that a release of torch lacks does no harm.
+#: (``artifact/_careful.py``). A name that a release of torch lacks does no harm.
 UNPICKLED: Final = frozenset(
     f"{module}.{name}" for module, names in _LISTED.items() for name in names.split()
 )

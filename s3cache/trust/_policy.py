@@ -24,6 +24,20 @@ from s3cache.errors import ConfigError, CorruptError, UntrustedError
 from s3cache.trust._keys import Signature, SigningKey, VerifyKey, check_name, unpack
 from s3cache.util.text import may_be_a_key
 
+__all__ = [
+    "AUDIENCE",
+    "MACHINE_FILE",
+    "Cause",
+    "Policy",
+    "TrustMode",
+    "Trusted",
+    "for_audience",
+    "parse_trusted",
+    "policy_of",
+    "read_secret",
+    "signing_key_of",
+]
+
 #: The default audience of signatures.
 AUDIENCE: Final = "main"
 
@@ -122,8 +136,7 @@ class Policy:
             problem = self._problem(signature, digest)
             if problem is None:
                 return signature
-            statement = signature.statement
-            problems[problem] = f"signed by {statement.signer!r} for {statement.audience!r}"
+            problems[problem] = f"signed by {signature.signer!r} for {signature.audience!r}"
         cause = max(problems, key=get_args(Cause).index)
         if self.level == "prefer" and cause in ("unsigned", "unknown-key"):
             return None
@@ -131,8 +144,7 @@ class Policy:
 
     def _problem(self, signature: Signature, digest: bytes) -> Cause | None:
         """Return what is wrong with a signature, if anything is."""
-        statement = signature.statement
-        named = [each for each in self.trusted if each.key.name == statement.signer]
+        named = [each for each in self.trusted if each.key.name == signature.signer]
         if not named:
             return "unknown-key"
         proving = [each for each in named if each.key.proves(signature, digest)]
@@ -141,10 +153,10 @@ class Policy:
         valid = [each for each in proving if each.key.fingerprint not in self.revoked_keys]
         if not valid:
             return "revoked"
-        if all(each.audience != statement.audience for each in valid):
+        if all(each.audience != signature.audience for each in valid):
             return "other-audience"
         now = self.now()
-        if statement.issued_s > now + _SKEW_S or 0 < statement.expires_s <= now:
+        if signature.issued_s > now + _SKEW_S or 0 < signature.expires_s <= now:
             return "expired"
         return None
 
@@ -197,8 +209,7 @@ def policy_of(
 
 def _read_machine_file(path: str) -> dict[str, Any]:
     """Return what the machine's file says; nothing if there is none."""
-
-    thing, fields = f"trust file {path}", ("trust", "trusted_keys", "revoked")
+    thing = f"trust file {path}"
     try:
         about, text = _read_file(path, _MAX_FILE_BYTES)
     except (FileNotFoundError, NotADirectoryError):
@@ -211,17 +222,21 @@ def _read_machine_file(path: str) -> dict[str, Any]:
         raise ConfigError(thing, "is not root's alone to write", fix)
     try:
         found: Any = json.loads(text)
-    except ValueError:
-        raise ConfigError(thing, "is no JSON", "write an object") from None
-    if not isinstance(found, dict) or not found.keys() <= {*fields}:
-        raise ConfigError(thing, "is something else", f"write an object of {', '.join(fields)}")
-    if (least := found.get("trust")) not in (None, *get_args(TrustMode)):
-        raise ConfigError(thing, f"trust is {least!r}", "use off, prefer or require")
-    for name in fields[1:]:
-        words = found.get(name, [])
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise ConfigError(thing, f"{name} is no list of texts", "give one")
-    return found
+        lists = [found.get(name, []) for name in ("trusted_keys", "revoked")]
+        is_right = (
+            found.keys() <= {"trust", "trusted_keys", "revoked"}
+            and found.get("trust") in (None, *get_args(TrustMode))
+            and all(isinstance(each, list) for each in lists)
+            and all(isinstance(word, str) for each in lists for word in each)
+        )
+    except (AttributeError, TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        fix = (
+            "write {'trust': 'off', 'prefer' or 'require', 'trusted_keys': [...], 'revoked': [...]}"
+        )
+        raise ConfigError(thing, "is something else", fix.replace("'", '"'))
+    return cast("dict[str, Any]", found)
 
 
 def signing_key_of(text: str) -> SigningKey | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from s3cache.artifact import check_image, without_places
+from s3cache.errors import CorruptError
 
 SOURCE = """
 #include <stdexcept>
@@ -55,6 +56,8 @@ def test_a_library_does_the_same_without_the_places(
     assert place.encode() not in mended
     assert len(mended) == len(image)
     check_image(mended)
+    with pytest.raises(CorruptError, match="cut short"):
+        check_image(mended[: len(mended) // 4])
     path = tmp_path / "mended.so"
     path.write_bytes(mended)
     library = ctypes.CDLL(str(path))
@@ -63,22 +66,8 @@ def test_a_library_does_the_same_without_the_places(
     assert library.thrown(1) == len(str(source))  # exceptions find their handlers
 
 
-def test_debuggers_find_no_sections(image: bytes, tmp_path: Path) -> None:
-    if shutil.which("readelf") is None:
-        pytest.skip("needs readelf")
-    path = tmp_path / "mended.so"
-    path.write_bytes(without_places(image))
-    listed = subprocess.run(
-        ["readelf", "-S", "-W", str(path)], check=True, capture_output=True, text=True
-    )
-    assert not [
-        line for line in listed.stdout.splitlines() if "debug" in line and "NULL" not in line
-    ]
-    assert ".text" in listed.stdout
-
-
 def test_what_is_not_understood_stays_as_it_is(image: bytes) -> None:
     for cut in (5, 40, 64, len(image) // 2, len(image) - 64):
         assert without_places(image[:cut]) == image[:cut]
-    for other in (b"", b"MZ\x90", b"\xcf\xfa\xed\xfe" + bytes(100), b"\x7fELF\x01" + bytes(100)):
+    for other in (b"", b"MZ\x90", b"\x7fELF\x01" + bytes(100)):
         assert without_places(other, "/home/me") == other

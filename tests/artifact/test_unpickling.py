@@ -8,7 +8,6 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
-import fractions
 import functools
 import gc
 import importlib
@@ -27,7 +26,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from s3cache.artifact import unpickled
-from s3cache.artifact._unpickling import is_listed
+from s3cache.artifact._artifact import is_listed
 from s3cache.errors import CorruptError
 from s3cache.torch_api.internals import UNPICKLED
 
@@ -127,11 +126,9 @@ def test_values_and_classes_of_the_program_come_back(protocol: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # by torch 2.11
 def test_tensors_types_and_trees_come_back() -> None:
-    import torch
-
-    tensors = [torch.arange(3.0), torch.nn.Parameter(torch.ones(2)), torch.ones(2).to_sparse()]
-    for tensor in tensors:
-        assert torch.equal(unpickled(pickle.dumps(tensor)).to_dense(), tensor.to_dense())  # type: ignore[attr-defined]
+    for tensor in (torch.arange(3.0), torch.nn.Parameter(torch.ones(2)), torch.ones(2).to_sparse()):
+        found: Any = unpickled(pickle.dumps(tensor))
+        assert torch.equal(found.to_dense(), tensor.to_dense())
     value = [
         torch.float32,
         torch.strided,
@@ -139,9 +136,8 @@ def test_tensors_types_and_trees_come_back() -> None:
         torch.device("cpu"),
         torch.Size([2]),
     ]
+    value += [torch.sin, torch.nn.functional.gelu, torch.nn.functional.silu]
     assert unpickled(pickle.dumps(value)) == value
-    activations = [torch.sin, torch.nn.functional.gelu, torch.nn.functional.silu]
-    assert unpickled(pickle.dumps(activations)) == activations
     with pytest.raises(CorruptError, match="from_file"):
         unpickled(pickle.dumps(torch.from_file))
 
@@ -171,13 +167,10 @@ def named(module: str, name: str) -> bytes:
         "builtins.eval", "builtins.exec", "builtins.open", "builtins.__import__",
         "builtins.compile", "builtins.print", "builtins.setattr", "builtins.globals",
         "io.open", "_io.FileIO", "os.system", "posix.system", "os.environ", "subprocess.Popen",
-        "subprocess.run", "operator.attrgetter", "operator.methodcaller", "types.FunctionType",
-        "types.CodeType", "importlib.import_module", "pickle.loads", "pickle.Unpickler", "sys.exit",
-        "sys.modules", "threading.Thread", "socket.socket", "shutil.rmtree", "pathlib.os.system",
-        "collections._sys.modules", "timeit.Timer", "code.InteractiveInterpreter",
+        "operator.attrgetter", "types.FunctionType", "importlib.import_module", "pickle.loads",
+        "sys.exit", "sys.modules", "pathlib.os.system", "timeit.Timer",
         # What a module of the program has imported from elsewhere.
         "tests.artifact.test_unpickling.subprocess.Popen",
-        "tests.artifact.test_unpickling.io.open",
         "tests.artifact.test_unpickling.unpickled",
         "tests.artifact.test_unpickling.Plain.__init__.__globals__",
         "s3cache.artifact.unpickled",
@@ -197,14 +190,12 @@ def test_a_graph_of_a_refused_entry_is_collected_silently(monkeypatch: pytest.Mo
     said: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
     graph = object.__new__(CompiledFxGraph)
-    for held, is_read in ((subprocess.Popen, False), (Plain, True)):
-        vars(graph).update(compiled_fn_runner=None, constants=held)
-        content = pickle.dumps(graph)
-        if is_read:  # at the second attempt: it holds what has to be read with care
-            assert vars(unpickled(content))["constants"] is held
-        else:
-            with pytest.raises(CorruptError, match=r"subprocess\.Popen"):
-                unpickled(content)
+    vars(graph).update(compiled_fn_runner=None, constants=subprocess.Popen)
+    with pytest.raises(CorruptError, match=r"subprocess\.Popen"):
+        unpickled(pickle.dumps(graph))
+    vars(graph).update(constants=Plain)  # read at the second attempt, with care
+    found: Any = unpickled(pickle.dumps(graph))
+    assert found.constants is Plain
     del graph
     gc.collect()
     assert said == []
@@ -241,17 +232,11 @@ def test_sources_of_values_are_listed_whatever_the_release_has() -> None:
     from torch._dynamo import source
     from torch._guards import GuardSource, Source
 
+    classes = {n for n, each in vars(source).items() if isinstance(each, type)}
+    sources = {n for n in classes if issubclass(getattr(source, n), Source)}
     listed = {name for name in vars(source) if is_listed(source.__name__, name)}
-    assert {
-        name
-        for name, value in vars(source).items()
-        if isinstance(value, type) and issubclass(value, Source)
-    } <= listed
-    for name in listed - {"TensorProperty"}:
-        cls = getattr(source, name)
-        assert issubclass(cls, Source) or cls is GuardSource, name
-    for name in ("utils.Source", "functools.Source", "os.Source"):
-        assert not is_listed(source.__name__, name)
+    assert sources <= listed <= sources | {"TensorProperty", GuardSource.__name__}
+    assert not is_listed(source.__name__, "utils.Source")
     kept = source.AttrSource(source.OptimizerSource(source.LocalSource("self")), "lr")
     back = unpickled(pickle.dumps(source.GradSource(kept)))
     assert (type(back), back) == (source.GradSource, source.GradSource(kept))
@@ -308,19 +293,11 @@ def test_what_acts_in_libraries_may_not_be_named(name: str) -> None:
         unpickled(named(module, last))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["load", "save", "compile", "hub.load", "nn.functional.os", "nn.functional.torch",
-     "storage._load_from_bytes", "ops.load_library"],
-)  # fmt: skip
-def test_functions_of_torch_are_refused_or_replaced(name: str) -> None:
+@pytest.mark.parametrize("name", ["load", "compile", "nn.functional.os", "ops.load_library"])
+def test_functions_of_torch_are_refused(name: str) -> None:
     module, _, last = f"torch.{name}".rpartition(".")
-    found: object = None
-    try:
-        found = unpickled(named(module, last))
-    except (CorruptError, AttributeError, ModuleNotFoundError):
-        return
-    assert getattr(found, "__module__", "").startswith("s3cache.")  # ours, in its place
+    with pytest.raises((CorruptError, AttributeError, ModuleNotFoundError)):
+        unpickled(named(module, last))
 
 
 def test_a_storage_is_unpickled_with_weights_only(tmp_path: Path) -> None:
@@ -347,20 +324,6 @@ def test_no_module_of_the_program_is_imported(
     with pytest.raises(CorruptError, match="not imported here"):
         unpickled(named("s3cache_in_the_way", "Innocent"))
     assert "s3cache_in_the_way" not in sys.modules
-
-
-def test_modules_of_listed_data_are_imported() -> None:
-    code = """if True:
-        import sys
-        from s3cache.artifact import unpickled
-        assert "fractions" not in sys.modules
-        print(unpickled(bytes.fromhex(sys.argv[1])))
-    """
-    data = pickle.dumps([fractions.Fraction(1, 3), decimal.Decimal(2)])
-    found = subprocess.run(
-        [sys.executable, "-c", code, data.hex()], capture_output=True, text=True, check=True
-    )
-    assert found.stdout == "[Fraction(1, 3), Decimal('2')]\n"
 
 
 @pytest.mark.parametrize("owner", [Colour, Record, [], "text"])

@@ -29,7 +29,7 @@ def test_each_entry_is_a_line(call: Call, shelf: Shelf) -> None:
 def test_filters_and_order(call: Call, shelf: Shelf) -> None:
     shelf.add("a1", size=10, days=9)
     shelf.add("a2", size=5000, torch="2.12.0")
-    shelf.add("b1", size=900, kind="fx", days=1, tag="mine")
+    shelf.add("b1", size=900, kind="shapes", days=1, tag="mine")
 
     def keys(*arguments: str) -> list[str]:
         done = call("ls", "--url", shelf.url, "--json", *arguments)
@@ -42,7 +42,7 @@ def test_filters_and_order(call: Call, shelf: Shelf) -> None:
     assert keys("--sort", "age", "--key", "a") == ["a2", "a1"]
     assert keys("--older", "2d") == ["a1"]
     assert keys("--min-size", "4KB") == ["a2"]
-    assert keys("--kind", "fx") == keys("--tag", "mine") == ["b1"]
+    assert keys("--kind", "shapes") == keys("--tag", "mine") == ["b1"]
     assert keys("--torch", "2.12") == ["a2"]
     assert len(keys("--limit", "1")) == 1
 
@@ -63,13 +63,13 @@ def test_who_only_looks_makes_no_directory(call: Call, shelf: Shelf, tmp_path: P
 
 
 def test_long_lines_say_what_headers_do_and_what_is_wrong(call: Call, shelf: Shelf) -> None:
-    shelf.add("good", kind="fx", torch="2.12.1", tag="mine")
+    shelf.add("good", kind="shapes", torch="2.12.1", tag="mine")
     shelf.damage(shelf.add("bad", size=999), at=70)
     done = call("ls", "--url", shelf.url, "--long", "--sort", "size")
     bad, good = done.out.splitlines()
     assert "?" in bad
     assert "digest" in bad
-    assert good.split()[4:] == ["fx", "2.12.1", "mine", "good", "0"]
+    assert good.split()[4:] == ["shapes", "2.12.1", "mine", "good", "0"]
 
 
 def test_the_local_tier_is_listed_whatever_remote_it_is_of(call: Call, shelf: Shelf) -> None:
@@ -89,7 +89,7 @@ def test_the_local_tier_is_listed_whatever_remote_it_is_of(call: Call, shelf: Sh
     ("by", "groups"),
     [
         ("age", {"below 1 day": 1, "below 7 days": 1, "30 days or more": 2}),
-        ("kind", {"test": 2, "fx": 1, "(not readable)": 1}),
+        ("kind", {"test": 2, "shapes": 1, "(not readable)": 1}),
         ("torch", {"2.13.0+cpu": 2, "2.12.0": 1, "(not readable)": 1}),
         ("tag", {"mine": 1, "(none)": 2, "(not readable)": 1}),
     ],
@@ -98,7 +98,7 @@ def test_entries_and_sizes_are_summed_up(
     call: Call, shelf: Shelf, by: str, groups: dict[str, int]
 ) -> None:
     shelf.add("a")
-    shelf.add("b", days=5, kind="fx", tag="mine")
+    shelf.add("b", days=5, kind="shapes", tag="mine")
     shelf.add("c", days=50, torch="2.12.0", size=70 << 10)
     name = shelf.add("d")
     shelf.damage(name, at=70)

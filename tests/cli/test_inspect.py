@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
+import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from s3cache import frame
-from s3cache.artifact import (
-    AOTConfig,
-    GraphDescription,
-    InputAliasInfo,
-    OutputAliasInfo,
-    Source,
-    ViewAndMutationMeta,
-    packed,
-)
 from s3cache.entries import first_name
 from tests.cli.commands import Call
 from tests.support.imports import modules_after
@@ -27,16 +20,16 @@ KEY = "ab" * 16
 @pytest.fixture
 def name(shelf: Shelf) -> str:
     """An entry of a graph; its pickle is none, and would not load."""
-    description = GraphDescription(
-        runtime_metadata=ViewAndMutationMeta(
-            input_info=(
-                InputAliasInfo(mutates_data=True, mutation_type="MUTATED_IN_GRAPH"),
-                InputAliasInfo(requires_grad=True),
-            ),
-            output_info=(OutputAliasInfo(output_type="alias_of_input", base_idx=0),),
-        ),
-        aot_config=AOTConfig(aot_autograd_arg_pos_to_source=(Source(name="L['x']"), None)),
-    )
+    description = {
+        "runtime_metadata": {
+            "input_info": [
+                {"mutates_data": True, "mutation_type": "MUTATED_IN_GRAPH"},
+                {"requires_grad": True},
+            ],
+            "output_info": [{"output_type": "alias_of_input", "base_idx": 0}],
+        },
+        "sanitized_aot_config": {"aot_autograd_arg_pos_to_source": [{"name": "L['x']"}, None]},
+    }
     data = frame.encode(
         kind="aot",
         key=KEY,
@@ -45,7 +38,7 @@ def name(shelf: Shelf) -> str:
         meta={
             "guards": "s0 > 3",
             "times_ns": [1_500_000_000, 250_000_000],
-            "runtime": packed(description),
+            "runtime": zlib.compress(msgpack.packb(description)),
             "components": {"torch.version": ["d1", "2.13.0+cpu"], "gm": ["d2", "graph of 7 nodes"]},
             "made_by": {"torch": "2.13.0+cpu", "compiler": "gcc version 12"},
         },

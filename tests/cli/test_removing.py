@@ -41,7 +41,7 @@ def test_clear_only_counts_without_yes(call: Call, shelf: Shelf) -> None:
 
 def test_gc_removes_what_all_conditions_hold_for(call: Call, shelf: Shelf) -> None:
     old, new = shelf.add("old", days=100), shelf.add("new")
-    old_torch = shelf.add("fx", kind="fx", torch="2.12.0", days=100)
+    old_torch = shelf.add("fx", kind="shapes", torch="2.12.0", days=100)
     damaged = shelf.add("damaged")
     shelf.damage(damaged, at=70)
     later = shelf.add("later")

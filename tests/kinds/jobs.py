@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 import traceback
-from dataclasses import fields
+from collections import defaultdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from s3cache import frame
-from s3cache.artifact import Artifact, GraphDescription, description, to_plain
+from s3cache.artifact import Artifact, description
 from tests.kinds.case import CASES, Case
 from tests.support.descriptions import differences_from_torch
 from tests.support.watch import Watch
@@ -154,29 +154,27 @@ def _files(remote: str) -> list[Path]:
 def _description(entry: frame.Frame) -> dict[str, Any]:
     """What an entry says of its graph, by torch's names, and where it says what is not so."""
     whole: Any = description(entry.header)
-    metadata = whole.runtime_metadata
-    subclasses = {
-        "inputs": metadata.subclass_inp_meta,
-        "outputs": metadata.subclass_fw_graph_out_meta,
-        "tangents": metadata.subclass_tangent_meta,
-    }
-    plain: dict[str, Any] = json.loads(json.dumps(to_plain(metadata), default=repr))
-    return {
-        **{field.name: None for field in fields(metadata)},
-        **plain,
-        "inputs": plain["input_info"],
-        "outputs": plain["output_info"],
-        "subclasses": {place: list(map(to_plain, metas)) for place, metas in subclasses.items()},
-        "wrappers": [wrapper.type.rpartition(".")[2] for wrapper in whole.dispatch_wrappers],
-        "has_backward": whole.backward is not None,
-        "has_backward_module": whole.has_backward_module,
-        "key": entry.header.key,
-        "guards": entry.header.meta["guards"],
-        "wrong": [
+    metadata = whole["runtime_metadata"]
+    said: dict[str, Any] = defaultdict(lambda: None, json.loads(json.dumps(metadata, default=repr)))
+    said.update(
+        inputs=[defaultdict(lambda: None, each) for each in said["input_info"]],
+        outputs=[defaultdict(lambda: None, each) for each in said["output_info"]],
+        subclasses={
+            "inputs": said["subclass_inp_meta"],
+            "outputs": said["subclass_fw_graph_out_meta"],
+            "tangents": said["subclass_tangent_meta"],
+        },
+        wrappers=[_class(wrapper) for wrapper in whole["dispatch_wrappers"]],
+        has_backward=whole["has_backward"],
+        has_backward_module=whole["has_backward_module"],
+        key=entry.header.key,
+        guards=entry.header.meta["guards"],
+        wrong=[
             *_wrong(whole, pickle.loads(bytes(Artifact.entry_of(entry, "aot")))),
             *_wrongly_made(entry.header.meta),
         ],
-    }
+    )
+    return said
 
 
 def _wrongly_made(meta: Any) -> list[str]:
@@ -192,18 +190,22 @@ def _wrongly_made(meta: Any) -> list[str]:
     return [what for what, is_right in right.items() if not is_right]
 
 
-def _wrong(whole: GraphDescription, theirs: Any) -> list[str]:
-    wrong = [*differences_from_torch(whole.runtime_metadata, theirs.runtime_metadata)]
-    wrong += differences_from_torch(whole.aot_config, theirs.sanitized_aot_config)
-    if theirs.maybe_subclass_meta is not None:
-        wrong += differences_from_torch(whole.maybe_subclass_meta, theirs.maybe_subclass_meta)
-    wrappers = [wrapper.type.rpartition(".")[2] for wrapper in whole.dispatch_wrappers]  # type: ignore[union-attr]
+def _wrong(whole: dict[str, Any], theirs: Any) -> list[str]:
+    wrong: list[str] = []
+    for name in ("runtime_metadata", "sanitized_aot_config", "maybe_subclass_meta"):
+        if (value := getattr(theirs, name)) is not None:
+            wrong += differences_from_torch(whole.get(name), value, name)
+    wrappers = [_class(wrapper) for wrapper in whole["dispatch_wrappers"]]
     if wrappers != [type(wrapper).__name__ for wrapper in theirs.dispatch_wrappers]:
         wrong.append(f"wrappers {wrappers}")
-    if [*(whole.indices_of_inps_to_detach or ())] != theirs.indices_of_inps_to_detach:
-        wrong.append(f"to detach {whole.indices_of_inps_to_detach}")
-    if whole.num_fw_outs_saved_for_bw != theirs.num_fw_outs_saved_for_bw:
-        wrong.append(f"saved for backward {whole.num_fw_outs_saved_for_bw}")
-    if (whole.backward is None) != (theirs.compiled_bw is None):
+    if whole.get("indices_of_inps_to_detach") != theirs.indices_of_inps_to_detach:
+        wrong.append(f"to detach {whole.get('indices_of_inps_to_detach')}")
+    if whole.get("num_fw_outs_saved_for_bw") != theirs.num_fw_outs_saved_for_bw:
+        wrong.append(f"saved for backward {whole.get('num_fw_outs_saved_for_bw')}")
+    if whole["has_backward"] != (theirs.compiled_bw is not None):
         wrong.append("backward")
-    return wrong + sorted(whole.extra)
+    return wrong
+
+
+def _class(wrapper: dict[str, Any]) -> str:
+    return str(wrapper["class"]).rpartition(".")[2]

@@ -20,7 +20,6 @@ from s3cache import frame
 from s3cache.errors import CorruptError, UntrustedError
 from s3cache.frame import MAGIC, PRELUDE_BYTES, VERSION
 from s3cache.trust import (
-    Algorithm,
     Policy,
     Signature,
     SigningKey,
@@ -86,8 +85,7 @@ Judge: TypeAlias = Callable[[bytes, bytes], "Signature | None"]
 class Reader:
     """Requires signatures, and knows each frame that it may take.
 
-    Args:
-        algorithm: of the keys; they are the same in every process, as a fuzzer's corpus has to be.
+    Its keys are the same in every process, as a fuzzer's corpus has to be.
 
     Attributes:
         judge: decides; another may be put here.
@@ -96,9 +94,9 @@ class Reader:
         refused: frames that are signed, and not for it.
     """
 
-    def __init__(self, algorithm: Algorithm) -> None:
+    def __init__(self) -> None:
         key, stranger, pulls, stolen = (
-            SigningKey(name, algorithm, bytes([number]) * 32)
+            SigningKey(name, bytes([number]) * 32)
             for number, name in enumerate(["ci", "ci", "pulls", "stolen"])
         )
         may_sign = [("main", key), ("main", stolen), ("pulls", pulls)]
@@ -153,7 +151,7 @@ class Reader:
             proof.append((digest, signature))
 
         try:
-            frame.decode(data, admit=admit).verify()
+            frame.decode(data, admit=admit)
         except (CorruptError, UntrustedError):
             return None
         return proof[0]

@@ -18,7 +18,6 @@ from tests.support.scripted import KEYS, ScriptedServer, error_reply
 from tests.support.shelves import Shelf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 # Of each kind: ESC, C1 (0x9b begins a sequence too), direction, separators of lines, BEL, a page.
@@ -26,28 +25,21 @@ ORDERS = "\x1b]0;owned\x07\x9b2J\u202e\u2066\u2028\x85\r\n\x0c\x00\x7f"
 FORGED = f"good{ORDERS}forged line"
 
 
-def is_fit(shown: str) -> bool:
-    """Whether it is one line that can be printed."""
-    return shown.isprintable() and "forged line" in shown
-
-
 def test_every_error_is_one_line_that_can_be_printed() -> None:
-    made: list[Exception] = []
     for name in errors.__all__:
         kind: Any = getattr(errors, name)
         if issubclass(kind, errors.ConfigError):
-            made.append(kind(FORGED, FORGED, FORGED))
+            error = kind(FORGED, FORGED, FORGED)
         elif issubclass(kind, errors.TruncatedError):
-            made.append(kind(FORGED, 1, 2))
+            error = kind(FORGED, 1, 2)
         elif issubclass(kind, (errors.CorruptError, errors.UntrustedError)):
-            made.append(kind(FORGED, FORGED))
+            error = kind(FORGED, FORGED)
         elif issubclass(kind, errors.StoreError):
-            made.append(kind(FORGED, op="get", store=FORGED, key=FORGED, attempts=2))
+            error = kind(FORGED, op="get", store=FORGED, key=FORGED, attempts=2)
         else:
-            made.append(kind(FORGED))
-    assert len(made) == len(errors.__all__) > 10
-    for error in made:
-        assert is_fit(str(error)), type(error)
+            error = kind(FORGED)
+        assert str(error).isprintable()
+        assert "forged line" in str(error)
 
 
 @pytest.mark.parametrize("topic", [None, *get_args(Topic)])
@@ -97,33 +89,18 @@ async def test_what_a_server_says_reaches_no_log_as_it_is(
         assert "forged line" in record.getMessage() or "AccessDenied" in record.getMessage()
 
 
-@pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path / "remote")
-
-
-@pytest.fixture
-def lines(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., list[str]]:
-    monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))
-
-    def run(*arguments: str) -> list[str]:
-        capsys.readouterr()
-        main([*arguments])
-        written = capsys.readouterr()
-        return (written.out + written.err).split("\n")
-
-    return run
-
-
 @pytest.mark.parametrize(
     "command", ["ls", "ls --long", "inspect", "verify", "du", "mirror", "rm --dry-run"]
 )
 def test_metadata_forges_no_line_of_a_command(
-    shelf: Shelf, lines: Callable[..., list[str]], tmp_path: Path, command: str
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another program's entry has as many lines, whatever it calls itself."""
+    monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))
+    shelf = Shelf(tmp_path / "remote")
     key = f"a{'0' * 8}-{KEY}"
     arguments = command.split()
     arguments += {
@@ -134,9 +111,12 @@ def test_metadata_forges_no_line_of_a_command(
     counts = []
     for word in ("good", FORGED):
         shelf.add(key, torch=word, tag=word, device=word)
-        shown = lines(*arguments)
-        assert all(line.isprintable() for line in shown)
-        counts.append(len(shown))
+        capsys.readouterr()
+        main([*arguments])
+        written = capsys.readouterr()
+        lines = (written.out + written.err).split("\n")
+        assert all(line.isprintable() for line in lines)
+        counts.append(len(lines))
     assert counts[0] == counts[1] > 1
 
 

@@ -1,18 +1,31 @@
-"""Keys: written down, read back, kept from others, and good for nothing but what they are for."""
+"""Keys and signatures: written down, read back, and good for nothing but what they are for."""
 
 from __future__ import annotations
 
 import base64
 import os
-import stat
+import struct
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from s3cache.errors import ConfigError
-from s3cache.trust import Algorithm, Signature, SigningKey, VerifyKey, generate, read_secret, sign
+from s3cache.errors import ConfigError, CorruptError
+from s3cache.trust import (
+    MAX_SIGNATURES,
+    Signature,
+    SigningKey,
+    VerifyKey,
+    generate,
+    pack,
+    read_secret,
+    sign,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,9 +56,8 @@ def test_ed25519_is_that_of_the_rfc() -> None:
     assert key.secret_text() == text("rfc", SEED + PUBLIC)
 
 
-@pytest.mark.parametrize("algorithm", Algorithm)
-def test_a_key_proves_what_its_pair_has_signed_and_nothing_else(algorithm: Algorithm) -> None:
-    key, other = generate("ci", algorithm), generate("ci", algorithm)
+def test_a_key_proves_what_its_pair_has_signed_and_nothing_else() -> None:
+    key, other = generate("ci"), generate("ci")
     public = VerifyKey.parse(key.public_text())
     good = signature(SigningKey.parse(key.secret_text()))
     assert public.proves(good, DIGEST)
@@ -54,15 +66,14 @@ def test_a_key_proves_what_its_pair_has_signed_and_nothing_else(algorithm: Algor
     for bit in range(0, 8 * len(good.value), 7):
         value = bytearray(good.value)
         value[bit // 8] ^= 1 << bit % 8
-        assert not public.proves(Signature(good.statement, bytes(value)), DIGEST)
-    message = good.statement.over(DIGEST)
+        assert not public.proves(replace(good, value=bytes(value)), DIGEST)
+    message = good.over(DIGEST)
     for cut in (b"", good.value[:-1], good.value + message[:1], good.value + message):
-        assert not public.proves(Signature(good.statement, cut), DIGEST)
+        assert not public.proves(replace(good, value=cut), DIGEST)
     renamed = VerifyKey.parse("other" + key.public_text().removeprefix("ci"))
     assert not renamed.proves(good, DIGEST)
 
 
-ORDER = 2**252 + 27742317777372353535851937790883648493  # of the base point: RFC 8032, 5.1
 NEUTRAL = (1).to_bytes(32, "little")
 
 
@@ -80,9 +91,8 @@ NEUTRAL = (1).to_bytes(32, "little")
 def test_a_key_that_anybody_could_sign_for_proves_nothing(point: bytes) -> None:
     """With a key of small order, the signature of zero holds for one message in eight or more."""
     public = VerifyKey.parse(text("ci", point))
-    statement = signature(generate("ci")).statement
     for beginning in {NEUTRAL, point, (2**255 - 20).to_bytes(32, "little")}:
-        forged = Signature(statement, beginning + bytes(32))
+        forged = replace(signature(generate("ci")), value=beginning + bytes(32))
         for number in range(64):
             assert not public.proves(forged, number.to_bytes(32, "big"))
 
@@ -91,7 +101,6 @@ def test_keys_keep_their_secrets() -> None:
     key = generate("ci")
     secret = key.secret_text().partition(":")[2]
     assert secret not in repr(key)
-    assert secret not in repr(VerifyKey.parse(key.public_text()))
     for parse in (SigningKey.parse, VerifyKey.parse):
         for damaged in (f"ci:{secret[:-9]}", f"ci:{secret}=!", f"ci:{secret}AAAA"):
             with pytest.raises(ConfigError) as caught:
@@ -102,15 +111,12 @@ def test_keys_keep_their_secrets() -> None:
 @pytest.mark.parametrize(
     ("parse", "key", "message"),
     [
-        (VerifyKey.parse, text("ci", SEED + PUBLIC), "readers must not have"),
-        (VerifyKey.parse, text("ci", SEED[:-1]), "31 bytes"),
-        (VerifyKey.parse, "ci:hmac-sha256:c2hvcnQ=", "5 bytes"),
+        (VerifyKey.parse, text("ci", SEED + PUBLIC), "64 bytes.*never the secret one"),
         (VerifyKey.parse, "ci", "0 bytes"),
         (VerifyKey.parse, ":" + text("", PUBLIC), "name"),
         (VerifyKey.parse, text("c i", PUBLIC), "name"),
-        (SigningKey.parse, text("ci", PUBLIC), "is a public one"),
+        (SigningKey.parse, text("ci", PUBLIC), "32 bytes.*give the secret key"),
         (SigningKey.parse, text("ci", SEED + SEED), "no pair"),
-        (SigningKey.parse, text("ci", SEED * 3), "96 bytes"),
     ],
 )
 def test_what_is_no_key_is_named(parse: type, key: str, message: str) -> None:
@@ -118,52 +124,84 @@ def test_what_is_no_key_is_named(parse: type, key: str, message: str) -> None:
         parse(key)
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o400, 0o640, 0o440])
-def test_a_key_is_read_from_a_file_of_its_owners(mode: int, tmp_path: Path) -> None:
+# -- key files
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o440, 0o604, 0o644, 0o660, 0o602])
+def test_a_key_that_others_may_read_or_write_is_refused(mode: int, tmp_path: Path) -> None:
     key, path = generate("ci"), tmp_path / "key"
     path.write_text(key.secret_text() + "\n")
     path.chmod(mode)
-    assert read_secret(str(path)) == key
-
-
-@pytest.mark.parametrize("mode", [0o604, 0o644, 0o660, 0o602, 0o777])
-def test_a_key_that_others_may_read_or_write_is_refused(mode: int, tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    path.write_text(generate("ci").secret_text())
-    path.chmod(mode)
-    with pytest.raises(ConfigError, match=f"mode {mode:04o}.*chmod 600"):
-        read_secret(str(path))
+    if mode in (0o600, 0o440):
+        assert read_secret(str(path)) == key
+    else:
+        with pytest.raises(ConfigError, match=f"mode {mode:04o}.*chmod 600"):
+            read_secret(str(path))
 
 
 def test_what_is_no_key_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_secret(str(tmp_path / "absent"))
-    with pytest.raises(ConfigError, match="is no file with a key"):
-        read_secret(str(tmp_path))
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo, 0o600)
-    with pytest.raises(ConfigError, match="is no file with a key"):
-        read_secret(str(fifo))
-    large = tmp_path / "large"
-    large.write_bytes(b"a" * 5000)
-    large.chmod(0o600)
-    with pytest.raises(ConfigError, match="is no file with a key"):
-        read_secret(str(large))
-    large.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="is no file with a key"):
-        read_secret(str(large))
-    assert stat.S_IMODE(large.stat().st_mode) == 0o600
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    for name, content in (("large", b"a" * 5000), ("bytes", b"\xff\xfe"), ("empty", b"")):
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).chmod(0o600)
+    for name in (".", "fifo", "large", "bytes", "empty"):
+        with pytest.raises(ConfigError, match="is no file with a key"):
+            read_secret(str(tmp_path / name))
 
 
 def test_no_library_is_imported_before_a_key_is_used() -> None:
     program = (
         "import sys, s3cache.trust as trust\n"
-        "key = trust.generate('a', trust.Algorithm.HMAC_SHA256)\n"
-        "signed = trust.sign(bytes(32), key, audience='main', issued_s=1, ttl_s=0)\n"
-        "assert trust.VerifyKey.parse(key.public_text()).proves(signed, bytes(32))\n"
+        f"trust.VerifyKey.parse({generate('a').public_text()!r}).fingerprint\n"
         "print([name for name in sys.modules if name.partition('.')[0] == 'nacl'])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+# -- signatures as bytes
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._/@+-]{0,127}", fullmatch=True)
+seconds = st.integers(0, 2**64 - 1)
+signatures = st.builds(
+    Signature, names, names, seconds, seconds, st.binary(min_size=64, max_size=64)
+)
+
+
+@given(st.lists(signatures, max_size=MAX_SIGNATURES))
+def test_what_is_packed_is_read_back(found: list[Signature]) -> None:
+    assert unpack(pack(found)) == found
+
+
+@given(st.binary(max_size=200))
+def test_whatever_is_read_is_packed_to_the_same_bytes(data: bytes) -> None:
+    """Two blocks never say the same: nothing can be put where nobody looks."""
+    try:
+        found = unpack(data)
+    except CorruptError:
+        return
+    assert pack(found) == data
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    one = Signature("ci", "main", 7, 9, b"v" * 64)
+    statement = struct.pack(">BBQQ", 2, 4, 7, 9) + b"cimain"
+    assert pack([one]) == statement + b"v" * 64
+    assert one.over(DIGEST) == b"s3cache entry signature 1\x00" + DIGEST + statement
+    assert len(unpack(pack([one] * MAX_SIGNATURES))) == MAX_SIGNATURES
+    with pytest.raises(CorruptError, match="more than 16"):
+        unpack(pack([one] * (MAX_SIGNATURES + 1)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "names"),
+    [((0, 1), b"b"), ((1, 0), b"a"), ((1, 1), b"a\xff"), ((1, 1), b"\nb"), ((1, 9), b"ab")],
+)
+def test_what_is_no_statement_is_refused(sizes: tuple[int, int], names: bytes) -> None:
+    block = struct.pack(">BBQQ", *sizes, 0, 0) + names + bytes(64)
+    with pytest.raises(CorruptError, match="signatures"):
+        unpack(block)

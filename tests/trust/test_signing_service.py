@@ -14,7 +14,6 @@ from s3cache.settings import Settings
 from s3cache.store import MemoryStore
 from s3cache.trust import TimeLimitedSigner, generate
 from tests.support.caching import KEY, OTHER, entry, open_engine
-from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +25,6 @@ class Service:
     """Signs, or does what it is told instead."""
 
     name = MAIN.name
-    algorithm = MAIN.algorithm
 
     def __init__(self) -> None:
         self.asked = 0
@@ -61,29 +59,20 @@ def test_what_it_signs_is_as_good_as_by_the_key(service: Service) -> None:
 
 
 @pytest.mark.parametrize("answer", [RuntimeError("no"), b"short", "text", 7])
-def test_one_that_fails_is_left_alone_for_a_while(service: Service, answer: Any) -> None:
-    signer = TimeLimitedSigner(service, 30, rest_s=0.2)
+def test_one_that_fails_signs_nothing_until_it_answers(service: Service, answer: Any) -> None:
+    signer = TimeLimitedSigner(service, 30)
     service.answer = answer
-    for _ in range(3):
-        with pytest.raises(UntrustedError, match="ci-main"):
-            signer.sign(b"message")
+    with pytest.raises(UntrustedError, match="ci-main"):
+        signer.sign(b"message")
     service.answer = None
-    eventually(lambda: signs(signer))
-    assert service.asked == 2
-
-
-def signs(signer: TimeLimitedSigner) -> bool:
-    try:
-        return signer.sign(b"message") == MAIN.sign(b"message")
-    except UntrustedError:
-        return False
+    assert signer.sign(b"message") == MAIN.sign(b"message")
 
 
 def test_one_that_hangs_holds_one_thread_and_nobody(service: Service) -> None:
-    signer = TimeLimitedSigner(service, 0.01, rest_s=0)
+    signer = TimeLimitedSigner(service, 0.01)
     service.hangs.set()
     for _ in range(4):
-        with pytest.raises(UntrustedError, match=r"has not answered|is skipped"):
+        with pytest.raises(UntrustedError, match=r"has not answered|is left alone"):
             signer.sign(b"message")
     assert service.asked == 1
 
@@ -102,9 +91,7 @@ def test_what_is_not_signed_is_saved_where_the_policy_would_use_it(
     assert len(caplog.records) == 1
     assert "signer 'ci-main' failed" in caplog.text
     if trust == "require":
-        assert [str(each.reason) for each in saved if isinstance(each, NotSaved)] == [
-            "untrusted"
-        ] * 2
+        assert all(isinstance(each, NotSaved) and each.reason == "untrusted" for each in saved)
     else:
         assert all(isinstance(each, Saved) for each in saved)
         assert engine.flush(20).complete
@@ -116,11 +103,7 @@ def test_what_cannot_sign_is_refused() -> None:
     class Nameless(Service):
         name = "no name"
 
-    class Unknown(Service):
-        algorithm: Any = 7
-
-    for wrong in (Nameless(), Unknown()):
-        with pytest.raises(ConfigError, match=r"signer"):
-            open_engine(None, None, signing_key=wrong)
+    with pytest.raises(ConfigError, match=r"signer"):
+        open_engine(None, None, signing_key=Nameless())
     with pytest.raises(ConfigError, match="give Signer or str"):
         Settings(signing_key=object())  # type: ignore[arg-type]

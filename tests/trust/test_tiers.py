@@ -14,17 +14,18 @@ from s3cache.cache import Hit, Miss, Saved
 from s3cache.errors import ConfigError
 from s3cache.settings import Settings
 from s3cache.store import MemoryStore
-from s3cache.trust import Algorithm, SigningKey, generate, policy_of
+from s3cache.testing import FaultyStore
+from s3cache.trust import SigningKey, VerifyKey, generate, policy_of
 from tests.support.caching import KEY, OTHER, entry, open_engine, payload
-from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from s3cache.cache import Engine
     from s3cache.frame import Frame
+    from s3cache.store import Store
 
-MAIN, PULLS = generate("ci-main"), generate("ci-pulls", Algorithm.HMAC_SHA256)
+MAIN, PULLS = generate("ci-main"), generate("ci-pulls")
 BOTH = f"{MAIN.public_text()} pulls={PULLS.public_text()}"
 
 
@@ -42,6 +43,12 @@ def save(store: MemoryStore, *found: Frame, **settings: Any) -> None:
         assert isinstance(engine.save(each.header.key, each), Saved)
     assert engine.flush(20).complete
     engine.close()
+
+
+def stored(store: Store) -> Frame:
+    data = asyncio.run(store.get(entries.first_name(KEY)))
+    assert isinstance(data, bytes)
+    return frame.decode(data)
 
 
 def outcome(engine: Engine, key: str = KEY) -> str:
@@ -114,18 +121,10 @@ def test_what_there_is_can_be_asked_without_being_counted(tmp_path: Path) -> Non
     save(store, entry())
     save(store, entry(OTHER), **writes())
     engine = open_engine(tmp_path, store, **READS)
-    assert [engine.probe(key) for key in (KEY, OTHER, OTHER, "0" * 32)] == [
-        "untrusted (1 unsigned)",
-        "remote",
-        "local",
-        "absent",
-    ]
+    found = [engine.probe(key) for key in (KEY, OTHER, OTHER, "0" * 32)]
+    assert found == ["untrusted (1 unsigned)", "remote", "local", "absent"]
     assert (engine.stats().lookups, dict(engine.stats().refused)) == (0, {})
-    report = engine.prefetch([KEY, "0" * 32]).wait(LONG_S)
-    assert (report.found, report.failed) == (0, 1)
-    assert outcome(engine) == "untrusted"
     engine.close()
-    assert engine.probe(OTHER) == "disabled"
 
 
 def test_what_lies_on_the_disk_from_before_is_judged_too(tmp_path: Path) -> None:
@@ -176,48 +175,50 @@ def test_untrusted_entries_do_not_hide_a_trusted_one(squatted: str) -> None:
 
 def test_a_process_that_claims_uploads_signs_nothing(tmp_path: Path) -> None:
     """It would be an oracle: a user who can leave a pending upload would have any entry signed."""
-    store = MemoryStore()
+    store = FaultyStore(MemoryStore())
+    store.inject("put", "error", times=1_000)
     gone = open_engine(tmp_path, store)
     assert isinstance(gone.save(KEY, entry()), Saved)
     gone.close(0)
-    asyncio.run(_emptied(store))
-    again = open_engine(tmp_path, store)
-    again.save(OTHER, entry(OTHER))
-    again.close(0)
-    asyncio.run(_emptied(store))
+    store.clear()
     claimer = open_engine(tmp_path, store, **writes())
     claimer.start()
     assert claimer.flush(20).complete
     claimer.close()
-    assert read(store, **READS) in ("absent", "untrusted")
-    assert read(store) in ("absent", "remote")
-    for data in asyncio.run(_all(store)):
-        assert frame.decode(data).signatures == b""
-
-
-async def _emptied(store: MemoryStore) -> None:
-    for key in [info.key async for info in store.list("")]:
-        await store.delete(key)
-
-
-async def _all(store: MemoryStore) -> list[bytes]:
-    names = [info.key async for info in store.list("")]
-    found = [await store.get(name) for name in names]
-    return [bytes(data) for data in found if isinstance(data, (bytes, bytearray, memoryview))]
+    assert stored(store.inner).signatures == b""
 
 
 def test_revoking_takes_a_key_or_an_entry_back() -> None:
-    from s3cache.trust import VerifyKey
-
     store = MemoryStore()
     save(store, entry(), **writes())
     fingerprint = VerifyKey.parse(MAIN.public_text()).fingerprint
-    (data,) = asyncio.run(_all(store))
-    digest = frame.decode(data).digest.hex()
+    digest = stored(store).digest.hex()
     for revoked in (fingerprint, digest, f"{'0' * 32},{digest.upper()}"):
         assert read(store, revoked=revoked, **READS) == "untrusted"
     with pytest.raises(ConfigError, match="32 or 64 hexadecimal digits"):
         read(store, revoked="abc", **READS)
+
+
+def test_an_older_entry_of_the_same_key_is_used_until_it_is_revoked() -> None:
+    """It is what that key's code was: a signature says who made it, and not that it is the last."""
+    old = signed(b"old")
+    assert read(old, **READS) == "remote"
+    assert read(old, **READS, revoked=stored(old).digest.hex()) == "untrusted"
+
+
+def test_an_older_entry_is_used_under_its_own_key_only() -> None:
+    store = MemoryStore()
+    asyncio.run(store.put(entries.first_name(OTHER), stored(signed(b"old")).data))
+    engine = open_engine(None, store, **READS)
+    assert outcome(engine, OTHER) == "corrupt"
+    engine.close()
+
+
+def signed(content: bytes) -> MemoryStore:
+    """A bucket with what a trusted machine has saved."""
+    store = MemoryStore()
+    save(store, entry(payload=content), **writes())
+    return store
 
 
 # -- who decides
@@ -298,17 +299,14 @@ def test_the_machines_file_is_the_least_that_is_asked_for(tmp_path: Path) -> Non
     assert revoking.revoked_keys == {"0" * 32, "1" * 32}
 
 
+BAD = ["{", "[]", '{"trusted": []}', '{"trust": 1}', '{"trust": "maybe"}', '{"trusted_keys": [1]}']
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "message"),
     [
-        ("{}", 0o664, "root's alone"),
-        ("{}", 0o646, "root's alone"),
-        ("{", 0o644, "no JSON"),
-        ("[]", 0o644, "something else"),
-        ('{"trusted": []}', 0o644, "something else"),
-        ('{"trust": 1}', 0o644, "trust is 1"),
-        ('{"trust": "maybe"}', 0o644, "'maybe'"),
-        ('{"trusted_keys": [1]}', 0o644, "list of texts"),
+        *(("{}", mode, "root's alone") for mode in (0o664, 0o646)),
+        *((text, 0o644, "something else") for text in BAD),
     ],
 )
 def test_a_machines_file_that_cannot_be_relied_on_is_an_error(
