@@ -57,7 +57,7 @@ def doctor(
 
 _PACKAGES = (
     *("torch", "triton", "aioboto3", "aiobotocore", "botocore", "aiohttp", "msgpack"),
-    *("zstandard", "tenacity", "pynacl", "typer", "rich"),
+    *("zstandard", "pynacl", "typer", "rich"),
 )
 
 

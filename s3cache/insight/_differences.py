@@ -20,7 +20,7 @@ from s3cache.errors import CorruptError, S3CacheError, UntrustedError
 from s3cache.frame import Header
 from s3cache.manage import Place, concurrently, read_head
 from s3cache.records import Record, Run
-from s3cache.store import ObjectInfo, listing
+from s3cache.store import ObjectInfo
 from s3cache.tier import background
 
 _T = TypeVar("_T")
@@ -456,11 +456,10 @@ class EntrySource:
     async def _look(self, place: Place, found: list[Neighbor]) -> None:
         infos: list[ObjectInfo] = []
         # A local tier has the entries of each remote in a directory of their own.
-        async with listing(place.store, "" if place.is_local else entries.NAMES) as objects:
-            async for info in objects:
-                infos.append(info)
-                if len(infos) == _MAX_NAMES and not place.is_local:
-                    break
+        async for info in place.store.list("" if place.is_local else entries.NAMES):
+            infos.append(info)
+            if len(infos) == _MAX_NAMES and not place.is_local:
+                break
         self._names.update((entries.key_of(info.key), info.key) for info in infos)
 
         async def read(info: ObjectInfo) -> None:

@@ -31,7 +31,7 @@ from s3cache.errors import (
     code_of,
 )
 from s3cache.settings import Settings, unknown_variables
-from s3cache.store import S3Options, Store, listing, open_store, parse_url
+from s3cache.store import S3Options, Store, open_store, parse_url
 from s3cache.tier import DiskTier, background
 from s3cache.trust import pack, sign, signing_key_of
 from s3cache.util.deadline import DeadlineExecutor
@@ -261,8 +261,7 @@ def check_remote(
         return wait(work), max(time.perf_counter() - started, 1e-6)
 
     async def first() -> object:
-        async with listing(store, "v1/") as items:
-            return await anext(items, None)
+        return await anext(store.list("v1/"), None)
 
     def allowed(name: Name, work: Coroutine[Any, Any, object], size: int = 0) -> Check:
         _, elapsed_s = timed(work)

@@ -36,7 +36,6 @@ from s3cache.store import (
     RetryingStore,
     RetryPolicy,
     Store,
-    listing,
     open_store,
     parse_url,
 )
@@ -172,14 +171,12 @@ class Scan:
 
     async def _objects(self) -> AsyncGenerator[ObjectInfo, None]:
         async def objects_under(prefix: str) -> list[ObjectInfo]:
-            async with listing(self.place.store, prefix) as objects:
-                return [info async for info in objects]
+            return [info async for info in self.place.store.list(prefix)]
 
         if self.selection.manifest is None or self.place.is_local:
             for prefix in ("",) if self.place.is_local else _PREFIXES:
-                async with listing(self.place.store, prefix) as objects:
-                    async for info in objects:
-                        yield info
+                async for info in self.place.store.list(prefix):
+                    yield info
             return
         keys = map(entries.key_of, self.selection.manifest)
         prefixes = sorted({entries.name_prefix(key) for key in keys})

@@ -38,7 +38,7 @@ from s3cache.graph import BypassReason, Component, Graph, GraphBreak, Report
 from s3cache.manage._bulk import Place, open_place, url_of
 from s3cache.records import JOB, Record, Run, job_here, read_run, run_names
 from s3cache.settings import WATCHED, Settings
-from s3cache.store import FileLocation, MemoryLocation, Store, listing, parse_url
+from s3cache.store import FileLocation, MemoryLocation, Store, parse_url
 from s3cache.tier import background
 from s3cache.torch_api import installed_version, internals
 
@@ -295,8 +295,7 @@ def warm(
 
 
 async def _is_saved(place: Place, key: str) -> bool:
-    async with listing(place.store, name_prefix(key)) as objects:
-        return bool(key) and await anext(objects, None) is not None
+    return bool(key) and await anext(place.store.list(name_prefix(key)), None) is not None
 
 
 # -- measuring a bucket
@@ -365,8 +364,7 @@ def bench(
 
 async def _clean(store: Store) -> tuple[int, int]:
     """Remove what was written, and return how many objects are gone, and how many are left."""
-    async with listing(store, "") as objects:
-        names = [info.key async for info in objects]
+    names = [info.key async for info in store.list()]
     for gone, name in enumerate(names):
         try:
             await store.delete(name)

@@ -22,7 +22,7 @@ from s3cache.artifact import (
 from s3cache.entries import first_name
 from tests.cli.commands import Call
 from tests.support.imports import modules_after
-from tests.support.shelves import Shelf
+from tests.support.shelves import Shelf, path_of
 
 KEY = "ab" * 16
 
@@ -60,7 +60,7 @@ def test_all_that_an_entry_says_by_key_file_and_url(call: Call, shelf: Shelf, na
     ways = [
         [KEY, "--url", shelf.url],
         [KEY[:9], "--url", shelf.url],
-        [shelf.files.path(name)],
+        [str(path_of(shelf.files, name))],
         [f"{shelf.url}/{name}"],
         [f"{shelf.url}/{name}?create=false"],
     ]

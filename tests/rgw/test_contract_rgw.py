@@ -1,8 +1,8 @@
 """S3Store keeps the contract on a real Ceph RADOS Gateway.
 
 ``make test`` has one case of each test on the store as it is by default, ``make test-all`` the
-others. One that does in parts all but small objects has one case of each in ``make test-all``, and
-the others at night.
+others. A store that reads all but small objects in ranges has one case of each in
+``make test-all``, and the others at night.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class TestS3OnRGW(StoreContract):
 
 @slow
 class TestS3InPartsOnRGW(TestS3OnRGW):
-    """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
+    """Every object over 1 MiB is read in ranges."""
 
     big_bytes = 12 * MIB + 3
     many = 30
-    parts: ClassVar[dict[str, Any]] = {"part_bytes": MIB, "multipart_bytes": 5 * MIB}
+    parts: ClassVar[dict[str, Any]] = {"part_bytes": MIB}
 
 
 @pytest.fixture
 async def store(rgw_options: S3Options) -> AsyncIterator[S3Store]:
-    store = S3Store(replace(rgw_options, multipart_bytes=5 * MIB))
+    store = S3Store(rgw_options)
     yield store
     await store.aclose()
 
@@ -66,7 +66,6 @@ async def test_condition_is_found_to_be_honoured(store: S3Store) -> None:
 
 
 async def test_one_creator_of_a_large_object_wins(store: S3Store) -> None:
-    """RGW ignores the condition where an upload in parts is completed: one request must do."""
     bodies = [os.urandom(6 * MIB) for _ in range(4)]
     results = await asyncio.gather(
         *(store.put("large", body, mode="create") for body in bodies), return_exceptions=True

@@ -13,14 +13,12 @@ from s3cache.store import MemoryStore, MeteredStore, WrapperStore
 from s3cache.testing import FaultyStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from s3cache.store import AcceptSize, ObjectInfo
+    from s3cache.store import AcceptSize
     from tests.support.clock import FakeClock
 
 
 class Slow(WrapperStore):
-    """Every get takes 2 s and every step of a listing 1 s of the fake clock."""
+    """Every get takes 2 s and every page of a listing 3 s of the fake clock."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(MemoryStore())
@@ -30,10 +28,9 @@ class Slow(WrapperStore):
         self.clock.advance(2)
         return await self.inner.get(key, admit)
 
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in self.inner.list(prefix):
-            self.clock.advance(1)
-            yield info
+    async def list_page(self, prefix: str, after: str | None = None) -> Any:
+        self.clock.advance(3)
+        return await self.inner.list_page(prefix, after)
 
 
 async def test_calls_and_bytes_by_verb() -> None:

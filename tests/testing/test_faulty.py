@@ -10,7 +10,6 @@ import pytest
 from s3cache.errors import ConfigError, PermanentError, StoreError, TransientError
 from s3cache.store import MemoryStore
 from s3cache.testing import FaultRates, FaultyStore
-from s3cache.testing.contract import listed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -127,25 +126,6 @@ async def test_hang_ends_only_with_cancellation(faulty: FaultyStore, memory: Mem
         await asyncio.wait_for(faulty.put("key", b"x"), 0.02)
     assert await memory.get("key") is None
     assert faulty.counts == {("put", "hang"): 1}
-
-
-async def test_a_failing_listing_yields_a_part_first(faulty: FaultyStore) -> None:
-    for i in range(100):
-        await faulty.put(f"k{i}", b"")
-    sizes = []
-
-    async def read() -> None:
-        sizes.append(0)
-        async for _ in faulty.list():
-            sizes[-1] += 1
-
-    for _ in range(10):
-        faulty.inject("list", "error")
-        with pytest.raises(TransientError):
-            await read()
-    assert max(sizes) > 0
-    assert len({*sizes}) > 3
-    assert len(await listed(faulty)) == 100
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,6 @@ PLANTED: dict[str, Callable[[Path, Path], object]] = {
     "a link to nothing": lambda place, theirs: place.symlink_to(theirs.with_name("new")),
     "another name of a file": lambda place, theirs: place.hardlink_to(theirs),
     "a pipe": lambda place, _: os.mkfifo(place),
-    "a directory": lambda place, _: place.mkdir(),
 }
 
 
