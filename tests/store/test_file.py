@@ -175,13 +175,10 @@ def test_a_write_that_takes_several_calls_is_whole(
     ("number", "kind"),
     [
         (errno.ENOSPC, NoSpaceError),
-        (errno.EDQUOT, NoSpaceError),
-        (errno.EFBIG, NoSpaceError),
         (errno.EROFS, ReadOnlyError),
         (errno.EACCES, AccessDeniedError),
         (errno.EIO, TransientError),
         (errno.ESTALE, TransientError),
-        (errno.EMFILE, TransientError),
         (errno.ENOENT, MissingContainerError),
         (errno.EXDEV, PermanentError),
     ],

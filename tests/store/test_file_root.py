@@ -71,19 +71,6 @@ def use(directory: ObjectFiles, verb: str) -> None:
         getattr(directory, verb)("old/key")
 
 
-def test_two_that_list_at_once_get_all_each(directory: ObjectFiles) -> None:
-    """They share the descriptors of directories, but not the place they have read up to."""
-    present = {f"{number}" for number in range(20)} | {f"below/{number}" for number in range(20)}
-    for key in present:
-        directory.write(key, b"x")
-    for begun in range(len(present) + 1):
-        first = directory.walk()
-        listed = [next(first).key for _ in range(begun)]
-        assert {info.key for info in directory.walk()} == present, begun
-        listed += [info.key for info in first]
-        assert sorted(listed) == sorted(present), begun
-
-
 def leave_behind(root: Path, age_s: float) -> Path:
     path = root / "staging" / "0123456789abcdef"
     path.write_bytes(b"half an obj")

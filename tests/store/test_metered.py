@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -67,17 +66,6 @@ async def test_errors_by_class_and_no_bytes_for_them() -> None:
     assert put.calls == 4
     assert put.errors == {"PreconditionError": 1, "TransientError": 2}
     assert put.bytes_out == 1
-
-
-async def test_a_cancelled_call_is_counted_as_such() -> None:
-    faulty = FaultyStore(MemoryStore())
-    store = MeteredStore(faulty)
-    faulty.inject("get", "hang")
-    task = asyncio.ensure_future(store.get("key"))
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert store.snapshot()["get"].errors == {"CancelledError": 1}
 
 
 async def test_a_page_of_a_listing_is_one_call_without_its_consumers_time(clock: FakeClock) -> None:
