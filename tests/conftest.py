@@ -49,8 +49,8 @@ def loop_blocking() -> Iterator[None]:
     """
     with blockbuster_ctx("s3cache", excluded_modules=["s3cache.testing"]) as blockbuster:
         for function in blockbuster.functions.values():
-            function.can_block_in("s3cache/store/_s3_client.py", "run_on_new_loop")
-            function.can_block_in("s3cache/store/_s3_options.py", "_sections")
+            function.can_block_in("s3cache/store/_s3_client.py", "_run_on_new_loop")
+            function.can_block_in("s3cache/store/_url.py", "_endpoint_of_profile")
         yield
 
 

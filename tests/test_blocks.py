@@ -52,7 +52,7 @@ _DIST = "tests/dist/__main__.py, make test-dist"
 _REPORT = "tests/cli/test_report.py"
 _RUN = "tests/hooks/test_run.py"
 _AUTOLOAD = "tests/hooks/test_autoload.py"
-_RGW = "tests/infra/test_rgw_scripts.py"
+_RGW = "tests/rgw/test_faults_rgw.py"
 _CONTAINERS = "needs Docker; tests/infra/test_minio_compose.py holds what it reads"
 _EXAMPLE = "tests/examples/test_warm_start_ci.py"
 # Commands as they stand, but for comments, and who runs them or why nothing does. Those of `make`

@@ -66,8 +66,6 @@ class Cache:
         open_remote: makes the remote store, once in each process. ``None`` for no remote.
         identity: a canonical name of the place behind ``open_remote``. The local tier keeps
             entries of different places apart: they need not be equally trusted.
-        note: how ``open_remote``'s store writes objects, for other processes that upload what was
-            saved here; see :attr:`s3cache.store.S3Options.note`.
 
     Raises:
         ConfigError: the local directory was named and is not safe to use; with ``strict``, also
@@ -81,13 +79,12 @@ class Cache:
         *,
         open_remote: Callable[[], Store] | None = None,
         identity: str = "",
-        note: bytes = b"",
     ) -> None:
         self._settings = settings
         self._policy, self._signer = settings.trust_policy(), settings.signer()
         self._open_remote = None if settings.mode == "off" else open_remote
         self._closed = False
-        self._begin(_open_disk(settings, hashlib.sha256(identity.encode()).hexdigest()[:16], note))
+        self._begin(_open_disk(settings, hashlib.sha256(identity.encode()).hexdigest()[:16]))
         call_in_child(self._begin_in_child)
 
     @classmethod
@@ -111,7 +108,6 @@ class Cache:
             settings,
             open_remote=lambda: open_store(where, **store_options),
             identity=location.identity,
-            note=location.note,
         )
         cache.start()
         return cache
@@ -479,13 +475,17 @@ class Cache:
             return None, exc
 
 
-def _open_disk(settings: Settings, namespace: str, note: bytes) -> DiskTier | None:
+def _open_disk(settings: Settings, namespace: str) -> DiskTier | None:
     """Return the local tier, if there is to be one and one of its places can be used."""
-    bounds = {"max_bytes": settings.local_max_bytes, "max_files": settings.local_max_files}
     problems, problem = Problems(strict=False), None
     for place in settings.local_dirs if settings.local and settings.mode != "off" else ():
         try:
-            disk = DiskTier(place, namespace=namespace, note=note, **bounds)
+            disk = DiskTier(
+                place,
+                namespace=namespace,
+                max_bytes=settings.local_max_bytes,
+                max_files=settings.local_max_files,
+            )
         except (ConfigError, StoreError) as exc:
             # The program did not name the default, and is not to blame if another user has it.
             named = not settings.has_default_local_dir

@@ -20,7 +20,7 @@ from s3cache.errors import CorruptError, S3CacheError, UntrustedError
 from s3cache.frame import Header
 from s3cache.manage import Place, concurrently, read_head
 from s3cache.records import Record, Run
-from s3cache.store import ObjectInfo, listing
+from s3cache.store import ObjectInfo
 from s3cache.tier import background
 
 _T = TypeVar("_T")
@@ -400,11 +400,10 @@ class RemoteEntries:
 
     async def _look(self, place: Place, found: list[Neighbor]) -> None:
         infos: list[ObjectInfo] = []
-        async with listing(place.store, entries.NAMES) as objects:
-            async for info in objects:
-                infos.append(info)
-                if len(infos) == _MAX_NAMES:
-                    break
+        async for info in place.store.list(entries.NAMES):
+            infos.append(info)
+            if len(infos) == _MAX_NAMES:
+                break
         self._names.update((entries.key_of(info.key), info.key) for info in infos)
 
         async def read(info: ObjectInfo) -> None:

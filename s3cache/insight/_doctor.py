@@ -28,7 +28,7 @@ from s3cache.errors import (
     code_of,
 )
 from s3cache.settings import Settings, unknown_variables
-from s3cache.store import S3Options, Store, listing, open_store, parse_url
+from s3cache.store import S3Options, Store, open_store, parse_url
 from s3cache.tier import DiskTier, background
 from s3cache.trust import pack, sign, signing_key_of
 from s3cache.util.text import counted
@@ -250,8 +250,7 @@ def check_remote(
     data = os.urandom(_PROBE_BYTES)
 
     async def first() -> object:
-        async with listing(store, "v1/") as items:
-            return await anext(items, None)
+        return await anext(store.list("v1/"), None)
 
     async def allowed(name: Name, work: Coroutine[Any, Any, object]) -> Check:
         await work

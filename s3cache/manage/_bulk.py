@@ -34,7 +34,6 @@ from s3cache.store import (
     RetryingStore,
     RetryPolicy,
     Store,
-    listing,
     open_store,
     parse_url,
 )
@@ -174,9 +173,8 @@ class Scan:
             else sorted({entries.name_prefix(entries.key_of(name)) for name in named})
         )
         for prefix in ("",) if self.place.is_local else prefixes:
-            async with listing(self.place.store, prefix) as objects:
-                async for info in objects:
-                    yield info
+            async for info in self.place.store.list(prefix):
+                yield info
 
     async def _chosen(self, batch: list[Item]) -> list[Item]:
         if not self._reads_headers:

@@ -33,7 +33,7 @@ from s3cache.graph import BypassReason, Component, Graph, GraphBreak, Report
 from s3cache.manage._bulk import Place, open_place, url_of
 from s3cache.records import JOB, Record, Run, job_here, read_run, run_names
 from s3cache.settings import WATCHED, Settings
-from s3cache.store import Store, listing
+from s3cache.store import Store
 from s3cache.tier import background
 from s3cache.torch_api import installed_version, internals
 
@@ -246,8 +246,7 @@ def warm(
 
 
 async def _is_saved(place: Place, key: str) -> bool:
-    async with listing(place.store, name_prefix(key)) as objects:
-        return bool(key) and await anext(objects, None) is not None
+    return bool(key) and await anext(place.store.list(name_prefix(key)), None) is not None
 
 
 # -- measuring a bucket
@@ -298,8 +297,7 @@ def bench(url: str | None, *, advance: Callable[[int], object]) -> dict[str, Any
 
 async def _clean(store: Store, prefix: str) -> tuple[int, int]:
     """Remove what was written, and return how many objects are gone, and how many are left."""
-    async with listing(store, prefix) as objects:
-        names = [info.key async for info in objects]
+    names = [info.key async for info in store.list(prefix)]
     for gone, name in enumerate(names):
         try:
             await store.delete(name)

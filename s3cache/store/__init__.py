@@ -13,6 +13,7 @@ from s3cache.store._base import (
     AcceptSize,
     BreakingStore,
     Buffer,
+    MemoryStore,
     MeteredStore,
     NotAccepted,
     ObjectInfo,
@@ -23,24 +24,23 @@ from s3cache.store._base import (
     WrapperStore,
     check_key,
     is_key,
-    listing,
+    os_errors,
 )
-from s3cache.store._directory import (
-    Directory,
+from s3cache.store._file import Directory, FileStore, ObjectFiles, mark_used
+from s3cache.store._private import (
     check_way,
     is_writable_by_others,
     make_parents,
-    os_errors,
     private_directory,
 )
-from s3cache.store._file import FileStore, MemoryStore, ObjectFiles, mark_used
 from s3cache.store._s3 import S3Store
 from s3cache.store._s3_client import credentials_source
-from s3cache.store._s3_options import S3Options, StoreOptions
 from s3cache.store._url import (
     STORE_OPTIONS,
     FileLocation,
     MemoryLocation,
+    S3Options,
+    StoreOptions,
     open_store,
     parse_url,
 )
@@ -73,7 +73,6 @@ __all__ = [
     "credentials_source",
     "is_key",
     "is_writable_by_others",
-    "listing",
     "make_parents",
     "mark_used",
     "open_store",

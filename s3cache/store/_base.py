@@ -1,7 +1,7 @@
-"""The store protocol, one small async interface for bytes under keys, and its wrappers.
+"""The store protocol, a store in memory, and the wrappers that add retries, metrics or a breaker.
 
-Every store (memory, directory, S3) and every wrapper implements :class:`Store`, promises the same
-things and passes the same contract suite. The wrappers nest in this order::
+Every store and every wrapper promises what :class:`Store` says and passes the same contract suite.
+The wrappers nest in this order::
 
     BreakingStore(RetryingStore(MeteredStore(store), retry_policy), breaker)
 
@@ -12,19 +12,25 @@ cancellation, which says nothing about the server, and a server that hangs must 
 from __future__ import annotations
 
 import asyncio
-import copy
+import contextlib
+import errno
+import random
 import re
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args, overload, runtime_checkable
 
 from s3cache.errors import (
+    AccessDeniedError,
     CircuitOpenError,
     ConfigError,
+    MissingContainerError,
+    NoSpaceError,
+    PermanentError,
     PreconditionError,
+    ReadOnlyError,
     StoreError,
     TransientError,
 )
@@ -44,8 +50,6 @@ _T = TypeVar("_T")
 # S3 allows 1,024 bytes for prefix and key together:
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html
 MAX_KEY_BYTES = 900
-# What S3 returns for one ListObjectsV2 request.
-PAGE_OBJECTS = 1_000
 
 # Each segment is a file name that no file system folds into another one.
 _SEGMENT = "[a-z0-9_=-][a-z0-9_.=-]{0,199}"
@@ -81,6 +85,29 @@ def check_range(start: int, length: int) -> None:
         )
 
 
+_OS_ERRORS: Mapping[type[StoreError], str] = {
+    NoSpaceError: "ENOSPC EDQUOT EFBIG",
+    ReadOnlyError: "EROFS",
+    AccessDeniedError: "EACCES EPERM",
+    MissingContainerError: "ENOENT ENOTDIR",
+    TransientError: "EIO EAGAIN EBUSY EMFILE ENFILE ENOLCK ESTALE ETIMEDOUT",
+}
+
+
+@contextlib.contextmanager
+def os_errors(op: str, where: str, key: str = "") -> Iterator[None]:
+    """Turn any ``OSError`` of the block into the :class:`StoreError` that fits its ``errno``."""
+    try:
+        yield
+    except OSError as exc:
+        name = errno.errorcode.get(exc.errno or 0)
+        kinds = (kind for kind, names in _OS_ERRORS.items() if name in names.split())
+        message = exc.strerror or str(exc)
+        if exc.filename:
+            message += f" ({exc.filename!r})"
+        raise next(kinds, PermanentError)(message, op=op, store=where, key=key) from exc
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """What a store knows about one object without reading it."""
@@ -113,6 +140,9 @@ class Store(Protocol):
     def url(self) -> str:
         """Where this store is, for messages: no credentials in it."""
         ...
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
 
     # An implementation needs no overloads if it is annotated to return Any.
     @overload
@@ -167,10 +197,25 @@ class Store(Protocol):
         """Remove the object; no error where there is none."""
         ...
 
-    def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield all objects with keys below ``prefix`` (a string, not a path), in any order.
 
         Those written or deleted meanwhile may be missing; names that are no keys are not listed.
+        """
+        after = None
+        while True:
+            infos, after = await self.list_page(prefix, after)
+            for info in infos:
+                yield info
+            if after is None:
+                return
+
+    async def list_page(
+        self, prefix: str, after: str | None = None
+    ) -> tuple[Sequence[ObjectInfo], str | None]:
+        """Return some of what :meth:`list` yields, and from where the next page goes on.
+
+        ``after`` is what came with the page before. The last page comes with None.
         """
         ...
 
@@ -182,25 +227,65 @@ class Store(Protocol):
         """Connect before the first call needs it; does nothing where there is nothing to open."""
         return
 
-    def written_as(self, note: bytes) -> Store:
-        """Return this store with objects written as another process's ``note`` says.
-
-        Raises:
-            ConfigError: the note cannot be followed here.
-        """
-        return self
-
     async def aclose(self) -> None:
         """Release connections and files. Calling it twice does nothing."""
         return
+
+
+class MemoryStore(Store):
+    """A store in this process's memory, for tests and trials; closed, it keeps its objects."""
+
+    def __init__(self, name: str = "") -> None:
+        self._url = f"memory://{name}"
+        self._objects: dict[str, tuple[bytes, float]] = {}
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
+        data, _ = self._objects.get(check_key(key), (None, 0.0))
+        if data is None or accept_size is None or accept_size(len(data)):
+            return data
+        return NotAccepted(len(data))
+
+    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
+        check_range(start, length)
+        data, _ = self._objects.get(check_key(key), (None, 0.0))
+        return None if data is None else data[start : start + length]
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        data, modified = self._objects.get(check_key(key), (None, 0.0))
+        return None if data is None else ObjectInfo(key, len(data), modified)
+
+    async def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        mode: PutMode = "overwrite",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        if check_key(key) in self._objects and mode == "create":
+            raise PreconditionError("exists already", op="put", store=self._url, key=key)
+        self._objects[key] = (bytes(data), time.time())
+
+    async def delete(self, key: str) -> None:
+        self._objects.pop(check_key(key), None)
+
+    async def list_page(
+        self, prefix: str, after: str | None = None
+    ) -> tuple[Sequence[ObjectInfo], str | None]:
+        objects = self._objects.items()
+        infos = [ObjectInfo(key, len(data), modified) for key, (data, modified) in objects]
+        return [info for info in infos if info.key.startswith(prefix)], None
 
 
 class WrapperStore(Store):
     """Passes every call on to ``inner``; closing the wrapper closes ``inner``.
 
     A wrapper overrides :meth:`_around` for calls of any kind, and a verb's own method for that one.
-    Each page of 1,000 objects of a listing is a call; one that is made again lists from the start
-    and passes over what was listed before.
+    Each page of a listing is a call.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -237,39 +322,10 @@ class WrapperStore(Store):
     async def delete(self, key: str) -> None:
         await self._around("delete", key, lambda: self.inner.delete(key))
 
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        items: AsyncIterator[ObjectInfo] | None = None
-        seen: set[str] = set()
-        page: list[ObjectInfo] = []  # of which an attempt that failed has fetched a part
-
-        async def fill() -> bool:
-            """Fetch what the page lacks, from the start again after a failure; is it the last?"""
-            nonlocal items
-            if items is None:
-                items = self.inner.list(prefix)
-            try:
-                while len(page) < PAGE_OBJECTS:
-                    if (info := await anext(items, None)) is None:
-                        return True
-                    if info.key not in seen:
-                        seen.add(info.key)
-                        page.append(info)
-            except BaseException:
-                failed, items = items, None
-                await _close_listing(failed)
-                raise
-            return False
-
-        try:
-            is_last = False
-            while not is_last:
-                is_last = await self._around("list", prefix, fill)
-                for info in page:
-                    yield info
-                page.clear()
-        finally:
-            if items is not None:
-                await _close_listing(items)
+    async def list_page(
+        self, prefix: str, after: str | None = None
+    ) -> tuple[Sequence[ObjectInfo], str | None]:
+        return await self._around("list", prefix, lambda: self.inner.list_page(prefix, after))
 
     async def atomic_create(self) -> bool:
         return await self._around("atomic_create", "", self.inner.atomic_create)
@@ -277,30 +333,8 @@ class WrapperStore(Store):
     async def connect(self) -> None:
         await self.inner.connect()
 
-    def written_as(self, note: bytes) -> Store:
-        """Return a wrapper of the same kind, with the same state, over ``inner.written_as``."""
-        other = copy.copy(self)
-        other.inner = self.inner.written_as(note)
-        return other
-
     async def aclose(self) -> None:
         await self.inner.aclose()
-
-
-@asynccontextmanager
-async def listing(store: Store, prefix: str) -> AsyncGenerator[AsyncIterator[ObjectInfo], None]:
-    """Give the block ``store.list(prefix)``, and close it: it may hold a connection open."""
-    items = store.list(prefix)
-    try:
-        yield items
-    finally:
-        await _close_listing(items)
-
-
-async def _close_listing(items: AsyncIterator[ObjectInfo]) -> None:
-    aclose = getattr(items, "aclose", None)  # which the protocol does not promise
-    if aclose is not None:
-        await aclose()
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,53 +368,37 @@ class RetryingStore(WrapperStore):
     """
 
     def __init__(self, inner: Store, policy: RetryPolicy) -> None:
-        # Not with the package: it takes as long as all of it.
-        from tenacity import (
-            AsyncRetrying,
-            retry_if_exception,
-            stop_after_attempt,
-            stop_before_delay,
-            wait_random_exponential,
-        )
-
         super().__init__(inner)
         self.policy = policy
-        self._retrying = AsyncRetrying(
-            retry=retry_if_exception(_may_pass),
-            stop=stop_after_attempt(policy.attempts) | stop_before_delay(policy.total_timeout_s),
-            wait=wait_random_exponential(multiplier=policy.base_delay_s, max=policy.max_delay_s),
-            before_sleep=lambda state: logger.info(
-                "%s; it is tried again", state.outcome and state.outcome.exception()
-            ),
-            reraise=True,
-        )
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
-        started = time.monotonic()
-        attempts = 0
-
-        async def attempt() -> _T:
-            nonlocal attempts
-            attempts += 1
-            left_s = started + self.policy.total_timeout_s - time.monotonic()
-            timeout_s = min(self.policy.attempt_timeout_s, left_s)
+        policy, started, attempt = self.policy, time.monotonic(), 0
+        while True:
+            attempt += 1
+            left_s = started + policy.total_timeout_s - time.monotonic()
+            timeout_s = max(min(policy.attempt_timeout_s, left_s), 0.0)
             try:
                 if sys.version_info >= (3, 11):
                     async with asyncio.timeout(timeout_s):  # unlike wait_for, it makes no task
                         return await call()
                 return await asyncio.wait_for(call(), timeout_s)
             except asyncio.TimeoutError:
-                problem = f"no answer within {max(timeout_s, 0.0):.3g} s"
-                raise TransientError(problem, op=verb, store=self.url, key=key) from None
-
-        try:
-            # A copy, as it keeps the state of its current iteration in a threading.local, which
-            # tasks on one loop would share.
-            return await self._retrying.copy()(attempt)
-        except StoreError as error:
-            error.attempts = attempts
-            error.elapsed_s = time.monotonic() - started
-            raise
+                problem = f"no answer within {timeout_s:.3g} s"
+                error: StoreError = TransientError(problem, op=verb, store=self.url, key=key)
+            except StoreError as exc:
+                error = exc
+            error.attempts, error.elapsed_s = attempt, time.monotonic() - started
+            most_s = min(policy.base_delay_s * 2 ** min(attempt - 1, 64), policy.max_delay_s)
+            pause_s = random.uniform(0, most_s)  # noqa: S311 - guards nothing
+            may_pass = isinstance(error, TransientError) and not isinstance(error, CircuitOpenError)
+            is_over = error.elapsed_s + pause_s >= policy.total_timeout_s
+            if not may_pass or is_over or attempt >= policy.attempts:
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback leads here: no cycle
+            logger.info("%s; it is tried again", error)
+            await asyncio.sleep(pause_s)
 
     async def put(self, key: str, data: Buffer, **options: Any) -> None:
         tried_before = False
@@ -402,10 +420,6 @@ class RetryingStore(WrapperStore):
         if there is None or isinstance(there, NotAccepted):
             return False
         return bytes(there) == bytes(data)
-
-
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, TransientError) and not isinstance(error, CircuitOpenError)
 
 
 class BreakingStore(WrapperStore):

@@ -1,4 +1,4 @@
-"""Objects as files below one private directory, the store that they make, and one in memory.
+"""Objects as files below one private directory, and the store that they make.
 
 Layout, every name below ``root``::
 
@@ -17,13 +17,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from s3cache.errors import ConfigError, PreconditionError, ReadOnlyError
@@ -37,20 +38,159 @@ from s3cache.store._base import (
     check_key,
     check_range,
     is_key,
+    os_errors,
 )
-from s3cache.store._directory import Directory, make_parents, os_errors
-from s3cache.util.threads import DeadlineExecutor
+from s3cache.store._private import is_writable_by_others, make_parents
+from s3cache.util.threads import DeadlineExecutor, close_unshared, open_unshared
 
 _T = TypeVar("_T")
 
-_OBJECTS = ("objects",)
-_STAGING = ("staging",)
 _SWEPT_AFTER_S = 3_600.0
 
 # The time limit of a FileStore, in those of a local disk, and a second more for so many bytes.
 _TIMES_AS_LONG = 3
 _BYTES_A_SECOND = 8 << 20
 _MAX_TRANSFER_S = 600.0
+
+# -- directories
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Directory:
+    """An open directory that only its owner, us, can write in; closed with its last reference.
+
+    It is checked when it is opened, and worked in by ``fd``, also after it is renamed or replaced.
+    Code that uses ``fd`` keeps a reference until the call has returned.
+    """
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd
+        self.path = path
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            os.close(self.fd)
+
+    @classmethod
+    def at(cls, path: str, *, make: bool = False) -> Directory:
+        """Open the directory at ``path``, made with mode 0700 if missing and ``make`` is set.
+
+        Raises:
+            ConfigError: it is a symbolic link, no directory, another user's, or writable by
+                others; or anybody may rename what is in a directory above it.
+        """
+        if make:
+            make_parents(path)
+        directory = cls._open(path, path, None, make)
+        above = os.path.realpath(path)
+        while above != (above := os.path.dirname(above)):
+            mode = stat.S_IMODE(os.stat(above).st_mode)
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                raise ConfigError(
+                    f"directory {path}",
+                    f"lies in {above}, in which anybody may rename it (mode {mode:04o})",
+                    f"run: chmod o-w {above}, or chmod +t {above}",
+                )
+        return directory
+
+    def enter(self, name: str, *, make: bool = False) -> Directory:
+        """Open the directory called ``name`` in this one, made if missing and ``make`` is set.
+
+        Raises:
+            ConfigError: it is a symbolic link, another user's, or writable by others.
+        """
+        return self._open(name, f"{self.path}/{name}", self.fd, make)
+
+    @classmethod
+    def _open(cls, name: str, path: str, dir_fd: int | None, make: bool) -> Directory:
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=dir_fd)
+        try:
+            fd = os.open(name, _FLAGS, dir_fd=dir_fd)
+        except OSError as exc:
+            if exc.errno in (errno.ELOOP, errno.ENOTDIR):
+                status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+                if dir_fd is None or make or stat.S_ISLNK(status.st_mode):
+                    _check_directory(status, path)
+            raise
+        directory = cls(fd, path)
+        _check_directory(os.fstat(fd), path)
+        return directory
+
+    @contextlib.contextmanager
+    def scan(self) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """Give the block the directory's entries."""
+        # Of a descriptor, two concurrent readers would get some of the entries each.
+        fd = os.open(".", _FLAGS, dir_fd=self.fd)
+        try:
+            with os.scandir(fd) as entries:
+                yield entries
+        finally:
+            os.close(fd)
+
+    def names(self) -> list[str]:
+        """Return the names of all that is in it."""
+        with self.scan() as entries:
+            return [entry.name for entry in entries]
+
+    def open_private(self, name: str, flags: int) -> int:
+        """Open a file that only this user's caches write; ``close_unshared`` closes it.
+
+        What was planted under its name while others could write here is removed: its owner may
+        change it, or it leads our writes elsewhere. So ``flags`` must not have ``O_TRUNC``.
+        """
+        while True:
+            try:
+                fd = open_unshared(name, flags | os.O_NONBLOCK, dir_fd=self.fd)
+                status = os.fstat(fd)
+                if _is_object(status) and status.st_nlink <= 1:  # 0: it was just removed
+                    return fd
+                close_unshared(fd)
+            except OSError as exc:
+                if exc.errno not in (errno.ELOOP, errno.ENXIO):  # a link or a socket
+                    raise
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self.fd)
+
+    def try_lock(self, name: str) -> int | None:
+        """Open and lock a private file, made if missing; return None if another process has it.
+
+        ``close_unshared`` unlocks it.
+        """
+        fd = self.open_private(name, os.O_RDWR | os.O_CREAT)
+        is_ours = False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.fstat(fd).st_nlink > 0  # else it was removed: others use a new one
+        except BlockingIOError:
+            pass
+        finally:
+            if not is_ours:
+                close_unshared(fd)
+        return fd if is_ours else None
+
+
+def _check_directory(status: os.stat_result, path: str) -> None:
+    problem = fix = ""
+    if stat.S_ISLNK(status.st_mode):
+        problem, fix = "is a symbolic link", "give the directory it points to"
+    elif not stat.S_ISDIR(status.st_mode):
+        problem, fix = "is no directory", "remove the file or give another path"
+    elif status.st_uid != os.geteuid():
+        problem = f"belongs to user id {status.st_uid}, not to {os.geteuid()}"
+        fix = "give a directory of your own"
+    elif status.st_mode & 0o022 and is_writable_by_others(status):
+        problem = f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
+        fix = f"run: chmod go-w {path}"
+    if problem:
+        raise ConfigError(f"directory {path}", problem, fix)
+
+
+# -- objects
 
 
 class ObjectFiles:
@@ -59,9 +199,8 @@ class ObjectFiles:
     A missing ``root`` is made with mode 0700, and its parents with 0755 at most.
 
     Raises:
-        ConfigError: ``root``, or what belongs in it, is a symbolic link, no directory, another
-            user's, or writable by group or others; or anybody may rename what is in a directory
-            above it. A user who can write there can run code in every reader.
+        ConfigError: another user can write in ``root`` or exchange it, and so run code in every
+            reader; see :meth:`Directory.at`.
         StoreError: it cannot be created.
     """
 
@@ -70,94 +209,62 @@ class ObjectFiles:
         self.url = f"file://{quote(self.root)}"
         self._root: Directory | None = None
         with os_errors("open", self.url):
-            if create:
-                self.ensure()
-            else:
-                self._enter(())
+            for name in ("objects", "staging") if create else ():
+                self.directory(name, make=True)
+            self.directory()
+        if create:
+            with contextlib.suppress(ReadOnlyError):  # it can be read all the same
+                self.sweep()
 
-    def ensure(self) -> None:
-        """Make the root and what belongs in it, as far as it is missing; check that it is ours."""
-        for names in (_OBJECTS, _STAGING):
-            self._enter(names, make=True)
-
-    def directory(self, name: str = "", *, make: bool = False) -> Directory:
-        """Return the root, or a directory in it, to work in by its descriptor.
-
-        Raises:
-            FileNotFoundError: it is missing, and ``make`` is not set.
-            ConfigError: it is not ours alone.
-        """
-        return self._enter((name,) if name else (), make=make)
-
-    def _enter(self, names: Iterable[str], *, make: bool = False) -> Directory:
+    def directory(self, *names: str, make: bool = False) -> Directory:
+        """Return the root, or a directory in it, to work in by its descriptor."""
         # The root stays open, wherever it is moved; if it was removed another one is looked for.
         directory = self._root
         if directory is None or not os.fstat(directory.fd).st_nlink:
-            if make:
-                make_parents(self.root)
             directory = self._root = Directory.at(self.root, make=make)
         for name in names:
             directory = directory.enter(name, make=make)
         return directory
 
-    def _at(self, key: str, act: Callable[[Directory, str], _T]) -> _T:
-        """Return what ``act`` does with the directory and the name of the object's file."""
-        parents, name = _names(key)
-        return act(self._enter(parents), name)
-
     # -- reading
 
-    def path(self, key: str) -> str:
-        """Return the file that holds (or would hold) ``key``."""
-        parents, name = _names(key)
-        return os.path.join(self.root, *parents, name)
+    def read(
+        self, key: str, start: int = 0, length: int | None = None, *, is_use: bool = False
+    ) -> bytes | None:
+        """Return the object's bytes, or ``length`` of them from ``start``; None if absent.
 
-    def read(self, key: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """Return the object's bytes, or ``length`` of them from ``start``; None if absent."""
+        With ``is_use`` the object is marked as used just now.
+        """
+        check_key(key)
         if length is not None:
             check_range(start, length)
-
-        def read(fd: int, size: int) -> bytes:
-            left = max(size - start, 0)
-            return _read(fd, left if length is None else min(length, left), start)
-
-        return self._with_file(key, read)
-
-    def read_if(self, key: str, at_most: int) -> bytes | NotAccepted | None:
-        """Return the object's bytes if they are no more than ``at_most``; None if absent."""
-        return self._with_file(
-            key, lambda fd, size: NotAccepted(size) if size > at_most else _read(fd, size)
-        )
-
-    def use(self, key: str) -> bytes | None:
-        """Return what :meth:`read` does, and mark the object as used just now."""
-
-        def read(fd: int, size: int) -> bytes:
-            data = _read(fd, size)
-            # On a disk that became read-only the bytes are good all the same.
-            with contextlib.suppress(OSError):
-                mark_used(fd)
-            return data
-
-        return self._with_file(key, read)
-
-    def _with_file(self, key: str, act: Callable[[int, int], _T]) -> _T | None:
-        """Return what ``act`` makes of the descriptor of the object's file and its size."""
-        check_key(key)
+        parents, name = _names(key)
+        data = None
         with os_errors("get", self.url, key), _absent_is_fine():
-            fd = self._at(key, _open_to_read)
+            # Do not wait for the other end of a pipe that was put there.
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            directory = self.directory(*parents)
+            fd = os.open(name, flags, dir_fd=directory.fd)
             try:
                 status = os.fstat(fd)
-                return act(fd, status.st_size) if _is_object(status) else None
+                if _is_object(status):
+                    left = max(status.st_size - start, 0)
+                    data = _read(fd, left if length is None else min(length, left), start)
+                    if is_use:
+                        # On a disk that became read-only the bytes are good all the same.
+                        with contextlib.suppress(OSError):
+                            mark_used(fd)
             finally:
                 os.close(fd)
-        return None
+        return data
 
     def stat(self, key: str) -> ObjectInfo | None:
         """Return the object's size and time of last change, or None if absent."""
         check_key(key)
+        parents, name = _names(key)
         with os_errors("head", self.url, key), _absent_is_fine():
-            status = self._at(key, _stat)
+            directory = self.directory(*parents)
+            status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
             if _is_object(status):
                 return ObjectInfo(key, status.st_size, status.st_mtime)
         return None
@@ -167,45 +274,44 @@ class ObjectFiles:
         above, slash, _ = prefix.rpartition("/")
         if above and not is_key(above):
             return
-        names = [f"{segment}+" for segment in above.split("/") if segment]
+        parents, _ = _names(above + slash)
         with os_errors("list", self.url, prefix), _absent_is_fine():
-            yield from _walk(self._enter((*_OBJECTS, *names)), above + slash, prefix)
+            yield from _walk(self.directory(*parents), above + slash, prefix)
 
     # -- writing
 
-    def write(self, key: str, data: Buffer) -> None:
-        """Write or replace the object, atomically; bytes and name have reached the disk then."""
-        with self.staged(key, data, durable=True) as staged:
-            self._place(staged, key, os.replace, durable=True)
+    def write(self, key: str, data: Buffer, *, create: bool = False) -> None:
+        """Write or replace the object, atomically; bytes and name have reached the disk then.
 
-    def create(self, key: str, data: Buffer) -> None:
-        """Write the object durably unless it exists; exactly one of several creators wins.
+        With ``create`` exactly one of several writers wins.
 
         Raises:
-            PreconditionError: the object exists; it was left alone.
+            PreconditionError: with ``create``, the object exists; it was left alone.
         """
         with self.staged(key, data, durable=True) as staged:
             try:
-                # Unlike rename, link refuses an existing name, on NFS too.
-                self._place(staged, key, os.link, durable=True)
+                self.place(staged, key, create=create)
             except FileExistsError:
                 problem = "already exists"
                 raise PreconditionError(problem, op="put", store=self.url, key=key) from None
-            os.unlink(staged.name, dir_fd=staged.directory.fd)
+            parents, _ = _names(key)
+            for depth in range(len(parents), -1, -1):  # those above may be new
+                directory = self.directory(*parents[:depth])
+                os.fsync(directory.fd)  # fdatasync need not: a directory's size counts no names
 
     def delete(self, key: str) -> None:
         """Remove the object, if there is one."""
         check_key(key)
+        parents, name = _names(key)
         with os_errors("delete", self.url, key), _absent_is_fine():
-            self._at(key, lambda directory, name: os.unlink(name, dir_fd=directory.fd))
+            directory = self.directory(*parents)
+            os.unlink(name, dir_fd=directory.fd)
 
     def move(self, key: str, target: Directory, name: str) -> None:
         """Move the object to another directory, in which it is called ``name``."""
-
-        def replace(directory: Directory, file: str) -> None:
-            os.replace(file, name, src_dir_fd=directory.fd, dst_dir_fd=target.fd)
-
-        self._at(key, replace)
+        parents, file = _names(key)
+        directory = self.directory(*parents)
+        os.replace(file, name, src_dir_fd=directory.fd, dst_dir_fd=target.fd)
 
     @contextlib.contextmanager
     def staged(self, key: str, data: Buffer, *, durable: bool) -> Iterator[Staged]:
@@ -215,7 +321,7 @@ class ObjectFiles:
         """
         check_key(key)
         with os_errors("put", self.url, key):
-            directory, name = self._enter(_STAGING, make=True), secrets.token_hex(8)
+            directory, name = self.directory("staging", make=True), secrets.token_hex(8)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             staged = Staged(directory, name, os.open(name, flags, 0o600, dir_fd=directory.fd))
             try:
@@ -233,39 +339,26 @@ class ObjectFiles:
             finally:
                 os.close(staged.fd)
 
-    def rename(self, staged: Staged, key: str) -> None:
-        """Move a staged file to its place, making directories as needed."""
-        self._place(staged, key, os.replace)
-
-    def _place(
-        self, staged: Staged, key: str, move: Callable[..., None], *, durable: bool = False
-    ) -> None:
+    def place(self, staged: Staged, key: str, *, create: bool = False) -> None:
+        """Move a staged file to its place; with ``create``, the object must not exist."""
         parents, name = _names(key)
-        depths = range(len(parents), len(parents) - 1, -1)
-        try:
-            directory = self._enter(parents)
-        except FileNotFoundError:
-            directory = self._enter(parents, make=True)
-            depths = range(len(parents), -1, -1)  # those above may be new
-        source = staged.directory
+        source, directory = staged.directory, self.directory(*parents, make=True)
+        # Unlike rename, link refuses an existing name, on NFS too.
+        move = os.link if create else os.replace
         move(staged.name, name, src_dir_fd=source.fd, dst_dir_fd=directory.fd)
-        for depth in depths if durable else ():
-            directory = self._enter(parents[:depth])
-            os.fsync(directory.fd)  # fdatasync need not: a directory's size does not count names
+        if create:
+            os.unlink(staged.name, dir_fd=source.fd)
 
-    def sweep(self) -> int:
-        """Remove what killed writers left in staging; return how many files."""
-        removed = 0
+    def sweep(self) -> None:
+        """Remove what killed writers left in staging."""
         with os_errors("sweep", self.url), _absent_is_fine():
-            directory = self._enter(_STAGING)
+            directory = self.directory("staging")
             with directory.scan() as entries:
                 for entry in entries:
                     with _absent_is_fine():
                         changed = entry.stat(follow_symlinks=False).st_mtime
                         if time.time() - changed > _SWEPT_AFTER_S:
                             os.unlink(entry.name, dir_fd=directory.fd)
-                            removed += 1
-        return removed
 
 
 class Staged(NamedTuple):
@@ -286,7 +379,7 @@ def mark_used(fd: int) -> None:
 def _names(key: str) -> tuple[list[str], str]:
     """Return the names of the directories that hold the object below the root, and of its file."""
     *parents, name = key.split("/")
-    return [*_OBJECTS, *(f"{parent}+" for parent in parents)], name
+    return ["objects", *(f"{parent}+" for parent in parents)], name
 
 
 def _walk(directory: Directory, done: str, prefix: str) -> Iterator[ObjectInfo]:
@@ -300,23 +393,9 @@ def _walk(directory: Directory, done: str, prefix: str) -> Iterator[ObjectInfo]:
                     yield from _walk(directory.enter(name), key, prefix)
             elif key.startswith(prefix) and is_key(key):
                 with _absent_is_fine():
-                    if _is_object(status := _stat(directory, name)):
+                    status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+                    if _is_object(status):
                         yield ObjectInfo(key, status.st_size, status.st_mtime)
-
-
-def _open_to_read(directory: Directory, name: str) -> int:
-    try:
-        # Do not wait for the other end of a pipe that was put there.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        return os.open(name, flags, dir_fd=directory.fd)
-    except OSError as exc:
-        if exc.errno == errno.ELOOP:  # a symbolic link is no object
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name) from exc
-        raise
-
-
-def _stat(directory: Directory, name: str) -> os.stat_result:
-    return os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
 
 
 def _is_object(status: os.stat_result) -> bool:
@@ -324,8 +403,13 @@ def _is_object(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def _absent_is_fine() -> contextlib.suppress:
-    return contextlib.suppress(FileNotFoundError, NotADirectoryError)
+@contextlib.contextmanager
+def _absent_is_fine() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # a link is no object
+            raise
 
 
 def _read(fd: int, size: int, start: int = 0) -> bytes:
@@ -354,38 +438,27 @@ class FileStore(Store):
         self._executor = DeadlineExecutor.of(os.path.abspath(os.fspath(root)))
         self._is_closed = False
 
-        def open_files() -> ObjectFiles:
-            files = ObjectFiles(root, create=create)
-            with contextlib.suppress(ReadOnlyError):  # it can be read all the same
-                files.sweep()
-            return files
-
         try:
-            self._files = self._executor.call(open_files)
+            self._files = self._executor.call(lambda: ObjectFiles(root, create=create))
         except BaseException:
             self._executor.release()
             raise
-
-    def __repr__(self) -> str:
-        return f"FileStore({self.url!r})"
 
     @property
     def url(self) -> str:
         return self._files.url
 
-    @overload
-    async def get(self, key: str) -> bytes | None: ...
-    @overload
-    async def get(self, key: str, accept_size: AcceptSize | None) -> bytes | NotAccepted | None: ...
     async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
         if accept_size is None:
             return await self._call(lambda: self._files.read(key))
-        accepted = 0
-        while True:  # once more where a larger one takes the object's place meanwhile
-            answer = await self._call(partial(self._files.read_if, key, accepted), size=accepted)
-            if not isinstance(answer, NotAccepted) or not accept_size(answer.size):
-                return answer
-            accepted = answer.size
+        while (info := await self.head(key)) is not None:
+            size = info.size
+            if not accept_size(size):
+                return NotAccepted(size)
+            data = await self._call(partial(self._files.read, key, 0, size + 1), size=size)
+            if data is None or len(data) <= size:  # else a larger one has taken its place
+                return data
+        return None
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
         return await self._call(lambda: self._files.read(key, start, length), size=length)
@@ -401,15 +474,16 @@ class FileStore(Store):
         mode: PutMode = "overwrite",
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        write = self._files.create if mode == "create" else self._files.write
-        await self._call(lambda: write(key, data), size=memoryview(data).nbytes)
+        write = partial(self._files.write, key, data, create=mode == "create")
+        await self._call(write, size=memoryview(data).nbytes)
 
     async def delete(self, key: str) -> None:
         await self._call(lambda: self._files.delete(key))
 
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        for info in await self._call(lambda: list(self._files.walk(prefix))):
-            yield info
+    async def list_page(
+        self, prefix: str, after: str | None = None
+    ) -> tuple[Sequence[ObjectInfo], str | None]:
+        return await self._call(lambda: list(self._files.walk(prefix))), None
 
     async def aclose(self) -> None:
         if not self._is_closed:
@@ -421,53 +495,3 @@ class FileStore(Store):
         more_s = (_TIMES_AS_LONG - 1) * self._executor.limit_s
         more_s += min(size / _BYTES_A_SECOND, _MAX_TRANSFER_S)
         return await asyncio.to_thread(self._executor.call, work, more_s=more_s)
-
-
-class MemoryStore(Store):
-    """A store in this process's memory, for tests and trials; closed, it keeps its objects."""
-
-    def __init__(self, name: str = "") -> None:
-        self._url = f"memory://{name}"
-        self._objects: dict[str, tuple[bytes, float]] = {}
-
-    def __repr__(self) -> str:
-        return f"MemoryStore({self._url!r})"
-
-    @property
-    def url(self) -> str:
-        return self._url
-
-    async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
-        data, _ = self._objects.get(check_key(key), (None, 0.0))
-        if data is None or accept_size is None or accept_size(len(data)):
-            return data
-        return NotAccepted(len(data))
-
-    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        check_range(start, length)
-        data, _ = self._objects.get(check_key(key), (None, 0.0))
-        return None if data is None else data[start : start + length]
-
-    async def head(self, key: str) -> ObjectInfo | None:
-        data, modified = self._objects.get(check_key(key), (None, 0.0))
-        return None if data is None else ObjectInfo(key, len(data), modified)
-
-    async def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        mode: PutMode = "overwrite",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        if check_key(key) in self._objects and mode == "create":
-            raise PreconditionError("exists already", op="put", store=self._url, key=key)
-        self._objects[key] = (bytes(data), time.time())
-
-    async def delete(self, key: str) -> None:
-        self._objects.pop(check_key(key), None)
-
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        for key, (data, modified) in tuple(self._objects.items()):
-            if key.startswith(prefix):
-                yield ObjectInfo(key, len(data), modified)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Literal, TypeAlias, TypeVar
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from s3cache.errors import AccessDeniedError, PreconditionError, StoreError
+from s3cache.errors import (
+    AccessDeniedError,
+    PermanentError,
+    PreconditionError,
+    StoreError,
+    TransientError,
+)
 from s3cache.store._base import (
     AcceptSize,
     Buffer,
+    NotAccepted,
     ObjectInfo,
     PutMode,
     Store,
@@ -19,34 +26,21 @@ from s3cache.store._base import (
     check_range,
     is_key,
 )
-from s3cache.store._s3_bodies import (
-    GetRange,
-    S3Body,
-    read_range,
-    read_whole,
-    require_stored,
-    write_parts,
-)
-from s3cache.store._s3_client import Clients
-from s3cache.store._s3_errors import (
-    error_status,
-    is_absent,
-    not_an_s3_answer,
-    refuses_condition,
-    translate,
-)
-from s3cache.store._s3_options import S3Options
+from s3cache.store._s3_client import CHUNK_BYTES, Clients
+from s3cache.store._s3_errors import error_status, is_absent, refuses_condition, translate
+
+if TYPE_CHECKING:
+    from s3cache.store._url import S3Options
 
 _T = TypeVar("_T")
 
-_ABORT_TIMEOUT_S = 5.0
-# An answer to ListObjectsV2 has some of them, even where there is no object.
-_LISTING_FIELDS = ("IsTruncated", "KeyCount", "Name", "Contents")
+# Enough to fill a connection-limited link, few enough to leave small requests their share.
+_PARTS_AT_ONCE = 8
+_CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
 
-# The name of the object that the server is asked with, under the store's prefix.
+# The name of the object that the server is asked with, under the store's prefix. It is no key.
 _PROBE_NAME = ".s3cache-probe"
 _PROBE_TEXT = b"s3cache asks with this object whether the server honours If-None-Match: *\n"
-_Condition: TypeAlias = Literal["honoured", "ignored", "assumed"]
 
 
 class S3Store(Store):
@@ -58,9 +52,7 @@ class S3Store(Store):
 
     The server verifies the SHA-256 of every uploaded body, as it is part of the signature. A
     download is one version of an object: parts of two versions are never joined. Large objects are
-    read in parallel ranges, and written in parallel parts; but with ``put(mode="create")`` in one
-    request, which holds 5 GiB at most, where CompleteMultipartUpload ignores the condition (all
-    but AWS and MinIO).
+    read in parallel ranges. An object is written by one request, which holds 5 GiB at most.
 
     With ``conditional_create="auto"`` the first ``put(mode="create")`` writes a marker named
     ``.s3cache-probe``, which is no key, under the prefix to learn whether the server honours
@@ -75,11 +67,9 @@ class S3Store(Store):
         self._url = options.url
         self._prefix = f"{options.prefix}/" if options.prefix else ""
         self._clients = Clients(options)
-        self._describe_requests(options)
-        # Unlike a key's, its name begins with a dot.
-        self._probe = _ServerProbe({**self._for_write, "Key": self._prefix + _PROBE_NAME})
+        self._honours_condition: bool | None = None
+        self._asking = asyncio.Lock()
 
-    def _describe_requests(self, options: S3Options) -> None:
         def given(**fields: Any) -> dict[str, Any]:
             return {name: value for name, value in fields.items() if value is not None}
 
@@ -94,23 +84,6 @@ class S3Store(Store):
             SSEKMSKeyId=options.sse_kms_key_id,
             StorageClass=options.storage_class,
         )
-
-    def written_as(self, note: bytes) -> S3Store:
-        """Return this store with objects written as another store's :attr:`S3Options.note` says.
-
-        The two share everything else; closing one closes both.
-
-        Raises:
-            ConfigError: it needs an SSE-C key that was not given here.
-        """
-        if note == self._options.note:
-            return self
-        other = copy.copy(self)
-        other._describe_requests(self._options.as_noted(note))
-        return other
-
-    def __repr__(self) -> str:
-        return f"S3Store({self._url!r})"
 
     @property
     def url(self) -> str:
@@ -131,29 +104,32 @@ class S3Store(Store):
 
     async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
         path = self._path(key)
-        return await self._call(
-            "get",
-            key,
-            lambda client: read_whole(self._ranges(client, path), self._options, accept_size),
-        )
+        return await self._call("get", key, lambda client: self._read(client, path, accept_size))
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
         path = self._path(key)
         check_range(start, length)
         if length == 0:
             return None if await self.head(key) is None else b""
-        return await self._call(
-            "get_range",
-            key,
-            lambda client: read_range(self._ranges(client, path), self._options, start, length),
-        )
+
+        async def read(client: Any) -> Buffer:
+            answer = await self._get_range(client, path, start, length)
+            if answer is None:
+                return b""
+            async with answer["Body"]:
+                total, is_range = self._total_bytes(answer)
+                data = bytearray(min(length, total - start) if is_range else total)
+                await _fill(memoryview(data), answer["Body"])
+                return data if is_range else data[start : start + length]
+
+        return await self._call("get_range", key, read)
 
     async def head(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
 
         async def head(client: Any) -> ObjectInfo:
             answer = await client.head_object(Key=path, **self._for_read)
-            return _info(key, answer, "ContentLength")
+            return ObjectInfo(key, answer["ContentLength"], answer["LastModified"].timestamp())
 
         return await self._call("head", key, head)
 
@@ -166,11 +142,18 @@ class S3Store(Store):
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         body = memoryview(data).cast("B")
-        target = {**self._for_write, "Key": self._path(key)}
-        if metadata:
-            target["Metadata"] = dict(metadata)
-        write = self._create if mode == "create" else self._write
-        await self._call("put", key, lambda client: write(client, target, body))
+        target = {**self._for_write, "Key": self._path(key), "Metadata": dict(metadata or {})}
+
+        async def put(client: Any) -> None:
+            if mode == "create":
+                if await self._may_condition(client):
+                    target["IfNoneMatch"] = "*"
+                else:
+                    await self._require_absent(client, target["Key"])
+            answer = await client.put_object(Body=_Body(body), **target)
+            _ = answer["ETag"]  # which a portal that wants a login does not give
+
+        await self._call("put", key, put)
 
     async def delete(self, key: str) -> None:
         path = self._path(key)
@@ -178,52 +161,40 @@ class S3Store(Store):
             "delete", key, lambda client: client.delete_object(Key=path, **self._common)
         )
 
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        # Consoles make an object "dir/" for a directory, which is no key.
-        request = {**self._common, "Prefix": self._prefix + prefix}
+    async def list_page(
+        self, prefix: str, after: str | None = None
+    ) -> tuple[list[ObjectInfo], str | None]:
+        path = self._prefix + prefix
+        going_on = {"ContinuationToken": after} if after else {}
 
         async def list_page(client: Any) -> tuple[list[ObjectInfo], str | None]:
-            page = await client.list_objects_v2(**request)
-            if page.keys().isdisjoint(_LISTING_FIELDS):
-                raise not_an_s3_answer("is no listing")
+            page = await client.list_objects_v2(**self._common, Prefix=path, **going_on)
             infos = [
-                _info(path[len(self._prefix) :], listed, "Size")
+                ObjectInfo(
+                    listed["Key"][len(self._prefix) :],
+                    listed["Size"],
+                    listed["LastModified"].timestamp(),
+                )
                 for listed in page.get("Contents", ())
-                # Some servers and proxies lose the request's query.
-                if (path := str(listed.get("Key"))).startswith(request["Prefix"])
+                if listed["Key"].startswith(path)  # some proxies lose the request's query
             ]
-            if not page.get("IsTruncated"):
-                return infos, None
-            token: str | None = page.get("NextContinuationToken")
-            if token in (None, request.get("ContinuationToken")):
-                raise not_an_s3_answer("does not say where the listing goes on")
-            return infos, token
+            # Consoles make an object "dir/" for a directory; that and the probe's name are no keys.
+            keys = [info for info in infos if is_key(info.key)]
+            token = page["NextContinuationToken"] if page["IsTruncated"] else None
+            if token is not None and token == after:
+                raise TransientError("the listing goes in circles; check endpoint_url")
+            return keys, token
 
-        while True:
-            page = await self._call("list", prefix, list_page)
-            assert page is not None
-            infos, token = page
-            for info in infos:
-                if is_key(info.key):  # the probe's is none
-                    yield info
-            if token is None:
-                return
-            request["ContinuationToken"] = token
+        page = await self._call("list", prefix, list_page)
+        assert page is not None
+        return page
 
     async def atomic_create(self) -> bool:
-        """Return whether the server was seen to honour ``If-None-Match: *``, and is not Swift.
+        """Return whether the server honours ``If-None-Match: *``.
 
         With ``conditional_create="native"`` it is assumed to.
         """
-        if self._options.conditional_create == "check":
-            return False
-
-        async def ask(client: Any) -> bool:
-            trusted = self._options.conditional_create == "native"
-            honoured = trusted or await self._probe.ask(client) == "honoured"
-            return honoured and not self._probe.is_swift
-
-        return bool(await self._call("atomic_create", "", ask))
+        return bool(await self._call("atomic_create", "", self._may_condition))
 
     async def aclose(self) -> None:
         """Close all connections; calls under way fail. Calling it twice does nothing."""
@@ -234,8 +205,7 @@ class S3Store(Store):
     async def _call(self, op: str, key: str, work: Callable[[Any], Awaitable[_T]]) -> _T | None:
         """Return what ``work`` makes of a client; None if the server says the object is absent."""
         try:
-            async with self._clients.use() as client:
-                return await work(client)
+            return await work(await self._clients.get())
         except Exception as error:
             if op in ("get", "get_range", "head", "delete") and is_absent(error):
                 return None
@@ -246,48 +216,41 @@ class S3Store(Store):
                 self._clients.refuse()
             if ours is error:
                 raise
-            raise ours from error
+            # Errors before an answer may repeat the URL of a proxy, with its password.
+            raise ours from (error if error_status(error) else None)
 
     def _path(self, key: str) -> str:
         return self._prefix + check_key(key)
 
-    def _ranges(self, client: Any, path: str) -> GetRange:
-        async def get(start: int, length: int) -> Mapping[str, Any] | None:
-            span = f"bytes={start}-{start + length - 1}"
-            try:
-                answer: Mapping[str, Any] = await client.get_object(
-                    Key=path, Range=span, **self._for_read
-                )
-                return answer
-            except Exception as error:
-                if error_status(error) == 416:
-                    return None
-                raise
+    # -- creating
 
-        return get
+    async def _may_condition(self, client: Any) -> bool:
+        """Return whether ``If-None-Match: *`` can be relied on; ask the server once.
 
-    # -- writing
-
-    async def _create(self, client: Any, target: dict[str, Any], body: memoryview) -> None:
-        if await self._trusts_condition(client):
-            try:
-                await self._write(client, target, body, {"IfNoneMatch": "*"})
-            except Exception as error:
-                if self._options.conditional_create == "native" or not refuses_condition(error):
-                    raise
-                self._probe.note_refusal()
-            else:
-                return
-        await self._require_absent(client, target["Key"])
-        await self._write(client, target, body)
-
-    async def _trusts_condition(self, client: Any) -> bool:
+        AWS, MinIO and Ceph RGW honour it on a write; others ignore or refuse it. Where the marker
+        may not be written it is taken to be honoured. A failure is not remembered.
+        """
         if self._options.conditional_create != "auto":
             return self._options.conditional_create == "native"
-        try:
-            return await self._probe.ask(client) != "ignored"
-        except Exception:  # noqa: BLE001 - the write meets the error again, if it persists
-            return True
+        async with self._asking:
+            if self._honours_condition is None:
+                self._honours_condition = await self._probe(client)
+            return self._honours_condition
+
+    async def _probe(self, client: Any) -> bool:
+        # The second round distinguishes a server that has just created the marker (412 now) from
+        # one that ignores the condition (200 again). Once the marker exists, one round will do.
+        marker = {**self._for_write, "Key": self._prefix + _PROBE_NAME, "IfNoneMatch": "*"}
+        for _ in range(2):
+            try:
+                await client.put_object(Body=_PROBE_TEXT, **marker)
+            except Exception as error:
+                if refuses_condition(error):
+                    return False
+                if error_status(error) in (401, 403, 409, 412):
+                    return True
+                raise
+        return False
 
     async def _require_absent(self, client: Any, path: str) -> None:
         try:
@@ -298,99 +261,126 @@ class S3Store(Store):
             raise
         raise PreconditionError("an object is already there")
 
-    async def _write(
-        self,
-        client: Any,
-        target: dict[str, Any],
-        body: memoryview,
-        condition: Mapping[str, str] = {},
-    ) -> None:
-        # Ceph RGW and others ignore the condition on CompleteMultipartUpload.
-        may_use_parts = not condition or self._probe.completes_conditionally
-        if len(body) <= self._options.multipart_bytes or not may_use_parts:
-            answer = await client.put_object(Body=S3Body(body), **target, **condition)
-            require_stored(answer)
-            self._probe.learn(answer)
-            return
-        if condition:  # S3 looks at it last, after all the bytes
-            await self._require_absent(client, target["Key"])
-        started = await client.create_multipart_upload(**target)
-        if not started.get("UploadId"):
-            raise not_an_s3_answer("does not say that an upload has begun")
-        upload = {"Key": target["Key"], "UploadId": started["UploadId"]}
+    # -- reading
+
+    async def _get_range(
+        self, client: Any, path: str, start: int, length: int
+    ) -> Mapping[str, Any] | None:
+        """Return the answer to a request for a range; None if the object ends before."""
+        span = f"bytes={start}-{start + length - 1}"
         try:
-            await write_parts(
-                client, {**upload, **self._for_read}, body, self._options.part_bytes, condition
+            answer: Mapping[str, Any] = await client.get_object(
+                Key=path, Range=span, **self._for_read
             )
-        except BaseException:
-            await self._abort(client, upload)
+            return answer
+        except Exception as error:
+            if error_status(error) == 416:
+                return None
             raise
 
-    async def _abort(self, client: Any, upload: dict[str, str]) -> None:
-        """Free the parts, as far as it goes: what is left is for the bucket's lifecycle rule."""
-        with contextlib.suppress(Exception):
-            abort = client.abort_multipart_upload(**upload, **self._common)
-            await asyncio.wait_for(abort, _ABORT_TIMEOUT_S)
+    async def _read(
+        self, client: Any, path: str, accept_size: AcceptSize | None
+    ) -> Buffer | NotAccepted:
+        """Return the object, of one version, in as many ranges as it takes."""
+        part_bytes = self._options.part_bytes
+        answer = await self._get_range(client, path, 0, part_bytes)
+        if answer is None:  # an empty object has no first byte
+            return b""
+        async with answer["Body"]:  # as aiohttp's response, which is closed if it was not read
+            total, is_range = self._total_bytes(answer)
+            if accept_size is not None and not accept_size(total):
+                return NotAccepted(total)
+            whole = bytearray(total)
+            view = memoryview(whole)
+            first = view[:part_bytes] if is_range else view
+            await _fill(first, answer["Body"])
+
+        async def read_part(start: int) -> None:
+            into = view[start : start + part_bytes]
+            # The ETag is compared here, not sent as If-Match: Ceph RGW wants it without its quotes.
+            part = await self._get_range(client, path, start, len(into))
+            if part is not None:
+                async with part["Body"]:
+                    if part.get("ETag") == answer.get("ETag") and "ContentRange" in part:
+                        return await _fill(into, part["Body"])
+            raise TransientError("the object was overwritten while it was read")
+
+        await _all(partial(read_part, start) for start in range(len(first), total, part_bytes))
+        return whole
+
+    def _total_bytes(self, answer: Mapping[str, Any]) -> tuple[int, bool]:
+        """Return the object's size, and if the answer is a range of it: some servers know none."""
+        stated = answer.get("ContentRange")
+        if stated is None:
+            size = answer["ContentLength"]
+        else:
+            match = _CONTENT_RANGE.fullmatch(stated)
+            if match is None:
+                raise PermanentError(f"Content-Range {stated!r} states no size; check endpoint_url")
+            size = int(match[1])
+        if size > (most := self._options.max_object_bytes):
+            raise PermanentError(
+                f"the object has {size} bytes, more than max_object_bytes={most}: "
+                "no entry is that large; delete it, or check the server"
+            )
+        return size, stated is not None
 
 
-def _info(key: str, answer: Mapping[str, Any], size: str) -> ObjectInfo:
-    """Return what an answer says about an object; its size is in the field of that name."""
+async def _fill(into: memoryview, body: Any) -> None:
+    filled = 0
+    while chunk := await body.read(CHUNK_BYTES):
+        if filled + len(chunk) > len(into):
+            raise TransientError(f"more than {len(into)} bytes came")
+        into[filled : filled + len(chunk)] = chunk
+        filled += len(chunk)
+    if filled != len(into):
+        raise TransientError(f"{filled} bytes came, not {len(into)}")
+
+
+async def _all(calls: Iterable[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+    """Make calls, a few at a time; a failure or cancellation ends all."""
+    limit = asyncio.Semaphore(_PARTS_AT_ONCE)
+
+    async def limited(call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async with limit:
+            await call()
+
+    tasks = [asyncio.ensure_future(limited(call)) for call in calls]
     try:
-        return ObjectInfo(key, answer[size], answer["LastModified"].timestamp())
-    except KeyError as missing:
-        raise not_an_s3_answer(f"says nothing about the object's {missing}") from None
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
-class _ServerProbe:
-    """Asks one server, once, what a store depends on and only the server can say.
+class _Body:
+    """Bytes as a file for botocore (hashing) and as an async iterable for aiohttp (sending).
 
-    AWS, MinIO and Ceph RGW honour ``If-None-Match: *`` on a write; others ignore or refuse it. With
-    OpenStack Swift's s3api several of racing writers win. On CompleteMultipartUpload, all but AWS
-    and MinIO ignore it. Where the marker (``target``) may not be written, it is assumed to work.
+    Plain bytes would be copied, with a warning of aiohttp; a memoryview botocore refuses.
     """
 
-    def __init__(self, target: Mapping[str, Any]) -> None:
-        self._target = target
-        self._condition: _Condition | None = None
-        self._asking = asyncio.Lock()
-        self.is_swift = False
-        self.completes_conditionally = False
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._at = 0
 
-    async def ask(self, client: Any) -> _Condition:
-        """Ask the server once, however many writers wait; failing to is not remembered."""
-        async with self._asking:
-            if self._condition is None:
-                self._condition = await self._probe(client)
-            return self._condition
+    def __len__(self) -> int:
+        return len(self._view)
 
-    def note_refusal(self) -> None:
-        """Remember that a write was refused for its condition, whatever the server said before."""
-        self._condition = "ignored"
+    def read(self, size: int = -1) -> memoryview:
+        end = len(self._view) if size < 0 else self._at + size
+        chunk = self._view[self._at : end]
+        self._at += len(chunk)
+        return chunk
 
-    def learn(self, response: Mapping[str, Any]) -> None:
-        """Learn from the headers of an answer to a write."""
-        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        if "x-openstack-request-id" in headers or "x-trans-id" in headers:
-            self.is_swift = True
-        server = headers.get("server", "").lower()
-        self.completes_conditionally = server.startswith(("amazons3", "minio"))
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, len(self._view))[whence]
+        return self._at
 
-    async def _probe(self, client: Any) -> _Condition:
-        # The second round distinguishes a server that has just created the marker (412 now) from
-        # one that ignores the condition (200 again). Once the marker exists, one round will do.
-        for _ in range(2):
-            try:
-                response = await client.put_object(
-                    Body=_PROBE_TEXT, IfNoneMatch="*", **self._target
-                )
-            except Exception as error:
-                self.learn(getattr(error, "response", None) or {})
-                if refuses_condition(error):
-                    return "ignored"
-                if error_status(error) in (409, 412):
-                    return "honoured"
-                if error_status(error) in (401, 403):
-                    return "assumed"
-                raise
-            self.learn(response)
-        return "ignored"
+    def tell(self) -> int:
+        return self._at
+
+    async def __aiter__(self) -> AsyncIterator[memoryview]:
+        for start in range(0, len(self._view), CHUNK_BYTES):
+            yield self._view[start : start + CHUNK_BYTES]

@@ -6,6 +6,8 @@ this module costs nothing before a client exists.
 
 from __future__ import annotations
 
+import re
+
 from s3cache.errors import (
     AccessDeniedError,
     MissingContainerError,
@@ -25,15 +27,14 @@ _RENEW = "get new ones: 'aws sso login', or the role or secret this machine take
 _LOGIN = "run 'aws sso login'"
 _PROFILES = "list them with 'aws configure list-profiles'; check profile=... and AWS_PROFILE"
 _ALLOW = (
-    "allow s3:GetObject, s3:PutObject and s3:ListBucket on the bucket and prefix "
-    "(without s3:ListBucket, S3 answers 403 for an absent object instead of 404)"
+    "allow s3:GetObject, s3:PutObject and s3:ListBucket on the bucket and prefix (without the "
+    "last, S3 answers 403 for an absent object), and s3:DeleteObject to the role that removes"
 )
-_ALLOW_DELETE = "allow s3:DeleteObject to the role that looks after the bucket; jobs do not need it"
 _CREATE = "check its name and endpoint_url, or create it: s3cache never does"
 _FREE = "raise the quota, add disks or delete objects"
 _CLOCK = "set it (NTP, chrony, 'timedatectl set-ntp true')"
 _REGION = "set region=... to the bucket's own, or endpoint_url=... to the server that holds it"
-_ENDPOINT = "check that endpoint_url is an S3 server, and addressing_style"
+_ENDPOINT = "check endpoint_url, addressing_style, and what stands between (a proxy, a portal)"
 _BAD_REQUEST = "expired credentials and a wrong region look like this where the answer has no body"
 _CONDITION = "if it was a conditional write, set conditional_create=check"
 _ARCHIVE = "use a storage class that can be read at once, and exempt the prefix from archiving"
@@ -87,12 +88,10 @@ _TABLE: dict[type[StoreError], str] = {
         BotoCoreError | the S3 client refuses | see the cause
         refused | the server refuses the request | see its message
         certificate | the server's certificate is not trusted | {_CERTIFICATES}
-        MemoryError | this process has no memory left for it | give it more
         Exception | unexpected | please report it with its traceback
     """,
     TransientError: f"""
         ConditionalRequestConflict OperationAborted 409 | another write is under way | {_PASSING}
-        NoSuchUpload | the upload was aborted by someone else | {_PASSING}
         BadDigest XAmzContentSHA256Mismatch | the digest does not match | {_DAMAGED}
         IncompleteBody IncompleteReadError ClientPayloadError | the body is too short | {_DAMAGED}
         RequestTimeout 408 | the server waited too long for the request | {_PASSING}
@@ -106,7 +105,7 @@ _TABLE: dict[type[StoreError], str] = {
         EndpointConnectionError | cannot connect | {_CONNECT}
         HTTPClientError ClientError OSError | the connection broke | {_PASSING}
         MetadataRetrievalError | the metadata service does not answer | {_PASSING}
-        ResponseParserError ValueError | the answer is not S3's | {_ENDPOINT}
+        ResponseParserError ValueError KeyError | the answer is not S3's | {_ENDPOINT}
     """,
 }
 
@@ -137,9 +136,7 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
     if isinstance(error, S3CacheError):
         return error
     status, code, message = _answer(error)
-    if _is_out_of_memory(error):  # says nothing about the server, whatever library wrapped it
-        (kind, cause, fix), detail = _ROWS["MemoryError"], type(error).__name__
-    elif not status and not code:
+    if not status and not code:
         names = [kind.__name__ for kind in type(error).__mro__]
         if "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error):
             names = ["certificate"]
@@ -149,26 +146,10 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
         # An error under "200 OK" is a failure found too late.
         other = "InternalError" if status >= 500 or status < 300 else "refused"
         kind, cause, fix = _ROWS.get(code) or _ROWS.get(str(status)) or _ROWS[other]
-        if op == "delete" and fix == _ALLOW:
-            fix = _ALLOW_DELETE
         detail = f"{status} {code} {message}"
-    # one line, and no page of HTML from a proxy
-    detail = " ".join(detail.split())[:300]
+    # One line, no page of HTML from a proxy, and no password of one.
+    detail = re.sub(r"//\S*@", "//", " ".join(detail.split()))[:300]
     return kind(f"{cause} ({detail}); {fix}", op=op, store=store, key=key)
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, MemoryError):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
-def not_an_s3_answer(what: str) -> TransientError:
-    """Return the error for an answer that a proxy or a portal gives in place of the server."""
-    return TransientError(
-        f"the answer {what}; check that endpoint_url is an S3 server, and what stands between (a "
-        "proxy, a portal that wants a login)"
-    )
 
 
 def error_status(error: Exception) -> int:

@@ -1,4 +1,4 @@
-"""Stores by URL.
+"""Where a store is and how to talk to it, from a URL, arguments and the environment.
 
 ::
 
@@ -8,25 +8,46 @@
 
 An option comes, in this order, from an argument, the URL, the environment variable
 ``S3CACHE_<OPTION>`` (S3 only), botocore's own configuration. Credentials are refused in URLs.
+
+botocore takes 0.5 s to import, with the GIL held, so it is not imported here. The server is found
+as botocore finds it: an option, ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the profile in use
+(https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+import configparser
+import hashlib
+import ipaddress
+import os
+import re
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from s3cache.errors import ConfigError
-from s3cache.store._base import Store
-from s3cache.store._file import FileStore, MemoryStore
+from s3cache.store._base import MAX_KEY_BYTES, MemoryStore, Store
+from s3cache.store._file import FileStore
 from s3cache.store._s3 import S3Store
-from s3cache.store._s3_options import SECRETS, S3Options, StoreOptions
 from s3cache.util import options as _options
-from s3cache.util.options import FLAG, PREFIX, option
+from s3cache.util.options import FLAG, KEY, PREFIX, choice, count, option, seconds, size
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+AddressingStyle: TypeAlias = Literal["auto", "path", "virtual"]
+Encryption: TypeAlias = Literal["none", "AES256", "aws:kms", "aws:kms:dsse", "C"]
+ConditionalCreate: TypeAlias = Literal["auto", "native", "check"]
+
+# What one PUT can hold: https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
+_MAX_PUT_BYTES = 5 * 2**30
+# prefix, "/" and key share the 1,024 bytes of an S3 key
+_MAX_PREFIX_BYTES = 1024 - 1 - MAX_KEY_BYTES
+# Laxer than AWS's own rules, which Ceph and MinIO can be configured to relax.
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+
+# Never in a URL (they end up in logs, tickets and process lists), never in a repr.
+_SECRETS = frozenset({"access_key", "secret_key", "session_token", "sse_c_key"})
 # What other tools call them, so that a credential under a foreign name is refused as one too.
 _LOOKS_SECRET = ("secret", "password", "passwd", "token", "access_key", "accesskey", "credential")
 _EXAMPLES = "use s3://bucket/prefix, file:///directory or memory://name"
@@ -37,12 +58,118 @@ _NO_CREDENTIALS = (
 
 
 @dataclass(frozen=True, slots=True)
+class S3Options:
+    """Say where an S3 store is and how to talk to it; see docs/configuration.md.
+
+    What is ``None`` is left to botocore's own chain: ``AWS_*`` variables, ``~/.aws/config``,
+    web identity, SSO, container and instance metadata.
+
+    Raises:
+        ConfigError: a value cannot be used, or two contradict each other.
+    """
+
+    bucket: str = option()
+    prefix: str = option("")
+    _: KW_ONLY
+    endpoint_url: str | None = option(None)
+    region: str | None = option(None)
+    addressing_style: AddressingStyle = option("auto", choice(*get_args(AddressingStyle)))
+    profile: str | None = option(None)
+    sse: Encryption = option("none", choice(*get_args(Encryption)))
+    sse_kms_key_id: str | None = option(None)
+    sse_c_key: bytes | None = option(None, KEY, secret=True)
+    storage_class: str | None = option(None)
+    request_payer: Literal["requester"] | None = option(None, choice("requester"))
+    ca_bundle: str | None = option(None)
+    proxy: str | None = option(None, secret=True)
+    connect_timeout_s: float = option(5.0, seconds(0.001, 3600))
+    read_timeout_s: float = option(30.0, seconds(0.001, 3600))
+    max_pool_connections: int = option(32, count(10_000))
+    part_bytes: int = option(16 << 20, size(1, _MAX_PUT_BYTES))
+    max_object_bytes: int = option(4 << 30, size(1, _MAX_PUT_BYTES))
+    conditional_create: ConditionalCreate = option("auto", choice(*get_args(ConditionalCreate)))
+    anonymous: bool = option(False, FLAG)
+    allow_http: bool = option(False, FLAG)
+    access_key: str | None = option(None, secret=True)
+    secret_key: str | None = option(None, secret=True)
+    session_token: str | None = option(None, secret=True)
+
+    def __post_init__(self) -> None:
+        _options.check(self)
+        _check_place(self)
+        _check_together(self)
+
+    @property
+    def endpoint(self) -> str | None:
+        """Return the server that requests will go to, or None for AWS."""
+        if self.endpoint_url is not None:
+            return self.endpoint_url
+        if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+            return None
+        named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        return named or _endpoint_of_profile(self.profile)
+
+    @property
+    def identity(self) -> str:
+        """Return where the bytes are and how they are encrypted; it names what is kept locally.
+
+        So no process uploads what another one saved with another encryption.
+        """
+        place = self._place
+        encryption = (self.sse, self.sse_kms_key_id, self.sse_c_key)
+        if encryption != ("none", None, None):
+            digest = hashlib.sha256(f"s3cache {encryption}".encode()).hexdigest()[:16]
+            place += f"{'&' if '?' in place else '?'}encryption={digest}"
+        return place
+
+    @property
+    def url(self) -> str:
+        """Return bucket, prefix and endpoint, with ``allow_http`` where needed, to parse again."""
+        return f"{self._place}&allow_http=true" if _is_exposed(self.endpoint) else self._place
+
+    @property
+    def _place(self) -> str:
+        place = f"s3://{self.bucket}/{quote(self.prefix)}".rstrip("/")
+        if (endpoint := self.endpoint) is None:
+            return place
+        return f"{place}?endpoint_url={quote(endpoint.rstrip('/'), safe=':/[]')}"
+
+
+class StoreOptions(TypedDict, total=False):
+    """Arguments of :func:`open_store` beside the URL; ``None`` counts as not given."""
+
+    create: bool | str | None
+
+    endpoint_url: str | None
+    region: str | None
+    addressing_style: AddressingStyle | None
+    profile: str | None
+    sse: Encryption | None
+    sse_kms_key_id: str | None
+    sse_c_key: bytes | str | None
+    storage_class: str | None
+    request_payer: Literal["requester"] | None
+    ca_bundle: str | os.PathLike[str] | None
+    proxy: str | None
+    connect_timeout_s: float | str | None
+    read_timeout_s: float | str | None
+    max_pool_connections: int | str | None
+    part_bytes: int | str | None
+    max_object_bytes: int | str | None
+    conditional_create: ConditionalCreate | None
+    anonymous: bool | str | None
+    allow_http: bool | str | None
+    access_key: str | None
+    secret_key: str | None
+    session_token: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class FileLocation:
     """A directory, ``file:///absolute/path``; with ``create`` it is made if it is not there."""
 
     path: str
     create: bool = option(True, FLAG)
-    note: ClassVar[bytes] = b""  # see S3Options.note
 
     def __post_init__(self) -> None:
         _options.check(self)
@@ -58,7 +185,6 @@ class MemoryLocation:
     """A store in this process, one to a name: ``memory://name``."""
 
     name: str
-    note: ClassVar[bytes] = b""
 
     @property
     def identity(self) -> str:
@@ -127,7 +253,7 @@ def parse_url(url: str, **options: Unpack[StoreOptions]) -> _Location:
     shown = f"{scheme}://" + ("…" if "@" in path else parts.netloc + path)
     query = _query(parts, shown)
     arguments = {name: value for name, value in options.items() if value is not None}
-    _options.check_names(query, _OPTIONS[scheme] - SECRETS, shown)
+    _options.check_names(query, _OPTIONS[scheme] - _SECRETS, shown)
     _options.check_names(arguments, _OPTIONS[scheme], shown)
     given: dict[str, Any] = {**query, **arguments}
     problem = fix = ""
@@ -156,7 +282,7 @@ def parse_url(url: str, **options: Unpack[StoreOptions]) -> _Location:
 def _query(parts: SplitResult, shown: str) -> dict[str, str]:
     query: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name in SECRETS or any(word in name.lower() for word in _LOOKS_SECRET):
+        if name in _SECRETS or any(word in name.lower() for word in _LOOKS_SECRET):
             raise ConfigError(f"store URL {shown}", f"holds the secret {name!r}", _NO_CREDENTIALS)
         if name == "proxy" and "@" in value:
             raise ConfigError(
@@ -170,3 +296,113 @@ def _query(parts: SplitResult, shown: str) -> dict[str, str]:
             raise ConfigError(f"option {name} in {shown}", "has no value", "give one or drop it")
         query[name] = value
     return query
+
+
+# -- checks
+
+
+def _check_place(options: S3Options) -> None:
+    if not _BUCKET.fullmatch(options.bucket):
+        raise ConfigError(
+            f"bucket {options.bucket!r}",
+            "is no bucket name",
+            "use 3 to 255 letters, digits, '.', '-' and '_', e.g. s3://my-bucket/prefix",
+        )
+    if prefix := options.prefix:
+        problem, fix = "", "use a prefix such as 'team/main'"
+        # S3 servers normalise or refuse such segments.
+        if not prefix.isprintable() or not {"", ".", ".."}.isdisjoint(prefix.split("/")):
+            problem = "has an empty, '.' or '..' segment, or an unprintable character"
+        elif (length := len(prefix.encode())) > _MAX_PREFIX_BYTES:
+            problem = f"is {length} bytes long, more than {_MAX_PREFIX_BYTES}"
+            fix = "S3 allows 1,024 bytes for prefix and key together: use a shorter one"
+        if problem:
+            raise ConfigError(f"prefix {prefix!r}", problem, fix)
+    if options.endpoint is not None:
+        name = "option endpoint_url"
+        if options.endpoint_url is None:
+            name = "AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or the profile's endpoint"
+        _check_http_url(name, options.endpoint)
+    if options.proxy is not None:
+        _check_http_url("option proxy", options.proxy, may_hold_credentials=True)
+
+
+def _check_http_url(name: str, url: str, *, may_hold_credentials: bool = False) -> None:
+    fix = "write it as http://host:port or https://host:port"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        # Neither the text nor what urlsplit says about it: it may hold a password.
+        raise ConfigError(name, "is no URL", fix) from None
+    # Behind a '/' that was not escaped is the rest of a password.
+    if "@" in (parts.path if may_hold_credentials else parts.netloc + parts.path):
+        raise ConfigError(
+            name,
+            "holds a user name or password",
+            "take it out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(name, "is no http:// or https:// URL", fix)
+    if parts.query or parts.fragment:
+        raise ConfigError(name, "has a query or a fragment", fix)
+
+
+def _check_together(options: S3Options) -> None:
+    """Raise ConfigError for options that contradict each other."""
+    sse, key, has_keys = options.sse, options.sse_c_key, options.access_key is not None
+    is_secret = not options.anonymous or sse == "C"
+    # fmt: off
+    for is_wrong, thing, cause, fix in (
+        (options.sse_kms_key_id is not None and not sse.startswith("aws:kms"),
+         "option sse_kms_key_id", f"means nothing with sse={sse}",
+         "add sse=aws:kms or sse=aws:kms:dsse"),
+        ((sse == "C") != (key is not None), "options sse and sse_c_key",
+         "sse=C and a key go together, and one of them is missing",
+         "set sse=C and the environment variable S3CACHE_SSE_C_KEY to 32 bytes in base64"),
+        (key is not None and len(key) != 32, "option sse_c_key",
+         f"is {len(key or b'')} bytes long, not 32", "make one with: openssl rand -base64 32"),
+        (has_keys != (options.secret_key is not None), "options access_key and secret_key",
+         "one is missing", "give both or neither"),
+        (options.session_token is not None and not has_keys, "option session_token",
+         "is given without keys", "give access_key and secret_key too"),
+        (options.anonymous and has_keys, "option anonymous",
+         "contradicts access_key", "leave one of the two out"),
+        (not options.allow_http and is_secret and _is_exposed(options.endpoint),
+         "option endpoint_url",
+         "is plain http to another machine",
+         "use https, or give allow_http=true in a safe network"),
+    ):
+        # fmt: on
+        if is_wrong:
+            raise ConfigError(thing, cause, fix)
+
+
+def _is_exposed(endpoint: str | None) -> bool:
+    """Return whether requests can be read on the way: they leave this machine by plain http."""
+    if endpoint is None or urlsplit(endpoint).scheme != "http":
+        return False
+    host = urlsplit(endpoint).hostname or ""
+    if host == "localhost" or host.endswith(".localhost"):
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return True
+
+
+def _endpoint_of_profile(profile: str | None) -> str | None:
+    """Return the endpoint for S3 that the profile in use names, if any."""
+    # The order of these two is botocore's.
+    name = profile or os.environ.get("AWS_DEFAULT_PROFILE") or os.environ.get("AWS_PROFILE")
+    section = "default" if name in (None, "default") else f"profile {name}"
+    config = configparser.RawConfigParser(strict=False, default_section="")
+    try:
+        config.read(os.path.expanduser(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"))
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        return None  # botocore reports it
+    services = config.get(section, "services", fallback="")
+    # An indented block of its own in the option "s3" of that section.
+    of_s3 = config.get(f"services {services}", "s3", fallback="")
+    named = re.search(r"^\s*endpoint_url\s*=\s*(\S+)", of_s3, re.MULTILINE)
+    return named[1] if named else config.get(section, "endpoint_url", fallback=None)

@@ -8,10 +8,10 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 from s3cache.errors import ConfigError, PermanentError, TransientError
-from s3cache.store import NotAccepted, ObjectInfo, Store, WrapperStore, listing
+from s3cache.store import NotAccepted, Store, WrapperStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
 #: ``error`` and ``permanent`` raise :class:`~s3cache.errors.TransientError` and
 #: :class:`~s3cache.errors.PermanentError` with nothing done (a listing yields a part first),
@@ -107,18 +107,6 @@ class FaultyStore(WrapperStore):
                 damaged[bit // 8] ^= 1 << bit % 8
             answer = bytes(damaged)
         return cast("_T", answer)
-
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        fault, where = self._draw("list")
-        async with listing(self.inner, prefix) as items:
-            infos = [info async for info in items]
-        # A server that fails between two pages has already given some objects.
-        sound = int(where * len(infos)) if fault in _ANY else len(infos)
-        for info in infos[:sound]:
-            yield info
-        await self._before("list", prefix, fault)
-        for info in infos[sound:]:
-            yield info
 
     def _draw(self, verb: FaultyVerb) -> tuple[Fault | None, float]:
         """Return the fault this call meets, and a number in [0, 1) for the place in the data."""

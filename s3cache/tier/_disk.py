@@ -206,7 +206,6 @@ class DiskTier:
             os_errors("open", self.url),
             contextlib.suppress(FileExistsError),
         ):
-            self._files.sweep()
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             fd = os.open("CACHEDIR.TAG", flags, 0o600, dir_fd=self._files.directory().fd)
             with os.fdopen(fd, "wb") as file:
@@ -231,7 +230,7 @@ class DiskTier:
         One call, as each call is made by another thread. Nothing is verified.
         """
         for name in names:
-            data = self._files.use(self._namespace + name)
+            data = self._files.read(self._namespace + name, is_use=True)
             if data is not None:
                 return name, data
         return self.objects(prefix)
@@ -239,7 +238,7 @@ class DiskTier:
     @_in_time
     def get(self, name: str) -> bytes | None:
         """Return the object's bytes, or ``None``; mark it as used just now."""
-        return self._files.use(self._namespace + name)
+        return self._files.read(self._namespace + name, is_use=True)
 
     @_in_time
     def peek(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
@@ -309,7 +308,7 @@ class DiskTier:
             try:
                 with ledger.changing(before, size):
                     mark_used(staged.fd)
-                    self._files.rename(staged, key)
+                    self._files.place(staged, key)
             except BaseException:
                 if is_new:
                     self._pending.remove(key)

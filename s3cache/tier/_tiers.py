@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -38,7 +38,6 @@ from s3cache.store import (
     RetryingStore,
     RetryPolicy,
     Store,
-    listing,
 )
 from s3cache.tier._disk import DiskTier
 from s3cache.tier._loop import Deadline, Prefetch, Prefetches, background, cancel_all
@@ -399,19 +398,18 @@ class RemoteTier:
     async def _list(self, key: str) -> list[str]:
         first, prefix = entries.first_name(key), entries.name_prefix(key)
         present = []
-        async with listing(self._reader, prefix) as items:
-            async for info in items:
-                if info.key.startswith(prefix):
-                    present.append(info)
-                if len(present) >= _LISTED_AT_MOST:
-                    break
+        async for info in self._reader.list(prefix):
+            if info.key.startswith(prefix):
+                present.append(info)
+            if len(present) >= _LISTED_AT_MOST:
+                break
         self._silence_s = 0.0
         present.sort(key=lambda info: info.modified, reverse=True)
         return [info.key for info in present if info.key != first]
 
     async def _remove(self, prefix: str) -> list[str]:
-        async with listing(self._writer, prefix) as present:
-            names = [info.key async for info in present if info.key.startswith(prefix)]
+        listed = self._writer.list(prefix)
+        names = [info.key async for info in listed if info.key.startswith(prefix)]
         limit = asyncio.Semaphore(_REMOVED_AT_ONCE)
 
         async def remove(name: str) -> None:
@@ -435,9 +433,8 @@ class RemoteTier:
         # what it does not use. The signature of what others left is checked before it is parsed.
         admit = None if note is None else self._check_trust
         entry = await asyncio.to_thread(entries.verify, name, data, admit=admit)
-        writer = self._writer if note is None else self._writer.written_as(note)
         is_written = await entries.publish(
-            writer, entry, replaceable=self._replaceable, admit=self._check_trust
+            self._writer, entry, replaceable=self._replaceable, admit=self._check_trust
         )
         self._silence_s = 0.0
         return is_written
@@ -484,9 +481,10 @@ class TierStore(Store):
     async def delete(self, key: str) -> None:
         await asyncio.to_thread(self._tier.delete, key)
 
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        for info in await asyncio.to_thread(self._tier.objects, prefix):
-            yield info
+    async def list_page(
+        self, prefix: str, after: str | None = None
+    ) -> tuple[Sequence[ObjectInfo], str | None]:
+        return [*await asyncio.to_thread(self._tier.objects, prefix)], None
 
     async def recorded(self) -> set[str]:
         """Return the names that are still to be uploaded."""

@@ -111,7 +111,6 @@ def test_nothing_is_imported_from_the_working_directory(machine: Machine, tmp_pa
         "argparse",
         "logging",
         "msgpack",
-        "tenacity",
         "torch",
         "botocore",
         "sitecustomize",

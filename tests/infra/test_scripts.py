@@ -84,15 +84,3 @@ def test_if_possible_runs_the_command_without_a_gateway(
     assert done.stdout == "endpoint=unset dir=unset\n"
     assert "will be skipped" in done.stderr
     assert list(Path(without_ceph["TMPDIR"]).iterdir()) == []
-
-
-def test_down_leaves_alone_what_up_did_not_make(
-    tmp_path: Path, without_ceph: dict[str, str]
-) -> None:
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "file").write_text("keep me")
-    environment = {**without_ceph, "S3CACHE_TEST_RGW_DIR": str(precious)}
-    down = [str(ROOT / "infra" / "rgw" / "down.sh")]
-    assert subprocess.run(down, env=environment, capture_output=True, check=False).returncode == 1
-    assert (precious / "file").read_text() == "keep me"

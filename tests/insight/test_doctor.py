@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from s3cache.util.deadline import DeadlineExecutor
 
 from s3cache.errors import (
     AccessDeniedError,
@@ -33,6 +32,7 @@ from s3cache.settings import Settings
 from s3cache.store import MemoryStore, Store, WrapperStore
 from s3cache.testing import FaultyStore
 from s3cache.trust import generate
+from s3cache.util.threads import DeadlineExecutor
 from tests.support.hanging import dead_mount
 from tests.support.waiting import LONG_S
 

@@ -11,7 +11,6 @@ import pytest
 
 from s3cache.errors import (
     ClosedError,
-    MissingContainerError,
     PermanentError,
     PreconditionError,
     TransientError,
@@ -215,13 +214,14 @@ async def test_without_the_condition_it_looks_first(
         await store.put("k", b"x", mode="create")
 
 
-async def test_a_failing_probe_fails_no_write(server: ScriptedServer, open_scripted: Open) -> None:
+async def test_who_may_not_write_the_marker_relies_on_the_condition(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
     server.answer = lambda r: error_reply(403, "AccessDenied") if "probe" in r.target else PUT_OK
     store = open_scripted()
     await store.put("k", b"x", mode="create")
-    await store.put("k", b"x", mode="create")
-    assert not await store.atomic_create()
-    assert all("if-none-match" in r.headers for r in server.made("PUT", "/p/k"))
+    assert await store.atomic_create()
+    assert "if-none-match" in server.made("PUT", "/p/k")[0].headers
     assert len(server.made("PUT", "probe")) == 1
 
 
@@ -238,101 +238,31 @@ async def test_a_probe_that_met_an_outage_is_made_again(
     assert await store.atomic_create()
 
 
-async def test_swift_is_not_atomic(server: ScriptedServer, open_scripted: Open) -> None:
-    server.answer = lambda request: error_reply(
-        412, "PreconditionFailed", **{"x-trans-id": "tx1", "x-openstack-request-id": "tx1"}
-    )
-    assert not await open_scripted().atomic_create()
-
-
-# --- parts
-
-
-def parts_answer(request: Request, complete: Reply, server_name: str = "AmazonS3") -> Reply:
-    if request.method == "HEAD":
-        return error_reply(404, "NoSuchKey")
-    if request.method == "POST" and "uploads" in request.target:
-        return Reply(
-            body=b"<InitiateMultipartUploadResult><UploadId>u1</UploadId>"
-            b"</InitiateMultipartUploadResult>"
-        )
-    if request.method == "POST":
-        return complete
-    if "probe" in request.target:
-        return error_reply(412, "PreconditionFailed", server=server_name)
-    return PUT_OK
-
-
-COMPLETED = Reply(
-    body=b'<CompleteMultipartUploadResult><ETag>"e"</ETag></CompleteMultipartUploadResult>'
-)
-LARGE = bytes(6 * MIB)
-
-
-async def test_a_large_object_goes_in_parts(server: ScriptedServer, open_scripted: Open) -> None:
-    server.answer = lambda request: parts_answer(request, COMPLETED)
-    await open_scripted(multipart_bytes=5 * MIB, part_bytes=5 * MIB).put("k", LARGE)
-    sent = sorted(server.made("PUT"), key=lambda request: request.target)
-    assert [len(request.body) for request in sent] == [5 * MIB, MIB]
-    assert not server.made("DELETE")
-
-
-@pytest.mark.parametrize(
-    ("complete", "kind"),
-    [
-        (error_reply(200, "SlowDown"), TransientError),
-        (error_reply(200, "InternalError"), TransientError),
-        (Reply(body=b"<Complete"), TransientError),
-        (Reply(body=b""), TransientError),
-        (error_reply(404, "NoSuchBucket"), MissingContainerError),
-    ],
-    ids=["slow-down", "internal", "cut", "empty", "no-bucket"],
-)
-async def test_a_failed_completion_is_an_error_and_frees_the_parts(
-    server: ScriptedServer, open_scripted: Open, complete: Reply, kind: type[Exception]
-) -> None:
-    """S3 may answer 200 and put the error into the body."""
-    server.answer = lambda request: parts_answer(request, complete)
-    with pytest.raises(kind):
-        await open_scripted(multipart_bytes=5 * MIB).put("k", LARGE)
-    assert len(server.made("DELETE", "uploadId=u1")) == 1
-
-
-async def test_a_cancelled_upload_frees_its_parts(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
-    started = asyncio.Event()
-
-    def answer(request: Request) -> Reply:
-        if "partNumber" in request.target:
-            started.set()
-            return Reply(delay_s=30)
-        return parts_answer(request, COMPLETED)
-
-    server.answer = answer
-    task = asyncio.ensure_future(open_scripted(multipart_bytes=5 * MIB).put("k", LARGE))
-    await started.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert len(server.made("DELETE", "uploadId=u1")) == 1
-
-
-@pytest.mark.parametrize(("name", "in_parts"), [("AmazonS3", True), ("MinIO", True), ("", False)])
-async def test_create_goes_in_parts_where_completion_is_conditional(
-    server: ScriptedServer, open_scripted: Open, name: str, in_parts: bool
-) -> None:
-    server.answer = lambda request: parts_answer(request, COMPLETED, server_name=name or "x")
-    await open_scripted(multipart_bytes=5 * MIB).put("k", LARGE, mode="create")
-    if in_parts:
-        assert server.made("POST", "uploadId")[0].headers["if-none-match"] == "*"
-    else:
-        (put,) = server.made("PUT", "/p/k")
-        assert put.headers["if-none-match"] == "*"
-        assert len(put.body) == len(LARGE)
-
-
 # --- the store as a whole
+
+
+@pytest.mark.parametrize("status", [301, 303, 307])
+async def test_nothing_is_sent_to_where_a_server_redirects(
+    server: ScriptedServer, open_scripted: Open, status: int
+) -> None:
+    """Neither the session token nor a customer's key."""
+    async with ScriptedServer() as elsewhere:
+        server.answer = lambda _: Reply(status, {"location": f"{elsewhere.url}/bucket/p/k"})
+        with pytest.raises(PermanentError, match=r"elsewhere|region"):
+            await open_scripted(session_token="token").put("k", b"x")
+        assert elsewhere.requests == []
+
+
+@pytest.mark.parametrize("verb", ["put", "head", "list"])
+async def test_what_a_portal_answers_is_no_success(
+    server: ScriptedServer, open_scripted: Open, verb: str
+) -> None:
+    server.answer = lambda _: Reply(200, {"content-type": "text/html"}, b"<html>Log in</html>")
+    store = open_scripted()
+    with pytest.raises(TransientError, match="not S3's"):
+        await {"put": lambda: store.put("k", b"x"), "head": lambda: store.head("k")}.get(
+            verb, lambda: store.list_page("")
+        )()
 
 
 async def test_a_closed_store_says_so(server: ScriptedServer, open_scripted: Open) -> None:

@@ -1,27 +1,17 @@
-"""S3Store keeps the contract on a real Ceph RADOS Gateway.
-
-``make test`` has one case of each test on the store as it is by default, ``make test-all`` the
-others. One that does in parts all but small objects has one case of each in ``make test-all``, and
-the others at night.
-"""
+"""S3Store keeps the contract on a real Ceph RADOS Gateway."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from s3cache.errors import AccessDeniedError, MissingContainerError, PreconditionError
+from s3cache.errors import AccessDeniedError, MissingContainerError
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
 from s3cache.testing.contract import StoreContract
 from tests.support.buckets import RawBucket
-from tests.support.marks import slow
-
-MIB = 1 << 20
 
 # RGW answers 500 to a read that meets an overwrite of the same object.
 RETRIES = RetryPolicy(
@@ -32,11 +22,9 @@ pytestmark = [pytest.mark.rgw]
 
 
 class TestS3OnRGW(StoreContract):
-    parts: ClassVar[dict[str, Any]] = {}
-
     @pytest.fixture
     async def store(self, rgw_options: S3Options) -> AsyncIterator[Store]:
-        store = RetryingStore(S3Store(replace(rgw_options, **self.parts)), RETRIES)
+        store = RetryingStore(S3Store(rgw_options), RETRIES)
         yield store
         await store.aclose()
 
@@ -45,36 +33,15 @@ class TestS3OnRGW(StoreContract):
         return RawBucket(rgw_options)
 
 
-@slow
-class TestS3InPartsOnRGW(TestS3OnRGW):
-    """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
-
-    big_bytes = 12 * MIB + 3
-    many = 30
-    parts: ClassVar[dict[str, Any]] = {"part_bytes": MIB, "multipart_bytes": 5 * MIB}
-
-
 @pytest.fixture
 async def store(rgw_options: S3Options) -> AsyncIterator[S3Store]:
-    store = S3Store(replace(rgw_options, multipart_bytes=5 * MIB))
+    store = S3Store(rgw_options)
     yield store
     await store.aclose()
 
 
 async def test_condition_is_found_to_be_honoured(store: S3Store) -> None:
     assert await store.atomic_create()
-
-
-async def test_one_creator_of_a_large_object_wins(store: S3Store) -> None:
-    """RGW ignores the condition where an upload in parts is completed: one request must do."""
-    bodies = [os.urandom(6 * MIB) for _ in range(4)]
-    results = await asyncio.gather(
-        *(store.put("large", body, mode="create") for body in bodies), return_exceptions=True
-    )
-    lost = [result for result in results if result is not None]
-    assert len(lost) == 3
-    assert all(isinstance(error, PreconditionError) for error in lost)
-    assert await store.get("large") == bodies[results.index(None)]
 
 
 @pytest.mark.parametrize(

@@ -30,31 +30,15 @@ MIB = 1 << 20
 NewMachine = Callable[..., Machine]
 
 
-class Gateway:
-    """The gateway of this test run."""
-
-    def __init__(self) -> None:
-        self._down = False
-
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(int(Path(os.environ["S3CACHE_TEST_RGW_PIDFILE"]).read_text()), number)
-        self._down = number is not signal.SIGCONT
-
-    def restart(self) -> None:
-        """On the same port, with the data it had."""
-        subprocess.run([str(RESTART)], check=True)
-        self._down = False
-
-    def bring_back(self) -> None:
-        if self._down:
-            self.restart()
-
-
 @pytest.fixture
-def gateway(rgw_bucket: S3Options) -> Iterator[Gateway]:
-    gateway = Gateway()
-    yield gateway
-    gateway.bring_back()
+def restart(rgw_bucket: S3Options) -> Iterator[Callable[[], object]]:
+    """Starts the gateway of this test run again, on the same port, with the data it had."""
+
+    def restart() -> object:
+        return subprocess.run([str(RESTART)], check=True)
+
+    yield restart
+    restart()
 
 
 @pytest.fixture
@@ -95,7 +79,9 @@ def all_arrived(machine: Machine, expected: list[str], variants: tuple[str, ...]
 # --- the gateway dies
 
 
-def test_killed_under_uploads(gateway: Gateway, proxy: Proxy, new_machine: NewMachine) -> None:
+def test_killed_under_uploads(
+    restart: Callable[[], object], proxy: Proxy, new_machine: NewMachine
+) -> None:
     """When it is back, the process goes on by itself and everything arrives."""
     proxy.link = Link(bytes_per_s=2_000_000)
     names = keys(0, 40)
@@ -103,11 +89,11 @@ def test_killed_under_uploads(gateway: Gateway, proxy: Proxy, new_machine: NewMa
         ["save", names, SIZE], ["hear"], events=True
     )
     process.until("upload done", 3)
-    gateway.signal(signal.SIGKILL)
+    os.kill(int(Path(os.environ["S3CACHE_TEST_RGW_PIDFILE"]).read_text()), signal.SIGKILL)
     process.until("upload retried")
     process.until("saved", len(names))
     assert len(process.said("upload done")) < len(names)
-    gateway.restart()
+    restart()
     proxy.heal()
     process.until("upload done", len(names))
     process.hear()
@@ -118,17 +104,10 @@ def test_killed_under_uploads(gateway: Gateway, proxy: Proxy, new_machine: NewMa
 # --- size
 
 
-@pytest.mark.parametrize(
-    "create",
-    [
-        pytest.param("auto", id="in one request", marks=slow),
-        pytest.param("check", id="in parts"),
-    ],
-)
-def test_a_large_entry_is_the_same_on_another_machine(create: str, new_machine: NewMachine) -> None:
+def test_a_large_entry_is_the_same_on_another_machine(new_machine: NewMachine) -> None:
     """200 MiB, the largest that shares the upload queue with others; read in ranges."""
     name = key("large")
-    machine = new_machine(conditional_create=create, exit_timeout_s=60.0)
+    machine = new_machine(exit_timeout_s=60.0)
     assert machine.run(["save", [name], 200 * MIB], ["flush"])[-1] == "flushed 0"
     lines = new_machine(lookup_timeout_s=60.0).run(["check", [name]])
     assert lines == [f"hit {name} - remote"]

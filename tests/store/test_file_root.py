@@ -62,26 +62,13 @@ def test_root_removed_at_any_moment(root: Path, verb: str) -> None:
 
 def use(directory: ObjectFiles, verb: str) -> None:
     if verb in ("write", "create"):
-        getattr(directory, verb)("new/key", b"new")
+        directory.write("new/key", b"new", create=verb == "create")
     elif verb == "sweep":
         directory.sweep()
     elif verb == "walk":
         list(directory.walk())
     else:
         getattr(directory, verb)("old/key")
-
-
-def test_two_that_list_at_once_get_all_each(directory: ObjectFiles) -> None:
-    """They share the descriptors of directories, but not the place they have read up to."""
-    present = {f"{number}" for number in range(20)} | {f"below/{number}" for number in range(20)}
-    for key in present:
-        directory.write(key, b"x")
-    for begun in range(len(present) + 1):
-        first = directory.walk()
-        listed = [next(first).key for _ in range(begun)]
-        assert {info.key for info in directory.walk()} == present, begun
-        listed += [info.key for info in first]
-        assert sorted(listed) == sorted(present), begun
 
 
 def leave_behind(root: Path, age_s: float) -> Path:
@@ -97,7 +84,7 @@ def test_leftovers_are_swept_when_they_are_old(directory: ObjectFiles, root: Pat
     asyncio.run(FileStore(root).aclose())  # opening a store sweeps
     assert not old.exists()
     young = leave_behind(root, age_s=3_500)
-    assert directory.sweep() == 0
+    directory.sweep()
     assert young.exists()
 
 
@@ -107,8 +94,8 @@ def test_a_file_that_was_swept_while_its_writer_was_stopped_fails_the_write(
     def write() -> None:
         with directory.staged("key", b"x", durable=False) as staged:
             os.utime(staged.fd, (0, 0))
-            assert directory.sweep() == 1
-            directory.rename(staged, "key")
+            directory.sweep()
+            directory.place(staged, "key")
 
     with pytest.raises(MissingContainerError):
         write()

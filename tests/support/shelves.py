@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from s3cache import entries, frame
 from s3cache.store import ObjectFiles
 
-if TYPE_CHECKING:
-    from pathlib import Path
+__all__ = ["Shelf", "path_of"]
 
-__all__ = ["Shelf"]
+
+def path_of(files: ObjectFiles, key: str) -> Path:
+    """Return the file that holds an object."""
+    *parents, name = key.split("/")
+    return Path(files.root, "objects", *(f"{parent}+" for parent in parents), name)
 
 
 class Shelf:
@@ -65,7 +68,7 @@ class Shelf:
     def put(self, name: str, data: bytes, days: float = 0) -> str:
         self.files.write(name, data)
         when = time.time() - days * 86400
-        os.utime(self.files.path(name), (when, when))
+        os.utime(path_of(self.files, name), (when, when))
         return name
 
     def damage(self, name: str, at: int = -1) -> None:

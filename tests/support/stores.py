@@ -31,14 +31,9 @@ class GatedStore(WrapperStore):
         return sum(each == verb for each, _ in self.calls)
 
     async def _around(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        if verb in ("get", "get_range", "put"):
+        if verb in ("get", "get_range", "put", "list"):
             await self._pass(verb, key)
         return await call()
-
-    async def list(self, prefix: str = "") -> Any:
-        await self._pass("list", prefix)
-        async for info in self.inner.list(prefix):
-            yield info
 
     async def _pass(self, verb: str, key: str) -> None:
         self.calls.append((verb, key))

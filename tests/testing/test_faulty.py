@@ -10,7 +10,6 @@ import pytest
 from s3cache.errors import ConfigError, PermanentError, StoreError, TransientError
 from s3cache.store import MemoryStore
 from s3cache.testing import FaultyStore
-from s3cache.testing.contract import listed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -97,25 +96,6 @@ async def test_damage_is_done_to_what_is_read_and_not_to_the_object(
     assert await faulty.get("key") == DATA
     faulty.inject("get", "truncate")
     assert await faulty.get("absent") is None
-
-
-async def test_a_failing_listing_yields_a_part_first(faulty: FaultyStore) -> None:
-    for i in range(100):
-        await faulty.put(f"k{i}", b"")
-    sizes = []
-
-    async def read() -> None:
-        sizes.append(0)
-        async for _ in faulty.list():
-            sizes[-1] += 1
-
-    for _ in range(10):
-        faulty.inject("list", "error")
-        with pytest.raises(TransientError):
-            await read()
-    assert max(sizes) > 0
-    assert len({*sizes}) > 3
-    assert len(await listed(faulty)) == 100
 
 
 def test_a_fault_that_makes_no_sense_is_refused(faulty: FaultyStore) -> None:

@@ -13,6 +13,7 @@ import pytest
 from s3cache.errors import ConfigError, NoSpaceError
 from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
+from tests.support.shelves import path_of
 from tests.tier.disks import names
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def fill(root: Path, count: int) -> None:
     """Objects by hand, in directories of 50, used in the order of their numbers."""
     files = ObjectFiles(root)
     for i in range(count):
-        path = Path(files.path(f"{i * 7 % (count // 50)}/{i:04d}"))
+        path = path_of(files, f"{i * 7 % (count // 50)}/{i:04d}")
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.write_bytes(b"x")
         os.utime(path, (1_000_000 + i, 1_000_000 + i))

@@ -144,7 +144,7 @@ def test_one_of_many_processes_creates(start: Start, root: Path) -> None:
         hear()
         for i in range(100):
             try:
-                directory.create(f"race/{i}/deep/key", sys.argv[2].encode() * 1000)
+                directory.write(f"race/{i}/deep/key", sys.argv[2].encode() * 1000, create=True)
                 say(i)
             except PreconditionError:
                 pass

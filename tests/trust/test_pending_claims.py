@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
-import urllib.request
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from s3cache import entries
 from s3cache.trust import generate
 from tests.support.gate import Gate, refusal, refusing
 from tests.support.proxy import Link, Proxy
-from tests.support.waiting import LONG_S, eventually
+from tests.support.waiting import eventually
 from tests.support.worker import keys
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def test_reader_cannot_claim_uploads(new_machine: NewMachine, moto_port: int) ->
         machine.run(["flush"])
         assert machine.pending() == []
     # The same bucket, by its own address.
-    lines = new_machine().run(["check", [*NAMES, "key-own"]])
+    lines = new_machine(**QUICK).run(["check", [*NAMES, "key-own"]])
     assert [line.split()[0] for line in lines] == ["hit"] * (len(NAMES) + 1)
 
 
@@ -59,38 +60,6 @@ def left_behind(machine: Machine, proxy: Proxy, **options: Any) -> None:
     process.kill()
     assert len(machine.pending()) == len(NAMES)
     proxy.heal()
-
-
-def headers(moto_port: int, url: str, key: str) -> dict[str, str]:
-    """What the server says of the entry."""
-    place = url.removeprefix("s3://")
-    signed = (
-        "Credential=testing/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
-    )
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{moto_port}/{place}/{entries.first_name(key)}",
-        headers={"Authorization": f"AWS4-HMAC-SHA256 {signed}"},
-        method="HEAD",
-    )
-    with urllib.request.urlopen(request, timeout=LONG_S) as answer:
-        return {name.lower(): value for name, value in answer.headers.items()}
-
-
-def test_claimed_uploads_use_the_savers_options(
-    proxy: Proxy, new_machine: NewMachine, moto_port: int, url: str
-) -> None:
-    """Whatever the claiming process's own options are."""
-    machine = new_machine(endpoint_url=proxy.url, **QUICK)
-    key_id = "arn:aws:kms:us-east-1:123456789012:key/k"
-    options = {"sse": "aws:kms", "sse_kms_key_id": key_id, "storage_class": "STANDARD_IA"}
-    left_behind(machine, proxy, **options)
-    assert machine.run(["save", ["key-own"], SIZE], ["flush"]) == ["saved key-own -", "flushed 0"]
-    for key in NAMES:
-        found = headers(moto_port, url, key)
-        assert found["x-amz-server-side-encryption-aws-kms-key-id"] == key_id
-        assert found["x-amz-storage-class"] == "STANDARD_IA"
-    assert "x-amz-storage-class" not in headers(moto_port, url, "key-own")
-    assert machine.leftovers() == []
 
 
 def test_untrusted_pending_uploads_are_not_claimed(proxy: Proxy, new_machine: NewMachine) -> None:
@@ -110,25 +79,22 @@ def test_untrusted_pending_uploads_are_not_claimed(proxy: Proxy, new_machine: Ne
     assert machine.pending() == []
 
 
-def test_an_upload_that_needs_an_sse_c_key_waits_for_a_process_that_has_it(
-    proxy: Proxy, new_machine: NewMachine
+@pytest.mark.parametrize("encryption", [SSE_C, {"sse": "aws:kms"}], ids=lambda each: each["sse"])
+def test_an_upload_waits_for_a_process_with_the_savers_encryption(
+    proxy: Proxy, new_machine: NewMachine, encryption: dict[str, str]
 ) -> None:
-    """The key is never on the disk, and nothing is uploaded without it."""
+    """An SSE-C key is never on the disk, and nothing is uploaded without it."""
     machine = new_machine(endpoint_url=proxy.url, **QUICK)
-    left_behind(machine, proxy, **SSE_C)
+    left_behind(machine, proxy, **encryption)
     for path in machine.tier.rglob("*"):
         if path.is_file():
             assert b"k" * 32 not in path.read_bytes()
             assert SSE_C["sse_c_key"].encode() not in path.read_bytes()
-    claimer = machine.start(["save", ["key-own"], SIZE], ["flush"])
-    assert claimer.finish() == ["saved key-own -", "flushed 0"]
-    assert "needs the SSE-C key" in claimer.errors
-    assert len(machine.pending()) == len(NAMES)
     other = base64.b64encode(b"o" * 32).decode()
-    machine.run(["flush"], sse="C", sse_c_key=other)
-    assert len(machine.pending()) == len(NAMES)
-    machine.let_an_hour_pass()
-    assert machine.run(["flush"], **SSE_C) == ["flushed 0"]
+    for options in ({}, {"sse": "C", "sse_c_key": other}):
+        assert machine.run(["save", ["key-own"], SIZE], ["flush"], **options)[-1] == "flushed 0"
+        assert len(machine.pending()) == len(NAMES)
+    assert machine.run(["flush"], **encryption) == ["flushed 0"]
     assert machine.leftovers() == []
-    lines = new_machine(**SSE_C).run(["check", NAMES])
+    lines = new_machine(**encryption).run(["check", NAMES])
     assert [line.split()[0] for line in lines] == ["hit"] * len(NAMES)
