@@ -6,10 +6,12 @@ import ast
 import json
 import re
 from dataclasses import MISSING, Field, fields
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from benchmarks.render import COMMANDS, fill, render
 from infra.docs import metrics, reasons
@@ -17,6 +19,7 @@ from infra.docs.settings import updated
 from s3cache.settings import Settings
 from s3cache.stats import Reason
 from s3cache.store import FileLocation, S3Options, parse_url
+from s3cache.torch_api import internals
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
@@ -168,3 +171,17 @@ def test_what_the_page_shows_is_what_was_measured(name: str) -> None:
         assert fill(page, name, text) == page
     else:
         assert f"Not measured yet: `{COMMANDS[name]}`" in page
+
+
+# -- what is claimed is tested
+
+
+def test_ci_runs_each_python_and_each_release_of_torch_that_is_claimed() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
+    classifiers = "\n".join(metadata("torch-s3cache").get_all("Classifier") or [])
+    claimed = re.findall(r":: Python :: (3\.\d+)$", classifiers, re.MULTILINE)
+    assert jobs["test"]["strategy"]["matrix"]["python"] == claimed
+    versions = jobs["torch"]["strategy"]["matrix"]["torch"]
+    (major, oldest), (_, newest) = internals.OLDEST, internals.NEWEST
+    expected = [f"{major}.{minor}" for minor in range(oldest, newest + 1)]
+    assert [version.rpartition(".")[0] for version in versions] == expected
