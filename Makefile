@@ -182,7 +182,7 @@ policies: $(READY) ## write what infra/policies.py says into the files that are 
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
 	$(PYTEST) tests/infra $(FAST) $(ARGS)
 
-test-perturb: $(READY) ## all of 6,500 changes to programs: each a miss or the right answer; half an hour
+test-perturb: $(READY) ## all of 5,000 changes to programs: each a miss or the right answer; half an hour
 	$(BIN)/python -W ignore -m tests.perturb.run $(ARGS)
 
 SOAK_TIME ?= 1800

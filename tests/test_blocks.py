@@ -64,32 +64,6 @@ def test_variables_on_the_pages_are_settings() -> None:
         for variable in re.findall(r"\bS3CACHE_[A-Z0-9_]*[A-Z0-9]\b", text)
     }
     named = {each for each in named if not each.startswith("S3CACHE_TEST_")}
-    there = re.findall(r"^## s3cache (\w+)", PAGES["docs/commands.md"], re.MULTILINE)
-    assert named - {*there} == set()
-    assert named >= {"check", "report", "run", "explain"}, "the pattern finds none"
-
-
-def test_what_pages_make_is_in_the_makefile() -> None:
-    """In blocks and in sentences."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
-    made = {
-        target
-        for text in PAGES.values()
-        for target in re.findall(r"(?:`|^)make ([a-z][a-z-]*)(?=[ `\n])", text, re.MULTILINE)
-    }
-    assert made - targets == set()
-    assert made >= {"demo", "test", "test-rgw", "bench-keys"}, "the pattern finds none"
-
-
-def test_variables_on_the_pages_are_settings() -> None:
-    known = {f"S3CACHE_{name.upper()}" for name in (*Settings.__dataclass_fields__, *STORE_OPTIONS)}
-    named = {
-        variable
-        for text in PAGES.values()
-        for variable in re.findall(r"\bS3CACHE_[A-Z0-9_]*[A-Z0-9]\b", text)
-    }
-    named = {each for each in named if not each.startswith("S3CACHE_TEST_")}
     assert named - known - {"S3CACHE_AUTOLOAD", JOB} == set()
 
 
@@ -121,30 +95,12 @@ def s3(url: str) -> S3Options:
     return location
 
 
-def variables_are_good(environment: dict[str, str]) -> None:
-    """As settings; with GitHub's expressions in the place of values, each of them."""
-    for name, value in environment.items():
-        if not name.startswith("S3CACHE_"):
-            continue
-        words = re.findall(r"'([\w-]+)'(?! &&)", value) if "${{" in value else [value]
-        setting = name.removeprefix("S3CACHE_").lower()
-        for word in words:
-            given: dict[str, Any] = {setting: word}
-            Settings.load(**given)
-        if setting == "url":
-            assert s3(value).url.startswith("s3://example-compile-cache/main")
-
-
 def test_the_workflow_of_github_has_a_role_and_few_rights() -> None:
     (workflow,) = documents("docs/operating/github-actions.md", "yaml")
     assert workflow["permissions"] == {"contents": "read", "id-token": "write"}
     (job,) = workflow["jobs"].values()
-    variables_are_good(job["env"])
-    used = [step["uses"] for step in job["steps"] if "uses" in step]
-    assert [action for action in used if not re.fullmatch(r"[\w-]+/[\w-]+@v\d+", action)] == []
+    assert s3(job["env"]["S3CACHE_URL"]).url.startswith("s3://example-compile-cache/main")
     # The order in which mode and role are chosen is one.
     chosen = [str(job["env"]["S3CACHE_MODE"])]
     chosen += [step["with"]["role-to-assume"] for step in job["steps"] if "role" in str(step)]
     assert len({text.partition("&&")[0] for text in chosen}) == 1
-    runs = [step["run"] for step in job["steps"] if "run" in step]
-    assert runs[-1] == "python train.py"

@@ -103,15 +103,6 @@ def test_the_tables_of_reasons_and_errors_are_as_their_command_makes_them(name: 
     assert reasons.updated(page, reasons.tables()[name]) == page
 
 
-def test_the_command_mends_defaults_adds_what_is_new_and_takes_away_what_is_gone() -> None:
-    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    row = "| `local_max_files` | `50000` | the same for their number |\n"
-    assert row in page
-    assert updated(page.replace("`50000`", "`5`")) == page
-    assert updated(page.replace(row, f"{row}| `bygone` | none | of before |\n")) == page
-    assert "| `local_max_files` | `50000` | |\n" in updated(page.replace(row, ""))
-
-
 def test_every_reason_is_documented() -> None:
     text = (ROOT / "docs" / "storage.md").read_text(encoding="utf-8")
     assert [str(reason) for reason in Reason if f"`{reason}`" not in text] == []

@@ -1,4 +1,4 @@
-"""Where tests lie and what they may name: what ``tests/README.md`` says of them holds."""
+"""What tests may import: what ``tests/README.md`` says of it holds."""
 
 from __future__ import annotations
 
@@ -29,33 +29,6 @@ def imported(source: ast.Module) -> Iterator[tuple[str, str]]:
 
 def folder(file: str) -> str:
     return file.rpartition("/")[0]
-
-
-# -- places
-
-
-def test_each_package_has_its_folder() -> None:
-    packages = {
-        path.parent.relative_to(ROOT / "s3cache").as_posix()
-        for path in (ROOT / "s3cache").rglob("__init__.py")
-    } - {"."}
-    assert packages <= {folder(file) for file in FILES}
-
-
-def test_the_readme_has_a_line_for_each_folder_and_no_other() -> None:
-    page = (TESTS / "README.md").read_text(encoding="utf-8")
-    there = {folder(file).partition("/")[0] for file in FILES} - {""}
-    assert re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE) == sorted(there)
-
-
-def test_each_module_of_support_is_listed() -> None:
-    page = ast.get_docstring(FILES["support/__init__.py"]) or ""
-    listed = re.findall(r"`~tests\.support\.(\w+)`", page)
-    there = {Path(file).stem for file in FILES if folder(file) == "support"} - {"__init__"}
-    assert sorted(listed) == sorted(there)
-
-
-# -- imports of tests and of private modules
 
 
 def strange_imports(file: str, source: ast.Module) -> Iterator[str]:
