@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import collections
 import random
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -114,26 +112,3 @@ def _names(change: Change, said: list[Difference]) -> bool:
     if change.family == "input" and shape is not None and change.base != "dynamic":
         return any(f"→ ({shape[1]}, {shape[2]})" in each.text for each in clear)
     return bool(clear)
-
-
-def main() -> int:
-    """Of every change, or of those of some families: how many are named, and which are not."""
-    parser = argparse.ArgumentParser(prog="python -m tests.perturb.explained", description=__doc__)
-    parser.add_argument("families", nargs="*", help="all of them, if none is named")
-    parser.add_argument("--each", type=int, default=1, help="take each n-th only")
-    options = parser.parse_args()
-    chosen = [
-        each for each in all_changes() if not options.families or each.family in options.families
-    ]
-    found = explained(all_bases(), chosen[:: options.each])
-    for family, count in sorted(found["missed"].items()):
-        print(f"{family:12} {found['named'].get(family, 0)} of {count}")
-    for each in found["unnamed"]:
-        print(each)
-    total = sum(found["missed"].values())
-    print(f"{total - len(found['unnamed'])} of {total} misses are explained by what was changed")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
