@@ -71,25 +71,6 @@ def its_graph_is_cached(compile_it: Compile) -> Any:
 
 
 @case("compiled_autograd", graphs=2, since=(2, 13), slow=True)
-def parameters_of_a_module(compile_it: Compile) -> Any:
-    import torch
-
-    network = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
-    function = compile_it(network)
-    function(torch.ones(4, 3)).square().sum().backward()
-    out = function(torch.ones(4, 3))
-    under_compiled_autograd(compile_it, out.square().sum(), compile_it)
-    return out, [(each, each.grad) for each in network.parameters()]
-
-
-@case("compiled_autograd", slow=True)
-def hooks_under_compiled_autograd(compile_it: Compile) -> Any:
-    function = compile_it(lambda x: x * x - 9)
-    function(leaf()).sum().backward()
-    return _hooked(function, lambda loss: under_compiled_autograd(compile_it, loss))
-
-
-@case("compiled_autograd", graphs=2, since=(2, 13), slow=True)
 def hooks_in_its_graph(compile_it: Compile) -> Any:
     """Hooks that Dynamo traces become part of the graph of the backward pass."""
     function = compile_it(lambda x: x * x - 10)

@@ -60,17 +60,6 @@ def saved_outside_and_hit_inside(compile_it: Compile) -> Any:
 # -- nodes of the captured graph
 
 
-@case("compiled_backward", since=(2, 13), slow=True)
-def copy_slices(compile_it: Compile) -> Any:
-    """A view that was written to: its base takes the gradient apart."""
-    x = leaf()
-    base = x * 1
-    base[0].mul_(54)
-    base[:, 1].add_(x[:, 0])
-    _captured(compile_it, (base * base).sum())
-    return x, base, x.grad
-
-
 @case("compiled_backward", graphs=2, since=(2, 13), slow=True)
 def size_guards(compile_it: Compile) -> Any:
     """Sizes that change from one backward pass to the next."""

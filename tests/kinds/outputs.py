@@ -20,19 +20,6 @@ def alias_of_input(compile_it: Compile) -> Any:
     return x, compile_it(function)(x)
 
 
-@case("outputs", shows=_has("alias_of_input"), slow=True)
-def alias_of_input_mutated_by_the_caller(compile_it: Compile) -> Any:
-    """The output must be a real view: writing to it reaches the input."""
-
-    def function(x: Any) -> Any:
-        return x[1:].t(), x + 1
-
-    x = matrix(rows=4)
-    view, other = compile_it(function)(x)
-    view.mul_(10)
-    return x, view, other
-
-
 @case("outputs", shows=_has("is_input"), slow=True)
 def is_input_training(compile_it: Compile) -> Any:
     function = compile_it(lambda x, w: (x, w, x * w), without_dynamo=True)
@@ -134,25 +121,3 @@ def some_outputs_require_grad(compile_it: Compile) -> Any:
         return x * 2, x.detach() + 1, apart, x.argmax(), x.view(-1)
 
     return train(compile_it(function), matrix(True, rows=4))
-
-
-@case("outputs", slow=True)
-def strides_are_kept(compile_it: Compile) -> Any:
-    import torch
-
-    def function(x: Any) -> Any:
-        return x * 2, torch.nn.functional.avg_pool2d(x, 2)
-
-    x = torch.arange(64.0).reshape(2, 2, 4, 4).to(memory_format=torch.channels_last)
-    return x, compile_it(function)(x)
-
-
-@case("outputs", slow=True)
-def nothing_computed(compile_it: Compile) -> Any:
-    """Views and inputs only: the inner graph returns nothing of its own."""
-
-    def function(x: Any) -> Any:
-        return x.view(-1), None, [x.t()], {"rows": x.shape[0]}
-
-    x = matrix(rows=4)
-    return x, compile_it(function)(x)

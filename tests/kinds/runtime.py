@@ -117,76 +117,6 @@ def random_numbers(compile_it: Compile) -> Any:
         return found, function(x), function(x)
 
 
-@case("runtime", graphs=0, unsaved=1, slow=True)
-def functionalised_rng(compile_it: Compile) -> Any:
-    """torch has it for CUDA only, and says so."""
-    import torch
-
-    if compile_it(_dropout) is _dropout:  # eager
-        return "CUDA not available"
-    with torch._functorch.config.patch(functionalize_rng_ops=True):
-        try:
-            compile_it(_dropout)(torch.ones(2, 3, requires_grad=True))
-        except Exception as exc:
-            return str(exc).partition("RuntimeError: ")[2].splitlines()[0]
-    return "it compiles"
-
-
-def _dropout(x: Any) -> Any:
-    import torch
-
-    return torch.nn.functional.dropout(x, 0.5)
-
-
-@case("runtime", slow=True)
-def autocast_inside(compile_it: Compile) -> Any:
-    import torch
-
-    def function(x: Any, w: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            y = x @ w
-        return y, x @ w
-
-    x, w = torch.ones(2, 3, requires_grad=True), torch.ones(3, 2, requires_grad=True)
-    return train(compile_it(function), x, w)
-
-
-@case("runtime", graphs=2, slow=True)
-def default_dtype_of_autocast_is_part_of_the_key(compile_it: Compile) -> Any:
-    import torch
-
-    def function(x: Any, w: Any) -> Any:
-        with torch.autocast("cpu"):
-            return x.abs() @ w
-
-    found = []
-    before = torch.get_autocast_dtype("cpu")
-    for dtype in (torch.bfloat16, torch.float16):
-        torch.compiler.reset()
-        torch.set_autocast_dtype("cpu", dtype)
-        try:
-            found.append(compile_it(function)(torch.ones(2, 3), torch.ones(3, 2)))
-        finally:
-            torch.set_autocast_dtype("cpu", before)
-    return found
-
-
-@case("runtime", graphs=3, slow=True)
-def autocast_is_part_of_the_key(compile_it: Compile) -> Any:
-    import torch
-
-    def function(x: Any, w: Any) -> Any:
-        return x.relu() @ w
-
-    x, w = torch.ones(2, 3), torch.ones(3, 2)
-    function = compile_it(function)
-    found = [function(x, w)]
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype):
-            found.append(function(x, w))
-    return found
-
-
 @case("runtime", shows=lambda runtime: runtime["grad_enabled_mutation"] is not None, slow=True)
 def grad_mode_left_changed(compile_it: Compile) -> Any:
     """The graph leaves grad mode other than it found it."""
@@ -203,14 +133,3 @@ def grad_mode_left_changed(compile_it: Compile) -> Any:
     finally:
         torch.set_grad_enabled(True)
     return x, out, after
-
-
-@case("runtime", shows=lambda runtime: bool(runtime["deterministic"]), slow=True)
-def deterministic(compile_it: Compile) -> Any:
-    import torch
-
-    torch.use_deterministic_algorithms(True)
-    try:
-        return train(compile_it(lambda x: x.cumsum(0)), matrix(True))
-    finally:
-        torch.use_deterministic_algorithms(False)

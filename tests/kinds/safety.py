@@ -29,17 +29,6 @@ def every_safe_node(compile_it: Compile) -> Any:
     return x, compile_it(function, dynamic=True)(x)
 
 
-@case("safety", slow=True)
-def einops_functions(compile_it: Compile) -> Any:
-    import einops
-
-    def function(x: Any) -> Any:
-        return einops.rearrange(x, "a (b c) -> c (a b)", c=3) * 12
-
-    x = matrix()
-    return x, compile_it(function)(x)
-
-
 @case("safety", graphs=0, bypassed=2, reasons=("custom-operator",), halves=3, slow=True)
 def custom_operator(compile_it: Compile) -> Any:
     """Its kernel runs as it is; what its fake implementation and formula answer is in the key."""
@@ -297,32 +286,7 @@ def forward_mode_transforms(compile_it: Compile) -> Any:
     ]
 
 
-@case("safety", graphs=2, slow=True)
-def attention_by_named_backends(compile_it: Compile) -> Any:
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    def attend(x: Any, *backends: Any) -> Any:
-        with sdpa_kernel(list(backends)):
-            return torch.nn.functional.scaled_dot_product_attention(x, x, x) * 1.5
-
-    x = torch.linspace(-1, 1, 2 * 2 * 8 * 16).view(2, 2, 8, 16)
-    math, flash = SDPBackend.MATH, SDPBackend.FLASH_ATTENTION
-    both = compile_it(lambda x: attend(x, math, flash))
-    return [train(compile_it(lambda x: attend(x, math)), x.requires_grad_()), both(x.detach())]
-
-
 # -- where graphs are compiled
-
-
-@case("safety", slow=True)
-def saved_tensor_hooks(compile_it: Compile) -> Any:
-    """Python functions that run when tensors are saved, and when they are used."""
-    import torch
-
-    function = compile_it(lambda x: x.sin() * 19)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x * 1, lambda x: x * 2):
-        return train(function, matrix(True))
 
 
 @case("safety", graphs=1, bypassed=1, reasons=("function",), halves=2, slow=True)
@@ -350,53 +314,6 @@ def saved_tensor_hooks_in_the_graph(compile_it: Compile) -> Any:
 
 def scaled(x: Any, factor: float) -> Any:
     return x * factor
-
-
-@case("safety", graphs=1, bypassed=1, reasons=("freezing",), lowered=1, slow=True)
-def freezing(compile_it: Compile) -> Any:
-    """Where gradients are on, nothing is frozen."""
-    import torch
-
-    network = torch.nn.Linear(3, 2).eval()
-    with torch._inductor.config.patch(freezing=True):
-        trained = train(compile_it(lambda x: x.sin() * 27), matrix(True))
-        with torch.no_grad():
-            return trained, compile_it(network)(matrix())
-
-
-@case("safety", slow=True)
-def fakify_first_call(compile_it: Compile) -> Any:
-    """What DDP's splitting of graphs asks for."""
-    import torch
-
-    def backend(gm: Any, inputs: Any) -> Any:
-        from torch._inductor.compile_fx import compile_fx
-
-        torch._guards.TracingContext.get().fakify_first_call = True
-        try:
-            return compile_fx(gm, inputs)
-        finally:
-            torch._guards.TracingContext.get().fakify_first_call = False
-
-    x = matrix()
-    function = compile_it(lambda x: x * 21, backend=backend)
-    function(x)  # for its metadata only: compiled, it returns tensors without numbers
-    return x, function(x)
-
-
-@case("safety", graphs=0, halves=1, lowered=1, slow=True)
-def caches_off(compile_it: Compile) -> Any:
-    """Then nothing is a bypass; what is off as a whole is shared at the second level."""
-    import torch
-
-    x = matrix()
-    found = []
-    compiler: Any = torch.compiler.config
-    with compiler.patch(force_disable_caches=True):
-        found.append(compile_it(lambda x: x * 22)(x))
-    with torch._functorch.config.patch(enable_autograd_cache=False):
-        found.append(compile_it(lambda x: x * 23)(x))
-    return x, found
 
 
 @case("safety", slow=True)

@@ -27,13 +27,6 @@ def _two(requires_grad: bool = False, nested: bool = False) -> Any:
     return found.requires_grad_(requires_grad)
 
 
-def _jagged(requires_grad: bool = False) -> Any:
-    import torch
-
-    rows = [torch.arange(float(2 * n)).reshape(n, 2) for n in (1, 3, 2)]
-    return torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=requires_grad)
-
-
 @case("tensors", graphs=4, slow=True)
 def plain(compile_it: Compile) -> Any:
     """Several dtypes, no dimensions, no elements, gaps between elements."""
@@ -48,35 +41,6 @@ def plain(compile_it: Compile) -> Any:
     ]
     torch._dynamo.mark_static(inputs[2])
     return [(x, function(x)) for x in inputs]
-
-
-@case("tensors", shows=lambda runtime: bool(runtime["static_input_indices"]), slow=True)
-def parameters(compile_it: Compile) -> Any:
-    import torch
-
-    network = torch.nn.Linear(3, 2)
-    found = train(compile_it(network), torch.ones(4, 3))
-    return found, [(each, each.grad) for each in network.parameters()]
-
-
-@case("tensors", graphs=3, slow=True)
-def shared_parameters_and_an_optimizer(compile_it: Compile) -> Any:
-    """Tied weights, two steps: what the optimizer writes is what the next step reads."""
-    import torch
-
-    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3, bias=False)
-    second.weight = first.weight
-    network = torch.nn.Sequential(first, second)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-    model, step = compile_it(network), compile_it(optimizer.step)
-    losses = []
-    for _ in range(2):
-        loss = model(torch.ones(4, 3)).square().mean()
-        optimizer.zero_grad(set_to_none=False)
-        loss.backward()
-        step()
-        losses.append(loss)
-    return losses, list(network.parameters())
 
 
 @case("tensors", shows=lambda runtime: any(e["mutates_data"] for e in runtime["inputs"]), slow=True)
@@ -97,16 +61,6 @@ def subclass_training(compile_it: Compile) -> Any:
 @case("tensors", shows=_subclass_in("tangents", depth=2), slow=True)
 def nested_subclass_training(compile_it: Compile) -> Any:
     return train(compile_it(lambda x: x * x), _two(requires_grad=True, nested=True))
-
-
-@case("tensors", shows=_subclass_in("inputs"), slow=True)
-def subclass_mutated(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        x.mul_(2)
-        return x + 1
-
-    x = _two()
-    return x, compile_it(function)(x)
 
 
 @case("tensors", graphs=0, bypassed=1, reasons=("function",), halves=1, slow=True)
@@ -130,30 +84,6 @@ def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
         x = torch.ones(rows, 3)
         results.append(train(function, TwoTensor(x, x * 2).requires_grad_()))
     return results
-
-
-@case("tensors", shows=_subclass_in("inputs"), slow=True)
-def subclass_parameters(compile_it: Compile) -> Any:
-    import torch
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    network = torch.nn.Linear(3, 2)
-    for name, each in list(network.named_parameters()):
-        wrapped = TwoTensor(each.detach(), each.detach() + 1)
-        network.register_parameter(name, torch.nn.Parameter(wrapped))
-    out = compile_it(network)(torch.ones(4, 3))
-    out.sum().backward()
-    return out, [(each, each.grad) for each in network.parameters()]
-
-
-@case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=2, slow=True)
-def jagged_training(compile_it: Compile) -> Any:
-    import torch
-
-    x = _jagged(requires_grad=True)
-    out = compile_it(lambda x: torch.sin(x) * x)(x)
-    out.values().sum().backward()
-    return x, out, x.grad
 
 
 @case("tensors", shows=_subclass_in("outputs"), differs=("[2].base", "[2].is_view"), slow=True)

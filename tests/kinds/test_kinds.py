@@ -97,8 +97,7 @@ def test_hit_on_an_empty_disk(name: str, ran: dict[str, dict[str, Any]]) -> None
     if not case.lowered:
         assert found["started"] == []
     assert found["hits"] == case.graphs + case.again
-    if name != "caches_off":
-        assert beside.not_warm(beside.Started.of(found), found["reasons"]) == []
+    assert beside.not_warm(beside.Started.of(found), found["reasons"]) == []
 
 
 @pytest.mark.parametrize(
