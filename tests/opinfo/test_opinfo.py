@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.opinfo.__main__ import PROCESS_TIMEOUT_S, run_on, run_twice
-from tests.opinfo.verdicts import report, verdict
+from tests.opinfo.__main__ import PROCESS_TIMEOUT_S, report, run_on, run_twice, verdict
 from tests.support import beside
 from tests.support.marks import nightly, slow
 
