@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tests.kinds.case import Compile, case
 
 
 def leaf() -> Any:
-    import torch
-
     return torch.arange(6.0).reshape(2, 3).requires_grad_()
 
 
@@ -24,8 +24,6 @@ def as_it_is(function: Any) -> Any:
 
 def under_compiled_autograd(compile_it: Compile, loss: Any, compiler: Any = as_it_is) -> None:
     """Go backward, with ``compiler`` for the graph of it; for eager as ever."""
-    import torch
-
     if compile_it(as_it_is) is as_it_is:
         loss.backward()
         return
@@ -50,8 +48,6 @@ def backward_module_of_an_entry(compile_it: Compile) -> Any:
 
 @case("compiled_autograd", shows=lambda runtime: runtime["num_symints_saved_for_bw"] > 0, slow=True)
 def backward_module_with_symbols(compile_it: Compile) -> Any:
-    import torch
-
     function = compile_it(lambda x: x.sum(0).expand(x.shape[0], -1) * x.shape[0], dynamic=True)
     found = []
     for rows in (4, 6):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tests.kinds.case import Compile, case, matrix, train
 
 
@@ -50,20 +52,9 @@ def data_mutated_out_of_graph(compile_it: Compile) -> Any:
     return leaf, leaf.grad, x, out
 
 
-@case("inputs", shows=_any(mutates_metadata=True, mutates_data=False), until=(2, 14), slow=True)
-def metadata_mutated(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        x.transpose_(0, 1)
-        return x + 1
-
-    x = matrix()
-    return x, compile_it(function, without_dynamo=True)(x)
-
-
 @case("inputs", since=(2, 12), slow=True)
 def storage_resized(compile_it: Compile) -> Any:
     """As FSDP does it: a parameter is given room, and filled."""
-    import torch
 
     def function(x: Any, full: Any) -> Any:
         x.untyped_storage().resize_(24)
@@ -78,8 +69,6 @@ def storage_resized(compile_it: Compile) -> Any:
 
 @case("inputs", shows=_any(mutates_storage_metadata=True), slow=True)
 def storage_exchanged(compile_it: Compile) -> Any:
-    import torch
-
     def function(x: Any, y: Any) -> Any:
         with torch.no_grad():
             torch.ops.aten.set_.source_Tensor(x, y)
@@ -113,8 +102,6 @@ def overlapping_and_mutated(compile_it: Compile) -> Any:
     slow=True,
 )
 def mutated_in_the_backward_pass(compile_it: Compile) -> Any:
-    import torch
-
     class Counting(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any, seen: Any) -> Any:

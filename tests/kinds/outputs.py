@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tests.kinds.case import Compile, case, matrix, train
 
 
@@ -18,12 +20,6 @@ def alias_of_input(compile_it: Compile) -> Any:
 
     x = matrix(rows=4)
     return x, compile_it(function)(x)
-
-
-@case("outputs", shows=_has("is_input"), slow=True)
-def is_input_training(compile_it: Compile) -> Any:
-    function = compile_it(lambda x, w: (x, w, x * w), without_dynamo=True)
-    return train(function, matrix(True), matrix(True))
 
 
 def _trained(name: str, function: Any, **expected: Any) -> None:
@@ -79,8 +75,6 @@ _trained("unsafe_view_alias", _lone_view, shows=_has("unsafe_view_alias"), diffe
     slow=True,
 )
 def custom_function_view(compile_it: Compile) -> Any:
-    import torch
-
     class Flat(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
@@ -98,8 +92,6 @@ def custom_function_view(compile_it: Compile) -> Any:
 
 @case("outputs", shows=lambda runtime: any(e["dynamic_dims"] for e in runtime["outputs"]))
 def dynamic_dims(compile_it: Compile) -> Any:
-    import torch
-
     def function(x: Any) -> Any:
         return x * 2, x.t(), x.shape[0] * 2
 
@@ -113,8 +105,6 @@ def dynamic_dims(compile_it: Compile) -> Any:
     slow=True,
 )
 def some_outputs_require_grad(compile_it: Compile) -> Any:
-    import torch
-
     def function(x: Any) -> Any:
         with torch.no_grad():
             apart = x * 3

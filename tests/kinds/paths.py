@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tests.kinds.case import Compile, case, matrix
 
 
 @case("paths", graphs=3)
 def inference(compile_it: Compile) -> Any:
     """Without anything to train, under ``no_grad`` and in ``inference_mode``."""
-    import torch
-
     function = compile_it(lambda x: x.sin() + 1)
     found = [function(matrix())]
     with torch.no_grad():
@@ -38,8 +38,6 @@ def _variants(entries: list[dict[str, Any]]) -> bool:
 @case("paths", graphs=2, together=_variants)
 def guard_variants_of_one_key(compile_it: Compile) -> Any:
     """Two graphs that are the same, and hold for different sizes."""
-    import torch
-
     function = compile_it(lambda x: (x * 2, 1 if x.shape[0] > 5 else 0), dynamic=True)
     found = []
     for rows in (4, 8, 3, 9):
@@ -51,7 +49,6 @@ def guard_variants_of_one_key(compile_it: Compile) -> Any:
 @case("paths", differs=("[1].stride",), slow=True)
 def data_dependent_size(compile_it: Compile) -> Any:
     """A size that only the numbers tell (an unbacked symbol)."""
-    import torch
 
     def function(x: Any) -> Any:
         return torch.nonzero(x > 2) * 2

@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from tests.kinds.case import Compile, case, matrix, train
 
 
@@ -31,7 +33,6 @@ def saved_tensor_changed_before_the_backward_pass(compile_it: Compile) -> Any:
 @case("runtime", shows=lambda runtime: bool(runtime["bw_donated_idxs"]), slow=True)
 def donated_buffers(compile_it: Compile) -> Any:
     """Buffers that only the backward pass needs are reused by it."""
-    import torch
 
     def function(x: Any, w: Any) -> Any:
         return torch.nn.functional.relu(x @ w) @ w
@@ -44,7 +45,6 @@ def donated_buffers(compile_it: Compile) -> Any:
 @case("runtime", bypassed=1, reasons=("backward-state", "function"), graphs=0, halves=1)
 def backward_state(compile_it: Compile) -> Any:
     """A hook on an intermediate becomes an input of the graph, which torch cannot put in a key."""
-    import torch
 
     def hook(grad: Any) -> Any:
         return grad * 3
@@ -68,7 +68,6 @@ def backward_state(compile_it: Compile) -> Any:
 @case("runtime", slow=True)
 def effect_tokens(compile_it: Compile) -> Any:
     """Effects happen, and in order: each hands a token to the next."""
-    import torch
 
     def function(x: Any) -> Any:
         torch.ops.aten._print("first")
@@ -104,7 +103,6 @@ def _printed() -> Iterator[list[str]]:
 @case("runtime", graphs=2)
 def random_numbers(compile_it: Compile) -> Any:
     """The same seed gives the same numbers as eager, twice in a row different ones."""
-    import torch
 
     def function(x: Any) -> Any:
         return torch.nn.functional.dropout(x, 0.5) + torch.rand(2, 3)
@@ -120,7 +118,6 @@ def random_numbers(compile_it: Compile) -> Any:
 @case("runtime", shows=lambda runtime: runtime["grad_enabled_mutation"] is not None, slow=True)
 def grad_mode_left_changed(compile_it: Compile) -> Any:
     """The graph leaves grad mode other than it found it."""
-    import torch
 
     def function(x: Any) -> Any:
         torch.set_grad_enabled(False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tests.kinds.case import Compile, case, train
 
 
@@ -18,7 +20,6 @@ def _subclass_in(place: str, depth: int = 1) -> Any:
 
 
 def _two(requires_grad: bool = False, nested: bool = False) -> Any:
-    import torch
     from torch.testing._internal.two_tensor import TwoTensor
 
     a, b = torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3) + 10
@@ -30,8 +31,6 @@ def _two(requires_grad: bool = False, nested: bool = False) -> Any:
 @case("tensors", graphs=4, slow=True)
 def plain(compile_it: Compile) -> Any:
     """Several dtypes, no dimensions, no elements, gaps between elements."""
-    import torch
-
     function = compile_it(lambda x: (x + x, x.shape))
     inputs = [
         torch.tensor(3.0),
@@ -46,8 +45,6 @@ def plain(compile_it: Compile) -> Any:
 @case("tensors", shows=lambda runtime: any(e["mutates_data"] for e in runtime["inputs"]), slow=True)
 def buffers(compile_it: Compile) -> Any:
     """Running statistics are written to in training."""
-    import torch
-
     network = torch.nn.BatchNorm1d(3)
     found = train(compile_it(network), torch.arange(12.0).reshape(4, 3).requires_grad_())
     return found, list(network.buffers()), [each.grad for each in network.parameters()]
@@ -66,7 +63,6 @@ def nested_subclass_training(compile_it: Compile) -> Any:
 @case("tensors", graphs=0, bypassed=1, reasons=("function",), halves=1, slow=True)
 def subclass_made_in_the_graph(compile_it: Compile) -> Any:
     """torch does not know the constructor of a subclass that is not its own."""
-    import torch
     from torch.testing._internal.two_tensor import TwoTensor
 
     x = torch.ones(2, 3)
@@ -75,7 +71,6 @@ def subclass_made_in_the_graph(compile_it: Compile) -> Any:
 
 @case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=2, slow=True)
 def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
-    import torch
     from torch.testing._internal.two_tensor import TwoTensor
 
     function = compile_it(lambda x: (x * 2, x.t()), dynamic=True)
@@ -88,8 +83,6 @@ def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
 
 @case("tensors", shows=_subclass_in("outputs"), differs=("[2].base", "[2].is_view"), slow=True)
 def jagged_made_in_the_graph(compile_it: Compile) -> Any:
-    import torch
-
     def function(values: Any, offsets: Any) -> Any:
         return torch.nested.nested_tensor_from_jagged(values * 2, offsets)
 

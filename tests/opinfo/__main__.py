@@ -51,35 +51,27 @@ def _judged(folder: Path, names: list[str]) -> dict[str, tuple[Verdict, str]]:
     return {name: verdict(first[name], second[name]) for name in names}
 
 
-def run_on(place: Path, root: Path, names: list[str], *, shared: bool, backward: bool) -> Any:
-    """Return what a machine at ``place`` finds, in a process with s3cache or without."""
-    results = root / ("results" if shared else "results alone")
-    results.mkdir(exist_ok=True)
-    headers = str(int(place.name != "second"))
-    # Some samples are taken from sets.
-    machine = Machine(place, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=headers, PYTHONHASHSEED="0")
-    return machine.run(
-        "tests.opinfo.jobs:run",
-        names,
-        str(results),
-        backward,
-        remote=remote_url(root) if shared else None,
-        timeout_s=PROCESS_TIMEOUT_S,
-    ).result
-
-
-def run_twice(root: Path, compiler: Path, names: list[str], *, backward: bool) -> tuple[Any, Any]:
+def run_twice(root: Path, compiler: Path, names: list[str], *, backward: bool) -> list[Any]:
     """Return what two machines find, the second of which only has the remote.
 
     Args:
         compiler: disk of the first; its precompiled headers are of use for the next chunk.
     """
     shutil.rmtree(compiler / "local", ignore_errors=True)
-    first, second = (
-        run_on(place, root, names, shared=True, backward=backward)
-        for place in (compiler, root / "second")
-    )
-    return first, second
+    results = root / "results"
+    results.mkdir()
+    found = []
+    for place, headers in ((compiler, "1"), (root / "second", "0")):
+        # Some samples are taken from sets, in an order that hashes decide.
+        environment = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": headers, "PYTHONHASHSEED": "0"}
+        ran = Machine(place, **environment).run(
+            "tests.opinfo.jobs:run",
+            *(names, str(results), backward),
+            remote=remote_url(root),
+            timeout_s=PROCESS_TIMEOUT_S,
+        )
+        found.append(ran.result)
+    return found
 
 
 def verdict(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Verdict, str]:

@@ -41,7 +41,6 @@ from torch._inductor.pattern_matcher import (
     register_replacement,
 )
 
-from tests.perturb.backing import backend, backends
 from tests.perturb.histories import Call, History
 
 __all__ = ["replacements"]
@@ -63,7 +62,7 @@ class Slot:
         put: puts something there in one of several ways, with a number in it.
         hows: those ways.
         traced: only what is traced changes, so that what is alike hits at the second level.
-        options: of the histories.
+        native: whether C++ is compiled.
     """
 
     kind: str
@@ -72,7 +71,7 @@ class Slot:
     put: Callable[[str, float], Context]
     hows: tuple[str, ...]
     traced: bool = True
-    options: tuple[tuple[str, Any], ...] = (("native", False),)
+    native: bool = False
 
 
 # -- names in namespaces and classes: what is there, and another function of torch's
@@ -305,7 +304,7 @@ def _members() -> Iterator[Slot]:
             _member, "torch._inductor.codegen.cpp:CppVecOverrides", name, _in_text
         )
         calls = functools.partial(lambda name, x: getattr(x.abs(), name)() + 1, name)
-        yield Slot("members", f"C++ of {name}", calls, put, ("plainly", "wrapping"), False, ())
+        yield Slot("members", f"C++ of {name}", calls, put, ("plainly", "wrapping"), False, True)
 
 
 # -- insides of functions: nothing of it is under any name
@@ -534,13 +533,6 @@ def _registries() -> Iterator[Slot]:
     yield Slot("registries", "wrapper", program, _wrapper, ("method", "constructor"), False)
 
 
-def _backends() -> Iterator[Slot]:
-    for name, program, make in backends():
-        put = functools.partial(lambda make, how, by: make(by)(), make)
-        options = (("native", False), ("options", {"backend": backend}))
-        yield Slot("backends", name, program, put, ("given",), False, options)
-
-
 # -- pairs of programs
 
 _SINCE = ("after enable", "before enable", "after another", "before enable, after another")
@@ -562,13 +554,13 @@ def _pair(slot: Slot, how: str, since: str) -> History:
         (Call(_input, forward=plain if early else second, backward=plain),),
         around=second if early else plain,
         as_cold=True,
-        **dict(slot.options),
+        native=slot.native,
     )
 
 
 def replacements() -> Iterator[History]:
     """Each slot in each way, at one time and another; some of those that are alike must hit."""
-    slots = (_names, _tables, _members, _insides, _operators, _constants, _registries, _backends)
+    slots = (_names, _tables, _members, _insides, _operators, _constants, _registries)
     for number, slot in enumerate(itertools.chain.from_iterable(each() for each in slots)):
         for turn, how in enumerate(slot.hows):
             for since in (_SINCE[(number + turn) % 4], _SINCE[(number + turn + 1) % 4]):

@@ -54,14 +54,6 @@ def test_most_changes_are_misses_and_some_are_right_hits(verdicts: dict[str, Any
     assert verdicts["right"]
 
 
-def test_an_explanation_names_what_was_changed(count: int, verdicts: dict[str, Any]) -> None:
-    """All of the misses that are sampled; of all there are, see docs/explaining-misses.md."""
-    found = verdicts["explained"]
-    assert found["unnamed"] == []
-    assert sum(found["missed"].values()) >= count // 3
-    assert len(found["missed"]) >= 8  # families
-
-
 @slow
 def test_the_suite_can_fail(tmp_path: Path) -> None:
     """With torch's own key, inputs that overlap get the answer for inputs that do not."""
@@ -72,10 +64,10 @@ def test_the_suite_can_fail(tmp_path: Path) -> None:
 @slow
 def test_a_hit_is_never_on_what_was_traced_of_another_answer(tmp_path: Path) -> None:
     """Whatever code of the user's asks of the process; ``make test-perturb`` has all."""
-    found = Machine(tmp_path).run("tests.perturb.asking:judged", 12, timeout_s=850).result
+    found = Machine(tmp_path).run("tests.perturb.asking:judged", timeout_s=850).result
     assert found["wrong"] == []
-    assert found["judged"] == 12
-    assert found["counts"]["asking"]["miss"] > 3
+    assert found["judged"] == 24
+    assert found["counts"]["asking"]["miss"] > 6
 
 
 @slow

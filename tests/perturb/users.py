@@ -1,4 +1,4 @@
-"""Code of the user's that a graph only mentions: passes, policies, registrations, functions."""
+"""What a graph only mentions: annotations, names of torch's own code, contexts of functions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,8 @@ from typing import Any
 
 import torch
 import torch._functorch.config as functorch
-import torch._inductor.config as inductor
 from torch import Tensor
-from torch._inductor.custom_graph_pass import (
-    CustomGraphPass,
-    CustomKnapsackSolver,
-    CustomRuntimeEstimator,
-)
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
-import s3cache
 from tests.perturb.program import Change, Program
 
 __all__ = ["bases", "changes"]
@@ -49,73 +37,8 @@ def _two(function: Callable[..., Any], context: Any = contextlib.nullcontext) ->
     )
 
 
-class _Uuid:
-    def __init__(self, variant: int) -> None:
-        self.variant = variant
-
-    def uuid(self) -> str:
-        return f"variant {self.variant}"
-
-
-class _Pass(_Uuid, CustomGraphPass):
-    def __call__(self, graph: Any) -> None: ...
-
-
-class _Solver(_Uuid, CustomKnapsackSolver):
-    def __call__(self, *_: Any) -> Any: ...
-
-
-class _Estimator(_Uuid, CustomRuntimeEstimator):
-    def __call__(self, *_: Any) -> Any: ...
-
-
 def _plain(x: Tensor, y: Tensor) -> Tensor:
     return torch.tanh(x @ y) @ y
-
-
-def _patched(config: Any, option: str, kind: Any) -> Callable[[int], Program]:
-    def make(variant: int) -> Program:
-        return _two(_plain, functools.partial(config.patch, {option: kind(variant)}))
-
-    return make
-
-
-def _save_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    save = op is torch.ops.aten.mm.default
-    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _save_the_rest(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    save = op is not torch.ops.aten.mm.default
-    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _selective(variant: int) -> Program:
-    policy = _save_the_rest if variant % 2 else _save_products
-
-    def program(x: Tensor, y: Tensor) -> Any:
-        contexts = functools.partial(create_selective_checkpoint_contexts, policy)
-        contexts.cache_hash = f"variant {variant}"  # type: ignore[attr-defined]
-        return checkpoint(_plain, x, y, use_reentrant=False, context_fn=contexts)
-
-    return _two(program)
-
-
-@torch._dynamo.allow_in_graph
-def registered_one(x: Tensor) -> Tensor:
-    return x.cos()
-
-
-def _registered(variant: int) -> Program:
-    @contextlib.contextmanager
-    def registered() -> Iterator[None]:
-        s3cache.register_cacheable(registered_one, version=str(variant))
-        yield
-
-    def program(x: Tensor, y: Tensor) -> Any:
-        return registered_one(x) * y
-
-    return _two(program, registered)
 
 
 def _annotated(variant: int) -> Program:
@@ -191,13 +114,6 @@ class Told(torch.autograd.Function):
 
 
 _THINGS: dict[str, Callable[[int], Program]] = {
-    "pass before": _patched(inductor, "post_grad_custom_pre_pass", _Pass),
-    "joint pass after": _patched(inductor, "joint_custom_post_pass", _Pass),
-    "joint pass of functorch": _patched(functorch, "joint_custom_pass", _Pass),
-    "solver": _patched(functorch, "activation_memory_budget_solver", _Solver),
-    "estimator": _patched(functorch, "activation_memory_budget_runtime_estimator", _Estimator),
-    "checkpoint policy": _selective,
-    "registered function": _registered,
     "annotation": _annotated,
     "names of the memory budget": _budget,
     "autograd function": functools.partial(_applied, Scaled),
