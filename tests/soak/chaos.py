@@ -26,7 +26,7 @@ _LINKS: dict[str, Callable[[random.Random], Link]] = {
     "answers cut": lambda draw: Link(cut_down=draw.randrange(40_000), times=20),
 }
 # Of a hundred. A good link is as likely as all bad ones: some of what is saved has to arrive.
-_WEIGHTS = {"kill": 25, "stop": 7, "server": 6, "refuse": 8, "link good": 27}
+_WEIGHTS: dict[str, float] = {"kill": 25, "stop": 7, "server": 6, "refuse": 8, "link good": 27}
 _WEIGHTS |= dict.fromkeys(_LINKS, 4.5)
 
 
