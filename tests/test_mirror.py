@@ -1,4 +1,4 @@
-"""Where tests lie and what they may name: what ``tests/README.md`` says of them holds."""
+"""What tests may import: what ``tests/README.md`` says of it holds."""
 
 from __future__ import annotations
 
@@ -29,18 +29,6 @@ def imported(source: ast.Module) -> Iterator[tuple[str, str]]:
 
 def folder(file: str) -> str:
     return file.rpartition("/")[0]
-
-
-# -- places
-
-
-def test_the_readme_has_a_line_for_each_folder_and_no_other() -> None:
-    page = (TESTS / "README.md").read_text(encoding="utf-8")
-    there = {folder(file).partition("/")[0] for file in FILES} - {""}
-    assert re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE) == sorted(there)
-
-
-# -- imports of tests and of private modules
 
 
 def strange_imports(file: str, source: ast.Module) -> Iterator[str]:

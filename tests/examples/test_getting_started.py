@@ -16,7 +16,7 @@ from tests.support.pages import ROOT, files
 PAGE = ROOT / "docs" / "getting-started.md"
 
 
-# Compiles, and hits elsewhere, as tests/models does in every run.
+# Compiles, and hits elsewhere, as tests/kinds does in every run.
 @slow
 @pytest.mark.timeout(900)
 def test_the_second_machine_hits_and_prints_the_same(tmp_path: Path) -> None:

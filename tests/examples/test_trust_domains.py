@@ -165,16 +165,6 @@ def test_a_job_gets_a_token_and_only_the_program_gets_the_key_that_signs(name: s
 # -- Kubernetes
 
 
-def test_the_service_account_is_the_one_that_the_readers_role_asks_for() -> None:
-    account = manifests("irsa")["ServiceAccount"]["metadata"]
-    said = TEMPLATE["Parameters"]["KubernetesServiceAccount"]["Default"]
-    assert f"{account['namespace']}:{account['name']}" == said
-    assert "-ReaderRole-" in account["annotations"]["eks.amazonaws.com/role-arn"]
-    assert "ReaderRoleArn" in TEMPLATE["Outputs"]
-    assert pod("irsa")["serviceAccountName"] == account["name"]
-    assert manifests("irsa")["Job"]["metadata"]["namespace"] == account["namespace"]
-
-
 def test_what_training_trusts_is_a_file_that_its_variables_do_not_weaken() -> None:
     data = json.loads(manifests("irsa")["ConfigMap"]["data"]["trust.json"])
     assert data.keys() == {"trust", "trusted_keys", "revoked"}

@@ -35,7 +35,7 @@ def run_tests(project: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-# Compiles, and hits elsewhere, as tests/models does in every run.
+# Compiles, and hits elsewhere, as tests/kinds does in every run.
 @slow
 @pytest.mark.timeout(900)
 def test_its_tests_pass(project: Path) -> None:

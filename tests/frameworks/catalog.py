@@ -1,54 +1,32 @@
-"""The programs, and what is known of each today."""
+"""The programs: each as a user of a framework would write it, with nothing of s3cache in it."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PROGRAMS", "Program", "Shortfall"]
+__all__ = ["FOLDER", "PROGRAMS", "Program"]
 
 FOLDER = Path(__file__).parent / "programs"
 
 
 @dataclass(frozen=True)
-class Shortfall:
-    """What is not warm yet, to the number: less or more of it fails.
-
-    Attributes:
-        why: in a sentence, for the page.
-        lowered: graphs that a second machine lowers; it starts compilers if and only if it does.
-        misses: of its lookups of whole graphs, by reason.
-        reasons: of its bypasses of whole graphs, by code.
-        worse: whether a second process on one disk lowers more than with torch alone.
-    """
-
-    why: str = ""
-    lowered: int = 0
-    misses: Mapping[str, int] = field(default_factory=dict)
-    reasons: Mapping[str, int] = field(default_factory=dict)
-    worse: bool = False
-
-
-@dataclass(frozen=True)
 class Program:
-    """A program of ``programs/``, as a user of a framework would write it.
+    """A program of ``programs/``.
 
     Attributes:
         framework: the package it is about, as in the extra ``frameworks``.
         does: what the program does, for the page.
         ranks: processes under torchrun; with 1 without it.
         beside: a folder of the environment with packages of versions that the others cannot have.
-        shortfall: what is known to be missing.
     """
 
     framework: str
     does: str
     ranks: int = 1
     beside: str = ""
-    shortfall: Shortfall = field(default_factory=Shortfall)
 
     @property
     def path(self) -> str:
@@ -65,11 +43,11 @@ PROGRAMS: dict[str, Program] = {
     "hf_trainer_llama": Program(
         "transformers", "`Trainer(torch_compile=True)`: Llama, evaluate, checkpoint, resume"
     ),
-    "hf_trainer_bert": Program("transformers", "`Trainer(torch_compile=True)`: BERT, evaluate"),
     "hf_trainer_ddp": Program("transformers", "the same `Trainer` on two ranks", ranks=2),
     "generate_static_cache": Program("transformers", "`generate` with a static cache"),
-    "accelerate_dynamo": Program("accelerate", "`TorchDynamoPlugin`"),
-    "accelerate_regional": Program("accelerate", "... with `use_regional_compilation`"),
+    "accelerate_regional": Program(
+        "accelerate", "`TorchDynamoPlugin` with `use_regional_compilation`"
+    ),
     "lightning_fit": Program("lightning", "`Trainer.fit` of a compiled module, and validation"),
     "lightning_ddp": Program(
         "lightning", '`strategy="ddp"`, two ranks, one of which it starts itself'
@@ -78,9 +56,5 @@ PROGRAMS: dict[str, Program] = {
     "timm_train": Program("timm", "a ViT and a ConvNeXt, its losses, optimizers, schedules"),
     "torchao_int8": Program("torchao", "int8 weight-only, inference"),
     "diffusers_blocks": Program("diffusers", "`compile_repeated_blocks` of a Flux transformer"),
-    "torchtune_compile": Program(
-        "torchtune",
-        "`compile_model`: a Llama",
-        beside="torchtune",
-    ),
+    "torchtune_compile": Program("torchtune", "`compile_model`: a Llama", beside="torchtune"),
 }

@@ -1,6 +1,6 @@
-"""Programs that need torch alone, unmodified, on two machines; the others: make test-frameworks.
+"""Programs that need torch alone, or transformers, on two machines; others: make test-frameworks.
 
-``make test`` has a compiled optimizer, ``make test-nightly`` the others and more runs of each.
+``make test-all`` has a compiled optimizer, ``make test-nightly`` the others.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.frameworks.catalog import FOLDER, PROGRAMS
-from tests.frameworks.judge import complaints
-from tests.frameworks.runs import run_program
+from tests.frameworks.trials import complaints, run_program
 from tests.support.marks import cases
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-OF_TORCH = [name for name, program in PROGRAMS.items() if program.framework == "torch"]
+OF_TORCH = {name for name, program in PROGRAMS.items() if program.framework == "torch"}
+HERE = sorted({*OF_TORCH, "generate_static_cache"})
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -25,18 +25,15 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "name",
     cases(
-        OF_TORCH,
+        HERE,
         slow_ones=["compiled_optimizer"],
-        nightly_ones={*OF_TORCH} - {"compiled_optimizer"},
+        nightly_ones={*HERE} - {"compiled_optimizer"},
     ),
 )
 def test_a_program_starts_warm_on_machines_that_never_ran_it(name: str, tmp_path: Path) -> None:
     """Turned on by ``run`` there, and by a variable alone here; it trains as with torch alone."""
-    trials = {
-        what: trial.as_json()
-        for what, trial in run_program(tmp_path, name, PROGRAMS[name], ("first", "third"))
-    }
-    assert list(complaints(PROGRAMS[name], {"trials": trials})) == []
+    trials = dict(run_program(tmp_path, name, PROGRAMS[name], ("alone", "first", "third")))
+    assert list(complaints(trials)) == []
 
 
 def test_each_program_is_in_the_catalog_and_knows_nothing_of_s3cache() -> None:

@@ -122,37 +122,6 @@ def train(url: str, names: list[str]) -> list[dict[str, Any]]:
     return machines
 
 
-MODES = ("no_optimization", "python_reducer")
-
-
-def train_in_each_mode(url: str) -> dict[str, Any]:
-    """DDP with torch's other ways of compiling it, the second one under compiled autograd."""
-    import contextlib
-
-    import torch
-
-    import s3cache
-    from tests.hooks.jobs import account
-
-    _alone()
-    came_to = {}
-    for mode in MODES:
-        torch.compiler.reset()
-        torch._dynamo.utils.counters.clear()
-        with (
-            s3cache.enabled(f"{url}/{mode}?create=1", local=False) as cache,
-            torch._dynamo.config.patch(optimize_ddp=mode),
-            torch._dynamo.compiled_autograd._enable(torch.compile())
-            if mode == "python_reducer"
-            else contextlib.nullcontext(),
-        ):
-            seen = _train({})
-            assert not cache.flush(60).remaining
-            second = sum(cache.stats().fx.hits.values())
-            came_to[mode] = {"seen": seen, "second level": second, **account(cache)}
-    return came_to
-
-
 def without_each_entry(remote: str, scratch: str) -> dict[str, Any]:
     """The plain way, each time from a copy of ``remote`` that lacks one entry; then uncached."""
     import torch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import torch
 
 import s3cache
 from tests.hooks.graphs import damage
-from tests.hooks.jobs import account, machine_here, watch_processes
+from tests.hooks.jobs import account, machine_here
 from tests.hooks.switches import compiled
-from tests.support.watch import lowerings
+from tests.support.watch import lowerings, processes
 
 
 def waved(x: Any, y: Any) -> Any:
@@ -61,7 +60,7 @@ WAYS = {
 def each_way(url: str, names: list[str]) -> dict[str, Any]:
     """What each way of compiling comes to, and the counts."""
 
-    lowered, started = lowerings(), watch_processes()
+    lowered, started = lowerings(), processes()
     found = {}
     with s3cache.enabled(url) as cache:
         for name in names:
@@ -108,18 +107,6 @@ def train(url: str) -> dict[str, Any]:
 def at_both_levels(url: str, names: list[str]) -> dict[str, Any]:
     """Train, and compile what only the second level serves."""
     return {"trained": train(url), "ways": each_way(url, names)}
-
-
-def die_after_a_forward(url: str) -> None:
-    """Compile a forward, and be killed before anything can be uploaded at leisure."""
-    s3cache.enable(url)
-    assert _runs(waved, grad=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def upload_what_others_left(url: str) -> bool:
-    with s3cache.enabled(url) as cache:
-        return cache.flush(60).complete
 
 
 DAMAGE = ("no kernel", "no pickle", "another type", "bad code", "bad guards")

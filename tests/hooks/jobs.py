@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from typing import TYPE_CHECKING, Any
+
+from tests.support.watch import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_STARTED: list[str] = []
-_STARTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system", "os.fork")
-
-
-def watch_processes() -> list[str]:
-    """Every process started from now on, in any way that Python has."""
-
-    def saw(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _STARTS:
-            _STARTED.append(f"{event} {arguments[:2]!r}"[:200])
-
-    sys.addaudithook(saw)
-    return _STARTED
 
 
 @contextlib.contextmanager
@@ -109,7 +96,7 @@ def train(url: str) -> dict[str, Any]:
 
     import s3cache
 
-    started = watch_processes()
+    started = processes()
 
     def step(function: Any, network: Any) -> list[Any]:
         x = torch.linspace(-1, 1, 40).reshape(5, 8).requires_grad_()

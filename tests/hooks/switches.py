@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from s3cache.frame import MAGIC
 from tests.hooks.jobs import account, machine_here
 
 
@@ -138,13 +137,6 @@ def _alone_here(url: str) -> dict[str, Any]:
         tiers.compile("neither", 12)
         cache.flush()
         uploaded.append(cache.stats().uploaded)
-        with (
-            functorch.patch(enable_remote_autograd_cache=False, strict_autograd_cache=True),
-            inductor.patch(fx_graph_remote_cache=False),
-        ):
-            damage(cache.settings.local_dir)
-            tiers.compile("damaged", 12)
-            tiers.compile("replaced", 12)
     return {"steps": tiers.steps, "uploaded": uploaded}
 
 
@@ -188,13 +180,6 @@ def of_torchs_remote(url: str) -> list[dict[str, Any]]:
     remote = Path(url.removeprefix("file://").partition("?")[0]) / "objects"
     entries = [str(path) for path in remote.rglob("*") if path.is_file()]
     return [{**written, "entries": entries}, _alone_here(url), _remote_alone(url)]
-
-
-def damage(local_dir: str) -> None:
-    """Change the last byte of every entry in the local tier."""
-    for path in Path(local_dir).rglob("*"):
-        if path.is_file() and (content := path.read_bytes()).startswith(MAGIC):
-            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
 class Tiers(Counted):
@@ -258,29 +243,3 @@ def artifacts(url: str) -> list[dict[str, Any]]:
         assert compiled(8)
         assert compiled(9)
         return [told, {**account(cache), "artifacts": len(loaded.aot_autograd_artifacts)}]
-
-
-def guarded(url: str, name: str, sizes: list[int]) -> list[dict[str, int]]:
-    """One dynamic graph under guards that differ, for each size; counts of each compile."""
-    import torch
-
-    def function(x: Any, y: Any) -> Any:
-        # Two branches with one graph: only the guard tells them apart.
-        return x @ y if x.shape[0] % 2 else x @ y  # noqa: RUF034
-
-    with machine_here(url, name) as cache:
-        counted = Counted(cache)
-        for number, size in enumerate(sizes):
-            torch._dynamo.reset()
-            x, y = torch.ones(size, 4), torch.ones(4, 10)
-            torch._dynamo.mark_dynamic(x, 0)
-            out = torch.compile(function)(x, y)
-            assert torch.equal(out, x @ y)
-            counted.step(str(number))
-        cache.flush()
-    return list(counted.steps.values())
-
-
-def guarded_on_two(url: str) -> list[list[dict[str, int]]]:
-    """That on two machines."""
-    return [guarded(url, "first", [20, 5, 30, 7]), guarded(url, "second", [9, 24])]

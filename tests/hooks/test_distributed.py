@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.hooks.distributed import MODES, WAYS, two_ranks
-from tests.support.marks import cases, nightly, selected, slow
+from tests.hooks.distributed import WAYS, two_ranks
+from tests.support.marks import cases, selected, slow
 from tests.support.sites import Site
 
 if TYPE_CHECKING:
@@ -43,24 +43,6 @@ def test_ddp_hits_on_every_graph(way: str, trained: tuple[Site, list[dict[str, A
     assert sum(warm["hits"].values()) == cold["saved"]
     assert warm["inductor"].get("fxgraph_cache_miss", 0) == 0
     assert warm["seen"] == cold["seen"]
-
-
-@nightly
-def test_ddp_hits_in_torchs_other_modes_too(site: Site) -> None:
-    """Where graphs are not split, and where the reducer is Python that is compiled as well."""
-    remotes = f"file://{site.root}/remotes"
-    cold, warm = (
-        site.machine(name).run("distributed:train_in_each_mode", remotes)
-        for name in ("first", "second")
-    )
-    for mode in MODES:
-        assert cold[mode]["bypassed"] == 0
-        assert warm[mode]["inductor"].get("fxgraph_cache_miss", 0) == 0, mode
-        assert sum(warm[mode]["hits"].values()) == cold[mode]["saved"] > 0, mode
-        assert warm[mode]["seen"] == cold[mode]["seen"], mode
-    assert warm["no_optimization"]["misses"] == {}
-    # Its forwards never have a backward of their own: they are shared at the second level.
-    assert warm["python_reducer"]["second level"] > 0
 
 
 @slow

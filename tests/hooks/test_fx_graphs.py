@@ -62,17 +62,6 @@ def _kinds(site: Site) -> list[str]:
 
 
 @slow
-def test_a_forward_outlives_a_process_that_is_killed_right_after_it(site: Site) -> None:
-    machine = site.machine("writer")
-    code = f"from tests.hooks.fx_programs import die_after_a_forward as die; die({site.url!r})"
-    assert machine.start("-c", code).returncode == -9
-    assert site.entries() == []
-    assert machine.run("fx_programs:upload_what_others_left", site.url) is True
-    reader = site.machine("reader").run("fx_programs:each_way", site.url, ["forward"])
-    assert reader["ways"]["forward"]["hits"] == 1
-
-
-@slow
 def test_bad_fx_entries_are_misses_and_are_replaced(site: Site) -> None:
     """Kernels that are missing, pickles that are none, guards and code that fail."""
     writer, reader, third = site.machine("one").run("fx_programs:damaged_and_replaced", site.url)

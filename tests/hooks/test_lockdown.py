@@ -11,10 +11,10 @@ import pytest
 
 import tests.support.compiler  # noqa: F401
 from s3cache.hooks._directories import disable_torch_caches, install_lockdown, own_directory
-from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._keys import CacheCall, CompileState, Patches
+from s3cache.hooks._keys import Patches
 from s3cache.store import private_directory
 from s3cache.torch_api import internals
+from tests.hooks.triton import KERNEL, bundled, emit
 from tests.support.users import ATTACKER, VICTIM, as_user, begun_as, common, needs_users
 from tests.support.waiting import join_child
 
@@ -49,32 +49,16 @@ def installed(torchs: Path) -> Iterator[Callable[[str], Patches]]:
 
 def emitted() -> bytes:
     """What is under a kernel's name once an entry that has it was rebuilt."""
-    from torch._inductor.triton_bundler import (
-        TritonBundle,
-        TritonBundler,
-        TritonKernelArtifact,
-        TritonKernelArtifacts,
-    )
-
-    files = [TritonKernelArtifact("kernel.cubin", b"signed")]
-    patches = Patches()
-    state, call = CompileState(), CacheCall()
-    call.kernels = {}
-    patches.install(Kernels(state))
-    try:
-        with state.entered(call):
-            TritonBundler.read_and_emit(TritonBundle([TritonKernelArtifacts("HASH", 0, files)], []))
-    finally:
-        patches.undo()
+    emit(bundled({"kernel.cubin": b"signed"}))
     base = internals.triton_directory.get()(0)
-    with open(os.path.join(base, "HASH", "kernel.cubin"), "rb") as file:
+    with open(os.path.join(base, KERNEL, "kernel.cubin"), "rb") as file:
         return file.read()
 
 
 def left(base: Path) -> None:
     """A kernel of an entry that was used when nobody asked who had signed it."""
-    (base / "HASH").mkdir(parents=True, mode=0o700)
-    (base / "HASH" / "kernel.cubin").write_bytes(b"betraying")
+    (base / KERNEL).mkdir(parents=True, mode=0o700)
+    (base / KERNEL / "kernel.cubin").write_bytes(b"betraying")
 
 
 def test_kernels_of_triton_that_were_left_are_not_loaded(

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache import frame
+from tests.hooks.graphs import encoded
+from tests.hooks.jobs import machine_here
 from tests.support.marks import nightly, slow
+from tests.support.watch import lowerings, processes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.sites import Machine, Site
+
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -26,7 +30,7 @@ def run(
 ) -> dict[str, dict[str, Any]]:
     """What machines come to, all in one process: each begins with nothing of its own."""
     found: dict[str, dict[str, Any]] = site.machine(name).run(
-        "dynamic_batches:machines", site.url, told
+        "test_profiles:machines", site.url, told
     )
     assert found.pop("stderr") is not None
     assert all(each["worst"] < 1e-5 for each in found.values())
@@ -62,16 +66,7 @@ def test_what_a_profile_does_and_does_not(site: Site) -> None:
 
     # A profile that cannot be used costs what there was before, and nothing else.
     (path,) = profiles(site)
-    header = frame.decode(path.read_bytes()).header
-    path.write_bytes(
-        frame.encode(
-            kind=header.kind,
-            key=header.key,
-            variant=header.variant,
-            schema=header.schema,
-            sections={"profile": b"no profile"},
-        )
-    )
+    path.write_bytes(encoded(frame.decode(path.read_bytes()), {"profile": b"no profile"}))
     found = run(site, "two", ("third", [24], {}), ("off", [32, 20], {"profile": False}))
     third, off = found["third"], found["off"]
     assert (third["lowered"], third["hits"], third["misses"]) == (2, 0, 1)
@@ -83,15 +78,109 @@ def test_what_a_profile_does_and_does_not(site: Site) -> None:
 def test_what_other_jobs_learned_breaks_no_program(site: Site) -> None:
     """Code that needs constants compiles in whole graphs, as it does without s3cache."""
     # This job sees two values of each number, and two sizes of each tensor.
-    learner(site, "first").run("dynamic_batches:needs_constants", site.url, [5, 6], False)
+    learner(site, "first").run("test_profiles:needs_constants", site.url, [5, 6], False)
     assert profiles(site)
 
     # Numbers are in no profile, even where those are used.
     numbers = learner(site, "numbers").run(
-        "dynamic_batches:needs_constants", site.url, [7], True, False
+        "test_profiles:needs_constants", site.url, [7], True, False
     )
     assert numbers["failed"] == {}
 
     # Of sizes they are, so they are not used until somebody asks for it.
-    default = site.machine("default").run("dynamic_batches:needs_constants", site.url, [7])
+    default = site.machine("default").run("test_profiles:needs_constants", site.url, [7])
     assert default["failed"] == {}
+
+
+# -- the job
+
+
+def _model() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+
+
+def _difference(model: Any, compiled: Any, batch: int) -> float:
+    """How far results and gradients of one step are from eager's."""
+    import torch
+
+    torch.manual_seed(batch)
+    data, found = torch.randn(batch, 4), []
+    for forward in (model, compiled):
+        model.zero_grad()
+        out = forward(data)
+        out.square().mean().backward()
+        found.append([out.detach(), *(each.grad for each in model.parameters())])
+    pairs = zip(*found, strict=True)
+    return max(float((eager - ours).abs().max()) for eager, ours in pairs)
+
+
+def machines(url: str, told: list[tuple[str, list[int], dict[str, Any]]]) -> dict[str, Any]:
+    """Train on batches of these sizes, one after the other, on fresh machines by name."""
+    import torch
+
+    found, lowered, started = {}, lowerings(), processes()
+    for name, batches, options in told:
+        with machine_here(url, name, shape_profile=options.pop("profile", True)) as cache:
+            lowered.clear()
+            started.clear()
+            model = _model()
+            compiled = torch.compile(model, **options)
+            worst = max(_difference(model, compiled, batch) for batch in batches)
+            cache.flush()
+            stats = cache.stats()
+        found[name] = {
+            "worst": worst,
+            "lowered": len(lowered),
+            "started": len(started),
+            "hits": sum(stats.hits.values()),
+            "misses": sum(stats.misses.values()),
+            "saved": stats.saved,
+        }
+    return found
+
+
+def needs_constants(
+    url: str, values: list[int], fullgraph: bool = True, sizes: bool = True
+) -> dict[str, dict[str, str]]:
+    """Compile what no symbol answers, of numbers and of sizes: what failed, and how."""
+    import math
+    import struct
+
+    import torch
+    import torch._inductor.compile_fx  # with which s3cache begins
+
+    import s3cache
+
+    def of_size(of_number: Any) -> Any:
+        return lambda x: of_number(x, x.shape[0])
+
+    asks = {
+        "gcd": lambda x, n: x + math.gcd(n, 4),
+        "comb": lambda x, n: x + math.comb(n, 2),
+        "str": lambda x, n: x + len(str(n)),
+        "pow": lambda x, n: x + pow(n, 2, 3),
+        "pack": lambda x, n: x + len(struct.pack("i", n)),
+    }
+
+    def begin(x: Any) -> Any:
+        return x + 1
+
+    failed = {}
+    with s3cache.enabled(url) as cache:
+        torch.compile(begin, backend="eager")(torch.ones(2))  # which names the program
+        for name, ask in asks.items():
+            for of in ("a number", "a size")[: 1 + sizes]:
+                torch._dynamo.reset()
+                function = ask if of == "a number" else of_size(ask)
+                compiled = torch.compile(function, backend="eager", fullgraph=fullgraph)
+                for value in values:
+                    given = (torch.ones(3), value) if of == "a number" else (torch.ones(value),)
+                    try:
+                        assert torch.equal(compiled(*given), function(*given))
+                    except Exception as error:
+                        failed[f"{name} of {of}"] = repr(error)[:200]
+        cache.flush()
+    return {"failed": failed}

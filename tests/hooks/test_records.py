@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from s3cache.artifact import Artifact
 from s3cache.frame import Frame, decode
@@ -16,13 +19,14 @@ from tests.support.marks import slow
 if TYPE_CHECKING:
     from tests.support.sites import Site
 
+
 pytestmark = pytest.mark.timeout(900)
 
 
 @slow
 def test_each_lookup_is_recorded(site: Site) -> None:
     machine = site.machine("one")
-    found = machine.run("records:lookups", site.url)
+    found = machine.run("test_records:lookups", site.url)
     wholes = {
         name: [each for each in found[name] if each["level"] == "aot"]
         for name in ("miss", "hit", "bypass", "later", "memory", "off")
@@ -56,7 +60,7 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     graphs = [each for each in found["miss"] if each["level"] == "fx"]
     assert [(each["outcome"], each["of_whole"]) for each in graphs] == [("miss", True)]
 
-    source = str(Path(__file__).with_name("records.py"))
+    source = __file__
     lines = Path(source).read_text(encoding="utf-8").splitlines()
     for each in (missed, hit, bypassed):
         file, line, function = each["where"]
@@ -87,19 +91,100 @@ def _in_tuples(records: list[dict[str, object]]) -> list[dict[str, object]]:
 
 
 @slow
-def test_what_no_entry_can_hold_is_recorded_and_not_saved(site: Site) -> None:
-    """Under the key that missed, so that ``s3cache check`` and ``explain`` can say it.
-
-    What no process would read would be set aside by each, compiled, and saved again.
-    """
-    found = site.machine("one").run("records:unshared", site.url)
-    missed, refused = found["refused"]
-    assert (missed["outcome"], missed["reason"]) == ("miss", "absent")
-    assert (refused["outcome"], refused["reason"]) == ("bypass", "entry")
-    assert refused["key"] == missed["key"]
-    assert "cannot be pickled" in refused["reasons"][0]["message"]
-    unreadable = found["unreadable"]
+def test_what_no_process_would_read_is_a_bypass_and_not_saved(site: Site) -> None:
+    """Else each process would set it aside, compile, and save it again."""
+    unreadable = site.machine("one").run("test_records:unreadable", site.url)
     assert unreadable["aot"]["entry"] == 1
     assert unreadable["fx"] == {"entry": 2}
     assert (unreadable["saved"], unreadable["saved_fx"]) == (0, 0)
     assert list(site.remote.rglob("*.0")) == []
+
+
+# -- the job
+
+
+def mine(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() + 1
+
+
+def unknown(x: torch.Tensor) -> torch.Tensor:
+    y = x.cos()
+    return mine(y) + 2  # the line
+
+
+def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
+    """By settings: the records of a miss, a hit and a bypass, each in a cache of its own."""
+    import s3cache
+    from s3cache.cache import recorded
+
+    torch.compiler.allow_in_graph(mine)
+    logger = logging.getLogger("s3cache")
+    logger.setLevel(logging.DEBUG)
+    handler = logging.StreamHandler()  # to stderr
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    logger.addHandler(handler)
+    found: dict[str, list[dict[str, Any]]] = {}
+    settings: dict[str, dict[str, Any]] = {
+        "miss": {},
+        "hit": {},
+        "bypass": {},
+        "later": {},
+        "memory": {"local": False},
+        "off": {"record": False},
+    }
+    for name, given in settings.items():
+        torch._dynamo.reset()
+        with s3cache.enabled(url, **given) as cache:
+            called = torch.compile(unknown if name == "bypass" else function)
+            called(torch.ones(4))  # called here
+            if name == "later":  # after a hit, what nobody has saved
+                torch.compile(torch.sin, dynamic=False)(torch.ones(5))
+            cache.flush(60)
+        run = recorded()
+        assert run is not None
+        found[name] = [record.as_dict() for record in run.records]
+    return found
+
+
+class Restoring:
+    """Has code of the program's run while it is read."""
+
+    def __setstate__(self, state: object) -> None:
+        raise AssertionError("an entry is read without it")
+
+
+def unreadable(url: str) -> dict[str, Any]:
+    """By level: the bypasses of compiled graphs that hold what no process would read."""
+    import s3cache
+    from s3cache.torch_api import internals
+
+    def holding(hook: Any, at: int) -> None:
+        owner, name = hook.owner()
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def with_what_restores(*args: Any, **kwargs: Any) -> Any:
+            vars(args[at])["note"] = note = Restoring()
+            vars(note)["x"] = 1
+            return original(*args, **kwargs)
+
+        setattr(owner, name, staticmethod(with_what_restores))
+
+    holding(internals.pickle_entry, 0)
+    holding(internals.fx_save, 1)
+    torch.compiler.allow_in_graph(mine)
+    with s3cache.enabled(url) as cache:
+        torch.compile(function)(torch.ones(4))
+        torch.compile(unknown)(torch.ones(4))  # its key is at the second level alone
+        cache.flush(60)
+        stats = cache.stats()
+    return {
+        "aot": dict(stats.bypass_reasons),
+        "fx": dict(stats.fx.bypass_reasons),
+        "saved": stats.saved,
+        "saved_fx": stats.fx.saved,
+    }

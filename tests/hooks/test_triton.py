@@ -17,12 +17,12 @@ import tests.support.compiler  # noqa: F401
 from s3cache.artifact import unpickled
 from s3cache.errors import is_machine_trouble
 from s3cache.hooks._kernels import Kernels, portable
-from s3cache.hooks._keys import CacheCall, CompileState, Patches
+from s3cache.hooks._keys import CompileState, Patches
+from tests.hooks.triton import KERNEL, bundled, emit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-KERNEL = "KERNELHASH"
 SHARED_GROUP = 12_003
 
 
@@ -36,84 +36,50 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     os.umask(before)
 
 
-def bundled(files: dict[str, bytes], *static: Any) -> Any:
-    """A kernel's files, and kernels that torch launches itself, as torch keeps them."""
-    from torch._inductor.triton_bundler import (
-        TritonBundle,
-        TritonKernelArtifact,
-        TritonKernelArtifacts,
-    )
-
-    artifacts = [TritonKernelArtifact(name, content) for name, content in files.items()]
-    return TritonBundle([TritonKernelArtifacts(KERNEL, 0, artifacts)], list(static))
+def shared_with_a_group(path: Path) -> None:
+    os.chown(path, -1, SHARED_GROUP)
+    path.chmod(path.stat().st_mode | 0o020)
 
 
-def emit(bundle: Any = None, *, rebuilding: bool = True) -> None:
-    """What torch does with an entry that has a kernel, under the hook."""
-    from torch._inductor.triton_bundler import TritonBundler
-
-    bundle = bundle or bundled({"kernel.cubin": b"verified"})
-    patches = Patches()
-    state, call = CompileState(), CacheCall()
-    call.kernels = {} if rebuilding else None
-    patches.install(Kernels(state))
-    try:
-        with state.entered(call):
-            TritonBundler.read_and_emit(bundle)
-    finally:
-        patches.undo()
+def moved_behind_a_link(path: Path) -> None:
+    there = path.parents[2] / "theirs"
+    path.rename(there)
+    path.symlink_to(there)
 
 
-def planted(base: Path, change: str) -> None:
-    place = base / KERNEL
-    place.mkdir(parents=True)
-    for above in (place, base, base.parent, base.parent.parent):
-        above.chmod(0o755)
-    (place / "kernel.cubin").write_bytes(b"planted")
-    (place / "kernel.cubin").chmod(0o644)
-    if change == "a directory that a shared group may write":
-        os.chown(base, -1, SHARED_GROUP)
-        base.chmod(0o775)
-    elif change == "a directory that others may write":
-        base.chmod(0o757)
-    elif change == "one above that anybody may rename in":
-        base.parent.chmod(0o777)
-    elif change == "a kernel's directory that others may write":
-        place.chmod(0o777)
-    elif change == "a file that a shared group may write":
-        os.chown(place / "kernel.cubin", -1, SHARED_GROUP)
-        (place / "kernel.cubin").chmod(0o664)
-    elif change == "a file that others may write":
-        (place / "kernel.cubin").chmod(0o646)
-    elif change == "a file that is a link":
-        (place / "kernel.cubin").rename(base.parent / "theirs")
-        (place / "kernel.cubin").symlink_to(base.parent / "theirs")
-    elif change == "a directory that is a link":
-        place.rename(base.parent / "theirs")
-        place.symlink_to(base.parent / "theirs")
-    elif change == "a file of another user":
-        base.chmod(0o700)
-        os.chown(place / "kernel.cubin", 12_002, 12_002)
+def given_away(path: Path) -> None:
+    path.parent.parent.chmod(0o700)
+    os.chown(path, 12_002, 12_002)
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-CHANGES: list[Any] = [
-    pytest.param("a directory that a shared group may write", marks=needs_root),
-    "a directory that others may write",
-    "one above that anybody may rename in",
-    "a kernel's directory that others may write",
-    pytest.param("a file that a shared group may write", marks=needs_root),
-    "a file that others may write",
-    "a file that is a link",
-    "a directory that is a link",
-    pytest.param("a file of another user", marks=needs_root),
-]
+FILE = f"{KERNEL}/kernel.cubin"
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_others_could_have_written_is_not_loaded(base: Path, change: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "change"),
+    [
+        pytest.param(".", shared_with_a_group, marks=needs_root),
+        (".", lambda path: path.chmod(0o757)),
+        ("..", lambda path: path.chmod(0o777)),  # anybody may rename in it
+        (KERNEL, lambda path: path.chmod(0o777)),
+        pytest.param(FILE, shared_with_a_group, marks=needs_root),
+        (FILE, lambda path: path.chmod(0o646)),
+        (FILE, moved_behind_a_link),
+        (KERNEL, moved_behind_a_link),
+        pytest.param(FILE, given_away, marks=needs_root),
+    ],
+)
+def test_what_others_could_have_written_is_not_loaded(
+    base: Path, where: str, change: Callable[[Path], object]
+) -> None:
     """It is a miss on this machine, and the entry is as good as it was."""
-    planted(base, change)
+    (base / KERNEL).mkdir(parents=True)
+    for above in (base / KERNEL, base, base.parent, base.parent.parent):
+        above.chmod(0o755)
+    (base / FILE).write_bytes(b"planted")
+    (base / FILE).chmod(0o644)
+    change(Path(os.path.normpath(base / where)))
     with pytest.raises(PermissionError, match="where others may write") as raised:
         emit()
     assert is_machine_trouble(raised.value)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import pickle
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,10 +17,13 @@ import pytest
 from s3cache import frame
 from s3cache.testing import ProgramError
 from s3cache.trust import generate, pack, sign
+from tests.hooks.graphs import encoded
+from tests.hooks.jobs import account
 from tests.support.marks import nightly, slow
 
 if TYPE_CHECKING:
     from tests.support.sites import Machine, Site
+
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -56,7 +62,7 @@ class Betrayal:
 def planted(site: Site, tmp_path: Path, trace: Path) -> Machine:
     """A machine that has compiled before; all that torch has left there makes ``trace``."""
     machine = site.machine("victim", S3CACHE_LOCAL="no", **JOB)
-    machine.run("trusted:waving", site.url)
+    machine.run("test_trusted:waving", site.url)
     code = f"open({str(trace)!r}, 'w').close()\n".encode()
     library = _betraying_library(tmp_path, trace)
     kinds = set()
@@ -82,12 +88,12 @@ def test_no_kind_of_what_an_earlier_run_has_left_is_run(site: Site, tmp_path: Pa
     trace = tmp_path / "betrayed"
     machine = planted(site, tmp_path, trace)
     machine.environment.update(TRUSTING)
-    found = machine.run("trusted:waving", f"file://{tmp_path}/nothing?create=1")
+    found = machine.run("test_trusted:waving", f"file://{tmp_path}/nothing?create=1")
     assert not trace.exists()
     assert found["misses"] == {"absent": 1}
     for variable in TRUSTING:
         del machine.environment[variable]
-    run_carelessly(machine, "trusted:waving", f"file://{tmp_path}/nothing2?create=1")
+    run_carelessly(machine, "test_trusted:waving", f"file://{tmp_path}/nothing2?create=1")
     assert trace.exists()  # it would have
 
 
@@ -95,7 +101,7 @@ def test_no_kind_of_what_an_earlier_run_has_left_is_run(site: Site, tmp_path: Pa
 def test_a_signed_hit_runs_its_own_code_whatever_was_planted(site: Site, tmp_path: Path) -> None:
     """Also in the directory that torch then has; nor is what remembers the installation read."""
     writer = site.machine("writer", **SIGNING, **TRUSTING)
-    assert writer.run("trusted:waving", site.url)["saved"] == 1
+    assert writer.run("test_trusted:waving", site.url)["saved"] == 1
     trace = tmp_path / "betrayed"
     evil = _betraying_library(tmp_path, trace)
     victim = site.machine("victim", **TRUSTING)
@@ -111,7 +117,7 @@ def test_a_signed_hit_runs_its_own_code_whatever_was_planted(site: Site, tmp_pat
     there = victim.root / remembered.relative_to(writer.root)
     there.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     there.write_bytes(plain_betrayal(trace))
-    found = victim.run("trusted:waving", site.url)
+    found = victim.run("test_trusted:waving", site.url)
     assert (found["hits"]["remote"], found["misses"]) == (1, {})
     assert not trace.exists()
 
@@ -122,18 +128,18 @@ def test_torchs_artifacts_of_others_run_nothing(site: Site, tmp_path: Path) -> N
     artifacts, evil, trace = (str(tmp_path / name) for name in ("artifacts", "evil", "betrayed"))
     betraying = plain_betrayal(Path(trace)).hex()
     exporter = site.machine("exporter", S3CACHE_LOCAL="no", **JOB)
-    exporter.run("trusted:compiled", site.url, "", artifacts)
-    kinds = exporter.run("trusted:poisoned", artifacts, evil, betraying)
+    exporter.run("test_trusted:compiled", site.url, "", artifacts)
+    kinds = exporter.run("test_trusted:poisoned", artifacts, evil, betraying)
     assert {"aot_autograd", "pgo"} <= set(kinds)
     nothing = f"file://{tmp_path}/nothing?create=1"
     bundling = {"TORCHINDUCTOR_BUNDLE_TRITON_INTO_FX_GRAPH_CACHE": "1", **JOB}
     victim = site.machine("victim", **bundling, **TRUSTING)
-    assert victim.run("trusted:loaded", nothing, evil)["loaded"] == {}
-    assert victim.run("trusted:loaded", "", evil, S3CACHE_URL=nothing)["loaded"] == {}
-    found = victim.run("trusted:compiled", nothing, evil)
+    assert victim.run("test_trusted:loaded", nothing, evil)["loaded"] == {}
+    assert victim.run("test_trusted:loaded", "", evil, S3CACHE_URL=nothing)["loaded"] == {}
+    found = victim.run("test_trusted:compiled", nothing, evil)
     assert found["misses"] == {"absent": 1}
     assert not Path(trace).exists()
-    run_carelessly(site.machine("careless", **bundling), "trusted:compiled", nothing, evil)
+    run_carelessly(site.machine("careless", **bundling), "test_trusted:compiled", nothing, evil)
     assert Path(trace).exists()  # it would have
 
 
@@ -148,11 +154,13 @@ def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
         "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "1",
         **JOB,
     }
-    found = site.machine("victim", **remote, **TRUSTING).run("trusted:redis", site.url, content)
+    found = site.machine("victim", **remote, **TRUSTING).run(
+        "test_trusted:redis", site.url, content
+    )
     assert not trace.exists()
     assert found["misses"] == {"absent": 1}
     machine = site.machine("careless", **remote)
-    run_carelessly(machine, "trusted:redis", f"file://{tmp_path}/nothing?create=1", content)
+    run_carelessly(machine, "test_trusted:redis", f"file://{tmp_path}/nothing?create=1", content)
     assert trace.exists()  # it would have
 
 
@@ -170,18 +178,18 @@ def test_planted_files_do_not_run_where_hooks_cannot_be_installed(
     }
     machine = planted(site, tmp_path, trace)
     arguments = (f"file://{tmp_path}/nothing?create=1", content)
-    found = machine.run(f"trusted:{job}", *arguments, **remote, **TRUSTING)
+    found = machine.run(f"test_trusted:{job}", *arguments, **remote, **TRUSTING)
     assert not trace.exists()
     assert (found["saved"], found["asked"]) == (0, 0)
     assert found["stderr"].count("it compiles without a cache") == 1
-    run_carelessly(machine, f"trusted:{job}", *arguments)
+    run_carelessly(machine, f"test_trusted:{job}", *arguments)
     assert trace.exists()  # it would have
 
 
 def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path: Path) -> None:
     """Unsigned, with the signature of the good one, or signed by a stranger of the same name."""
     trace = tmp_path / "betrayed"
-    saved = site.machine("writer", **SIGNING, **TRUSTING).run("trusted:compiled", site.url)
+    saved = site.machine("writer", **SIGNING, **TRUSTING).run("test_trusted:compiled", site.url)
     assert saved["saved"] == 1
     good = {path: path.read_bytes() for path in site.entries()}
     sites = [site.copy(tmp_path / forge.__name__) for forge in FORGERIES]
@@ -190,7 +198,7 @@ def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path:
             path.write_bytes(forge(data, betrayal(trace)))
     urls = [site.url, *(forged.url for forged in sites)]
     reader = site.machine("reader", S3CACHE_MODE="read-only", S3CACHE_LOCAL="no", **TRUSTING)
-    hit, *refused = reader.run("trusted:from_each", urls)
+    hit, *refused = reader.run("test_trusted:from_each", urls)
     assert (hit["hits"]["remote"], hit["refused"]) == (1, {})
     for found in refused:
         assert sum(found["hits"].values()) == 0
@@ -205,24 +213,16 @@ def test_without_signatures_an_entry_runs_code_of_graphs_and_no_other(
 ) -> None:
     """So the forgeries of the tests around are what they are meant to be."""
     trace = tmp_path / "betrayed"
-    site.machine("writer").run("trusted:compiled", site.url)
+    site.machine("writer").run("test_trusted:compiled", site.url)
     (path,) = site.entries()
     good, read_only = path.read_bytes(), {"S3CACHE_MODE": "read-only"}
     path.write_bytes(_unsigned(good, plain_betrayal(trace)))
-    found = site.machine("reader", **read_only).run("trusted:compiled", site.url)
+    found = site.machine("reader", **read_only).run("test_trusted:compiled", site.url)
     assert (sum(found["hits"].values()), found["misses"]) == (0, {"corrupt": 1})
     assert not trace.exists()
     path.write_bytes(_unsigned(good, betrayal(trace)))
-    site.machine("careless", **read_only).run("trusted:compiled", site.url)
+    site.machine("careless", **read_only).run("test_trusted:compiled", site.url)
     assert trace.exists()
-
-
-@slow
-def test_check_says_why_an_entry_is_not_used(site: Site) -> None:
-    site.machine("writer").run("trusted:compiled", site.url)
-    found = site.machine("reader", **TRUSTING).run("trusted:checked", site.url)
-    assert found == [None, "untrusted (1 unsigned)"]
-    assert site.machine("careless").run("trusted:checked", site.url) == [None, "remote"]
 
 
 def _betraying_library(place: Path, trace: Path) -> bytes:
@@ -238,21 +238,7 @@ def _betraying_library(place: Path, trace: Path) -> bytes:
 
 def _forged(data: bytes, evil: bytes) -> frame.Frame:
     there = frame.decode(data)
-    return _encoded(there, dict.fromkeys(there.names, evil))
-
-
-def _encoded(there: frame.Frame, sections: dict[str, bytes]) -> frame.Frame:
-    head = there.header
-    return frame.decode(
-        frame.encode(
-            kind=head.kind,
-            key=head.key,
-            variant=head.variant,
-            schema=head.schema,
-            meta=head.meta,
-            sections=sections,
-        )
-    )
+    return frame.decode(encoded(there, dict.fromkeys(there.names, evil)))
 
 
 def _unsigned(data: bytes, evil: bytes) -> bytes:
@@ -274,3 +260,144 @@ def _moved(data: bytes, evil: bytes) -> bytes:
 
 
 FORGERIES = (_unsigned, _moved, _by_a_stranger)
+
+
+# -- the job
+
+
+def product(x: Any, y: Any) -> Any:
+    """A graph that Inductor compiles without a C++ compiler."""
+    return (x @ y).t()
+
+
+def waved(x: Any, y: Any) -> Any:
+    """A graph with a native kernel."""
+    return (x @ y).sin() * 2
+
+
+def waving(url: str) -> dict[str, Any]:
+    """What compiling that one comes to."""
+    return compiled(url, program=waved)
+
+
+def lacking(url: str, content: str) -> dict[str, Any]:
+    """The same, where this torch lacks a name, and remote caches answer with ``content``."""
+    from s3cache.torch_api import Internal, internals
+
+    _serve(content)
+    vars(internals)["clear_caches"] = Internal("torch._guards:nonsense")
+    return {**waving(url), "asked": len(_asked)}
+
+
+def unsupported(url: str, content: str) -> dict[str, Any]:
+    """The same, where this torch is older than any that s3cache knows."""
+    from s3cache.torch_api import internals
+
+    _serve(content)
+    internals.OLDEST = (99, 0)
+    return {**waving(url), "asked": len(_asked)}
+
+
+def compiled(
+    url: str, artifacts: str = "", export: str = "", program: Any = product
+) -> dict[str, Any]:
+    """What compiling it comes to.
+
+    Args:
+        artifacts: of torch's, to load before.
+        export: where to put them to afterwards.
+    """
+    import torch
+
+    import s3cache
+
+    with s3cache.enabled(url) as cache:
+        if artifacts:
+            with open(artifacts, "rb") as file:
+                torch.compiler.load_cache_artifacts(file.read())
+        x = torch.arange(9.0).reshape(3, 3)
+        assert torch.allclose(torch.compile(program)(x, x), program(x, x))
+        assert cache.flush(30).complete
+        if export:
+            saved = torch.compiler.save_cache_artifacts()
+            assert saved is not None
+            with open(export, "wb") as file:
+                file.write(saved[0])
+        return {**account(cache), "refused": dict(cache.stats().refused)}
+
+
+def from_each(urls: list[str]) -> list[dict[str, Any]]:
+    """What compiling it comes to with each of these remotes, nothing else being kept."""
+    import torch
+
+    found = []
+    for url in urls:
+        torch.compiler.reset()
+        found.append(compiled(url))
+    return found
+
+
+def poisoned(artifacts: str, into: str, evil: str) -> list[str]:
+    """Put something else into each of torch's artifacts that is a pickle; returns their kinds."""
+    from torch.compiler._cache import CacheArtifactManager, _serialize_single_cache
+    from torch.utils._appending_byte_serializer import AppendingByteSerializer
+
+    with open(artifacts, "rb") as file:
+        found = CacheArtifactManager.deserialize(file.read())
+    assert found is not None
+    serializer = AppendingByteSerializer(serialize_fn=_serialize_single_cache)
+    for kind, each_of in found.items():
+        for each in each_of:
+            if kind != "autotune":
+                object.__setattr__(each, "content", bytes.fromhex(evil))
+        serializer.append((kind, each_of))
+    with open(into, "wb") as file:
+        file.write(serializer.to_bytes())
+    return sorted(found)
+
+
+def loaded(url: str, artifacts: str) -> dict[str, Any]:
+    """What comes of loading those before anything is compiled; ``url`` is "" for no cache."""
+    import torch
+
+    import s3cache
+
+    with s3cache.enabled(url) if url else contextlib.nullcontext():
+        with open(artifacts, "rb") as file:
+            data = file.read()
+        try:
+            info = torch.compiler.load_cache_artifacts(data)
+        except Exception as exc:
+            return {"failed": str(exc)}
+        assert info is not None
+        return {"loaded": dict(info.artifacts)}
+
+
+def redis(url: str, content: str) -> dict[str, Any]:
+    """What compiling it comes to where torch's remote caches answer everything with ``content``."""
+    _serve(content)
+    return {**compiled(url), "asked": len(_asked)}
+
+
+_asked: list[str] = []
+
+
+def _serve(content: str) -> None:
+    """A Redis without a server."""
+
+    class Redis:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def get(self, key: str) -> bytes:
+            _asked.append(key)
+            return json.dumps({"data": content, "time_taken_ms": 1}).encode()
+
+        def set(self, key: str, value: bytes) -> None:
+            pass
+
+    module = ModuleType("redis")
+    errors = {"ConnectionError": ConnectionError, "exceptions": ModuleType("redis.exceptions")}
+    vars(module).update(Redis=Redis, **errors)
+    vars(errors["exceptions"]).update(ConnectionError=ConnectionError)
+    sys.modules["redis"] = module

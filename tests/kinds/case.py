@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
+from torch import Tensor
+
 __all__ = ["CASES", "Case", "Compile", "case", "matrix", "train"]
 
 Compile: TypeAlias = Callable[..., Any]
@@ -34,7 +37,6 @@ class Case:
         together: the same of all its entries; they also have ``key`` and ``guards``.
         differs: observations in which torch.compile itself differs from eager, cache or not.
         since: the torch release before which such a graph is refused, if it matters.
-        until: the last torch release that compiles it at all.
         slow: another case shows nearly the same; only ``make test-all`` runs this one.
     """
 
@@ -52,7 +54,6 @@ class Case:
     together: Callable[[list[dict[str, Any]]], bool] | None = None
     differs: tuple[str, ...] = ()
     since: tuple[int, int] = (0, 0)
-    until: tuple[int, int] = (99, 0)
     slow: bool = False
 
 
@@ -73,15 +74,11 @@ def case(row: str, **expected: Any) -> Callable[[Program], Program]:
 
 def matrix(requires_grad: bool = False, rows: int = 2) -> Any:
     """Return a matrix of three columns."""
-    import torch
-
     return torch.arange(3.0 * rows).reshape(rows, 3).requires_grad_(requires_grad)
 
 
 def train(function: Callable[..., Any], *inputs: Any) -> Any:
     """Call it, go backward from every output that can, and return inputs, outputs, gradients."""
-    from torch import Tensor
-
     outputs = function(*inputs)
     flat = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     total: Any = 0

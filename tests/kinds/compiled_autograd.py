@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tests.kinds.case import Compile, case
 
 
 def leaf() -> Any:
-    import torch
-
     return torch.arange(6.0).reshape(2, 3).requires_grad_()
 
 
@@ -24,8 +24,6 @@ def as_it_is(function: Any) -> Any:
 
 def under_compiled_autograd(compile_it: Compile, loss: Any, compiler: Any = as_it_is) -> None:
     """Go backward, with ``compiler`` for the graph of it; for eager as ever."""
-    import torch
-
     if compile_it(as_it_is) is as_it_is:
         loss.backward()
         return
@@ -50,8 +48,6 @@ def backward_module_of_an_entry(compile_it: Compile) -> Any:
 
 @case("compiled_autograd", shows=lambda runtime: runtime["num_symints_saved_for_bw"] > 0, slow=True)
 def backward_module_with_symbols(compile_it: Compile) -> Any:
-    import torch
-
     function = compile_it(lambda x: x.sum(0).expand(x.shape[0], -1) * x.shape[0], dynamic=True)
     found = []
     for rows in (4, 6):
@@ -68,25 +64,6 @@ def backward_module_with_symbols(compile_it: Compile) -> Any:
 def its_graph_is_cached(compile_it: Compile) -> Any:
     """The graph of the whole backward pass is a graph like others."""
     return _twice(compile_it, lambda x: x * x * 6, compile_it)
-
-
-@case("compiled_autograd", graphs=2, since=(2, 13), slow=True)
-def parameters_of_a_module(compile_it: Compile) -> Any:
-    import torch
-
-    network = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
-    function = compile_it(network)
-    function(torch.ones(4, 3)).square().sum().backward()
-    out = function(torch.ones(4, 3))
-    under_compiled_autograd(compile_it, out.square().sum(), compile_it)
-    return out, [(each, each.grad) for each in network.parameters()]
-
-
-@case("compiled_autograd", slow=True)
-def hooks_under_compiled_autograd(compile_it: Compile) -> Any:
-    function = compile_it(lambda x: x * x - 9)
-    function(leaf()).sum().backward()
-    return _hooked(function, lambda loss: under_compiled_autograd(compile_it, loss))
 
 
 @case("compiled_autograd", graphs=2, since=(2, 13), slow=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tests.kinds.case import Compile, case
 from tests.kinds.compiled_autograd import as_it_is, leaf, under_compiled_autograd
 
@@ -19,8 +21,6 @@ def _captured(compile_it: Compile, loss: Any) -> None:
 @case("compiled_backward", unsaved=1, halves=1, since=(2, 13), slow=True)
 def all_of_it_inside(compile_it: Compile) -> Any:
     """Forward and backward in the context, from the first step."""
-    import torch
-
     function = compile_it(lambda x: x.sin() * 52)
     found = []
     for _ in range(2):
@@ -39,8 +39,6 @@ def all_of_it_inside(compile_it: Compile) -> Any:
 @case("compiled_backward", graphs=2, again=1, since=(2, 13))
 def saved_outside_and_hit_inside(compile_it: Compile) -> Any:
     """A forward has one key, in the context and outside of it."""
-    import torch
-
     function = lambda x: x.cos() * 53  # noqa: E731
     before = leaf()
     compile_it(function)(before).sum().backward()
@@ -60,22 +58,9 @@ def saved_outside_and_hit_inside(compile_it: Compile) -> Any:
 # -- nodes of the captured graph
 
 
-@case("compiled_backward", since=(2, 13), slow=True)
-def copy_slices(compile_it: Compile) -> Any:
-    """A view that was written to: its base takes the gradient apart."""
-    x = leaf()
-    base = x * 1
-    base[0].mul_(54)
-    base[:, 1].add_(x[:, 0])
-    _captured(compile_it, (base * base).sum())
-    return x, base, x.grad
-
-
 @case("compiled_backward", graphs=2, since=(2, 13), slow=True)
 def size_guards(compile_it: Compile) -> Any:
     """Sizes that change from one backward pass to the next."""
-    import torch
-
     found = []
     for size in (3, 5, 8):
         x = torch.arange(float(size)).requires_grad_()
@@ -87,8 +72,6 @@ def size_guards(compile_it: Compile) -> Any:
 @case("compiled_backward", since=(2, 13), slow=True)
 def nested_contexts(compile_it: Compile) -> Any:
     """What one of them has captured, the others have."""
-    import torch
-
     x, y, z = leaf(), leaf(), leaf()
     outer, inner, after = ((each * each * 59).sum() for each in (x, y, z))
     if compile_it(as_it_is) is as_it_is:

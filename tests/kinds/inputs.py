@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tests.kinds.case import Compile, case, matrix, train
 
 
@@ -50,32 +52,9 @@ def data_mutated_out_of_graph(compile_it: Compile) -> Any:
     return leaf, leaf.grad, x, out
 
 
-@case("inputs", shows=_any(mutates_metadata=True, mutates_data=False), until=(2, 14), slow=True)
-def metadata_mutated(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        x.transpose_(0, 1)
-        return x + 1
-
-    x = matrix()
-    return x, compile_it(function, without_dynamo=True)(x)
-
-
-@case("inputs", shows=_any(mutations_under_no_grad_or_inference_mode=True, is_leaf=True), slow=True)
-def mutated_under_no_grad(compile_it: Compile) -> Any:
-    import torch
-
-    def function(x: Any) -> Any:
-        with torch.no_grad():
-            x.mul_(2)
-        return x * x
-
-    return train(compile_it(function), matrix(True))
-
-
 @case("inputs", since=(2, 12), slow=True)
 def storage_resized(compile_it: Compile) -> Any:
     """As FSDP does it: a parameter is given room, and filled."""
-    import torch
 
     def function(x: Any, full: Any) -> Any:
         x.untyped_storage().resize_(24)
@@ -90,8 +69,6 @@ def storage_resized(compile_it: Compile) -> Any:
 
 @case("inputs", shows=_any(mutates_storage_metadata=True), slow=True)
 def storage_exchanged(compile_it: Compile) -> Any:
-    import torch
-
     def function(x: Any, y: Any) -> Any:
         with torch.no_grad():
             torch.ops.aten.set_.source_Tensor(x, y)
@@ -99,16 +76,6 @@ def storage_exchanged(compile_it: Compile) -> Any:
 
     x, y = matrix(), matrix() + 1
     return x, y, compile_it(function)(x, y)
-
-
-@case("inputs", shows=_any(is_leaf=False, mutation_type="NOT_MUTATED"), slow=True)
-def non_leaf(compile_it: Compile) -> Any:
-    leaf = matrix(True)
-    x = leaf * 2
-    x.retain_grad()
-    out = compile_it(lambda x: x * x)(x)
-    out.sum().backward()
-    return leaf, leaf.grad, x, x.grad, out
 
 
 @case("inputs", shows=_wrapped("AOTSyntheticBaseWrapper"), slow=True)
@@ -127,16 +94,6 @@ def overlapping_and_mutated(compile_it: Compile) -> Any:
     return leaf, leaf.grad, base, x, y, out
 
 
-@case("inputs", slow=True)
-def one_tensor_twice(compile_it: Compile) -> Any:
-    def function(x: Any, y: Any) -> Any:
-        x.mul_(3)
-        return x * y, y
-
-    x = matrix()
-    return x, compile_it(function)(x, x)
-
-
 @case(
     "inputs",
     shows=lambda runtime: bool(
@@ -145,8 +102,6 @@ def one_tensor_twice(compile_it: Compile) -> Any:
     slow=True,
 )
 def mutated_in_the_backward_pass(compile_it: Compile) -> Any:
-    import torch
-
     class Counting(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any, seen: Any) -> Any:
@@ -161,18 +116,3 @@ def mutated_in_the_backward_pass(compile_it: Compile) -> Any:
 
     function = compile_it(lambda x, seen: Counting.apply(x, seen))
     return train(function, matrix(True), matrix(True) * 0)
-
-
-@case("inputs", graphs=2, slow=True)
-def numbers_and_absent(compile_it: Compile) -> Any:
-    """Python numbers are constants, then symbols; lists, dicts and ``None`` are taken apart."""
-
-    def function(x: Any, number: int, factor: float, more: dict[str, Any]) -> Any:
-        return x * number + factor + more["a"][0], more["b"]
-
-    function = compile_it(function)
-    results = []
-    for number in (2, 3):
-        x = matrix()
-        results.append((x, function(x, number, 0.5, {"a": [x], "b": None})))
-    return results

@@ -32,7 +32,7 @@ ROWS = (
 
 
 def load_cases() -> dict[str, Case]:
-    """All cases, by name; without torch."""
+    """All cases, by name."""
     for row in ROWS:
         import_module(f"tests.kinds.{row}")
     return CASES
@@ -100,50 +100,10 @@ def _eagerly(function: Any, **options: Any) -> Any:
     return function
 
 
-def _compiled(function: Any, *, without_dynamo: bool = False, **options: Any) -> Any:
+def _compiled(function: Any, **options: Any) -> Any:
     import torch
 
-    return _traced(function) if without_dynamo else torch.compile(function, **options)
-
-
-def _traced(function: Any) -> Any:
-    """``function`` as a graph given to Inductor, as a backend is given one by Dynamo.
-
-    Dynamo itself never returns inputs, and leaves what changes their shape to Python.
-    """
-    import torch
-    from torch._inductor.compile_fx import compile_fx
-
-    def call(*inputs: Any) -> Any:
-        made = isinstance(function, torch.fx.GraphModule)
-        gm = function if made else torch.fx.symbolic_trace(function)
-        # Neither lines of this file nor its annotations, strings here: Dynamo's have none either.
-        gm.graph._co_fields = {}
-        for node in gm.graph.nodes:
-            node.type = None
-        gm.recompile()
-        _Annotating(gm).run(*(each.detach().clone() for each in inputs))
-        fake_mode = torch._subclasses.FakeTensorMode(
-            shape_env=torch.fx.experimental.symbolic_shapes.ShapeEnv()
-        )
-        with torch._guards.tracing(torch._guards.TracingContext(fake_mode)):
-            compiled: Any = compile_fx(gm, list(inputs))
-        return compiled(*inputs)
-
-    return call
-
-
-def _Annotating(gm: Any) -> Any:  # noqa: N802 - a class that needs torch to be imported
-    import torch
-
-    class Annotating(torch.fx.Interpreter):
-        """Writes an example of each node's value where Dynamo writes it."""
-
-        def run_node(self, node: Any) -> Any:
-            node.meta["example_value"] = value = super().run_node(node)
-            return value
-
-    return Annotating(gm)
+    return torch.compile(function, **options)
 
 
 def _files(remote: str) -> list[Path]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tests.kinds.case import Compile, case, matrix, train
 
 
@@ -18,25 +20,6 @@ def alias_of_input(compile_it: Compile) -> Any:
 
     x = matrix(rows=4)
     return x, compile_it(function)(x)
-
-
-@case("outputs", shows=_has("alias_of_input"), slow=True)
-def alias_of_input_mutated_by_the_caller(compile_it: Compile) -> Any:
-    """The output must be a real view: writing to it reaches the input."""
-
-    def function(x: Any) -> Any:
-        return x[1:].t(), x + 1
-
-    x = matrix(rows=4)
-    view, other = compile_it(function)(x)
-    view.mul_(10)
-    return x, view, other
-
-
-@case("outputs", shows=_has("is_input"), slow=True)
-def is_input_training(compile_it: Compile) -> Any:
-    function = compile_it(lambda x, w: (x, w, x * w), without_dynamo=True)
-    return train(function, matrix(True), matrix(True))
 
 
 def _trained(name: str, function: Any, **expected: Any) -> None:
@@ -92,8 +75,6 @@ _trained("unsafe_view_alias", _lone_view, shows=_has("unsafe_view_alias"), diffe
     slow=True,
 )
 def custom_function_view(compile_it: Compile) -> Any:
-    import torch
-
     class Flat(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
@@ -111,8 +92,6 @@ def custom_function_view(compile_it: Compile) -> Any:
 
 @case("outputs", shows=lambda runtime: any(e["dynamic_dims"] for e in runtime["outputs"]))
 def dynamic_dims(compile_it: Compile) -> Any:
-    import torch
-
     def function(x: Any) -> Any:
         return x * 2, x.t(), x.shape[0] * 2
 
@@ -126,33 +105,9 @@ def dynamic_dims(compile_it: Compile) -> Any:
     slow=True,
 )
 def some_outputs_require_grad(compile_it: Compile) -> Any:
-    import torch
-
     def function(x: Any) -> Any:
         with torch.no_grad():
             apart = x * 3
         return x * 2, x.detach() + 1, apart, x.argmax(), x.view(-1)
 
     return train(compile_it(function), matrix(True, rows=4))
-
-
-@case("outputs", slow=True)
-def strides_are_kept(compile_it: Compile) -> Any:
-    import torch
-
-    def function(x: Any) -> Any:
-        return x * 2, torch.nn.functional.avg_pool2d(x, 2)
-
-    x = torch.arange(64.0).reshape(2, 2, 4, 4).to(memory_format=torch.channels_last)
-    return x, compile_it(function)(x)
-
-
-@case("outputs", slow=True)
-def nothing_computed(compile_it: Compile) -> Any:
-    """Views and inputs only: the inner graph returns nothing of its own."""
-
-    def function(x: Any) -> Any:
-        return x.view(-1), None, [x.t()], {"rows": x.shape[0]}
-
-    x = matrix(rows=4)
-    return x, compile_it(function)(x)

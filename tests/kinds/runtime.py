@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from tests.kinds.case import Compile, case, matrix, train
 
 
@@ -31,7 +33,6 @@ def saved_tensor_changed_before_the_backward_pass(compile_it: Compile) -> Any:
 @case("runtime", shows=lambda runtime: bool(runtime["bw_donated_idxs"]), slow=True)
 def donated_buffers(compile_it: Compile) -> Any:
     """Buffers that only the backward pass needs are reused by it."""
-    import torch
 
     def function(x: Any, w: Any) -> Any:
         return torch.nn.functional.relu(x @ w) @ w
@@ -44,7 +45,6 @@ def donated_buffers(compile_it: Compile) -> Any:
 @case("runtime", bypassed=1, reasons=("backward-state", "function"), graphs=0, halves=1)
 def backward_state(compile_it: Compile) -> Any:
     """A hook on an intermediate becomes an input of the graph, which torch cannot put in a key."""
-    import torch
 
     def hook(grad: Any) -> Any:
         return grad * 3
@@ -68,7 +68,6 @@ def backward_state(compile_it: Compile) -> Any:
 @case("runtime", slow=True)
 def effect_tokens(compile_it: Compile) -> Any:
     """Effects happen, and in order: each hands a token to the next."""
-    import torch
 
     def function(x: Any) -> Any:
         torch.ops.aten._print("first")
@@ -104,7 +103,6 @@ def _printed() -> Iterator[list[str]]:
 @case("runtime", graphs=2)
 def random_numbers(compile_it: Compile) -> Any:
     """The same seed gives the same numbers as eager, twice in a row different ones."""
-    import torch
 
     def function(x: Any) -> Any:
         return torch.nn.functional.dropout(x, 0.5) + torch.rand(2, 3)
@@ -117,80 +115,9 @@ def random_numbers(compile_it: Compile) -> Any:
         return found, function(x), function(x)
 
 
-@case("runtime", graphs=0, unsaved=1, slow=True)
-def functionalised_rng(compile_it: Compile) -> Any:
-    """torch has it for CUDA only, and says so."""
-    import torch
-
-    if compile_it(_dropout) is _dropout:  # eager
-        return "CUDA not available"
-    with torch._functorch.config.patch(functionalize_rng_ops=True):
-        try:
-            compile_it(_dropout)(torch.ones(2, 3, requires_grad=True))
-        except Exception as exc:
-            return str(exc).partition("RuntimeError: ")[2].splitlines()[0]
-    return "it compiles"
-
-
-def _dropout(x: Any) -> Any:
-    import torch
-
-    return torch.nn.functional.dropout(x, 0.5)
-
-
-@case("runtime", slow=True)
-def autocast_inside(compile_it: Compile) -> Any:
-    import torch
-
-    def function(x: Any, w: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            y = x @ w
-        return y, x @ w
-
-    x, w = torch.ones(2, 3, requires_grad=True), torch.ones(3, 2, requires_grad=True)
-    return train(compile_it(function), x, w)
-
-
-@case("runtime", graphs=2, slow=True)
-def default_dtype_of_autocast_is_part_of_the_key(compile_it: Compile) -> Any:
-    import torch
-
-    def function(x: Any, w: Any) -> Any:
-        with torch.autocast("cpu"):
-            return x.abs() @ w
-
-    found = []
-    before = torch.get_autocast_dtype("cpu")
-    for dtype in (torch.bfloat16, torch.float16):
-        torch.compiler.reset()
-        torch.set_autocast_dtype("cpu", dtype)
-        try:
-            found.append(compile_it(function)(torch.ones(2, 3), torch.ones(3, 2)))
-        finally:
-            torch.set_autocast_dtype("cpu", before)
-    return found
-
-
-@case("runtime", graphs=3, slow=True)
-def autocast_is_part_of_the_key(compile_it: Compile) -> Any:
-    import torch
-
-    def function(x: Any, w: Any) -> Any:
-        return x.relu() @ w
-
-    x, w = torch.ones(2, 3), torch.ones(3, 2)
-    function = compile_it(function)
-    found = [function(x, w)]
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype):
-            found.append(function(x, w))
-    return found
-
-
 @case("runtime", shows=lambda runtime: runtime["grad_enabled_mutation"] is not None, slow=True)
 def grad_mode_left_changed(compile_it: Compile) -> Any:
     """The graph leaves grad mode other than it found it."""
-    import torch
 
     def function(x: Any) -> Any:
         torch.set_grad_enabled(False)
@@ -203,14 +130,3 @@ def grad_mode_left_changed(compile_it: Compile) -> Any:
     finally:
         torch.set_grad_enabled(True)
     return x, out, after
-
-
-@case("runtime", shows=lambda runtime: bool(runtime["deterministic"]), slow=True)
-def deterministic(compile_it: Compile) -> Any:
-    import torch
-
-    torch.use_deterministic_algorithms(True)
-    try:
-        return train(compile_it(lambda x: x.cumsum(0)), matrix(True))
-    finally:
-        torch.use_deterministic_algorithms(False)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from typing import Any
+
+import torch
 
 from tests.kinds.case import Compile, case, matrix, train
 
@@ -15,8 +16,6 @@ from tests.kinds.case import Compile, case, matrix, train
 @case("safety")
 def every_safe_node(compile_it: Compile) -> Any:
     """Methods, public functions, builtins, overloads, packets, constants, symbolic arithmetic."""
-    import torch
-
     table = torch.tensor([1.0, 2.0, 3.0])
 
     def function(x: Any) -> Any:
@@ -29,17 +28,6 @@ def every_safe_node(compile_it: Compile) -> Any:
     return x, compile_it(function, dynamic=True)(x)
 
 
-@case("safety", slow=True)
-def einops_functions(compile_it: Compile) -> Any:
-    import einops
-
-    def function(x: Any) -> Any:
-        return einops.rearrange(x, "a (b c) -> c (a b)", c=3) * 12
-
-    x = matrix()
-    return x, compile_it(function)(x)
-
-
 @case("safety", graphs=0, bypassed=2, reasons=("custom-operator",), halves=3, slow=True)
 def custom_operator(compile_it: Compile) -> Any:
     """Its kernel runs as it is; what its fake implementation and formula answer is in the key."""
@@ -50,8 +38,6 @@ def custom_operator(compile_it: Compile) -> Any:
 
 @functools.cache
 def _operator() -> Any:
-    import torch
-
     name, schema = "s3cache_tests::triple", "(Tensor x) -> Tensor"
     triple = torch.library.custom_op(name, lambda x: x * 3, mutates_args=(), schema=schema)
     triple.register_fake(lambda x: torch.empty_like(x))
@@ -59,56 +45,9 @@ def _operator() -> Any:
     return triple
 
 
-@case("safety", graphs=0, bypassed=1, reasons=("subclass",), halves=1, slow=True)
-def subclass_of_the_users(compile_it: Compile) -> Any:
-    """What AOTAutograd traced of one can be shared, whatever its code asked of the process."""
-    import torch
-
-    return compile_it(lambda x: x.sin().inner * 19)(_clocked()(torch.arange(6.0)))
-
-
-@functools.cache
-def _clocked() -> Any:
-    import torch
-
-    class Clocked(torch.Tensor):
-        inner: Any
-
-        @staticmethod
-        def __new__(cls, inner: Any) -> Any:
-            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-        def __init__(self, inner: Any) -> None:
-            self.inner = inner
-
-        def __tensor_flatten__(self) -> Any:
-            return ["inner"], None
-
-        @classmethod
-        def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> Any:
-            return cls(inner["inner"])
-
-        @classmethod
-        def __torch_dispatch__(  # type: ignore[override]
-            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            factor = 2 if time.time() > 0 else 3
-            plain = [each.inner if isinstance(each, cls) else each for each in args]
-            return cls(func(*plain, **(kwargs or {})) * factor)
-
-        def _stable_hash_for_caching(self) -> str:
-            return "clocked"
-
-    Clocked.__qualname__ = "Clocked"  # torch writes its name into keys
-    globals()["Clocked"] = Clocked
-    return Clocked
-
-
 @case("safety", graphs=1, bypassed=1, reasons=("function",), halves=2, slow=True)
 def graphs_of_a_mixture(compile_it: Compile) -> Any:
     """A program in three parts: one that can be cached, one that cannot, and one that breaks."""
-    import torch
-
     torch._dynamo.allow_in_graph(unknown)
 
     def function(x: Any) -> Any:
@@ -126,59 +65,9 @@ def unknown(x: Any) -> Any:
     return x * 13
 
 
-@case("safety", graphs=0, bypassed=2, reasons=("override",), halves=2, slow=True)
-def a_function_of_torch_that_was_replaced(compile_it: Compile) -> Any:
-    """Below a function that torch calls, so that it is traced: by two, one asks the clock."""
-    import torch
-
-    original = torch.layer_norm
-    x = matrix()
-    function = compile_it(lambda x: torch.nn.functional.layer_norm(x, (3,)))
-    try:
-        torch.layer_norm = lambda *args: original(*args) * 2
-        doubled = function(x)
-        torch.layer_norm = lambda *args: original(*args) * (time.time() > 0)
-        timed = compile_it(lambda x: torch.nn.functional.layer_norm(x + 1, (3,)))(x)
-    finally:
-        torch.layer_norm = original
-    return x, doubled, timed
-
-
-@case("safety", graphs=0, bypassed=1, reasons=("generator",), lowered=1, slow=True)
-def a_lowering_of_the_users(compile_it: Compile) -> Any:
-    """It generates code, and nothing says which code it is."""
-    from unittest.mock import patch
-
-    import torch
-    from torch._inductor.lowering import lowerings
-
-    sine = torch.ops.aten.sin.default
-    original = lowerings[sine]
-    x = matrix()
-    with patch.dict(lowerings, {sine: lambda x: original(x)}):
-        return x, compile_it(lambda x: x.sin() * 28)(x)
-
-
-@case("safety", graphs=0, bypassed=1, reasons=("module",), halves=1, slow=True)
-def unknown_module(compile_it: Compile) -> Any:
-    """A module that is called as a whole: nothing says what its code is."""
-    import torch
-
-    class Opaque(torch.nn.Module):
-        def forward(self, x: Any) -> Any:
-            return x * 15
-
-    graph = torch.fx.Graph()
-    graph.output((graph.call_module("opaque", (graph.placeholder("x"),)),))
-    x = matrix()
-    network = torch.fx.GraphModule({"opaque": Opaque()}, graph)
-    return x, compile_it(network, without_dynamo=True)(x)
-
-
 @case("safety", graphs=3, slow=True)
 def custom_autograd_function(compile_it: Compile) -> Any:
     """Both of its passes are in the graph; torch's switch for it makes no other key."""
-    import torch
 
     class Scale(torch.autograd.Function):
         @staticmethod
@@ -214,8 +103,6 @@ def custom_autograd_function(compile_it: Compile) -> Any:
 
 @case("safety", graphs=0, bypassed=1, reasons=("higher-order-op",), lowered=3, slow=True)
 def higher_order_operator_that_cannot_be_cached(compile_it: Compile) -> Any:
-    import torch
-
     def function(x: Any) -> Any:
         return torch.cond(x.sum() > 3, lambda x: x + 17, lambda x: x - 17, (x,))
 
@@ -225,8 +112,6 @@ def higher_order_operator_that_cannot_be_cached(compile_it: Compile) -> Any:
 
 @case("safety", slow=True)
 def invoke_subgraph(compile_it: Compile) -> Any:
-    import torch
-
     @torch.compiler.nested_compile_region
     def region(x: Any) -> Any:
         return x.sin() * 0.18
@@ -234,54 +119,9 @@ def invoke_subgraph(compile_it: Compile) -> Any:
     return train(compile_it(lambda x: region(region(x))), matrix(True))
 
 
-@case(
-    "safety",
-    graphs=2,
-    bypassed=2,
-    reasons=("checkpoint-context",),
-    halves=4,
-    since=(2, 13),
-    slow=True,
-)
-def selective_checkpoint(compile_it: Compile) -> Any:
-    """With a ``cache_hash`` on its ``context_fn``, with operators, and with code of the user's."""
-    import time
-
-    import torch
-    from torch.utils import checkpoint as library
-
-    def program(context_fn: Any) -> Any:
-        torch.compiler.reset()
-
-        def function(x: Any, w: Any) -> Any:
-            return library.checkpoint(
-                lambda x: (x @ w).cos(), x, use_reentrant=False, context_fn=context_fn
-            )
-
-        return train(compile_it(function), matrix(True), torch.ones(3, 3, requires_grad=True))
-
-    def asks_the_clock(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        return time.time() < 0
-
-    create = library.create_selective_checkpoint_contexts
-    hashed = functools.partial(create, _policy)
-    hashed.cache_hash = "mm is saved"  # type: ignore[attr-defined]
-    policies = [torch.ops.aten.mm.default], _policy, asks_the_clock
-    return [program(hashed), *(program(functools.partial(create, each)) for each in policies)]
-
-
-def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-    import torch
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    saved = op == torch.ops.aten.mm.default
-    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
-
-
 @case("safety", graphs=3, slow=True)
 def forward_mode_transforms(compile_it: Compile) -> Any:
     """What Dynamo puts around them are functions of torch's that its own check has no list of."""
-    import torch
 
     def function(x: Any) -> Any:
         return (x.sin() * x).sum()
@@ -297,38 +137,12 @@ def forward_mode_transforms(compile_it: Compile) -> Any:
     ]
 
 
-@case("safety", graphs=2, slow=True)
-def attention_by_named_backends(compile_it: Compile) -> Any:
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    def attend(x: Any, *backends: Any) -> Any:
-        with sdpa_kernel(list(backends)):
-            return torch.nn.functional.scaled_dot_product_attention(x, x, x) * 1.5
-
-    x = torch.linspace(-1, 1, 2 * 2 * 8 * 16).view(2, 2, 8, 16)
-    math, flash = SDPBackend.MATH, SDPBackend.FLASH_ATTENTION
-    both = compile_it(lambda x: attend(x, math, flash))
-    return [train(compile_it(lambda x: attend(x, math)), x.requires_grad_()), both(x.detach())]
-
-
 # -- where graphs are compiled
-
-
-@case("safety", slow=True)
-def saved_tensor_hooks(compile_it: Compile) -> Any:
-    """Python functions that run when tensors are saved, and when they are used."""
-    import torch
-
-    function = compile_it(lambda x: x.sin() * 19)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x * 1, lambda x: x * 2):
-        return train(function, matrix(True))
 
 
 @case("safety", graphs=1, bypassed=1, reasons=("function",), halves=2, slow=True)
 def saved_tensor_hooks_in_the_graph(compile_it: Compile) -> Any:
     """Hooks that are graphs are compiled in. What they wrap must say what it is."""
-    import torch
 
     def traced(name: str, cache_hash: str | None) -> Any:
         graph = torch.fx.Graph()
@@ -352,82 +166,12 @@ def scaled(x: Any, factor: float) -> Any:
     return x * factor
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("freezing",), lowered=1, slow=True)
-def freezing(compile_it: Compile) -> Any:
-    """Where gradients are on, nothing is frozen."""
-    import torch
-
-    network = torch.nn.Linear(3, 2).eval()
-    with torch._inductor.config.patch(freezing=True):
-        trained = train(compile_it(lambda x: x.sin() * 27), matrix(True))
-        with torch.no_grad():
-            return trained, compile_it(network)(matrix())
-
-
-@case("safety", slow=True)
-def fakify_first_call(compile_it: Compile) -> Any:
-    """What DDP's splitting of graphs asks for."""
-    import torch
-
-    def backend(gm: Any, inputs: Any) -> Any:
-        from torch._inductor.compile_fx import compile_fx
-
-        torch._guards.TracingContext.get().fakify_first_call = True
-        try:
-            return compile_fx(gm, inputs)
-        finally:
-            torch._guards.TracingContext.get().fakify_first_call = False
-
-    x = matrix()
-    function = compile_it(lambda x: x * 21, backend=backend)
-    function(x)  # for its metadata only: compiled, it returns tensors without numbers
-    return x, function(x)
-
-
-@case("safety", graphs=0, halves=1, lowered=1, slow=True)
-def caches_off(compile_it: Compile) -> Any:
-    """Then nothing is a bypass; what is off as a whole is shared at the second level."""
-    import torch
-
-    x = matrix()
-    found = []
-    compiler: Any = torch.compiler.config
-    with compiler.patch(force_disable_caches=True):
-        found.append(compile_it(lambda x: x * 22)(x))
-    with torch._functorch.config.patch(enable_autograd_cache=False):
-        found.append(compile_it(lambda x: x * 23)(x))
-    return x, found
-
-
 @case("safety", slow=True)
 def view_replay(compile_it: Compile) -> Any:
     """The views of an output are in the entry, and are replayed from there."""
-    import torch
 
     def function(x: Any) -> Any:
         return x.view(-1), x * 25
 
     with torch._functorch.config.patch(view_replay_for_aliased_outputs=True):
         return train(compile_it(function), matrix(True))
-
-
-@case("safety", graphs=1, bypassed=1, reasons=("custom-pass",), lowered=1, slow=True)
-def custom_pass(compile_it: Compile) -> Any:
-    """One that says which code it is, and one that does not."""
-    import torch
-    from torch._inductor.custom_graph_pass import CustomGraphPass
-
-    class Known(CustomGraphPass):
-        def __call__(self, graph: Any) -> None:
-            pass
-
-        def uuid(self) -> str:
-            return "nothing-1"
-
-    x = matrix()
-    found = []
-    for custom in (Known(), lambda graph: None):
-        torch.compiler.reset()
-        with torch._inductor.config.patch(post_grad_custom_post_pass=custom):
-            found.append(compile_it(lambda x: x * 26)(x))
-    return x, found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tests.kinds.case import Compile, case, train
 
 
@@ -18,7 +20,6 @@ def _subclass_in(place: str, depth: int = 1) -> Any:
 
 
 def _two(requires_grad: bool = False, nested: bool = False) -> Any:
-    import torch
     from torch.testing._internal.two_tensor import TwoTensor
 
     a, b = torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3) + 10
@@ -27,18 +28,9 @@ def _two(requires_grad: bool = False, nested: bool = False) -> Any:
     return found.requires_grad_(requires_grad)
 
 
-def _jagged(requires_grad: bool = False) -> Any:
-    import torch
-
-    rows = [torch.arange(float(2 * n)).reshape(n, 2) for n in (1, 3, 2)]
-    return torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=requires_grad)
-
-
 @case("tensors", graphs=4, slow=True)
 def plain(compile_it: Compile) -> Any:
     """Several dtypes, no dimensions, no elements, gaps between elements."""
-    import torch
-
     function = compile_it(lambda x: (x + x, x.shape))
     inputs = [
         torch.tensor(3.0),
@@ -50,40 +42,9 @@ def plain(compile_it: Compile) -> Any:
     return [(x, function(x)) for x in inputs]
 
 
-@case("tensors", shows=lambda runtime: bool(runtime["static_input_indices"]), slow=True)
-def parameters(compile_it: Compile) -> Any:
-    import torch
-
-    network = torch.nn.Linear(3, 2)
-    found = train(compile_it(network), torch.ones(4, 3))
-    return found, [(each, each.grad) for each in network.parameters()]
-
-
-@case("tensors", graphs=3, slow=True)
-def shared_parameters_and_an_optimizer(compile_it: Compile) -> Any:
-    """Tied weights, two steps: what the optimizer writes is what the next step reads."""
-    import torch
-
-    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3, bias=False)
-    second.weight = first.weight
-    network = torch.nn.Sequential(first, second)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-    model, step = compile_it(network), compile_it(optimizer.step)
-    losses = []
-    for _ in range(2):
-        loss = model(torch.ones(4, 3)).square().mean()
-        optimizer.zero_grad(set_to_none=False)
-        loss.backward()
-        step()
-        losses.append(loss)
-    return losses, list(network.parameters())
-
-
 @case("tensors", shows=lambda runtime: any(e["mutates_data"] for e in runtime["inputs"]), slow=True)
 def buffers(compile_it: Compile) -> Any:
     """Running statistics are written to in training."""
-    import torch
-
     network = torch.nn.BatchNorm1d(3)
     found = train(compile_it(network), torch.arange(12.0).reshape(4, 3).requires_grad_())
     return found, list(network.buffers()), [each.grad for each in network.parameters()]
@@ -99,20 +60,9 @@ def nested_subclass_training(compile_it: Compile) -> Any:
     return train(compile_it(lambda x: x * x), _two(requires_grad=True, nested=True))
 
 
-@case("tensors", shows=_subclass_in("inputs"), slow=True)
-def subclass_mutated(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        x.mul_(2)
-        return x + 1
-
-    x = _two()
-    return x, compile_it(function)(x)
-
-
 @case("tensors", graphs=0, bypassed=1, reasons=("function",), halves=1, slow=True)
 def subclass_made_in_the_graph(compile_it: Compile) -> Any:
     """torch does not know the constructor of a subclass that is not its own."""
-    import torch
     from torch.testing._internal.two_tensor import TwoTensor
 
     x = torch.ones(2, 3)
@@ -121,7 +71,6 @@ def subclass_made_in_the_graph(compile_it: Compile) -> Any:
 
 @case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=2, slow=True)
 def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
-    import torch
     from torch.testing._internal.two_tensor import TwoTensor
 
     function = compile_it(lambda x: (x * 2, x.t()), dynamic=True)
@@ -132,34 +81,8 @@ def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
     return results
 
 
-@case("tensors", shows=_subclass_in("inputs"), slow=True)
-def subclass_parameters(compile_it: Compile) -> Any:
-    import torch
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    network = torch.nn.Linear(3, 2)
-    for name, each in list(network.named_parameters()):
-        wrapped = TwoTensor(each.detach(), each.detach() + 1)
-        network.register_parameter(name, torch.nn.Parameter(wrapped))
-    out = compile_it(network)(torch.ones(4, 3))
-    out.sum().backward()
-    return out, [(each, each.grad) for each in network.parameters()]
-
-
-@case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=2, slow=True)
-def jagged_training(compile_it: Compile) -> Any:
-    import torch
-
-    x = _jagged(requires_grad=True)
-    out = compile_it(lambda x: torch.sin(x) * x)(x)
-    out.values().sum().backward()
-    return x, out, x.grad
-
-
 @case("tensors", shows=_subclass_in("outputs"), differs=("[2].base", "[2].is_view"), slow=True)
 def jagged_made_in_the_graph(compile_it: Compile) -> Any:
-    import torch
-
     def function(values: Any, offsets: Any) -> Any:
         return torch.nested.nested_tensor_from_jagged(values * 2, offsets)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.kinds.jobs import ROWS, load_cases
-from tests.support import beside
 from tests.support.machines import Machine, remote_url
 from tests.support.marks import cases, nightly, selected, slow
 
@@ -55,8 +54,8 @@ def _run(root: Path, machine: str, names: list[str], *, alone: bool = False) -> 
 
 
 def _case(name: str) -> Case:
-    if not CASES[name].since <= TORCH <= CASES[name].until:
-        pytest.skip("torch {}.{} has such a graph refused, or fails".format(*TORCH))
+    if CASES[name].since > TORCH:
+        pytest.skip("torch {}.{} has such a graph refused".format(*TORCH))
     return CASES[name]
 
 
@@ -97,8 +96,6 @@ def test_hit_on_an_empty_disk(name: str, ran: dict[str, dict[str, Any]]) -> None
     if not case.lowered:
         assert found["started"] == []
     assert found["hits"] == case.graphs + case.again
-    if name != "caches_off":
-        assert beside.not_warm(beside.Started.of(found), found["reasons"]) == []
 
 
 @pytest.mark.parametrize(
@@ -111,15 +108,21 @@ def test_hit_on_an_empty_disk(name: str, ran: dict[str, dict[str, Any]]) -> None
 def test_no_second_process_starts_slower_than_with_torch_alone(
     names: list[str], tmp_path: Path
 ) -> None:
-    names = [name for name in names if CASES[name].since <= TORCH <= CASES[name].until]
+    names = [name for name in names if CASES[name].since <= TORCH]
     for _ in range(2):
         ours = _run(tmp_path, "ours", names)
         alone = _run(tmp_path, "alone", names, alone=True)
-    slower = {
-        name: beside.worse(beside.Started.of(ours[name]), beside.Started.of(alone[name]))
-        for name in names
-    }
-    assert {name: complaints for name, complaints in slower.items() if complaints} == {}
+    for name in names:
+        (lowered, compilers), (alone_lowered, alone_compilers) = map(
+            _started, (ours[name], alone[name])
+        )
+        assert (lowered <= alone_lowered, compilers <= alone_compilers) == (True, True), name
+
+
+def _started(found: dict[str, Any]) -> tuple[int, int]:
+    """Graphs that were lowered, and files of C++ that were compiled."""
+    # What torch asks of a compiler once in a process, it asks for whichever program is first.
+    return found["lowered"], sum(".cpp'" in each for each in found["started"])
 
 
 def test_every_row_of_the_design_has_cases() -> None:

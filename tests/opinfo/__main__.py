@@ -1,65 +1,46 @@
 """Compile the first sample of every operator, hit it on another machine, and compare.
 
-    python -m tests.opinfo [--folder build/opinfo] [--chunk 25] [--only NAME ...]
+    python -m tests.opinfo [--chunk 25] [--only NAME ...]
 
-What is done is kept in the folder: run again, it goes on where it was ended. Ends with 1 if
-anything is wrong, or missed.
+Ends with 1 if anything is wrong, or missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from tests.opinfo.verdicts import Verdict, report, verdict
 from tests.support.machines import Machine, remote_url
 
 PROCESS_TIMEOUT_S = 1800
 
+Verdict: TypeAlias = Literal["hit", "bypassed", "no-graph", "not-compilable", "wrong", "missed"]
+
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.opinfo")
-    parser.add_argument("--folder", type=Path, default=Path("build/opinfo"))
     parser.add_argument("--chunk", type=int, default=25, help="operators in one process")
     parser.add_argument("--only", nargs="*", help="these operators")
     options = parser.parse_args(arguments)
-    options.folder.mkdir(parents=True, exist_ok=True)
-    options.folder = options.folder.resolve()  # URLs are made of it
-    names = options.only or _names(options.folder)
     verdicts: dict[str, tuple[Verdict, str]] = {}
-    for done in _chunks(options.folder, names, options.chunk):
-        verdicts.update(done)
-        print(f"{len(verdicts)} of {len(names)}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        names = options.only or Machine(root / "names").run("tests.opinfo.jobs:names_of_all").result
+        for start in range(0, len(names), options.chunk):
+            verdicts.update(_judged(root, names[start : start + options.chunk]))
+            print(f"{len(verdicts)} of {len(names)}", flush=True)
     print(*report(verdicts), sep="\n")
     return int(any(found in ("wrong", "missed") for found, _ in verdicts.values()))
 
 
-def _names(folder: Path) -> list[str]:
-    kept = folder / "names.json"
-    if not kept.exists():
-        with tempfile.TemporaryDirectory() as root:
-            found = Machine(Path(root)).run("tests.opinfo.jobs:names_of_all").result
-        kept.write_text(json.dumps(found))
-    return list(json.loads(kept.read_text()))
-
-
-def _chunks(folder: Path, names: list[str], size: int) -> Iterator[dict[str, tuple[Verdict, str]]]:
-    for start in range(0, len(names), size):
-        chunk = names[start : start + size]
-        kept = folder / f"{size}-{start}.json"
-        if not kept.exists() or list(json.loads(kept.read_text())) != chunk:
-            kept.write_text(json.dumps(_judged(folder, chunk)))
-        yield {name: (found, why) for name, (found, why) in json.loads(kept.read_text()).items()}
-
-
 def _judged(folder: Path, names: list[str]) -> dict[str, tuple[Verdict, str]]:
-    """Verdicts on a chunk; if it ends its process, on its operators one by one."""
+    """Return verdicts on a chunk; if it ends its process, on its operators one by one."""
     try:
         with tempfile.TemporaryDirectory(dir=folder) as root:
             first, second = run_twice(Path(root), folder / "compiler", names, backward=False)
@@ -70,35 +51,63 @@ def _judged(folder: Path, names: list[str]) -> dict[str, tuple[Verdict, str]]:
     return {name: verdict(first[name], second[name]) for name in names}
 
 
-def run_on(place: Path, root: Path, names: list[str], *, shared: bool, backward: bool) -> Any:
-    """Return what a machine at ``place`` finds, in a process with s3cache or without."""
-    results = root / ("results" if shared else "results alone")
-    results.mkdir(exist_ok=True)
-    headers = str(int(place.name != "second"))
-    # Some samples are taken from sets.
-    machine = Machine(place, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=headers, PYTHONHASHSEED="0")
-    return machine.run(
-        "tests.opinfo.jobs:run",
-        names,
-        str(results),
-        backward,
-        remote=remote_url(root) if shared else None,
-        timeout_s=PROCESS_TIMEOUT_S,
-    ).result
-
-
-def run_twice(root: Path, compiler: Path, names: list[str], *, backward: bool) -> tuple[Any, Any]:
-    """What two machines find, the second of which only has the remote.
+def run_twice(root: Path, compiler: Path, names: list[str], *, backward: bool) -> list[Any]:
+    """Return what two machines find, the second of which only has the remote.
 
     Args:
         compiler: disk of the first; its precompiled headers are of use for the next chunk.
     """
     shutil.rmtree(compiler / "local", ignore_errors=True)
-    first, second = (
-        run_on(place, root, names, shared=True, backward=backward)
-        for place in (compiler, root / "second")
-    )
-    return first, second
+    results = root / "results"
+    results.mkdir()
+    found = []
+    for place, headers in ((compiler, "1"), (root / "second", "0")):
+        # Some samples are taken from sets, in an order that hashes decide.
+        environment = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": headers, "PYTHONHASHSEED": "0"}
+        ran = Machine(place, **environment).run(
+            "tests.opinfo.jobs:run",
+            *(names, str(results), backward),
+            remote=remote_url(root),
+            timeout_s=PROCESS_TIMEOUT_S,
+        )
+        found.append(ran.result)
+    return found
+
+
+def verdict(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Verdict, str]:
+    """Judge an operator by what the machine that compiled it and the one that hit it found.
+
+    * ``hit``: every graph was saved, hit and not compiled again, and the results are equal
+    * ``bypassed``: a graph was refused, and the results are equal
+    * ``no-graph``: nothing of it was compiled
+    * ``not-compilable``: torch has no sample, fails, or cannot compile it
+    * ``missed``, ``wrong``: what must not be
+    """
+    if first["status"] not in ("compiled", "inaccurate"):
+        same = second["status"] == first["status"]
+        return ("not-compilable" if same else "wrong"), f"{first['status']}: {first['why']}"
+    if second["status"] != first["status"] or not second["equal"]:
+        why = second["why"] or "the results of the two machines differ"
+        return "wrong", f"{second['status']}: {why}"
+    saved, hit = first["counts"], second["counts"]
+    if saved["bypassed"] or hit["bypassed"]:
+        return "bypassed", " ".join(first["reasons"])
+    shared = saved["saved"] + saved["hits"]
+    if not first["lowered"] and not shared:
+        return "no-graph", ""
+    if hit["hits"] == shared and not second["lowered"] and not hit["misses"]:
+        return "hit", "" if first["status"] == "compiled" else f"inaccurate: {first['why']}"
+    return "missed", f"{shared} graphs shared, {hit['hits']} hit, {second['lowered']} compiled"
+
+
+def report(verdicts: Mapping[str, tuple[Verdict, str]]) -> list[str]:
+    """Return lines that say how many came to what, and what was not expected."""
+    counts = Counter(found for found, _ in verdicts.values())
+    lines = [f"{count:5} {name}" for name, count in counts.most_common()]
+    reasons = Counter(why for found, why in verdicts.values() if found == "bypassed")
+    lines += [f"{count:5} bypassed: {why}" for why, count in reasons.most_common()]
+    bad = {name: each for name, each in verdicts.items() if each[0] in ("wrong", "missed")}
+    return lines + [f"{name}: {found}: {why}" for name, (found, why) in sorted(bad.items())]
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.opinfo.__main__ import PROCESS_TIMEOUT_S, run_on, run_twice
-from tests.opinfo.verdicts import report, verdict
-from tests.support import beside
+from tests.opinfo.__main__ import PROCESS_TIMEOUT_S, report, run_twice, verdict
 from tests.support.marks import nightly, slow
 
 if TYPE_CHECKING:
@@ -49,22 +47,3 @@ def test_operators_hit_on_another_machine_with_equal_results(
     verdicts = {name: verdict(first[name], second[name]) for name in names}
     not_hit = {name: each for name, each in verdicts.items() if each[0] != "hit"}
     assert not_hit == {}, "\n".join(report(verdicts))
-
-
-@nightly
-@pytest.mark.timeout(5 * PROCESS_TIMEOUT_S)
-def test_no_operator_starts_slower_than_with_torch_alone(tmp_path: Path) -> None:
-    """On the same disk as one before; nor does any compile on an empty one, or it is said why."""
-    names, disk = [*A_FEW, *OTHERS], tmp_path / "first"
-    _, second = run_twice(tmp_path, disk, names, backward=True)
-    again = run_on(disk, tmp_path, names, shared=True, backward=True)
-    for _ in range(2):
-        alone = run_on(tmp_path / "alone", tmp_path, names, shared=False, backward=True)
-    found = {
-        name: [
-            *beside.worse(beside.Started.of(again[name]), beside.Started.of(alone[name])),
-            *beside.not_warm(beside.Started.of(second[name]), second[name]["reasons"]),
-        ]
-        for name in names
-    }
-    assert {name: complaints for name, complaints in found.items() if complaints} == {}

@@ -7,7 +7,6 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch._dynamo.compiled_autograd
@@ -40,16 +39,6 @@ def _input() -> tuple[Tensor]:
 
 
 # -- settings that lowered code depends on
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _kept(saved: Tensor) -> Tensor:
@@ -113,33 +102,16 @@ def _in_two(x: Tensor) -> Tensor:
     return y.exp() + x
 
 
-def _two_results(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.tanh() @ x.t(), x.detach() * 2
-
-
 def _changing(x: Tensor) -> Tensor:
     y = x * 2
     y[1:].mul_(y[:-1])
     return y.sigmoid() * x
 
 
-def _gathered(x: Tensor) -> Tensor:
-    return x[torch.tensor([0, 0, 2])].cumsum(0) * x[:3]
-
-
-def _softened(x: Tensor) -> Tensor:
-    return torch.nn.functional.cross_entropy(x, torch.arange(6) % 8) + x.logsumexp(-1)
-
-
 _FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "cubed": _cubed, "normed": _normed, "times": _times, "checkpointed": _checkpointed,
-    "function": _of_a_function, "two graphs": _in_two, "two results": _two_results,
-    "changing": _changing, "gathered": _gathered, "softened": _softened,
+    "function": _of_a_function, "two graphs": _in_two, "changing": _changing,
 }  # fmt: skip
-
-
-def _set(owner: Any, name: str, value: Any) -> Context:
-    return functools.partial(patch.object, owner, name, value)
 
 
 @contextlib.contextmanager
@@ -157,28 +129,15 @@ def _decomposing() -> Iterator[None]:
 
 _MORE_SETTINGS: dict[str, Context] = {
     **_SETTINGS,
-    "doubling before": functools.partial(inductor.patch, {"post_grad_custom_pre_pass": _doubling}),
     "lowering": _decomposing,
-    "one thread": functools.partial(threads, 1),
-    "high precision": functools.partial(precision, "high"),
-    "autocast to half": functools.partial(torch.autocast, "cpu", dtype=torch.float16),
-    "no fast math": functools.partial(inductor.patch, {"use_fast_math": True}),
-    "no reinplacing": functools.partial(inductor.patch, {"reinplace_fx_passes": False}),
     "no pattern matching": functools.partial(inductor.patch, {"pattern_matcher": False}),
-    "sizes checked": functools.partial(inductor.patch, {"size_asserts": False}),
-    "no memory planning": functools.partial(inductor.patch, {"allow_buffer_reuse": False}),
-    "dynamic threads": functools.partial(inductor.patch, {"cpp.dynamic_threads": True}),
     "no mkldnn": functools.partial(torch.backends.mkldnn.flags, enabled=False),
-    "no filling": _set(torch.utils.deterministic, "fill_uninitialized_memory", False),
     "anomaly": functools.partial(torch.autograd.set_detect_anomaly, True),
-    "default of double": functools.partial(_default_dtype, torch.double),
-    "one-threaded": functools.partial(torch.autograd.set_multithreading_enabled, False),
     "compiled autograd": functools.partial(
         torch._dynamo.compiled_autograd._enable, functools.partial(torch.compile, backend="eager")
     ),
     "hooks on what is saved": lambda: torch.autograd.graph.saved_tensors_hooks(_kept, _kept),
     "recomputed": functools.partial(functorch.patch, {"activation_memory_budget": 0.3}),
-    "native bit patterns": functools.partial(inductor.patch, {"comprehensive_padding": False}),
 }
 
 

@@ -16,25 +16,26 @@ import torch._inductor.config as inductor
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.perturb import aliasing, asking, backwards, replacing
+from tests.perturb import aliasing, asking, backwards, replacing, users
 from tests.perturb.bases import BASES, Mlp, mlp, pointwise
 from tests.perturb.histories import History
 from tests.perturb.operators import OPERATORS
 from tests.perturb.program import Change, Program
+from tests.support.switches import switched
 
-__all__ = ["all_bases", "all_changes", "all_histories"]
+__all__ = ["all_bases", "all_changes", "all_histories", "surroundings"]
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def all_bases() -> dict[str, Program]:
     """Every base program, by name."""
-    return {**BASES, **{f"op {name}": _calling(name, {}) for name in OPERATORS}, **_users_bases()}
+    return {**BASES, **{f"op {name}": _calling(name, {}) for name in OPERATORS}, **users.bases()}
 
 
 def all_changes() -> list[Change]:
     """Every change, in a fixed order."""
-    return [*_arguments(), *_inputs(), *_settings(), *_configs(), *_constants(), *_users()]
+    return [*_arguments(), *_inputs(), *_settings(), *_configs(), *_constants(), *users.changes()]
 
 
 def all_histories() -> list[History]:
@@ -190,16 +191,7 @@ def _with_range(program: Program, low: int, high: int) -> Any:
 
 
 def _setting(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> Context:
-    @contextlib.contextmanager
-    def changed() -> Iterator[None]:
-        before = read()
-        write(value)
-        try:
-            yield
-        finally:
-            write(before)
-
-    return changed
+    return functools.partial(switched, read, write, value)
 
 
 def _attribute(owner: Any, name: str, value: Any) -> Context:
@@ -451,18 +443,3 @@ def _no_grad_inside(x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
         first = torch.sin(x)
     return first * y + x
-
-
-# -- code of the user's that is not in the graph
-
-
-def _users_bases() -> dict[str, Program]:
-    from tests.perturb import users
-
-    return users.bases()
-
-
-def _users() -> Iterator[Change]:
-    from tests.perturb import users
-
-    yield from users.changes()

@@ -58,8 +58,6 @@ class History:
         first, second: the calls of each.
         options: of ``torch.compile``.
         must_hit: whether the second has to hit: what differs does not matter.
-        undefined: whether the second has no right answer, so that it must not be a hit's. Compiled
-            code that reads past a storage gives what lies there, where eager refuses.
         around: what surrounds the second program from before the cache is enabled.
         as_cold: whether it has to do what a cold compile does, where that is not what eager does.
         native: whether Inductor makes C++ of it. Otherwise it calls each operator by itself, which
@@ -74,7 +72,6 @@ class History:
     second: tuple[Call, ...]
     options: dict[str, Any] = field(default_factory=dict)
     must_hit: bool = False
-    undefined: bool = False
     around: Context = contextlib.nullcontext
     as_cold: bool = False
     native: bool = True
@@ -98,9 +95,7 @@ def judge_histories(histories: Iterable[History], verdicts: Verdicts) -> None:
                 cold, compiles = _without_a_cache(history)
                 found, recompiles, hits = _with_a_cache(directory, history, history.second)
         right = cold if history.as_cold else expected
-        why = None if history.undefined else _why_wrong(found, cold, right)
-        if history.undefined and hits:
-            why = "hits where there is no right answer"
+        why = _why_wrong(found, cold, right)
         if why is None and recompiles != compiles:
             why = f"compiles {recompiles} graphs, not {compiles}"
         if why is None and history.must_hit and not hits:

@@ -93,7 +93,7 @@ def judge(bases: Mapping[str, Program], changes: Iterable[Change]) -> Verdicts:
         except Exception as exc:
             verdicts.add(change, "broken", "".join(traceback.format_exception_only(exc))[:300])
             continue
-        if None in known[change.base] and change.told:
+        if None in known[change.base]:
             verdicts.add(change, "lost", "its base has no key")
         elif change.same:
             verdicts.add(change, "same" if found == known[change.base] else "lost")

@@ -54,7 +54,6 @@ class Change:
         base: the name of the base program.
         program: the changed one.
         same: whether it is the base program made anew, so that it has to hit.
-        told: whether a key can hold what differs; if not, neither program must have a key.
     """
 
     family: str
@@ -62,7 +61,6 @@ class Change:
     base: str
     program: Program
     same: bool = False
-    told: bool = True
 
     def __str__(self) -> str:
         return f"{self.base}: {self.family}: {self.name}"

@@ -41,7 +41,6 @@ from torch._inductor.pattern_matcher import (
     register_replacement,
 )
 
-from tests.perturb.backing import backend, backends
 from tests.perturb.histories import Call, History
 
 __all__ = ["replacements"]
@@ -63,7 +62,7 @@ class Slot:
         put: puts something there in one of several ways, with a number in it.
         hows: those ways.
         traced: only what is traced changes, so that what is alike hits at the second level.
-        options: of the histories.
+        native: whether C++ is compiled.
     """
 
     kind: str
@@ -72,7 +71,7 @@ class Slot:
     put: Callable[[str, float], Context]
     hows: tuple[str, ...]
     traced: bool = True
-    options: tuple[tuple[str, Any], ...] = (("native", False),)
+    native: bool = False
 
 
 # -- names in namespaces and classes: what is there, and another function of torch's
@@ -80,42 +79,25 @@ class Slot:
 _SPOTS: dict[str, dict[str, tuple[Callable[[Tensor], Any], Any]]] = {
     "torch": {
         "layer_norm": (lambda x: F.layer_norm(x, (8,)), torch.sum),
-        "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), torch.sum),
         "relu": (F.relu, torch.sigmoid),
-        "selu": (F.selu, torch.sigmoid),
         "nan_to_num": (lambda x: torch.nan_to_num(x), torch.sin),
-        "addmm": (lambda x: torch.addmm(x, x[:, :4], x), torch.addcmul),
-        "threshold": (lambda x: F.threshold(x, 0.1, 2.0), torch.sigmoid),
-        "cosine_similarity": (lambda x: F.cosine_similarity(x, x * 2), torch.mul),
-        "pixel_shuffle": (lambda x: F.pixel_shuffle(x.view(4, 2, 4), 2), torch.sin),
     },
     "torch._C._nn": {
         "silu": (F.silu, torch.sigmoid),
-        "hardtanh": (F.hardtanh, torch.sigmoid),
-        "elu": (F.elu, torch.sigmoid),
         "glu": (F.glu, torch.sigmoid),
-        "mse_loss": (lambda x: F.mse_loss(x, x * 2), torch.mul),
         "pad": (lambda x: F.pad(x, (1, 1)), torch.sigmoid),
-        "linear": (lambda x: F.linear(x, x), torch.mul),
-        "avg_pool2d": (lambda x: F.avg_pool2d(x[None], 2), torch.sin),
     },
     "torch._VF": {
-        "dropout": (lambda x: F.dropout(x, 0.0), torch.mul),
         "einsum": (lambda x: torch.einsum("ij,kj->ik", x, x), torch.sigmoid),
-        "cdist": (lambda x: torch.cdist(x, x * 2), torch.mul),
     },
     "torch:Tensor": {
         "softmax": (lambda x: F.softmax(x, -1), torch.Tensor.cumsum),
-        "sigmoid": (lambda x: x.sigmoid(), torch.Tensor.sin),
         "__matmul__": (lambda x: x @ x.t(), torch.Tensor.sub),
-        "__rsub__": (lambda x: 3 - x, torch.Tensor.add),
         "sum": (lambda x: x.sum(0), torch.Tensor.prod),
-        "view": (lambda x: x.view(8, 4), torch.Tensor.reshape),
         "__getitem__": (lambda x: x[1:], torch.Tensor.sub),
     },
     "torch.nn.functional": {
         "relu": (lambda x: torch.nn.ReLU()(x), F.silu),
-        "silu": (lambda x: F.silu(x), F.mish),
         "linear": (lambda x: F.linear(x, x), torch.mul),
         "softmax": (lambda x: torch.nn.Softmax(-1)(x), torch.cumsum),
     },
@@ -124,7 +106,6 @@ _SPOTS: dict[str, dict[str, tuple[Callable[[Tensor], Any], Any]]] = {
     "torch.special": {"entr": (lambda x: torch.special.entr(x), torch.sin)},
     "torch._refs": {
         "sinc": (lambda x: torch.sinc(x), torch._refs.deg2rad),
-        "rot90": (lambda x: torch.rot90(x), torch.sin),
     },
     "torch._refs.nn.functional": {"mish": (F.mish, torch.sin)},
     "torch._prims": {"sin": (lambda x: torch.sinc(x), torch.cos)},
@@ -145,14 +126,6 @@ def _wrapping(original: Callable[..., Any], by: float) -> Any:
     return functools.wraps(original)(_plainly(original, by))
 
 
-def _forged(original: Callable[..., Any], by: float) -> Any:
-    """Text that was made into a function which says that it is torch's."""
-    names: dict[str, Any] = {"original": original, "by": by, "__name__": "torch.nn.functional"}
-    exec("def forged(*args, **kwargs): return original(*args, **kwargs) * by", names)
-    names["forged"].__name__ = names["forged"].__qualname__ = getattr(original, "__name__", "f")
-    return names["forged"]
-
-
 class _Callable:
     def __init__(self, original: Callable[..., Any], by: float) -> None:
         self.original, self.by = original, by
@@ -165,10 +138,8 @@ _WRAPPERS: dict[str, Callable[[Callable[..., Any], float], Any]] = {
     "plainly": _plainly,
     "wrapping": _wrapping,
     "allowed": lambda original, by: torch.compiler.allow_in_graph(_wrapping(original, by)),
-    "forged": _forged,
     "partial": lambda original, by: functools.partial(_scaled, original, by),
     "object": _Callable,
-    "method": lambda original, by: _Callable(original, by).__call__,
     "without grad": lambda original, by: torch.no_grad()(_plainly(original, by)),
 }
 
@@ -333,7 +304,7 @@ def _members() -> Iterator[Slot]:
             _member, "torch._inductor.codegen.cpp:CppVecOverrides", name, _in_text
         )
         calls = functools.partial(lambda name, x: getattr(x.abs(), name)() + 1, name)
-        yield Slot("members", f"C++ of {name}", calls, put, ("plainly", "wrapping"), False, ())
+        yield Slot("members", f"C++ of {name}", calls, put, ("plainly", "wrapping"), False, True)
 
 
 # -- insides of functions: nothing of it is under any name
@@ -562,13 +533,6 @@ def _registries() -> Iterator[Slot]:
     yield Slot("registries", "wrapper", program, _wrapper, ("method", "constructor"), False)
 
 
-def _backends() -> Iterator[Slot]:
-    for name, program, make in backends():
-        put = functools.partial(lambda make, how, by: make(by)(), make)
-        options = (("native", False), ("options", {"backend": backend}))
-        yield Slot("backends", name, program, put, ("given",), False, options)
-
-
 # -- pairs of programs
 
 _SINCE = ("after enable", "before enable", "after another", "before enable, after another")
@@ -590,13 +554,13 @@ def _pair(slot: Slot, how: str, since: str) -> History:
         (Call(_input, forward=plain if early else second, backward=plain),),
         around=second if early else plain,
         as_cold=True,
-        **dict(slot.options),
+        native=slot.native,
     )
 
 
 def replacements() -> Iterator[History]:
     """Each slot in each way, at one time and another; some of those that are alike must hit."""
-    slots = (_names, _tables, _members, _insides, _operators, _constants, _registries, _backends)
+    slots = (_names, _tables, _members, _insides, _operators, _constants, _registries)
     for number, slot in enumerate(itertools.chain.from_iterable(each() for each in slots)):
         for turn, how in enumerate(slot.hows):
             for since in (_SINCE[(number + turn) % 4], _SINCE[(number + turn + 1) % 4]):

@@ -11,16 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
+import s3cache
 from tests.perturb.bases import BASES
-from tests.perturb.changes import all_bases, all_changes, all_histories
-from tests.perturb.explained import sample
+from tests.perturb.changes import all_bases, all_changes, all_histories, surroundings
 from tests.perturb.histories import History, judge_histories
 from tests.perturb.judge import judge
+from tests.perturb.program import keys
 from tests.perturb.workers import Changes, Chunk, Histories, in_processes
 
-__all__ = ["ENOUGH", "part", "with_torchs_own_key"]
+__all__ = ["keys_here", "part", "settings_kept", "with_torchs_own_key"]
 
-ENOUGH = 6_000  # changes that `make test-perturb` has to judge
+ENOUGH = 4_300  # changes that `make test-perturb` has to judge
 _CHUNK = 60  # that one process judges: what torch keeps of each is gone with it
 
 
@@ -43,7 +46,7 @@ def part(count: int) -> dict[str, Any]:
         chosen += random.Random(family).sample(members, min(share, len(members)))
     verdicts = judge(all_bases(), chosen)
     judge_histories(_some_of_each(count // 60), verdicts)
-    return {**verdicts.as_dict(), "explained": sample(count // 2)}
+    return verdicts.as_dict()
 
 
 def _some_of_each(count: int) -> list[History]:
@@ -64,6 +67,32 @@ def with_torchs_own_key() -> dict[str, Any]:
     with patch.object(_key, "COMPONENTS", components):
         chosen = [change for change in all_changes() if change.family == "sharing"]
         return judge(all_bases(), [each for each in chosen if each.base == "inplace"]).as_dict()
+
+
+def keys_here() -> dict[str, list[str | None]]:
+    """Return the keys of some programs in this process."""
+    return {name: keys(BASES[name]) for name in ("pointwise", "normed", "mlp")}
+
+
+def settings_kept() -> dict[str, list[Any]]:
+    """Return the keys of a program, twice under each setting, or why it has none."""
+
+    def attends(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        batch = x[None, None]
+        attended = torch.nn.functional.scaled_dot_product_attention(batch, batch, batch)
+        return torch.nn.functional.linear(x, w) + attended[0, 0]
+
+    found: dict[str, list[Any]] = {}
+    for name, context in surroundings().items():
+        for _ in range(2):
+            torch.compiler.reset()
+            with context():
+                x, w = torch.ones(4, 4, device="cpu"), torch.ones(4, 4, device="cpu")
+                report = s3cache.check(torch.compile(attends), x, w.requires_grad_())
+            found.setdefault(name, []).extend(
+                each.key or [reason.message for reason in each.reasons] for each in report.graphs
+            )
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Code of the user's that a graph only mentions: operators, passes, policies, registrations."""
+"""What a graph only mentions: annotations, names of torch's own code, contexts of functions."""
 
 from __future__ import annotations
 
@@ -10,27 +10,13 @@ from typing import Any
 
 import torch
 import torch._functorch.config as functorch
-import torch._inductor.config as inductor
 from torch import Tensor
-from torch._inductor.custom_graph_pass import (
-    CustomGraphPass,
-    CustomKnapsackSolver,
-    CustomRuntimeEstimator,
-)
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
-import s3cache
 from tests.perturb.program import Change, Program
 
 __all__ = ["bases", "changes"]
 
 _COUNT = 12  # variants of each thing
-# These take part in tracing: their graphs have no key of the first level.
-_TRACED = frozenset(("backward formula", "fake implementation"))
 
 
 def bases() -> dict[str, Program]:
@@ -42,8 +28,7 @@ def changes() -> Iterator[Change]:
     """The other variants."""
     for name, make in _THINGS.items():
         for variant in range(1, _COUNT):
-            keyed = name not in _TRACED
-            yield Change("user", f"{name} {variant}", f"user {name}", make(variant), told=keyed)
+            yield Change("user", f"{name} {variant}", f"user {name}", make(variant))
 
 
 def _two(function: Callable[..., Any], context: Any = contextlib.nullcontext) -> Program:
@@ -52,119 +37,8 @@ def _two(function: Callable[..., Any], context: Any = contextlib.nullcontext) ->
     )
 
 
-# An operator keeps its name; what is registered under it differs.
-
-
-@contextlib.contextmanager
-def _operator(forward: Any, fake: Any, backward: Any) -> Iterator[None]:
-    definition = torch.library.custom_op("s3cache_perturb::op", forward, mutates_args=())
-    definition.register_fake(fake)
-    definition.register_autograd(backward)
-    try:
-        yield
-    finally:
-        definition._lib._destroy()
-
-
-def _op(x: Tensor, y: Tensor) -> Any:
-    return torch.ops.s3cache_perturb.op(x) * y
-
-
-def _with_backward(variant: int) -> Program:
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * (2 + variant)
-
-    def forward(x: Tensor) -> Tensor:
-        return x * 2
-
-    return _two(_op, functools.partial(_operator, forward, torch.empty_like, backward))
-
-
-def _with_fake(variant: int) -> Program:
-    """Shapes are what the fake implementation says; torch checks them against the real one."""
-
-    def forward(x: Tensor) -> Tensor:
-        return x.repeat(1 + variant, 1)
-
-    def fake(x: Tensor) -> Tensor:
-        return x.new_empty((1 + variant) * x.shape[0], x.shape[1])
-
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad[:4]
-
-    def program(x: Tensor, y: Tensor) -> Any:
-        return torch.ops.s3cache_perturb.op(x) * y[0]
-
-    return _two(program, functools.partial(_operator, forward, fake, backward))
-
-
-class _Uuid:
-    def __init__(self, variant: int) -> None:
-        self.variant = variant
-
-    def uuid(self) -> str:
-        return f"variant {self.variant}"
-
-
-class _Pass(_Uuid, CustomGraphPass):
-    def __call__(self, graph: Any) -> None: ...
-
-
-class _Solver(_Uuid, CustomKnapsackSolver):
-    def __call__(self, *_: Any) -> Any: ...
-
-
-class _Estimator(_Uuid, CustomRuntimeEstimator):
-    def __call__(self, *_: Any) -> Any: ...
-
-
 def _plain(x: Tensor, y: Tensor) -> Tensor:
     return torch.tanh(x @ y) @ y
-
-
-def _patched(config: Any, option: str, kind: Any) -> Callable[[int], Program]:
-    def make(variant: int) -> Program:
-        return _two(_plain, functools.partial(config.patch, {option: kind(variant)}))
-
-    return make
-
-
-def _save_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    save = op is torch.ops.aten.mm.default
-    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _save_the_rest(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    save = op is not torch.ops.aten.mm.default
-    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _selective(variant: int) -> Program:
-    policy = _save_the_rest if variant % 2 else _save_products
-
-    def program(x: Tensor, y: Tensor) -> Any:
-        contexts = functools.partial(create_selective_checkpoint_contexts, policy)
-        contexts.cache_hash = f"variant {variant}"  # type: ignore[attr-defined]
-        return checkpoint(_plain, x, y, use_reentrant=False, context_fn=contexts)
-
-    return _two(program)
-
-
-@torch._dynamo.allow_in_graph
-def registered_one(x: Tensor) -> Tensor:
-    return x.cos()
-
-
-def _registered(variant: int) -> Program:
-    @contextlib.contextmanager
-    def registered() -> Iterator[None]:
-        s3cache.register_cacheable(registered_one, version=str(variant))
-        yield
-
-    def program(x: Tensor, y: Tensor) -> Any:
-        return registered_one(x) * y
-
-    return _two(program, registered)
 
 
 def _annotated(variant: int) -> Program:
@@ -217,20 +91,6 @@ class Scaled(torch.autograd.Function):
         return grad * (1.0 + Now.variant), None
 
 
-class Outer(torch.autograd.Function):
-    """With another one inside of it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return Scaled.apply(grad, x) * (1.0 + Now.variant) + x, None
-
-
 class Told(torch.autograd.Function):
     """What a context is told that is in neither graph, one thing for each bit."""
 
@@ -253,57 +113,9 @@ class Told(torch.autograd.Function):
         return first * y + x, None
 
 
-_FUNCTION = """
-def helper(x): return {helper}
-class Written(Function):
-    @staticmethod
-    def forward(ctx, x, y):
-        ctx.by = {attribute}
-        {forward}
-    @staticmethod
-    def backward(ctx, grad):
-        {backward}
-"""
-_TEXTS = {
-    "helper": ("x", "x * 2", "x.cos()", "x + 1"),
-    "attribute": ("3", "4", "3.0", "-3"),
-    "forward": ("return x.sin()", "return x.cos()", "return x.sin() * 2", "return x"),
-    "backward": (
-        "return helper(grad) * ctx.by, None",
-        "return helper(grad) + ctx.by, None",
-        "return helper(grad) * ctx.by * ctx.needs_input_grad[0] * 2, None",
-        "return grad * ctx.by, None",
-    ),
-}
-
-
-def _written(variant: int) -> Program:
-    """Each text in turn, with the others as they are at first."""
-    chosen = {name: texts[0] for name, texts in _TEXTS.items()}
-    if variant > 0:
-        name = list(_TEXTS)[(variant - 1) // 3]
-        chosen[name] = _TEXTS[name][1 + (variant - 1) % 3]
-    namespace: dict[str, Any] = {"Function": torch.autograd.Function}
-    exec(_FUNCTION.format(**chosen), namespace)
-    return _applied(namespace["Written"], variant)
-
-
 _THINGS: dict[str, Callable[[int], Program]] = {
-    "backward formula": _with_backward,
-    "fake implementation": _with_fake,
-    "pass before": _patched(inductor, "post_grad_custom_pre_pass", _Pass),
-    "pass after": _patched(inductor, "post_grad_custom_post_pass", _Pass),
-    "joint pass before": _patched(inductor, "joint_custom_pre_pass", _Pass),
-    "joint pass after": _patched(inductor, "joint_custom_post_pass", _Pass),
-    "joint pass of functorch": _patched(functorch, "joint_custom_pass", _Pass),
-    "solver": _patched(functorch, "activation_memory_budget_solver", _Solver),
-    "estimator": _patched(functorch, "activation_memory_budget_runtime_estimator", _Estimator),
-    "checkpoint policy": _selective,
-    "registered function": _registered,
     "annotation": _annotated,
     "names of the memory budget": _budget,
     "autograd function": functools.partial(_applied, Scaled),
-    "autograd function in another": functools.partial(_applied, Outer),
-    "text of an autograd function": _written,
     "context of an autograd function": functools.partial(_applied, Told),
 }

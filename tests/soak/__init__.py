@@ -1,1 +1,0 @@
-"""Many processes, all faults, for a long time: nothing lost, nothing wrong, nothing that grows."""

@@ -24,7 +24,6 @@ from urllib.parse import urlsplit
 from benchmarks.render import fill
 from s3cache.store import S3Options
 from s3cache.testing import MotoServer
-from tests.soak.chaos import Server
 from tests.soak.run import MACHINES, PROCESSES, Account, soak
 from tests.support.buckets import make_bucket, moto_place
 
@@ -38,10 +37,10 @@ def main() -> int:
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
     with ExitStack() as stack:
-        place, server, server_name = _server(stack)
+        place, restart, server_name = _server(stack)
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="s3cache-soak-")))
         port = urlsplit(str(place.endpoint_url)).port or 80
-        account = soak(root, port, _to_open(place), server, options.seconds, options.seed)
+        account = soak(root, port, _to_open(place), restart, options.seconds, options.seed)
     text = table(account, server_name, options.seed)
     print(text)
     if options.page:
@@ -53,11 +52,11 @@ def main() -> int:
     return int(bool(bad))
 
 
-def _server(stack: ExitStack) -> tuple[S3Options, Server, str]:
+def _server(stack: ExitStack) -> tuple[S3Options, Path | None, str]:
     endpoint = os.environ.get("S3CACHE_TEST_RGW_ENDPOINT")
     if endpoint is None:
         moto = stack.enter_context(MotoServer())
-        return moto_place(moto), Server(None), "a moto server (no Ceph RGW was to be had)"
+        return moto_place(moto), None, "a moto server (no Ceph RGW was to be had)"
     place = S3Options(
         f"s3cache-soak-{uuid.uuid4().hex[:12]}",
         endpoint_url=endpoint,
@@ -66,7 +65,7 @@ def _server(stack: ExitStack) -> tuple[S3Options, Server, str]:
         secret_key=os.environ["S3CACHE_TEST_RGW_SECRET_KEY"],
     )
     asyncio.run(make_bucket(place))
-    return place, Server(RESTART), "Ceph RGW"
+    return place, RESTART, "Ceph RGW"
 
 
 def _to_open(place: S3Options) -> dict[str, Any]:

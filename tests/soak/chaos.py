@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -14,10 +15,9 @@ from pathlib import Path
 
 from tests.support.proxy import Link, Proxy
 
-__all__ = ["Chaos", "Server"]
+__all__ = ["Chaos"]
 
 _LINKS: dict[str, Callable[[random.Random], Link]] = {
-    "link good": lambda _: Link(),
     "link hangs": lambda _: Link(flows=False),
     "link slow": lambda draw: Link(bytes_per_s=draw.choice([20_000, 200_000])),
     "link late": lambda draw: Link(delay_s=draw.uniform(0.05, 0.5)),
@@ -25,39 +25,25 @@ _LINKS: dict[str, Callable[[random.Random], Link]] = {
     "answers reset": lambda draw: Link(reset_down=draw.randrange(40_000), times=20),
     "answers cut": lambda draw: Link(cut_down=draw.randrange(40_000), times=20),
 }
-_SERVER_DIES = 0.38
-
-
-class Server:
-    """The gateway that ``infra/rgw/run.sh`` has started; a moto server cannot be restarted."""
-
-    def __init__(self, restart: Path | None) -> None:
-        self._restart = restart
-
-    @property
-    def can_die(self) -> bool:
-        return self._restart is not None
-
-    def die(self) -> None:
-        os.kill(int(Path(os.environ["S3CACHE_TEST_RGW_PIDFILE"]).read_text()), signal.SIGKILL)
-
-    def come_back(self) -> None:
-        if self._restart is not None:
-            subprocess.run([str(self._restart)], check=True, capture_output=True)
+# Of a hundred. A good link is as likely as all bad ones: some of what is saved has to arrive.
+_WEIGHTS: dict[str, float] = {"kill": 25, "stop": 7, "server": 6, "refuse": 8, "link good": 27}
+_WEIGHTS |= dict.fromkeys(_LINKS, 4.5)
 
 
 class Chaos:
     """Something new every few seconds, until the end of the block; then all is right again.
 
     Args:
-        dies_by_s: when the server has died once, if it can die.
+        restart: the script that starts the server again; without it the server never dies.
+        workers: gives the processes that may be killed.
+        dies_by_s: when the server has died once.
     """
 
     def __init__(
         self,
         seed: int,
         proxy: Proxy,
-        server: Server,
+        restart: Path | None,
         workers: Callable[[], list[int]],
         *,
         dies_by_s: float,
@@ -65,7 +51,7 @@ class Chaos:
         self.happened: Counter[str] = Counter()
         self._draw = random.Random(seed)
         self._proxy = proxy
-        self._server = server
+        self._restart = restart
         self._workers = workers
         self._dies_by = time.monotonic() + dies_by_s
         self._over = threading.Event()
@@ -91,47 +77,32 @@ class Chaos:
             self._error = exc
 
     def _happen(self) -> None:
-        drawn = self._draw.random()
+        (what,) = self._draw.choices([*_WEIGHTS], [*_WEIGHTS.values()])
         if not self.happened["server killed"] and time.monotonic() > self._dies_by:
-            drawn = _SERVER_DIES
-        if drawn < 0.25:
-            self._to_a_process(signal.SIGKILL, "process killed")
-        elif drawn < 0.32:
-            self._stop_one()
-        elif drawn <= _SERVER_DIES and self._server.can_die:
+            what = "server"
+        if what in ("kill", "stop"):
+            self._to_a_process(is_killed=what == "kill")
+        elif what == "server" and self._restart is not None:
             self.happened["server killed"] += 1
-            self._server.die()
+            os.kill(int(Path(os.environ["S3CACHE_TEST_RGW_PIDFILE"]).read_text()), signal.SIGKILL)
             self._over.wait(self._draw.uniform(0.5, 5.0))
-            self._server.come_back()
-        elif drawn < 0.46:
+            subprocess.run([str(self._restart)], check=True, capture_output=True)
+        elif what == "refuse":
             self.happened["connections refused"] += 1
             self._proxy.refuse()
             self._over.wait(self._draw.uniform(0.5, 5.0))
             self._proxy.heal()
-        else:
-            # Every other time it is well again: some of what is saved has to arrive meanwhile.
-            name = "link good" if drawn < 0.7 else self._draw.choice(list(_LINKS))
-            self.happened[name] += 1
-            self._proxy.link = _LINKS[name](self._draw)
+        elif what in _LINKS or what == "link good":
+            self.happened[what] += 1
+            self._proxy.link = _LINKS[what](self._draw) if what in _LINKS else Link()
 
-    def _to_a_process(self, number: signal.Signals, what: str) -> int | None:
-        running = self._workers()
-        if not running:
-            return None
-        pid = self._draw.choice(running)
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            return None
-        self.happened[what] += 1
-        return pid
-
-    def _stop_one(self) -> None:
-        """As a machine that swaps, or is suspended."""
-        pid = self._to_a_process(signal.SIGSTOP, "process stopped for a while")
-        if pid is not None:
-            time.sleep(self._draw.uniform(0.2, 3.0))
-            try:
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                return
+    def _to_a_process(self, *, is_killed: bool) -> None:
+        """Kill one, or stop it for a while, as a machine that swaps or is suspended."""
+        if running := self._workers():
+            pid = self._draw.choice(running)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if is_killed else signal.SIGSTOP)
+                self.happened["process killed" if is_killed else "process stopped for a while"] += 1
+                if not is_killed:
+                    time.sleep(self._draw.uniform(0.2, 3.0))
+                    os.kill(pid, signal.SIGCONT)

@@ -3,27 +3,59 @@
 from __future__ import annotations
 
 import json
+import os
+import statistics
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.soak.chaos import Chaos, Server
-from tests.soak.vitals import Growth, Vitals, growth, vitals
+import psutil
+
+from s3cache.store import S3Options
+from tests.soak.chaos import Chaos
 from tests.support.processes import Machine
 from tests.support.proxy import Proxy
 
-__all__ = ["Account", "soak"]
+__all__ = ["Account", "Growth", "soak"]
 
 MACHINES, PROCESSES = 2, 8
 _SAMPLE_S = 2.0
 # Once all is well again: what was saved has that long to arrive.
 _ARRIVAL_S = 300.0
+# What is kept for what comes next has a bound, whatever was in use before: connections; threads
+# for calls to disks (s3cache/util/deadline.py) and those of concurrent.futures; four of others.
+_BOUNDS = {
+    "sockets": S3Options("any").max_pool_connections + 4,
+    "threads": 16 + min(32, (os.cpu_count() or 1) + 4) + 4,
+}
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The median of one number of a process early on and in the end, and the most of it."""
+
+    what: str
+    early: float
+    late: float
+    most: float
+
+    @classmethod
+    def of(cls, what: str, samples: list[float]) -> Growth:
+        """Compare the second fifth of the time with the last one: what starts is no leak."""
+        fifth = max(1, len(samples) // 5)
+        early = statistics.median(samples[fifth : 2 * fifth] or samples)
+        return cls(what, early, statistics.median(samples[-fifth:]), max(samples))
+
+    @property
+    def is_flat(self) -> bool:
+        """Within its bound; else not more than a quarter more, nor than caches of Python's."""
+        return self.late <= _BOUNDS.get(self.what, max(1.25 * self.early, self.early + 32))
 
 
 @dataclass
@@ -43,22 +75,6 @@ class Account:
     errors: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Started:
-    """A process, and where it writes what came."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def lines(self) -> Iterator[list[str]]:
-        """The words of each line; a torn one is left out."""
-        if self.log.exists():
-            with open(self.log) as lines:
-                for line in lines:
-                    if line.endswith("\n"):
-                        yield line.split()
-
-
 class Fleet:
     """Processes of all machines. The first of each machine is never killed: it must not grow."""
 
@@ -66,7 +82,7 @@ class Fleet:
         self._root = root
         self._machines = machines
         self._seed = seed
-        self._all: list[Started] = []
+        self._logs: list[Path] = []
         self._names = [f"w{number}" for number in range(PROCESSES)]
         self._running: dict[str, subprocess.Popen[bytes]] = {}  # those that work, by name
 
@@ -80,33 +96,31 @@ class Fleet:
         return [each.pid for each in running if each is not None and each.poll() is None]
 
     def keep_up(self) -> None:
-        """Start who is missing."""
-        for name in self._names:
+        """Start those that are missing."""
+        for number, name in enumerate(self._names):
             process = self._running.get(name)
             if process is None or process.poll() is not None:
-                self._running[name] = self.start(name, ["mix"]).process
+                machine = self._machines[number % MACHINES]
+                self._running[name] = self.start(name, machine, ["mix"])
 
-    def start(self, name: str, *steps: list[Any], machine: Machine | None = None) -> Started:
-        number = len(self._all)
-        log = self._root / f"{number}.log"
-        machine = machine or self._machines[self._names.index(name) % MACHINES]
+    def start(self, name: str, machine: Machine, *steps: list[Any]) -> subprocess.Popen[bytes]:
+        log = self._root / f"{len(self._logs)}.log"
         config = {
             "options": machine.options,
             "log": str(log),
             "name": name,
             "names": self._names,
-            "seed": self._seed + number,
+            "seed": self._seed + len(self._logs),
             "steps": steps,
         }
+        self._logs.append(log)
         with open(log.with_suffix(".err"), "wb") as errors:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "tests.soak.worker", json.dumps(config)],
                 cwd=machine.environment["HOME"],
                 env=machine.environment,
                 stderr=errors,
             )
-        self._all.append(Started(process, log))
-        return self._all[-1]
 
     def end(self) -> None:
         """As a scheduler ends them; what they cannot upload in time is left for others."""
@@ -121,22 +135,25 @@ class Fleet:
                 raise AssertionError("a process did not end 60 s after SIGTERM") from None
 
     def lines(self) -> Iterator[list[str]]:
-        """What all of them have written."""
-        for started in self._all:
-            yield from started.lines()
+        """The words of each line that was written; a torn one is left out."""
+        for log in self._logs:
+            if log.exists():
+                with open(log) as lines:
+                    yield from (line.split() for line in lines if line.endswith("\n"))
 
     def errors(self) -> list[str]:
         """What was logged as an error, or was a traceback: faults are logged as warnings."""
-        found = []
-        for path in self._root.glob("*.err"):
-            text = path.read_text(errors="replace")
-            if "Traceback" in text or "ERROR" in text:
-                found.append(text[-4000:])
-        return found
+        texts = [path.read_text(errors="replace") for path in self._root.glob("*.err")]
+        return [text[-4000:] for text in texts if "Traceback" in text or "ERROR" in text]
 
 
 def soak(
-    root: Path, server_port: int, where: dict[str, Any], server: Server, seconds: float, seed: int
+    root: Path,
+    server_port: int,
+    where: dict[str, Any],
+    restart: Path | None,
+    seconds: float,
+    seed: int,
 ) -> Account:
     """Run for so many seconds; then have everything arrive, and look at all of it."""
     account = Account()
@@ -151,15 +168,14 @@ def soak(
             for number in range(MACHINES)
         ]
         fleet = Fleet(root, machines, seed)
-        samples: list[list[Vitals]] = [[] for _ in range(MACHINES)]
+        samples: list[dict[str, list[float]]] = [defaultdict(list) for _ in machines]
         fleet.keep_up()
         try:
-            with Chaos(seed, proxy, server, fleet.mortals, dies_by_s=seconds / 3) as chaos:
+            with Chaos(seed, proxy, restart, fleet.mortals, dies_by_s=seconds / 3) as chaos:
                 while time.monotonic() - began < seconds:
                     time.sleep(_SAMPLE_S)
                     for pid, taken in zip(fleet.elders, samples, strict=True):
-                        if (now := vitals(pid)) is not None:
-                            taken.append(now)
+                        _sample(pid, taken)
                     proxy.requests.clear()  # they are many, and not used
                     fleet.keep_up()
         finally:
@@ -172,12 +188,21 @@ def soak(
         account.acknowledged = len(saved)
         reader = stack.enter_context(Machine(root / "reader", **{**options, "local": False}))
         _read_all(fleet, reader, sorted(saved), account)
-        merged = [growth(taken) for taken in samples]
-        account.growth = [
-            max(each, key=lambda one: one.late - one.early) for each in zip(*merged, strict=True)
-        ]
+        for what in samples[0]:
+            of_each = [Growth.of(what, taken[what]) for taken in samples]
+            account.growth.append(max(of_each, key=lambda one: one.late - one.early))
         account.errors = fleet.errors()
     return account
+
+
+def _sample(pid: int, taken: dict[str, list[float]]) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        sockets = len(process.net_connections("all"))
+        taken["memory_mib"].append(process.memory_info().rss / (1 << 20))
+        taken["threads"].append(process.num_threads())
+        taken["sockets"].append(sockets)
+        taken["files"].append(process.num_fds() - sockets)
 
 
 def _settle(fleet: Fleet, machines: list[Machine]) -> None:
@@ -186,29 +211,28 @@ def _settle(fleet: Fleet, machines: list[Machine]) -> None:
         deadline = time.monotonic() + _ARRIVAL_S
         while machine.pending() and time.monotonic() < deadline:
             machine.let_an_hour_pass()
-            fleet.start("adopter", ["flush", 60.0], machine=machine).process.wait()
+            fleet.start("adopter", machine, ["flush", 60.0]).wait()
 
 
 def _read_all(fleet: Fleet, reader: Machine, keys: list[str], account: Account) -> None:
     """From the bucket alone: a machine with no disk of its own; what is absent now is lost."""
-    found = set()
+    before = sum(1 for _ in fleet.lines())
     for start in range(0, len(keys), 500):
-        part = fleet.start("reader", ["check", keys[start : start + 500]], machine=reader)
-        part.process.wait()
-        found |= {words[1] for words in part.lines() if words[0] in ("hit", "WRONG")}
+        fleet.start("reader", reader, ["check", keys[start : start + 500]]).wait()
+    lines = [*fleet.lines()]
+    found = {words[1] for words in lines[before:] if words[0] in ("hit", "WRONG")}
     account.lost = [key for key in keys if key not in found]
-    account.wrong = sorted({words[1] for words in fleet.lines() if words[0] == "WRONG"})
+    account.wrong = sorted({words[1] for words in lines if words[0] == "WRONG"})
 
 
 def _count(fleet: Fleet, account: Account) -> None:
     took: dict[str, list[float]] = defaultdict(list)
     for words in fleet.lines():
-        if words[0] == "left":
-            continue
-        account.counts[words[0]] += 1
-        took["lookup" if words[0] in ("hit", "miss", "WRONG") else "save"].append(float(words[2]))
-        if words[0] == "miss":
-            account.misses[words[3]] += 1
+        if words[0] != "left":
+            account.counts[words[0]] += 1
+            took["save" if words[0] in ("saved", "refused") else "lookup"].append(float(words[2]))
+            if words[0] == "miss":
+                account.misses[words[3]] += 1
     for kind, times in took.items():
         times.sort()
         account.slowest_ms[kind] = times[-1]

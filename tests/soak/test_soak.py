@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.vitals import Vitals, growth
+from tests.soak.run import Growth
 from tests.support.marks import nightly
-
-pytestmark = pytest.mark.timeout(900)
 
 RUN = Path(__file__).parents[2] / "infra" / "rgw" / "run.sh"
 CANNOT_INSTALL = 75
 
 
 @nightly
+@pytest.mark.timeout(900)
 def test_nothing_is_lost_or_wrong_or_grows() -> None:
     """With a gateway of its own: the one that the test run shares must not die under others."""
     if os.environ.get("S3CACHE_TEST_RGW") == "off":
@@ -34,14 +33,7 @@ def test_nothing_is_lost_or_wrong_or_grows() -> None:
     assert re.search(r"what happened .* [1-9]\d* server killed", done.stdout), done.stdout
 
 
-def test_what_grows_is_seen() -> None:
-    steady = [Vitals(100, 10, 5, 30)] * 50
-    assert all(each.is_flat for each in growth(steady))
-    leaking = [Vitals(100 + each, 10 + each, 5 + each, 30 + each) for each in range(100)]
-    assert [each.what for each in growth(leaking) if each.is_flat] == []
-
-
-def test_what_is_kept_for_later_is_no_growth() -> None:
-    """As after a server was away: what had gathered went up 16 at once, then came the quiet."""
-    before, after = Vitals(100, 6, 9, 30), Vitals(100, 14, 20, 30)
-    assert all(each.is_flat for each in growth([before] * 30 + [after] * 20))
+@pytest.mark.parametrize("what", ["memory_mib", "threads", "sockets", "files"])
+def test_what_grows_is_seen(what: str) -> None:
+    assert Growth.of(what, [20.0] * 50).is_flat
+    assert not Growth.of(what, [float(20 + number) for number in range(100)]).is_flat

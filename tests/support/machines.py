@@ -1,6 +1,6 @@
 """Machines for tests of the compile cache: processes that share nothing but a remote.
 
-A job is a function of an importable module, ``"tests.kinds.jobs:cold"``. It runs in a new process
+A job is a function of an importable module, ``"tests.kinds.jobs:run"``. It runs in a new process
 with a home, a temporary directory, an Inductor cache and a local tier below the machine's root;
 arguments and result are what JSON can hold. torch is imported there, never here.
 """
@@ -9,37 +9,22 @@ from __future__ import annotations
 
 import importlib
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from s3cache import testing
 
-__all__ = ["ROOT", "Machine", "Outcome", "remote_url"]
+if TYPE_CHECKING:
+    from s3cache.testing import Outcome
+
+__all__ = ["ROOT", "Machine", "remote_url"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def remote_url(root: Path) -> str:
-    """A remote below ``root`` that any machine may read and write."""
+    """Return a remote below ``root`` that any machine may read and write."""
     return f"file://{root}/remote?create=1"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a job came to.
-
-    Attributes:
-        result: what the function returned.
-        stats: what the cache counted, as plain data; ``{}`` if the job had no remote.
-        counters: torch's own (``torch._dynamo.utils.counters``), by group; ``{}`` likewise.
-        stderr: what it wrote there.
-    """
-
-    result: Any
-    stats: dict[str, Any] = field(default_factory=dict)
-    counters: dict[str, dict[str, int]] = field(default_factory=dict)
-    stderr: str = ""
 
 
 class Machine:
@@ -80,36 +65,23 @@ class Machine:
         Without ``remote``, the job enables s3cache itself, or leaves it alone.
 
         Raises:
-            AssertionError: it ended badly; says how, with the end of what it wrote.
+            s3cache.testing.ProgramError: it ended badly; has the end of what it wrote.
         """
-        done = self._machine.call(
+        return self._machine.call(
             "tests.support.machines:do_job",
             *(job, arguments, remote, settings or {}),
             cwd=self.root,
             timeout_s=timeout_s,
             python=python,
         )
-        return Outcome(**done.result, stderr=done.stderr)
 
 
-# -- in the new process
-
-
-def do_job(
-    job: str, arguments: list[Any], remote: str | None, settings: dict[str, Any]
-) -> dict[str, Any]:
-    """The fields of an :class:`Outcome` but for ``stderr``."""
+def do_job(job: str, arguments: list[Any], remote: str | None, settings: dict[str, Any]) -> Any:
+    """Call the job, in the new process."""
     module, _, name = job.partition(":")
     function = getattr(importlib.import_module(module), name)
     if remote is None:
-        return {"result": function(*arguments)}
-    return _with_cache(function, job, arguments, remote, settings)
-
-
-def _with_cache(
-    function: Any, job: str, arguments: list[Any], remote: str, settings: dict[str, Any]
-) -> dict[str, Any]:
-    import torch._dynamo
+        return function(*arguments)
 
     import s3cache
 
@@ -118,19 +90,4 @@ def _with_cache(
         result = function(*arguments)
         report = cache.flush(60)
         assert not report.remaining, report
-        stats = cache.stats()
-    return {
-        "result": result,
-        "stats": {
-            "hits": dict(stats.hits),
-            "misses": {str(reason): count for reason, count in stats.misses.items()},
-            "saved": stats.saved,
-            "not_saved": {str(reason): count for reason, count in stats.not_saved.items()},
-            "uploaded": stats.uploaded,
-            "bypassed": stats.bypassed,
-            "bypass_reasons": dict(stats.bypass_reasons),
-            "set_aside": dict(stats.set_aside),
-            "time_saved_s": stats.time_saved_s,
-        },
-        "counters": {group: dict(counts) for group, counts in torch._dynamo.utils.counters.items()},
-    }
+        return result

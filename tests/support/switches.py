@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["deterministic", "precision", "threads"]
+__all__ = ["deterministic", "precision", "switched", "threads"]
 
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def _switched(get: Callable[[], T], switch: Callable[[T], object], value: T) -> Iterator[None]:
+def switched(get: Callable[[], T], switch: Callable[[T], object], value: T) -> Iterator[None]:
     before = get()
     switch(value)
     try:
@@ -24,18 +24,18 @@ def _switched(get: Callable[[], T], switch: Callable[[T], object], value: T) -> 
 
 
 def deterministic() -> contextlib.AbstractContextManager[None]:
-    return _switched(
+    return switched(
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
     )
 
 
 def precision(precision: str) -> contextlib.AbstractContextManager[None]:
     """Of products of float32."""
-    return _switched(
+    return switched(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, precision
     )
 
 
 def threads(count: int) -> contextlib.AbstractContextManager[None]:
     """How many work on one operator."""
-    return _switched(torch.get_num_threads, torch.set_num_threads, count)
+    return switched(torch.get_num_threads, torch.set_num_threads, count)

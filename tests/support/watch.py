@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Watch", "lowerings"]
+__all__ = ["Watch", "lowerings", "processes"]
 
 
 class Watch:
@@ -75,7 +75,14 @@ def processes() -> list[str]:
     started: list[str] = []
 
     def saw(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system", "os.fork"):
+        if event in (
+            "subprocess.Popen",
+            "os.posix_spawn",
+            "os.exec",
+            "os.spawn",
+            "os.system",
+            "os.fork",
+        ):
             started.append(f"{event} {arguments[:2]!r}"[:500])
 
     sys.addaudithook(saw)

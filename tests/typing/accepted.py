@@ -1,4 +1,4 @@
-"""What type checkers know of the public names. Never run: test_typing.py has mypy read it."""
+"""What type checkers know of the public names. Never run: `make lint` has mypy read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes that type checkers find. Never run: test_typing.py has mypy read it.
+"""Mistakes that type checkers find. Never run: `make lint` has mypy read it.
 
 Each wrong line says which error it is, and mypy, being strict, complains of one that is none.
 """

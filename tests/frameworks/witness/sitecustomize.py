@@ -1,4 +1,4 @@
-"""What each Python process of a :class:`tests.support.trials.Place` tells of itself at its end.
+"""What each Python process of a program under ``tests.frameworks`` tells of itself at its end.
 
 The interpreter imports this first, in every process whose ``PYTHONPATH`` has this folder: the
 program, whatever starts it and whatever it starts. Nothing that runs is changed: torch notes how
@@ -16,7 +16,6 @@ import sys
 from typing import Any
 
 _TIMING = "torch._dynamo.utils"
-_told: dict[str, Any] = {"lowered": 0, "stats": None}
 _lowered: list[float] = []
 
 
@@ -53,23 +52,21 @@ def _tell(folder: str, process: int) -> None:
     if os.getpid() != process:  # a forked child that leaves as if it were the program
         return
     if timing := sys.modules.get(_TIMING):
-        assert type(timing.compilation_time_metrics) is _Metrics, "nobody counted"
-    _told["lowered"] = len(_lowered)
+        assert type(timing.compilation_time_metrics) is _Metrics, "nothing was counted"
+    counts: dict[str, Any] = {"lowered": len(_lowered)}
     if (caches := sys.modules.get("s3cache.cache")) and (cache := caches.current_cache()):
         stats = cache.stats()
-        _told["stats"] = {
+        counts |= {
             "hits": sum(stats.hits.values()),
             "misses": {reason.value: count for reason, count in stats.misses.items()},
             "saved": stats.saved,
             "uploaded": stats.uploaded,
-            "bypassed": stats.bypassed,
             "reasons": dict(stats.bypass_reasons),
             "half_hits": sum(stats.fx.hits.values()),
-            "half_reasons": dict(stats.fx.bypass_reasons),
             "halves": stats.fx.saved - stats.fx.superseded,
         }
     with open(os.path.join(folder, f"{process}.json"), "w", encoding="utf-8") as file:
-        json.dump(_told, file)
+        json.dump(counts, file)
 
 
 if "WITNESS" in os.environ:

@@ -1,0 +1,114 @@
+"""A store of files against a dict, driven by Hypothesis.
+
+https://hypothesis.readthedocs.io/en/latest/stateful.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from s3cache.errors import PreconditionError
+from s3cache.store import FileStore
+from s3cache.testing.contract import listed
+from tests.support.marks import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+
+_T = TypeVar("_T")
+
+# Few, so that rules meet on one key; close to one another, so that a mix-up shows.
+keys = st.sampled_from(["a", "a/b", "a/b/c", "a.b", "ab", "b-c", "b=/1"])
+prefixes = st.sampled_from(["", "a", "a/", "a/b", "b", "b=", "none", "a%"])
+bodies = st.one_of(st.binary(max_size=32), st.integers(1, 70_000).map(lambda n: b"%d" % n * 2))
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Whatever the calls and their order, the store answers as a dict would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: dict[str, bytes] = {}
+        self.loop = asyncio.new_event_loop()
+        self.directory = tempfile.TemporaryDirectory()
+        self.store = FileStore(self.directory.name)
+
+    def run(self, call: Coroutine[Any, Any, _T]) -> _T:
+        return self.loop.run_until_complete(call)
+
+    def teardown(self) -> None:
+        self.run(self.store.aclose())
+        self.run(self.loop.shutdown_asyncgens())
+        self.run(self.loop.shutdown_default_executor())
+        self.loop.close()
+        self.directory.cleanup()
+
+    @rule(key=keys, body=bodies)
+    def put(self, key: str, body: bytes) -> None:
+        self.run(self.store.put(key, body))
+        self.model[key] = body
+
+    @rule(key=keys, body=bodies)
+    def create(self, key: str, body: bytes) -> None:
+        try:
+            self.run(self.store.put(key, body, mode="create"))
+            created = True
+        except PreconditionError:
+            created = False
+        assert created is (key not in self.model)
+        self.model.setdefault(key, body)
+
+    @rule(key=keys)
+    def delete(self, key: str) -> None:
+        self.run(self.store.delete(key))
+        self.model.pop(key, None)
+
+    @rule(key=keys)
+    def get(self, key: str) -> None:
+        got = self.run(self.store.get(key))
+        assert (None if got is None else bytes(got)) == self.model.get(key)
+
+    @rule(key=keys, start=st.integers(0, 40), length=st.integers(0, 40))
+    def get_range(self, key: str, start: int, length: int) -> None:
+        got = self.run(self.store.get_range(key, start, length))
+        body = self.model.get(key)
+        expected = None if body is None else body[start : start + length]
+        assert (None if got is None else bytes(got)) == expected
+
+    @rule(key=keys)
+    def head(self, key: str) -> None:
+        info = self.run(self.store.head(key))
+        body = self.model.get(key)
+        assert (None if info is None else info.size) == (None if body is None else len(body))
+
+    @rule(prefix=prefixes)
+    def list_prefix(self, prefix: str) -> None:
+        infos = self.run(listed(self.store, prefix))
+        assert {key: info.size for key, info in infos.items()} == {
+            key: len(body) for key, body in self.model.items() if key.startswith(prefix)
+        }
+
+    @rule(body=bodies, racing=st.lists(keys, min_size=2, max_size=6))
+    def put_together(self, body: bytes, racing: list[str]) -> None:
+        """Calls under way at the same time do not get into each other's way."""
+
+        async def race() -> None:
+            await asyncio.gather(*(self.store.put(key, body) for key in racing))
+
+        self.run(race())
+        self.model.update(dict.fromkeys(racing, body))
+
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        assert set(self.run(listed(self.store))) == set(self.model)
+
+
+TestStore = StoreMachine.TestCase
+TestStore.settings = settings(max_examples=examples(0.25), stateful_step_count=25)

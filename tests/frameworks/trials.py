@@ -1,0 +1,173 @@
+"""Programs as they are, on machines: what they lowered, which compilers ran, what the cache did.
+
+The programs need not help. Each of their Python processes counts what Inductor lowers, and the
+cache's own numbers (``witness/sitecustomize.py``); every compiler that is started is a script
+first, which writes a line. What a program has to say are its lines that begin with ``loss``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from s3cache import testing
+from tests.frameworks.catalog import FOLDER, Program
+
+__all__ = ["RUNS", "complaints", "run_program"]
+
+#: Which machine, and how s3cache is turned on there: ``url`` is by ``S3CACHE_URL`` alone.
+#: A name with ``again`` is a second process there.
+RUNS = {
+    "alone": "not",
+    "alone again": "not",
+    "first": "run",
+    "first again": "enable",
+    "second": "run",
+    "third": "url",
+}
+_TWO_LINES = "import s3cache\n\ns3cache.enable()\n\n"
+_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
+_WITNESS = Path(__file__).parent / "witness"
+_COMPILERS = ("c++", "cc", "clang", "clang++", "g++", "gcc")
+
+
+def run_program(
+    root: Path, name: str, program: Program, runs: Collection[str], *, headers: Path | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name of each of ``runs``, in the order of :data:`RUNS`, and what it came to.
+
+    That is ``losses``, ``seconds``, ``compilers`` and the sums of what the processes counted.
+
+    Args:
+        root: of the machines, and of the remote that those with s3cache share.
+        headers: where machines that compile keep the headers that they precompile, which takes
+            longer than a small program; ``None``: nothing is precompiled, or tried out.
+
+    Raises:
+        AssertionError: the program ended badly.
+        subprocess.TimeoutExpired: it has not ended after half an hour.
+    """
+    with_lines = root / f"{name}.py"
+    with_lines.write_text(_TWO_LINES + (FOLDER / f"{name}.py").read_text("utf-8"), "utf-8")
+    machines: dict[str, dict[str, str]] = {}
+    for what, how in RUNS.items():
+        if what in runs:
+            machine = what.removesuffix(" again")
+            if machine not in machines:
+                environment = _environment(program, headers, compiles=machine in ("alone", "first"))
+                if how != "not":
+                    environment["S3CACHE_URL"] = f"file://{root}/remote?create=1"
+                machines[machine] = _watched(root / machine, environment)
+            command = _command(name, program, how, with_lines)
+            yield what, _run(root / machine / what, machines[machine], command)
+
+
+def complaints(trials: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Say where other machines were not warm, or losses not those of torch alone."""
+    first = trials["first"]
+    for what, trial in trials.items():
+        if trial["losses"] != first["losses"]:
+            yield f"{what}: losses are {trial['losses']}, and {first['losses']} on the first"
+    kept = first["saved"] + first["halves"]
+    if not first["lowered"] or not kept:
+        yield "first: nothing is compiled, or nothing saved, so that there is nothing to see"
+    if first["uploaded"] < kept:
+        yield f"first: {kept} saved, {first['uploaded']} uploaded"
+    if "alone again" in trials:
+        again, alone = trials["first again"], trials["alone again"]
+        for count in ("lowered", "compilers"):
+            if again[count] > alone[count]:
+                yield f"on the same disk: {again[count]} {count}, {alone[count]} with torch alone"
+    for what in ("second", "third"):
+        if trial := trials.get(what, {}):
+            cold = {count: trial[count] for count in ("lowered", "compilers", "misses", "reasons")}
+            if any(cold.values()):
+                yield f"{what}: {cold}"
+
+
+def _command(name: str, program: Program, how: str, with_lines: Path) -> list[str]:
+    """Return what ``python`` is given."""
+    command = []
+    if program.ranks > 1:
+        # Into one file each, or they write into each other's lines.
+        command = [*_TORCHRUN, "--redirects=1", "--log-dir=logs"]
+        command += [f"--nproc-per-node={program.ranks}"]
+    if how == "enable":
+        return [*command, str(with_lines)]
+    run = ["-m", "s3cache", "run"] if how == "run" else []
+    return [*command, *run, str(FOLDER / f"{name}.py")]
+
+
+def _environment(program: Program, headers: Path | None, *, compiles: bool) -> dict[str, str]:
+    environment = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_WITNESS), program.path])),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
+        # Threads add to the gradient of an embedding in any order; losses are compared bit by bit.
+        "OMP_NUM_THREADS": "1",
+    }
+    if headers is None:
+        environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
+        environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # what torch would try out with a compiler
+    elif compiles:
+        headers.mkdir(exist_ok=True)
+        environment.update(TMPDIR=str(headers), USER="compiler")
+    return environment
+
+
+def _watched(root: Path, environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a fresh machine with a script before each compiler."""
+    machine = testing.Machine(root, **environment).environment
+    spies = root / "spies"
+    spies.mkdir()
+    for name in _COMPILERS:
+        if real := shutil.which(name):
+            script = spies / name
+            script.write_text(f'#!/bin/sh\necho "$0" >>"$WITNESS/compilers"\nexec {real} "$@"\n')
+            script.chmod(0o755)
+    return {**machine, "PATH": os.pathsep.join([str(spies), machine["PATH"]])}
+
+
+def _run(folder: Path, environment: dict[str, str], command: list[str]) -> dict[str, Any]:
+    """Run ``python *command`` in an empty directory, to its end."""
+    work, counted = folder / "work", folder / "counted"
+    for each in (work, counted):
+        each.mkdir(parents=True)
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**environment, "WITNESS": str(counted)},
+        cwd=work,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=1800,
+        check=False,
+    )
+    seconds = time.monotonic() - began
+    wrote = (done.stdout + done.stderr)[-6000:]
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{wrote}"
+    logs = [path.read_text(encoding="utf-8") for path in work.rglob("stdout.log")]
+    said = [line for text in (done.stdout, *logs) for line in text.splitlines()]
+    losses = sorted(line for line in said if line.startswith("loss "))  # ranks speak at once
+    assert losses, f"{command} has nothing to say:\n{wrote}"
+    log = counted / "compilers"
+    compilers = len(log.read_text().splitlines()) if log.exists() else 0
+    sums: dict[str, Any] = {"losses": losses, "seconds": seconds, "compilers": compilers}
+    for path in counted.glob("*.json"):
+        for name, value in json.loads(path.read_text()).items():
+            if isinstance(value, int):
+                sums[name] = sums.get(name, 0) + value
+            else:
+                sums[name] = dict(Counter(sums.get(name, {})) + Counter(value))
+    return sums
