@@ -29,7 +29,7 @@ _SAMPLE_S = 2.0
 # Once all is well again: what was saved has that long to arrive.
 _ARRIVAL_S = 300.0
 # What is kept for what comes next has a bound, whatever was in use before: connections; threads
-# for calls to disks (s3cache/util/deadline.py) and those of concurrent.futures; four of others.
+# for calls to disks (s3cache/util/threads.py) and those of concurrent.futures; four of others.
 _BOUNDS = {
     "sockets": S3Options("any").max_pool_connections + 4,
     "threads": 16 + min(32, (os.cpu_count() or 1) + 4) + 4,
