@@ -18,12 +18,12 @@ if TYPE_CHECKING:
         concurrently,
         copy,
         open_place,
-        read_head,
         remove,
         url_of,
         verify,
     )
     from s3cache.manage._selection import Item, Selection, read_manifest
+    from s3cache.tier import read_head
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,

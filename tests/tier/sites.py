@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from s3cache.settings import Settings
 from s3cache.stats import Listeners, TransferEvent
 from s3cache.tier import BackgroundLoop, DiskTier, Uploads
 
@@ -26,27 +27,22 @@ class Remote:
         self.notes: dict[str, bytes | None] = {}
         self.errors: dict[str, list[Exception]] = {}
         self.waiting: set[str] = set()
-        self.waiting_bytes = 0
-        self.most_waiting = self.most_waiting_bytes = 0
+        self.most_waiting = 0
 
-    async def publish(self, name: str, data: Buffer, note: bytes | None = None) -> bool:
+    async def publish(self, name: str, data: Buffer, note: bytes | None = None) -> None:
         self.waiting.add(name)
-        self.waiting_bytes += len(data)
         self.most_waiting = max(self.most_waiting, len(self.waiting))
-        self.most_waiting_bytes = max(self.most_waiting_bytes, self.waiting_bytes)
         try:
             while not self.is_open:
                 await asyncio.sleep(0.002)
             await asyncio.sleep(0)
         finally:
             self.waiting.discard(name)
-            self.waiting_bytes -= len(data)
         if errors := self.errors.get(name):
             raise errors.pop(0)
         self.puts[name] += 1
         self.objects[name] = bytes(data)
         self.notes[name] = note
-        return True
 
 
 class Site:
@@ -60,24 +56,27 @@ class Site:
         self.problems: list[Exception] = []
         self.listeners = Listeners()
         self.listeners.add(self.events.append)
+        names = {"concurrency": "upload_concurrency"}
+        limits = {names.get(name, f"upload_queue_{name}"): limits[name] for name in limits}
         self.uploads = Uploads(
             self.loop,
             remote.publish,
+            Settings(**{"upload_concurrency": 4, **limits}),
             disk=tier,
-            **{"concurrency": 4, "max_count": 100, "max_bytes": 64 * MIB, **limits},
             listeners=self.listeners,
             on_problem=self.problems.append,
         )
 
     def put(self, name: str, data: bytes = b"data") -> None:
         assert self.tier is not None
-        self.uploads.put(name, data)
+        self.tier.put_pending(name, data)
+        self.uploads.add(name)
 
     def steps(self, name: str) -> list[str]:
         return [event.step for event in self.events if event.name == name]
 
     def close(self) -> None:
-        self.uploads.close()
+        self.uploads.close(5)
         if self.tier is not None:
             self.tier.close()
         self.loop.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache.errors import ConfigError, NoSpaceError
-from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
 from tests.tier.disks import names
 
@@ -115,41 +113,3 @@ def test_an_illegal_name_is_refused_and_leaves_nothing(
         getattr(tier, verb)(name, b"x")
     assert os.listdir(root / "staging") == []
     assert tier.pending() == []
-
-
-def fill(root: Path, count: int) -> None:
-    """Objects by hand, in directories of 50, used in the order of their numbers."""
-    files = ObjectFiles(root)
-    for i in range(count):
-        path = Path(files.path(f"{i * 7 % (count // 50)}/{i:04d}"))
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.write_bytes(b"x")
-        os.utime(path, (1_000_000 + i, 1_000_000 + i))
-
-
-def test_a_scan_does_not_hold_the_lock(
-    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(root, 3_000)
-    tier = open_tier(max_files=3_000)
-    scandir = os.scandir
-    was_free: list[bool] = []
-
-    def watched(path: Any) -> Any:
-        if os.readlink(f"/proc/self/fd/{path}").startswith(str(root / "objects")):
-            was_free.append(is_lock_free(root))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", watched)
-    tier.put_pending("new/1", b"x")
-    assert len(was_free) > 60
-    assert all(was_free)
-
-
-def is_lock_free(root: Path) -> bool:
-    with open(root / "usage", "rb+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True

@@ -81,7 +81,6 @@ def test_a_disk_that_becomes_read_only(open_tier: OpenTier, small_disk: Path) ->
             lambda tier: tier.put("c", b"x"),
             lambda tier: tier.put_pending("c", b"x"),
             lambda tier: tier.delete("a"),
-            lambda tier: tier.quarantine("a"),
             lambda tier: tier.adopt(),
         ):
             with pytest.raises(ReadOnlyError) as caught:

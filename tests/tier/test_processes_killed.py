@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Start = Callable[..., subprocess.Popen[str]]
 
 
-@pytest.mark.parametrize("verb", ["put", "replace", "put_pending", "evict", "delete", "quarantine"])
+@pytest.mark.parametrize("verb", ["put", "replace", "put_pending", "evict", "delete"])
 def test_killed_before_any_system_call(start: Start, verb: str) -> None:
     """Usage is exact, objects are whole, and each pending upload is adopted once."""
     script = """

@@ -62,11 +62,10 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "give_back": lambda tier: tier.give_back("old"),
     "uploaded": lambda tier: tier.uploaded("late"),
     "delete": lambda tier: tier.delete("late"),
-    "quarantine": lambda tier: tier.quarantine("old"),
     "close": lambda tier: tier.close(),
 }
 # On a file system that is frozen these wait, and those that only read go on.
-CHANGES = ["put", "put_pending", "get", "uploaded", "delete", "quarantine"]
+CHANGES = ["put", "put_pending", "get", "uploaded", "delete"]
 # Calls of the system that ask no disk.
 NO_DISK = {"fspath", "getcwd", "geteuid", "getpid", "urandom", "_path_normpath"}
 
