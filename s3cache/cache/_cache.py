@@ -245,19 +245,22 @@ class Cache:
         :meth:`Engine.supersede` may remove it before.
         """
         started, counters = time.perf_counter(), self._counters_of[level]
-        found = entry if isinstance(entry, Frame) else frame.decode(entry)
-        entries.check_entry(key, found)
-        durable, reason, error = None, Reason.DISABLED, None
+        size, durable, reason, error = 0, None, Reason.DISABLED, None
         try:
+            found = entry if isinstance(entry, Frame) else frame.decode(entry)
+            entries.check_entry(key, found)
+            size = found.size
             if not (self._closed or self.settings.mode in ("off", "read-only")):
                 durable = self._write(found, provisional=provisional, share=remote)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+        except Exception as exc:
+            if not size and not isinstance(exc, MemoryError):
+                raise  # the entry is wrong, or does not belong to the key
             if not self.settings.strict:
                 self._problems.warn("save", "an entry could not be saved", exc)
             reason, error = reason_for(exc), exc
         elapsed_s = time.perf_counter() - started
         if durable is not None:
-            counters.saved(found.size, elapsed_s)
+            counters.saved(size, elapsed_s)
             return Saved(durable, elapsed_s)
         counters.not_saved(reason, elapsed_s)
         if self.settings.strict and error is not None:

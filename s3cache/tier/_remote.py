@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _STOP_TIMEOUT_S = 2.0
-_MOMENT_S = 0.1
+_BREATHE_S, _MOMENT_S = 0.01, 0.1
 _BASE_DELAY_S = 0.1
 _MAX_DELAY_S = 10.0
 _REMOVED_AT_ONCE = 16
@@ -131,6 +131,7 @@ class BackgroundLoop:
             loop: asyncio.AbstractEventLoop | None = None
             try:
                 loop = new_event_loop()
+                loop.set_exception_handler(_log_error)
                 threads_are_greenlets()  # or become so too late
                 workers = _new_workers()
                 loop.set_default_executor(workers)
@@ -185,6 +186,14 @@ def _run(
             loop.run_until_complete(cancel_all(asyncio.all_tasks(loop)))
             loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log errors that no caller waits for, except a lack of memory, which their callers see."""
+    if isinstance(context.get("exception"), MemoryError):
+        time.sleep(_BREATHE_S)  # the loop tries again at once
+    else:
+        loop.default_exception_handler(context)
 
 
 # -- one loop for the process

@@ -117,7 +117,7 @@ class Uploads:
         self._memory: dict[str, bytes] = {}  # what is not on the disk
         self._mutex = threading.Lock()
         # What is not to be uploaded yet. The thread that takes a name out decides.
-        self._delayed: dict[str, None] = {}
+        self._delayed: dict[str, bool] = {}
         # Touched on the loop only. What is saved again while it is active waits as well.
         self._waiting: dict[str, None] = {}
         self._active: set[str] = set()
@@ -154,12 +154,9 @@ class Uploads:
             self._memory.pop(name, None)  # it is older
         else:
             self._keep_in_memory(name, bytes(data))  # the caller may reuse its buffer
-        if delay_s:
-            self._delayed[name] = None
-        else:
-            self._delayed.pop(name, None)
+        self._delayed[name] = True
         try:
-            self._loop.call(self._queue_later if delay_s else self._queue, name, delay_s)
+            self._loop.call(self._release_later, name, delay_s)
         except ClosedError:  # a later process uploads what is on the disk
             if data is not None:
                 self._memory.pop(name, None)
@@ -168,22 +165,22 @@ class Uploads:
     def _keep_in_memory(self, name: str, data: bytes) -> None:
         if self._is_closed:
             raise ClosedError("the cache was closed")
-        most, max_bytes = (
-            self._settings.upload_queue_max_count,
-            self._settings.upload_queue_max_bytes,
-        )
+        limits = self._settings
         with self._mutex:
             others = [len(other) for each, other in self._memory.items() if each != name]
-            if len(others) >= most or sum(others) + len(data) > max_bytes:
-                taken = f"{len(others)} objects of {sum(others)} bytes are in memory"
-                raise NoSpaceError(f"the upload queue is full: {taken}", op="put", key=name)
+            count, size = len(others), sum(others)
+            if (
+                count >= limits.upload_queue_max_count
+                or size + len(data) > limits.upload_queue_max_bytes
+            ):
+                problem = f"the upload queue is full: {count} objects of {size} bytes are in memory"
+                raise NoSpaceError(problem, op="put", key=name)
             self._memory[name] = data
 
     def cancel_delayed(self, name: str) -> bool:
         """Remove a delayed object; return False if it is not, or no longer, delayed."""
-        if name not in self._delayed:
+        if not self._delayed.pop(name, False):
             return False
-        del self._delayed[name]
         self._memory.pop(name, None)
         if self._disk is not None:
             self._disk.delete(name)
@@ -223,7 +220,7 @@ class Uploads:
 
     # -- on the loop
 
-    def _queue(self, name: str, _: float = 0.0) -> None:
+    def _queue(self, name: str) -> None:
         self._given_back.discard(name)
         self._refused.discard(name)
         if name not in self._waiting and not self._is_closed:
@@ -231,13 +228,15 @@ class Uploads:
             self._emit("queued", name)
         self._start_tasks()
 
-    def _queue_later(self, name: str, delay_s: float) -> None:
-        asyncio.get_running_loop().call_later(delay_s, self._release, name)
+    def _release_later(self, name: str, delay_s: float) -> None:
+        if delay_s:
+            asyncio.get_running_loop().call_later(delay_s, self._release, name)
+        else:
+            self._release(name)
 
     def _release(self, *names: str) -> None:
         for name in names:
-            if name in self._delayed:
-                self._delayed.pop(name, None)
+            if self._delayed.pop(name, False):
                 self._queue(name)
 
     async def _flush(self, until_a_pause: bool) -> None:
