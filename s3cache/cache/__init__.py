@@ -12,9 +12,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias
 
 from s3cache.cache._cache import Cache, Engine
 from s3cache.cache._lookup import CandidateLookup, Hit, LocalTier, Miss, NotSaved, Saved
@@ -62,11 +61,7 @@ def current_cache() -> Cache | None:
 
 
 def on_each_cache(act: Callable[[Cache], None]) -> Callable[[], None]:
-    """Call ``act`` with the cache that was enabled last, and with each one from now on.
-
-    Returns:
-        A function that ends this.
-    """
+    """Call ``act`` with the cache enabled last, and each one from now on; return what ends this."""
     if _current is not None:
         act(_current)
     _waiting.append(act)
@@ -91,14 +86,6 @@ _CALLBACKS = {
 }
 
 
-@overload
-def flush_at_checkpoint(
-    framework: None = None, *, timeout_s: float = 30.0, cache: Cache | None = None
-) -> AbstractContextManager[None]: ...
-@overload
-def flush_at_checkpoint(
-    framework: Framework, *, timeout_s: float = 30.0, cache: Cache | None = None
-) -> Any: ...
 def flush_at_checkpoint(
     framework: Framework | None = None, *, timeout_s: float = 30.0, cache: Cache | None = None
 ) -> Any:

@@ -9,13 +9,20 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, get_args
 
 from s3cache import entries, frame
-from s3cache.cache._lookup import CandidateLookup, Hit, LocalTier, Miss, NotSaved, Saved
+from s3cache.cache._lookup import (
+    CandidateLookup,
+    Hit,
+    LocalTier,
+    Miss,
+    NotSaved,
+    Saved,
+    open_disk,
+)
 from s3cache.errors import (
     ClosedError,
     ConfigError,
     ReadOnlyError,
     Reason,
-    StoreError,
     UntrustedError,
     reason_for,
 )
@@ -76,7 +83,7 @@ class Cache:
         self._policy, self._signer = settings.trust_policy(), settings.signer()
         self._open_remote = None if settings.mode == "off" else open_remote
         self._closed = False
-        self._begin(_open_disk(settings, hashlib.sha256(identity.encode()).hexdigest()[:16], note))
+        self._begin(open_disk(settings, hashlib.sha256(identity.encode()).hexdigest()[:16], note))
         call_in_child(self._begin_in_child)
 
     @classmethod
@@ -117,13 +124,8 @@ class Cache:
         self._listeners.add(self._counters.transferred)
         self._problems = Problems(strict=self.settings.strict)
         self._replaceable = entries.Replaceable(everything=self.settings.recache)
-        self._local = LocalTier(
-            disk,
-            self._counters,
-            self._problems,
-            self._replaceable,
-            None if self._policy.level == "off" else self._policy.check,
-        )
+        trust = None if self._policy.level == "off" else self._policy.check
+        self._local = LocalTier(disk, self._counters, self._problems, self._replaceable, trust)
         self._records = Recorder(None if disk is None or not self.settings.record else disk.root)
         if self.settings.record:
             self._listeners.add(Transfers(self._records.add).note)
@@ -199,8 +201,6 @@ class Cache:
         """Fetch the first entry of each key into the local tier, in the background.
 
         A lookup joins what is in flight. Without a local tier or a remote there is nothing to do.
-
-        Raise ConfigError if one of ``keys`` is not legal.
         """
         names = [entries.first_name(entries.check_key(key)) for key in keys]
         if self.settings.mode == "write-only" or not self._local.is_writable:
@@ -224,8 +224,7 @@ class Cache:
         set or it is known to be damaged.
 
         Raises:
-            ConfigError: ``key`` is not legal, or not the one in the frame.
-            CorruptError: ``entry`` is no well-formed frame.
+            ConfigError, CorruptError: ``entry`` is no well-formed frame, or does not have ``key``.
             S3CacheError: with ``strict``, whatever else keeps it from being saved.
         """
         return self._save(key, entry)
@@ -311,10 +310,7 @@ class Cache:
         """Remove all entries under ``key``, here and in the remote; return how many there were.
 
         What is pending is uploaded first, so that nothing comes back. Other machines keep theirs.
-
-        Raises:
-            ConfigError: ``key`` is not legal.
-            StoreError: a tier refuses, or cannot do it; what was removed by then stays so.
+        Raise StoreError if a tier cannot do it.
         """
         return self._remove_all(entries.name_prefix(entries.check_key(key)))
 
@@ -361,13 +357,11 @@ class Cache:
             ConfigError: the remote cannot be used as it is configured.
             S3CacheError: with ``strict``, the remote cannot be opened.
         """
-        try:
-            if (remote := self._remote_now()) is not None:
-                remote.connect_soon()
-        except ConfigError:
-            raise
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            self._problems.met("remote", "the remote cannot be opened", exc)
+        remote, error = self._try_remote()
+        if isinstance(error, ConfigError):
+            raise error
+        if remote is not None:
+            remote.connect_soon()
 
     def flush(self, timeout_s: float | None = None) -> FlushReport:
         """Wait until all that was saved is uploaded, at most ``timeout_s``; return what remains.
@@ -403,12 +397,13 @@ class Cache:
             report = self._remote.uploads.flush(limit_s, until_a_pause=True)
             self._last_report = report
             if report.remaining:
-                counts = report.remaining, report.remaining - report.in_memory, report.in_memory
                 logger.warning(
                     "uploads to %s that are unfinished: %d; on record for the next process on "
                     "this machine: %d; lost: %d",
                     self._remote.url,
-                    *counts,
+                    report.remaining,
+                    report.remaining - report.in_memory,
+                    report.in_memory,
                 )
         self._release(end)
 
@@ -526,25 +521,3 @@ class Engine(Cache):
     def recorded(self) -> Run:
         """Return the last few hundred lookups of this process, the oldest first; any thread."""
         return Run(self._records.run, self._records.held())
-
-
-def _open_disk(settings: Settings, namespace: str, note: bytes) -> DiskTier | None:
-    """Return the local tier, if there is to be one and one of its places can be used."""
-    bounds = {"max_bytes": settings.local_max_bytes, "max_files": settings.local_max_files}
-    problems, problem = Problems(strict=False), None
-    for place in settings.local_dirs if settings.local and settings.mode != "off" else ():
-        try:
-            disk = DiskTier(place, namespace=namespace, note=note, **bounds)
-        except (ConfigError, StoreError) as exc:
-            # The program did not name the default, and is not to blame if another user has it.
-            named = not settings.has_default_local_dir
-            if settings.strict or (named and isinstance(exc, ConfigError)):
-                raise
-            problem = problem or exc
-        else:
-            if problem is not None:
-                problems.warn("local", f"the local tier goes to {place}", problem)
-            return disk
-    if problem is not None:
-        problems.warn("local", "there is no local tier", problem)
-    return None

@@ -23,6 +23,7 @@ from s3cache.errors import (
     reason_for,
 )
 from s3cache.frame import Frame, TrustCheck
+from s3cache.settings import Settings
 from s3cache.stats import Counters, TierName
 from s3cache.store import Buffer, ObjectInfo
 from s3cache.tier import DiskTier, RemoteTier
@@ -206,6 +207,28 @@ class LocalTier:
     def _remove(self, name: str, data: Buffer) -> None:
         self._counters.set_aside("local")
         self.write(lambda disk: disk.delete(name, data))
+
+
+def open_disk(settings: Settings, namespace: str, note: bytes) -> DiskTier | None:
+    """Return the local tier, if there is to be one and one of its places can be used."""
+    bounds = {"max_bytes": settings.local_max_bytes, "max_files": settings.local_max_files}
+    problem, where = None, "there is no local tier"
+    disk: DiskTier | None = None
+    for place in settings.local_dirs if settings.local and settings.mode != "off" else ():
+        try:
+            disk = DiskTier(place, namespace=namespace, note=note, **bounds)
+        except (ConfigError, StoreError) as exc:
+            # The program did not name the default, and is not to blame if another user has it.
+            named = not settings.has_default_local_dir
+            if settings.strict or (named and isinstance(exc, ConfigError)):
+                raise
+            problem = problem or exc
+        else:
+            where = f"the local tier goes to {place}"
+            break
+    if problem is not None:
+        Problems(strict=False).warn("local", where, problem)
+    return disk
 
 
 @dataclass(eq=False)

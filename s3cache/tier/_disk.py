@@ -21,14 +21,13 @@ import os
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from s3cache.errors import (
     ConfigError,
     NoSpaceError,
-    PreconditionError,
     ReadOnlyError,
     StoreError,
     TransientError,
@@ -40,7 +39,6 @@ from s3cache.store import (
     NotAccepted,
     ObjectFiles,
     ObjectInfo,
-    PutMode,
     Store,
     mark_used,
     os_errors,
@@ -417,16 +415,7 @@ class TierStore(Store):
     async def head(self, key: str) -> ObjectInfo | None:
         return await asyncio.to_thread(self._tier.head, key)
 
-    async def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        mode: PutMode = "overwrite",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        if mode == "create" and await asyncio.to_thread(self._tier.holds, key):
-            raise PreconditionError("already exists", op="put", store=self.url, key=key)
+    async def put(self, key: str, data: Buffer, **_: Any) -> None:
         await asyncio.to_thread(self._tier.put, key, data)
 
     async def delete(self, key: str) -> None:

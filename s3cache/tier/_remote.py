@@ -88,10 +88,7 @@ class BackgroundLoop:
     def wait(self, work: Coroutine[Any, Any, _T], timeout_s: float | None) -> _T:
         """Return the result of a coroutine on the loop, which is cancelled after ``timeout_s``.
 
-        Raises:
-            concurrent.futures.TimeoutError: it took longer.
-            ClosedError: it was cancelled, because something it needs was closed.
-            RuntimeError: called on the loop's own thread, which would wait for itself.
+        Raise ``concurrent.futures.TimeoutError`` then, and ClosedError if what it needs was closed.
         """
         if threading.current_thread() is self._thread:
             work.close()
@@ -154,9 +151,6 @@ def _new_workers() -> ThreadPoolExecutor:
 
     From Python 3.12 none can once the interpreter exits, which is when the last uploads are waited
     for. What comes then waits for a thread that is there; the loop starts the first one early.
-
-    Raises:
-        RuntimeError: the interpreter exits, and what is needed was never imported.
     """
     from concurrent.futures.thread import ThreadPoolExecutor
 

@@ -82,19 +82,12 @@ class FlushReport:
 class Uploads:
     """A queue of names to upload, and the workers that see to it on the background loop.
 
-    The bytes are pending on the disk, or wait in memory and die with the process. No method but
-    the flush waits for the network.
+    The bytes are pending on the disk, or wait in memory and die with the process. After a failure
+    all uploads pause, and the one that failed comes last. What processes that are gone have left is
+    adopted, a few at a time; what this process cannot upload is given back.
 
-    After a failure all uploads pause, and the one that failed comes last. What processes that are
-    gone have left is adopted, a few at a time; what this process cannot upload is given back.
-
-    Args:
-        publish: uploads the bytes of the object of that name, with the note on it if another
-            process saved it.
-        on_problem: called on the loop's thread with each error that ends an attempt.
-
-    Attributes:
-        pause_s: how long the last failure made uploads pause; the next doubles it.
+    ``publish`` uploads the bytes of an object, with the note on it if another process saved it.
+    ``on_problem`` is called on the loop's thread with each error that ends an attempt.
     """
 
     def __init__(
@@ -130,7 +123,7 @@ class Uploads:
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self._pause: asyncio.TimerHandle | None = None
-        self.pause_s = 0.0
+        self.pause_s = 0.0  # how long the last failure made uploads pause; the next doubles it
 
     # -- on the caller's thread
 
@@ -144,35 +137,33 @@ class Uploads:
     def add(self, name: str, data: Buffer | None = None, *, delay_s: float = 0.0) -> None:
         """Queue an object that is pending on the disk, or of which a copy of ``data`` is kept.
 
-        With ``delay_s``, queue it later, or with a flush, unless it is cancelled before.
-
-        Raises:
-            NoSpaceError: there is no room for more in memory.
-            ClosedError: what is in memory can no longer be uploaded.
+        With ``delay_s``, queue it later, or with a flush, unless it is cancelled before. Raise
+        StoreError if there is no room in memory, and ClosedError if it cannot be uploaded.
         """
         if data is None:
             self._memory.pop(name, None)  # it is older
+        elif self._is_closed:
+            raise ClosedError("the cache was closed")
         else:
             self._keep_in_memory(name, bytes(data))  # the caller may reuse its buffer
         self._delayed[name] = True
         try:
-            self._loop.call(self._release_later, name, delay_s)
+            if delay_s:
+                self._loop.call(self._release_later, name, delay_s)
+            else:
+                self._loop.call(self._release, name)
         except ClosedError:  # a later process uploads what is on the disk
             if data is not None:
                 self._memory.pop(name, None)
                 raise
 
     def _keep_in_memory(self, name: str, data: bytes) -> None:
-        if self._is_closed:
-            raise ClosedError("the cache was closed")
         limits = self._settings
         with self._mutex:
             others = [len(other) for each, other in self._memory.items() if each != name]
             count, size = len(others), sum(others)
-            if (
-                count >= limits.upload_queue_max_count
-                or size + len(data) > limits.upload_queue_max_bytes
-            ):
+            has_room = size + len(data) <= limits.upload_queue_max_bytes
+            if not has_room or count >= limits.upload_queue_max_count:
                 problem = f"the upload queue is full: {count} objects of {size} bytes are in memory"
                 raise NoSpaceError(problem, op="put", key=name)
             self._memory[name] = data
@@ -229,10 +220,7 @@ class Uploads:
         self._start_tasks()
 
     def _release_later(self, name: str, delay_s: float) -> None:
-        if delay_s:
-            asyncio.get_running_loop().call_later(delay_s, self._release, name)
-        else:
-            self._release(name)
+        asyncio.get_running_loop().call_later(delay_s, self._release, name)
 
     def _release(self, *names: str) -> None:
         for name in names:
@@ -446,14 +434,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchReport:
-    """How far a prefetch is.
+    """How far a prefetch is: what becomes of all objects that were asked for, ``total``.
 
-    Attributes:
-        total: objects asked for.
-        present: objects that were here already.
-        found: objects fetched; ``size`` their bytes together.
-        absent: objects that the remote does not have.
-        failed: objects that could not be had; ``error`` is the last reason.
+    ``present`` were here already, ``found`` were fetched (``size`` bytes together), ``absent`` are
+    not in the remote, and ``failed`` could not be had; ``error`` is the last reason.
     """
 
     total: int

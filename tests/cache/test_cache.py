@@ -230,22 +230,6 @@ def test_everything_is_counted(machine: Callable[..., Cache], memory: MemoryStor
     assert looked.set_aside == {"local": 0, "remote": 1}
 
 
-def test_transfers_can_be_watched(machine: Callable[..., Cache]) -> None:
-    a, b = machine("a"), machine("b")
-    seen: list[tuple[str, str]] = []
-    end = a.subscribe(lambda event: seen.append((event.direction, event.step)))
-    a.save(KEY, entry())
-    assert a.flush(20).complete
-    assert seen == [("upload", "queued"), ("upload", "started"), ("upload", "done")]
-    end()
-    a.save(OTHER, entry(OTHER))
-    assert a.flush(20).complete
-    assert len(seen) == 3
-    b.subscribe(lambda event: seen.append((event.direction, event.step)))
-    b.lookup(KEY)
-    assert seen[3:] == [("download", "started"), ("download", "done")]
-
-
 def test_a_lookup_by_a_listener_is_a_miss_not_a_hang(machine: Callable[..., Cache]) -> None:
     cache = machine()
     found: list[Hit | Miss] = []

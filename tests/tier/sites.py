@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from s3cache.settings import Settings
 from s3cache.stats import Listeners, TransferEvent
@@ -48,7 +48,7 @@ class Remote:
 class Site:
     """One process: a loop, a tier and uploads from it."""
 
-    def __init__(self, tier: DiskTier | None, remote: Remote, **limits: int) -> None:
+    def __init__(self, tier: DiskTier | None, remote: Remote, **limits: Any) -> None:
         self.loop = BackgroundLoop()
         self.tier = tier
         self.remote = remote
@@ -56,8 +56,6 @@ class Site:
         self.problems: list[Exception] = []
         self.listeners = Listeners()
         self.listeners.add(self.events.append)
-        names = {"concurrency": "upload_concurrency"}
-        limits = {names.get(name, f"upload_queue_{name}"): limits[name] for name in limits}
         self.uploads = Uploads(
             self.loop,
             remote.publish,

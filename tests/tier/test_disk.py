@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-import shutil
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.errors import MissingContainerError, TransientError
+from s3cache.errors import TransientError
 from s3cache.stats import Usage
 from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
 from s3cache.tier import _disk as module
 from s3cache.util.forks import close_unshared
-from tests.support.moments import before_call
 from tests.tier.disks import exact, names, use
 
 if TYPE_CHECKING:
@@ -81,36 +76,3 @@ def test_files_added_by_hand_are_noticed_at_the_bound(open_tier: OpenTier, root:
         tier.put(f"{i:03d}", b"x")
     assert names(tier) == [f"{i:03d}" for i in range(10, 101)]
     assert exact(tier)
-
-
-@pytest.mark.parametrize(
-    "verb",
-    ["put", "put_pending", "get", "delete", "usage", "adopt", "pending"],
-)
-def test_root_removed_at_any_moment(open_tier: OpenTier, root: Path, verb: str) -> None:
-    """It is made again, as private as before, or that is a clear error; the next call works."""
-    umask = os.umask(0o002)
-    try:
-        for moment in itertools.count(1):
-            tier = open_tier(max_files=4)
-            tier.put_pending("old/0", b"x")
-            for i in range(1, 4):
-                tier.put(f"old/{i}", b"x")
-            with (
-                contextlib.suppress(MissingContainerError),
-                before_call(moment, lambda: shutil.rmtree(root)) as calls,
-            ):
-                use(tier, verb)
-            if calls.made < moment:
-                break
-            tier.put_pending("after/all", b"x")
-            assert tier.get("after/all") == b"x"
-            assert "after/all" in tier.pending()
-            assert exact(tier)
-            assert stat.S_IMODE(root.stat().st_mode) == 0o700
-            assert os.listdir(root / "staging") == []
-            tier.close()
-            shutil.rmtree(root)
-    finally:
-        os.umask(umask)
-    assert moment > 1

@@ -13,7 +13,6 @@ import pytest
 
 from s3cache.errors import TransientError
 from s3cache.stats import Usage
-from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
 from s3cache.tier import _disk as module
 from tests.tier.processes import finish, heard, open_tier, stop, tell
@@ -133,36 +132,6 @@ def test_a_stopped_holder_of_the_lock_is_not_waited_for_for_ever(
     tier.put("b", b"x")
     assert tier.usage() == Usage(2, 2)
     tier.close()
-
-
-def test_one_of_many_processes_creates(start: Start, root: Path) -> None:
-    """... also where the directories have to be made first, by all of them at once."""
-    script = """
-        directory = ObjectFiles(root)
-        say("ready")
-        hear()
-        for i in range(100):
-            try:
-                directory.create(f"race/{i}/deep/key", sys.argv[2].encode() * 1000)
-                say(i)
-            except PreconditionError:
-                pass
-        say("end")
-        """
-    racers = [start(script, racer) for racer in "abcd"]
-    for racer in racers:
-        heard(racer)
-    tell(*racers)
-    directory = ObjectFiles(root)
-    won: dict[str, str] = {}
-    for racer, name in zip(racers, "abcd", strict=True):
-        while (line := heard(racer)) != "end":
-            assert line not in won
-            won[line] = name
-    assert len(won) == 100
-    for i, name in won.items():
-        assert directory.read(f"race/{i}/deep/key") == name.encode() * 1000
-    finish(*racers)
 
 
 MAX_BYTES, MAX_FILES = 200_000, 50

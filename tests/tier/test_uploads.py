@@ -53,7 +53,7 @@ def test_a_listener_that_waits_for_uploads_fails_instead_of_hanging(
 
 
 def test_only_so_many_at_once(new_site: Callable[..., Site], remote: Remote) -> None:
-    site = new_site(concurrency=3)
+    site = new_site(upload_concurrency=3)
     remote.is_open = False
     for number in range(10):
         site.put(f"{number}")
@@ -117,7 +117,7 @@ def test_without_a_tier_bytes_wait_in_memory(new_site: Callable[..., Site], remo
 def test_memory_is_bounded_by_bytes_and_count(
     new_site: Callable[..., Site], remote: Remote
 ) -> None:
-    site = new_site(local=False, max_count=3, max_bytes=100)
+    site = new_site(local=False, upload_queue_max_count=3, upload_queue_max_bytes=100)
     remote.is_open = False
     for number in range(3):
         site.uploads.add(f"{number}", bytes(30))

@@ -39,7 +39,7 @@ def test_uploads_that_fail_together_pause_once(
     new_site: Callable[..., Site], remote: Remote
 ) -> None:
     """Eight failures of one outage are no reason to wait 64 times as long."""
-    site = new_site(concurrency=8)
+    site = new_site(upload_concurrency=8)
     remote.is_open = False
     for number in range(8):
         remote.errors[f"{number}"] = [TransientError("outage")]
@@ -87,7 +87,7 @@ def test_of_many_that_are_refused_a_few_are_tried_at_once(
     new_site: Callable[..., Site], remote: Remote
 ) -> None:
     """Less and less often, each in turn."""
-    site = new_site(concurrency=2)
+    site = new_site(upload_concurrency=2)
     for number in range(20):
         remote.errors[f"{number}"] = [AccessDeniedError("expired")] * 9
         site.put(f"{number}")
@@ -138,7 +138,7 @@ def test_a_flush_has_an_end_even_where_every_thread_hangs(site: Site, remote: Re
 def test_even_a_mistake_in_the_store_stops_no_other_upload(
     new_site: Callable[..., Site], remote: Remote
 ) -> None:
-    site = new_site(concurrency=1)
+    site = new_site(upload_concurrency=1)
     remote.errors = {"bad": [RuntimeError("bug")]}
     site.put("bad")
     site.put("good")
@@ -292,22 +292,3 @@ def test_a_flush_that_gets_no_thread_says_what_remains(tmp_path: Path) -> None:
     assert said[3].startswith("3 False ")
     assert "can't start new thread" in said[3]
     assert said[4:] == ["True", "local"]
-
-
-def test_a_flush_whose_thread_gets_no_workers_says_what_remains(tmp_path: Path) -> None:
-    """There is a loop, but nothing that reads files for it."""
-    code = """
-    import concurrent.futures
-    submit = concurrent.futures.ThreadPoolExecutor.submit
-    def refuse(*_, **more):
-        raise RuntimeError("can't start new thread")
-    concurrent.futures.ThreadPoolExecutor.submit = refuse
-    cache = open_cache(sys.argv[1], MemoryStore("place"))
-    print(type(cache.save("key", entry("key", payload=bytes(10 << 20)))).__name__)
-    report = cache.flush(5)
-    print(report.remaining)
-    concurrent.futures.ThreadPoolExecutor.submit = submit
-    print(cache.flush(20).complete)
-    cache.close(0)
-    """
-    assert run_script(code, tmp_path).stdout.splitlines() == ["Saved", "1", "True"]
