@@ -318,25 +318,6 @@ def test_a_lookup_waits_so_long_and_the_late_result_still_lands(
     assert calls(cache) == {"get": 1}
 
 
-def test_a_server_that_never_answers_is_waited_for_as_often_as_it_may_fail(
-    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
-) -> None:
-    """And is asked again later, which holds up no lookup: the answer closes the circuit."""
-    put(memory, FIRST, entry().data)
-    remote.is_open = False
-    cache = machine(
-        mode="read-only", lookup_timeout_s=0.05, breaker_failures=2, breaker_reset_s=0.3
-    )
-    reasons = [miss(cache.lookup(f"{number}")) for number in range(6)]
-    assert reasons == [Reason.TIMEOUT] * 2 + [Reason.UNAVAILABLE] * 4
-    assert cache.stats().breaker == "open"
-    eventually(lambda: cache.stats().breaker == "half-open")
-    assert miss(cache.lookup(KEY)) == Reason.TIMEOUT
-    remote.is_open = True
-    eventually(lambda: isinstance(cache.lookup(KEY), Hit))
-    assert cache.stats().breaker == "closed"
-
-
 def test_a_prefetched_entry_is_a_local_hit(
     machine: Callable[..., Cache], memory: MemoryStore
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -37,56 +37,13 @@ def test_the_least_recently_used_goes_first(open_tier: OpenTier) -> None:
         assert left == {*[*order, *(f"new{n}" for n in range(i + 1))][-len(left) :]}
 
 
-def test_smaller_bounds_are_met_by_the_next_put(
-    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smaller_bounds_are_met_by_the_next_put(open_tier: OpenTier) -> None:
     tier = open_tier()
     for i in range(1_000):
         tier.put(f"{i:03d}", b"x")
-    scans = count_scans(monkeypatch, root)
     tier = open_tier(max_files=10)
     tier.put("new", b"x")
     assert names(tier) == [*(f"{i}" for i in range(991, 1_000)), "new"]
-    assert scans() <= 2
-
-
-def test_eviction_scans_once_for_many_puts(
-    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tier = open_tier(max_files=640)
-    for i in range(640):
-        tier.put(f"{i}", b"x")
-    scans = count_scans(monkeypatch, root)
-    for i in range(640):
-        tier.put(f"new{i}", b"x")
-    assert 1 <= scans() <= 12
-    assert 640 * 0.9 < tier.usage().files <= 640
-
-
-def count_scans(monkeypatch: pytest.MonkeyPatch, root: Path) -> Callable[[], int]:
-    """How often the directory of all objects was scanned, whatever it takes below it."""
-    scandir = os.scandir
-    scans = []
-
-    def counted(path: Any) -> Any:
-        if os.readlink(f"/proc/self/fd/{path}") == str(root / "objects"):
-            scans.append(path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", counted)
-    return lambda: len(scans)
-
-
-def test_below_the_bounds_nothing_is_scanned(
-    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tier = open_tier(max_files=100)
-    scans = count_scans(monkeypatch, root)
-    for i in range(100):
-        tier.put(f"{i}", b"x")
-        tier.get(f"{i}")
-    tier.usage()
-    assert scans() == 0
 
 
 def test_where_evicting_all_would_not_do_nothing_is_evicted(open_tier: OpenTier) -> None:
