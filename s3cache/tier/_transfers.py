@@ -461,9 +461,9 @@ class Prefetch:
     """A prefetch under way. All methods may be called from any thread but the loop's own."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._names = [*dict.fromkeys(names)]
+        self.names = [*dict.fromkeys(names)]
         self.future: concurrent.futures.Future[None] | None = None
-        self._report = PrefetchReport(len(self._names))
+        self._report = PrefetchReport(len(self.names))
 
     def report(self) -> PrefetchReport:
         """Return how far it is now."""
@@ -489,7 +489,7 @@ class Prefetch:
         self, fetch: Fetch, is_present: Callable[[str], bool], budget: Budget, concurrency: int
     ) -> None:
         """Fetch all that is not present, as many at once as the budget allows; on the loop."""
-        names = iter(self._names)
+        names = iter(self.names)
 
         async def work() -> None:
             for name in names:
