@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias
 
-from s3cache import entries
-from s3cache.cache._cache import Cache
-from s3cache.cache._lookup import CandidateLookup, Hit, Miss, NotSaved, Saved
+from s3cache.cache._cache import Cache, Engine
+from s3cache.cache._lookup import CandidateLookup, Hit, LocalTier, Miss, NotSaved, Saved
 from s3cache.errors import ConfigError
-from s3cache.records import Event, Record, Run
-from s3cache.stats import Counters, Level
+from s3cache.records import Run
 from s3cache.util.logs import logger_of
 
 __all__ = [
@@ -30,6 +27,7 @@ __all__ = [
     "Engine",
     "Framework",
     "Hit",
+    "LocalTier",
     "Miss",
     "NotSaved",
     "Saved",
@@ -40,78 +38,6 @@ __all__ = [
 ]
 
 logger = logger_of("storage")
-
-
-class Engine(Cache):
-    """A :class:`Cache` with what torch's hooks need: levels, candidates, records."""
-
-    candidates = Cache._candidates
-    save = Cache._save
-
-    @property
-    def uses_trusted_only(self) -> bool:
-        """Whether only entries that a trusted key has signed are used."""
-        return self._policy.level == "require"
-
-    @property
-    def policy_digest(self) -> str:
-        """A digest of the list of trusted keys."""
-        return self._policy.digest
-
-    @property
-    def has_remote(self) -> bool:
-        """Whether there is a remote at all; it may not answer."""
-        return self._open_remote is not None
-
-    def probe(self, key: str) -> str:
-        """Say where an entry under ``key`` is, or why none is used, without counting that."""
-        counters = Counters()
-        with self.candidates(key, counters=counters) as lookup:
-            for hit in lookup:
-                return hit.tier
-        causes = ", ".join(f"{count} {cause}" for cause, count in counters.level().refused.items())
-        (reason,) = counters.level().misses
-        return f"{reason} ({causes})" if causes else str(reason)
-
-    def supersede(self, key: str, variant: str) -> None:
-        """Remove what was saved provisionally, unless its upload is under way."""
-        name = entries.variant_name(key, variant)
-        if name not in self._provisional:
-            return
-        self._provisional.discard(name)
-        try:
-            if self._remote is not None:
-                is_removed = self._remote.uploads.cancel_delayed(name)
-            else:
-                is_removed = self._local.holds(name)
-                is_removed &= self._local.write(lambda disk: disk.delete(name))
-        except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
-            self._problems.met("local", "an entry that is not needed cannot be removed", exc)
-        else:
-            if is_removed:
-                self._counters_of["fx"].superseded()
-
-    def count_bypass(self, reasons: Iterable[str], level: Level = "aot") -> None:
-        """Count something that cannot be cached, and why, by short names of the reasons."""
-        self._counters_of[level].bypassed(reasons)
-
-    def count_time_saved(self, seconds: float) -> None:
-        """Count what making a hit took where it was made."""
-        self._counters.time_saved(seconds)
-
-    def record(self, what: Record | Event) -> None:
-        """Record the outcome of a lookup, in the background."""
-        if self.settings.record:
-            self._records.add(what)
-
-    def note(self, **values: object) -> None:
-        """Record how far the program is, for a process that watches it."""
-        if self.settings.record:
-            self._records.add(values)
-
-    def recorded(self) -> Run:
-        """Return the last few hundred lookups of this process, the oldest first; any thread."""
-        return Run(self._records.run, self._records.held())
 
 
 # -- the current one
@@ -148,14 +74,6 @@ _CALLBACKS = {
 }
 
 
-@overload
-def flush_at_checkpoint(
-    framework: None = None, *, timeout_s: float = 30.0, cache: Cache | None = None
-) -> AbstractContextManager[None]: ...
-@overload
-def flush_at_checkpoint(
-    framework: Framework, *, timeout_s: float = 30.0, cache: Cache | None = None
-) -> Any: ...
 def flush_at_checkpoint(
     framework: Framework | None = None, *, timeout_s: float = 30.0, cache: Cache | None = None
 ) -> Any:

@@ -6,34 +6,32 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 from s3cache import entries, frame
-from s3cache.cache._lookup import CandidateLookup, Hit, Miss, NotSaved, Saved
+from s3cache.cache._lookup import (
+    CandidateLookup,
+    Hit,
+    LocalTier,
+    Miss,
+    NotSaved,
+    Saved,
+    open_disk,
+)
 from s3cache.errors import (
     ClosedError,
     ConfigError,
     ReadOnlyError,
     Reason,
-    StoreError,
     UntrustedError,
     reason_for,
 )
 from s3cache.frame import Frame
-from s3cache.records import Recorder
+from s3cache.records import Event, Record, Recorder, Run
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
 from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners
 from s3cache.store import Buffer, Store, open_store, parse_url
-from s3cache.tier import (
-    Deadline,
-    DiskTier,
-    FlushReport,
-    LocalTier,
-    Prefetch,
-    RemoteTier,
-    before_exit,
-)
+from s3cache.tier import DiskTier, FlushReport, Prefetch, RemoteTier, before_exit
 from s3cache.trust import pack, sign
 from s3cache.util.logs import Problems, logger_of
 from s3cache.util.threads import call_in_child
@@ -41,15 +39,13 @@ from s3cache.util.threads import call_in_child
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = ["Cache"]
-
 logger = logger_of("storage")
 
 # The upload of an entry that another may replace waits so long: a training step that compiles a
 # forward pass comes to its backward within that time, or it never does.
 _PROVISIONAL_S = 60.0
 # Beside waiting for uploads, closing takes so long at most; of that, writing the last lookups.
-_RELEASE_S, _RECORDS_S = 3.0, 0.5
+_RELEASE_S, _RECORDS_S, _MOMENT_S = 3.0, 0.5, 0.1
 
 # What a forked child inherits is kept, unused: collecting it would close connections of the parent.
 _inherited: list[RemoteTier | None] = []
@@ -84,7 +80,7 @@ class Cache:
         self._policy, self._signer = settings.trust_policy(), settings.signer()
         self._open_remote = None if settings.mode == "off" else open_remote
         self._closed = False
-        self._begin(_open_disk(settings, hashlib.sha256(identity.encode()).hexdigest()[:16]))
+        self._begin(open_disk(settings, hashlib.sha256(identity.encode()).hexdigest()[:16]))
         call_in_child(self._begin_in_child)
 
     @classmethod
@@ -123,18 +119,17 @@ class Cache:
         self._listeners = Listeners()
         self._listeners.add(self._counters.transferred)
         self._problems = Problems(strict=self.settings.strict)
+        self._replaceable = entries.Replaceable(everything=self.settings.recache)
         trust = None if self._policy.level == "off" else self._policy.check
-        self._local = LocalTier(disk, self._counters, self._problems, trust)
+        self._local = LocalTier(disk, self._counters, self._problems, self._replaceable, trust)
         self._records = Recorder(None if disk is None or not self.settings.record else disk.root)
         if self.settings.record:
             self._listeners.add(self._records.transferred)
-        self._replaceable = entries.Replaceable(everything=self.settings.recache)
         self._remote: RemoteTier | None = None
-        self._closed_remote: RemoteTier | None = None  # its counts stay readable
         self._forget_exit = before_exit(self._at_exit)
 
     def _begin_in_child(self) -> None:
-        _inherited.append(self._remote or self._closed_remote)
+        _inherited.append(self._remote)
         self._begin(self._local.disk)
         if self._closed:
             self._forget_exit()
@@ -190,26 +185,18 @@ class Cache:
         return CandidateLookup(
             entries.check_key(key),
             skip,
-            self._local if local else None,
+            self._local,
+            local,
             self._remote_now if remote else lambda: None,
-            self._set_aside,
             counters or self._counters_of[level],
             self._problems,
             self.settings.lookup_timeout_s,
         )
 
-    def _set_aside(self, entry: Frame, error: Exception) -> None:
-        """Treat a sound entry that cannot be used as damaged: the next save replaces it."""
-        self._problems.warn("entry", "an entry cannot be used and is set aside", error)
-        self._replaceable.add(entry.digest)
-        self._local.set_aside(entry)
-
     def prefetch(self, keys: Iterable[str]) -> Prefetch:
         """Fetch the first entry of each key into the local tier, in the background.
 
         A lookup joins what is in flight. Without a local tier or a remote there is nothing to do.
-
-        Raise ConfigError if one of ``keys`` is not legal.
         """
         names = [entries.first_name(entries.check_key(key)) for key in keys]
         if self.settings.mode == "write-only" or not self._local.is_writable:
@@ -220,7 +207,7 @@ class Cache:
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             self._problems.met("prefetch", "nothing can be prefetched", exc)
             failed = Prefetch(names)
-            failed.count(failed=len(failed.names), error=exc)
+            failed.count(failed=failed.report().total, error=exc)
             return failed
 
     # -- saving
@@ -233,8 +220,7 @@ class Cache:
         set or it is known to be damaged.
 
         Raises:
-            ConfigError: ``key`` is not legal, or not the one in the frame.
-            CorruptError: ``entry`` is no well-formed frame.
+            ConfigError, CorruptError: ``entry`` is no well-formed frame, or does not have ``key``.
             S3CacheError: with ``strict``, whatever else keeps it from being saved.
         """
         return self._save(key, entry)
@@ -253,61 +239,52 @@ class Cache:
         If ``provisional``, upload it in a minute, or with the next flush or at the exit, so that
         :meth:`Engine.supersede` may remove it before.
         """
-        started = time.perf_counter()
-        counters, size = self._counters_of[level], 0
-        result: Saved | NotSaved
+        started, counters = time.perf_counter(), self._counters_of[level]
+        size, durable, reason, error = 0, None, Reason.DISABLED, None
         try:
             found = entry if isinstance(entry, Frame) else frame.decode(entry)
             entries.check_entry(key, found)
             size = found.size
-            result = self._write(found, provisional=provisional, share=remote)
+            if not (self._closed or self.settings.mode in ("off", "read-only")):
+                durable = self._write(found, provisional=provisional, share=remote)
         except Exception as exc:
             if not size and not isinstance(exc, MemoryError):
                 raise  # the entry is wrong, or does not belong to the key
             if not self.settings.strict:
                 self._problems.warn("save", "an entry could not be saved", exc)
-            result = NotSaved(reason_for(exc), 0.0, exc)
-        result = replace(result, elapsed_s=time.perf_counter() - started)
-        if isinstance(result, Saved):
-            counters.saved(size, result.elapsed_s)
-            return result
-        counters.not_saved(result.reason, result.elapsed_s)
-        if self.settings.strict and result.error is not None:
-            raise result.error
-        return result
+            reason, error = reason_for(exc), exc
+        elapsed_s = time.perf_counter() - started
+        if durable is not None:
+            counters.saved(size, elapsed_s)
+            return Saved(durable, elapsed_s)
+        counters.not_saved(reason, elapsed_s)
+        if self.settings.strict and error is not None:
+            raise error
+        return NotSaved(reason, elapsed_s, error)
 
-    def _write(self, entry: Frame, *, provisional: bool, share: bool) -> Saved | NotSaved:
-        if self._closed or self.settings.mode in ("off", "read-only"):
-            return NotSaved(Reason.DISABLED, 0.0)
+    def _write(self, entry: Frame, *, provisional: bool, share: bool) -> bool | None:
+        """Keep the entry; return whether it survives this process, None if there is no tier."""
         # Here and nowhere later: what other processes have left to upload is theirs to sign.
         data = self._signed(entry).data
         name = entries.variant_name(entry.header.key, entry.header.variant)
+        share = share and self._open_remote is not None
         # If it cannot be opened now, it may be later, or by a later process.
         remote, error = self._try_remote() if share else (None, None)
         if provisional:
             self._provisional.add(name)
-
-        def write(disk: DiskTier) -> None:
-            if remote is not None and provisional:
-                remote.uploads.put_delayed(name, data, _PROVISIONAL_S)
-            elif remote is not None:
-                remote.uploads.put(name, data)
-            elif share and self._open_remote is not None:
-                disk.put_pending(name, data)
-                self._unsent.add(name)
-            else:
-                disk.put(name, data)
-
-        if self._local.write(write):
-            return Saved(True, 0.0)
-        if remote is None:
-            error = error or self._local.error
-            return NotSaved(Reason.DISABLED if error is None else reason_for(error), 0.0, error)
-        if provisional and self._local.disk is None:
-            remote.uploads.put_delayed(name, data, _PROVISIONAL_S)
-        else:
-            remote.uploads.put_in_memory(name, data)
-        return Saved(False, 0.0)
+        durable = self._local.write(
+            lambda disk: (disk.put_pending if share else disk.put)(name, data)
+        )
+        if remote is not None:
+            delay_s = _PROVISIONAL_S if provisional else 0.0
+            remote.uploads.add(name, None if durable else data, delay_s=delay_s)
+        elif not durable:
+            if error := error or self._local.error:
+                raise error
+            return None
+        elif share:
+            self._unsent.add(name)
+        return durable
 
     def _signed(self, entry: Frame) -> Frame:
         """Return ``entry`` with our signature, if we have a key; unsigned if that fails."""
@@ -329,10 +306,7 @@ class Cache:
         """Remove all entries under ``key``, here and in the remote; return how many there were.
 
         What is pending is uploaded first, so that nothing comes back. Other machines keep theirs.
-
-        Raises:
-            ConfigError: ``key`` is not legal.
-            StoreError: a tier refuses, or cannot do it; what was removed by then stays so.
+        Raise StoreError if a tier cannot do it.
         """
         return self._remove_all(entries.name_prefix(entries.check_key(key)))
 
@@ -365,7 +339,7 @@ class Cache:
         """Return the counts so far; those of a closed cache stay."""
         usage = self._local.read(DiskTier.usage, None)
         more: dict[str, object] = {"local": usage, "fx": self._counters_of["fx"].level()}
-        if (remote := self._remote or self._closed_remote) is not None:
+        if (remote := self._remote) is not None:
             more |= {"pending": remote.uploads.pending, "breaker": remote.breaker}
             more["remote"] = remote.statistics()
         return self._counters.snapshot(**more)
@@ -379,13 +353,11 @@ class Cache:
             ConfigError: the remote cannot be used as it is configured.
             S3CacheError: with ``strict``, the remote cannot be opened.
         """
-        try:
-            if (remote := self._remote_now()) is not None:
-                remote.connect_soon()
-        except ConfigError:
-            raise
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
-            self._problems.met("remote", "the remote cannot be opened", exc)
+        remote, error = self._try_remote()
+        if isinstance(error, ConfigError):
+            raise error
+        if remote is not None:
+            remote.connect_soon()
 
     def flush(self, timeout_s: float | None = None) -> FlushReport:
         """Wait until all that was saved is uploaded, at most ``timeout_s``; return what remains.
@@ -406,46 +378,41 @@ class Cache:
     def close(self, timeout_s: float | None = None) -> FlushReport:
         """Flush, by default for ``exit_timeout_s``, and leave the rest to the next process."""
         if not self._closed:
-            limit_s = self._exit_timeout_s() if timeout_s is None else timeout_s
-            deadline = Deadline(limit_s + _RELEASE_S)
+            limit_s = self.settings.exit_timeout_s if timeout_s is None else timeout_s
+            end = time.monotonic() + limit_s + _RELEASE_S
             try:
                 self._last_report = self.flush(limit_s)
             finally:
-                self._release(deadline)
+                self._release(end)
         return self._last_report
 
-    def _exit_timeout_s(self) -> float:
-        limit_s = self.settings.exit_timeout_s
-        return limit_s if self._remote is None else self._remote.exit_wait_s(limit_s)
-
     def _at_exit(self) -> None:
-        limit_s = self._exit_timeout_s()
-        deadline = Deadline(limit_s + _RELEASE_S)
+        limit_s = self.settings.exit_timeout_s
+        end = time.monotonic() + limit_s + _RELEASE_S
         if self._remote is not None:
-            self._last_report = report = self._remote.uploads.flush_while_it_works(limit_s)
+            report = self._remote.uploads.flush(limit_s, until_a_pause=True)
+            self._last_report = report
             if report.remaining:
-                counts = report.remaining, report.remaining - report.in_memory, report.in_memory
                 logger.warning(
                     "uploads to %s that are unfinished: %d; on record for the next process on "
                     "this machine: %d; lost: %d",
                     self._remote.url,
-                    *counts,
+                    report.remaining,
+                    report.remaining - report.in_memory,
+                    report.in_memory,
                 )
-        self._release(deadline)
+        self._release(end)
 
-    def _release(self, deadline: Deadline) -> None:
+    def _release(self, end: float) -> None:
         with self._mutex:
             if self._closed:
                 return
             self._closed = True
-            remote, self._remote = self._remote, None
-            self._closed_remote = remote
         self._forget_exit()
-        self._records.close(min(deadline.left_s, _RECORDS_S))
-        if remote is not None:
-            remote.close(deadline.left_s)
-        if self._local.disk is not None:
-            self._local.disk.close(deadline.left_s)
+        self._records.close(_RECORDS_S)
+        for tier in (self._remote, self._local.disk):
+            if tier is not None:
+                tier.close(max(end - time.monotonic(), _MOMENT_S))
 
     def _remote_now(self) -> RemoteTier | None:
         """Return the remote tier; the first call in this process opens it."""
@@ -456,15 +423,21 @@ class Cache:
                 self._remote = RemoteTier(
                     self._open_remote(),
                     self.settings,
-                    disk=self._local,
+                    disk=self._local.disk,
+                    holds=self._local.holds,
+                    land=self._local.land,
+                    check_trust=self._local.check_trust,
                     replaceable=self._replaceable,
-                    counters=self._counters,
                     listeners=self._listeners,
-                    problems=self._problems,
+                    on_problem=self._upload_failed,
                 )
                 if self.settings.mode != "read-only":
                     self._remote.uploads.start(self._unsent)
-            return self._remote
+            return None if self._closed else self._remote
+
+    def _upload_failed(self, error: Exception) -> None:
+        self._counters.upload_failed()
+        self._problems.warn("upload", "an upload failed", error)
 
     def _try_remote(self) -> tuple[RemoteTier | None, Exception | None]:
         """Return the remote tier, or why it cannot be opened."""
@@ -475,27 +448,72 @@ class Cache:
             return None, exc
 
 
-def _open_disk(settings: Settings, namespace: str) -> DiskTier | None:
-    """Return the local tier, if there is to be one and one of its places can be used."""
-    problems, problem = Problems(strict=False), None
-    for place in settings.local_dirs if settings.local and settings.mode != "off" else ():
+class Engine(Cache):
+    """A :class:`Cache` with what torch's hooks need: levels, candidates, records."""
+
+    candidates = Cache._candidates
+    save = Cache._save
+
+    @property
+    def uses_trusted_only(self) -> bool:
+        """Whether only entries that a trusted key has signed are used."""
+        return self._policy.level == "require"
+
+    @property
+    def policy_digest(self) -> str:
+        """A digest of the list of trusted keys."""
+        return self._policy.digest
+
+    @property
+    def has_remote(self) -> bool:
+        """Whether there is a remote at all; it may not answer."""
+        return self._open_remote is not None
+
+    def probe(self, key: str) -> str:
+        """Say where an entry under ``key`` is, or why none is used, without counting that."""
+        counters = Counters()
+        with self.candidates(key, counters=counters) as lookup:
+            for hit in lookup:
+                return hit.tier
+        causes = ", ".join(f"{count} {cause}" for cause, count in counters.level().refused.items())
+        (reason,) = counters.level().misses
+        return f"{reason} ({causes})" if causes else str(reason)
+
+    def supersede(self, key: str, variant: str) -> None:
+        """Remove what was saved provisionally, unless its upload is under way."""
+        name = entries.variant_name(key, variant)
+        if name not in self._provisional:
+            return
+        self._provisional.discard(name)
         try:
-            disk = DiskTier(
-                place,
-                namespace=namespace,
-                max_bytes=settings.local_max_bytes,
-                max_files=settings.local_max_files,
-            )
-        except (ConfigError, StoreError) as exc:
-            # The program did not name the default, and is not to blame if another user has it.
-            named = not settings.has_default_local_dir
-            if settings.strict or (named and isinstance(exc, ConfigError)):
-                raise
-            problem = problem or exc
+            if self._remote is not None:
+                is_removed = self._remote.uploads.cancel_delayed(name)
+            else:
+                is_removed = self._local.write(lambda disk: disk.delete(name))
+        except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
+            self._problems.met("local", "an entry that is not needed cannot be removed", exc)
         else:
-            if problem is not None:
-                problems.warn("local", f"the local tier goes to {place}", problem)
-            return disk
-    if problem is not None:
-        problems.warn("local", "there is no local tier", problem)
-    return None
+            if is_removed:
+                self._counters_of["fx"].superseded()
+
+    def count_bypass(self, reasons: Iterable[str], level: Level = "aot") -> None:
+        """Count something that cannot be cached, and why, by short names of the reasons."""
+        self._counters_of[level].bypassed(reasons)
+
+    def count_time_saved(self, seconds: float) -> None:
+        """Count what making a hit took where it was made."""
+        self._counters.time_saved(seconds)
+
+    def record(self, what: Record | Event) -> None:
+        """Record the outcome of a lookup, in the background."""
+        if self.settings.record:
+            self._records.add(what)
+
+    def note(self, **values: object) -> None:
+        """Record how far the program is, for a process that watches it."""
+        if self.settings.record:
+            self._records.add(values)
+
+    def recorded(self) -> Run:
+        """Return the last few hundred lookups of this process, the oldest first; any thread."""
+        return Run(self._records.run, self._records.held())

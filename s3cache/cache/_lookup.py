@@ -1,29 +1,39 @@
-"""One lookup: where it looks, in which order, and its outcome; also the outcomes of a save."""
+"""One lookup: where it looks, in which order, and its outcome; the local tier as it uses it."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from s3cache import entries
+from s3cache import entries, frame
+from s3cache.entries import Replaceable
 from s3cache.errors import (
+    ConfigError,
     CorruptError,
+    NoSpaceError,
     Reason,
+    S3CacheError,
+    StoreError,
     UntrustedError,
     is_device_trouble,
     is_machine_trouble,
     reason_for,
 )
-from s3cache.frame import Frame
+from s3cache.frame import Frame, TrustCheck
+from s3cache.settings import Settings
 from s3cache.stats import Counters, TierName
-from s3cache.tier import LocalTier, RemoteTier
+from s3cache.store import Buffer, ObjectInfo
+from s3cache.tier import DiskTier, RemoteTier
 from s3cache.util.logs import Problems
 
-__all__ = ["CandidateLookup", "Hit", "Miss", "NotSaved", "Saved"]
-
 _T = TypeVar("_T")
+_U = TypeVar("_U")
+
+# A disk that failed is not used for so long: meanwhile there may be room again.
+_REST_S = 60.0
 
 # A writer can put any number of entries under a key. At most so many useless ones are fetched,
 # and so many in all. Usual keys have one entry, those of dynamic shapes a few.
@@ -77,6 +87,150 @@ class NotSaved:
     error: Exception | None = None
 
 
+class LocalTier:
+    """A disk tier that is not used for a minute after it failed.
+
+    While it is not used, or there is none, it looks empty and full. What fails is not raised,
+    unless the cache is strict.
+
+    Attributes:
+        disk: the tier itself, which raises what fails; ``None`` if there is none.
+        check_trust: checks signatures, if there is a policy.
+        error: why it could not be read or written the last time, if it could not.
+    """
+
+    def __init__(
+        self,
+        disk: DiskTier | None,
+        counters: Counters,
+        problems: Problems,
+        replaceable: Replaceable,
+        check_trust: TrustCheck | None = None,
+    ) -> None:
+        self.disk = disk
+        self.check_trust = check_trust
+        self.error: Exception | None = None
+        self._counters = counters
+        self._problems = problems
+        self._replaceable = replaceable
+        self._unread_until = self._unwritten_until = 0.0
+
+    @property
+    def read_error(self) -> Exception | None:
+        """Why nothing is read for now, if reading failed just now."""
+        return self.error if time.monotonic() < self._unread_until else None
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether there is a disk, and writing it did not fail just now."""
+        return self.disk is not None and time.monotonic() >= self._unwritten_until
+
+    def search(self, key: str, names: Sequence[str]) -> tuple[str, bytes] | list[ObjectInfo]:
+        """Return the first of ``names`` with its unverified bytes, or all there is of ``key``."""
+        return self.read(lambda disk: disk.search(names, entries.name_prefix(key)), [])
+
+    def load(self, name: str) -> Frame | None:
+        """Return the entry at ``name``, or ``None``; see :meth:`verify`."""
+        data = self.read(lambda disk: disk.get(name), None)
+        return None if data is None else self.verify(name, data)
+
+    def verify(self, name: str, data: bytes) -> Frame:
+        """Return the entry that was read from ``name``; remove it and raise if it is damaged.
+
+        One that is not trusted stays, as others may trust its signer.
+        """
+        try:
+            return entries.verify(name, data, admit=self.check_trust)
+        except CorruptError:
+            self._remove(name, data)
+            raise
+
+    def land(self, name: str, data: Buffer) -> Frame:
+        """Verify what was downloaded, and keep it if there is room.
+
+        If it is damaged, the next one that is saved here replaces it in the remote.
+        """
+        try:
+            entry = entries.verify(name, data, admit=self.check_trust)
+        except CorruptError:
+            self._counters.set_aside("remote")
+            with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
+                self._replaceable.add(frame.decode_head(data).digest)
+            raise
+        self.write(lambda disk: disk.put(name, data))
+        return entry
+
+    def holds(self, name: str) -> bool:
+        """Return whether there is something at ``name``, whatever it is."""
+        return self.read(lambda disk: disk.holds(name), False)
+
+    def read(self, read: Callable[[DiskTier], _T], otherwise: _U) -> _T | _U:
+        """Return what ``read`` gives, or ``otherwise`` where there is no disk or it fails."""
+        if self.disk is None or time.monotonic() < self._unread_until:
+            return otherwise
+        try:
+            return read(self.disk)
+        except S3CacheError as exc:
+            self.error = exc
+            self._unread_until = self._unwritten_until = time.monotonic() + _REST_S
+            self._problems.met("local", "the local tier fails and is not used for now", exc)
+            return otherwise
+
+    def write(self, write: Callable[[DiskTier], object]) -> bool:
+        """Let ``write`` change the disk; return whether there is one, and it did not fail."""
+        if self.disk is None or not self.is_writable:
+            return False
+        try:
+            write(self.disk)
+        except (StoreError, ConfigError) as exc:
+            self.error = exc
+            if isinstance(exc, NoSpaceError) and exc.__cause__ is None:
+                # It is the bounds that leave no room, not the disk: the next entry may fit.
+                self._problems.met("bound", "the local tier is too small for this entry", exc)
+                return False
+            self._unwritten_until = time.monotonic() + _REST_S
+            self._problems.met("local", "the local tier cannot be written and is left as is", exc)
+            return False
+        self.error = None
+        return True
+
+    def set_aside(self, entry: Frame, error: Exception) -> None:
+        """Treat a sound entry that cannot be used as damaged: the next save replaces it."""
+        self._problems.warn("entry", "an entry cannot be used and is set aside", error)
+        self._replaceable.add(entry.digest)
+        for name in entries.names_of(entry.header):
+            with contextlib.suppress(CorruptError, UntrustedError):
+                there = self.load(name)
+                if there is not None and there.digest == entry.digest:
+                    self._remove(name, there.data)
+
+    def _remove(self, name: str, data: Buffer) -> None:
+        self._counters.set_aside("local")
+        self.write(lambda disk: disk.delete(name, data))
+
+
+def open_disk(settings: Settings, namespace: str) -> DiskTier | None:
+    """Return the local tier, if there is to be one and one of its places can be used."""
+    bounds = {"max_bytes": settings.local_max_bytes, "max_files": settings.local_max_files}
+    problem, where = None, "there is no local tier"
+    disk: DiskTier | None = None
+    for place in settings.local_dirs if settings.local and settings.mode != "off" else ():
+        try:
+            disk = DiskTier(place, namespace=namespace, **bounds)
+        except (ConfigError, StoreError) as exc:
+            # The program did not name the default, and is not to blame if another user has it.
+            named = not settings.has_default_local_dir
+            if settings.strict or (named and isinstance(exc, ConfigError)):
+                raise
+            problem = problem or exc
+        else:
+            where = f"the local tier goes to {place}"
+            break
+    if problem is not None:
+        Problems(strict=False).warn("local", where, problem)
+    return disk
+
+
 @dataclass(eq=False)
 class CandidateLookup:
     """The entries under one key, of which the caller accepts one, or none.
@@ -95,9 +249,9 @@ class CandidateLookup:
 
     _key: str
     _skip: Reason | None  # why nothing is looked at, if so
-    _disk: LocalTier | None
+    _local: LocalTier
+    _asks_local: bool
     _open_remote: Callable[[], RemoteTier | None]  # may raise
-    _set_aside: Callable[[Frame, Exception], None]  # called with what proved unusable
     _counters: Counters
     _problems: Problems
     _timeout_s: float  # how long the remote is waited for, all in all
@@ -153,7 +307,7 @@ class CandidateLookup:
             self._problems.warn("device", "an entry's kernels cannot be loaded here now", error)
         else:
             self._reason = Reason.CORRUPT
-            self._set_aside(hit.entry, error)
+            self._local.set_aside(hit.entry, error)
 
     def fail(self, error: Exception) -> None:
         """Note that something failed: the caller's check, or reading an entry.
@@ -186,37 +340,36 @@ class CandidateLookup:
     # -- where it looks
 
     def _candidates(self) -> Iterator[tuple[Frame, TierName]]:
-        disk = self._disk
-        if disk is not None:
-            yield from self._in_disk(disk)
+        if self._asks_local:
+            yield from self._in_local()
         remote = self._attempt(self._open_remote)
         if remote is not None:
             yield from self._in_remote(remote)
-        elif self._reason is Reason.ABSENT and disk is not None and (error := disk.read_error):
-            # It may be there.
-            self._error, self._reason = error, reason_for(error)
+        elif (
+            self._reason is Reason.ABSENT and self._asks_local and (error := self._local.read_error)
+        ):
+            self._error, self._reason = error, reason_for(error)  # it may be there
 
-    def _in_disk(self, disk: LocalTier) -> Iterator[tuple[Frame, TierName]]:
+    def _in_local(self) -> Iterator[tuple[Frame, TierName]]:
         # Most entries have one of these two names; a directory is only read for the others.
-        usual = [self._first, entries.variant_name(self._key, "")]
-        found = self._attempt(lambda: disk.search(self._key, usual))
+        usual = (self._first, entries.variant_name(self._key, ""))
+        found, offered = self._attempt(lambda: self._local.search(self._key, usual)), ""
         if isinstance(found, tuple):
-            name, data = found
-            yield from self._offer("local", name, self._attempt(lambda: disk.verify(name, data)))
-            for other in usual[usual.index(name) + 1 :]:
-                yield from self._on_disk(disk, other)
-            found = self._attempt(lambda: disk.search(self._key, ()))
+            offered, data = found
+            entry = self._attempt(lambda: self._local.verify(offered, data))
+            yield from self._offer("local", offered, entry)
+            found = self._attempt(lambda: self._local.search(self._key, ()))
         for info in found if isinstance(found, list) else ():
-            if info.key not in usual:
-                yield from self._on_disk(disk, info.key)
+            if info.key != offered:
+                yield from self._load(info.key)
 
-    def _on_disk(self, disk: LocalTier, name: str) -> Iterator[tuple[Frame, TierName]]:
-        yield from self._offer("local", name, self._attempt(lambda: disk.load(name)))
+    def _load(self, name: str) -> Iterator[tuple[Frame, TierName]]:
+        yield from self._offer("local", name, self._attempt(lambda: self._local.load(name)))
 
     def _in_remote(self, remote: RemoteTier) -> Iterator[tuple[Frame, TierName]]:
-        disk = self._disk
-        if disk and not self._has_first and self._attempt(lambda: disk.holds(self._first)):
-            yield from self._on_disk(disk, self._first)  # another download has landed
+        may_have_landed = self._asks_local and not self._has_first
+        if may_have_landed and self._attempt(lambda: self._local.holds(self._first)):
+            yield from self._load(self._first)
         if not self._has_first:
             self._last_error = None
             first = self._fetch(remote, self._first)

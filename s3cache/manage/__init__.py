@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from s3cache.manage._bulk import concurrently as concurrently
     from s3cache.manage._bulk import copy as copy
     from s3cache.manage._bulk import open_place as open_place
-    from s3cache.manage._bulk import read_head as read_head
     from s3cache.manage._bulk import remove as remove
     from s3cache.manage._bulk import url_of as url_of
     from s3cache.manage._bulk import verify as verify
     from s3cache.manage._selection import Item as Item
     from s3cache.manage._selection import Selection as Selection
     from s3cache.manage._selection import read_manifest as read_manifest
+    from s3cache.tier import read_head as read_head
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,

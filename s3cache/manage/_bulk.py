@@ -15,17 +15,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from s3cache import entries, frame
+from s3cache import entries
 from s3cache.errors import (
     ConfigError,
     CorruptError,
     S3CacheError,
     StoreError,
     TransientError,
-    TruncatedError,
     UntrustedError,
 )
-from s3cache.frame import Frame, Head, TrustCheck
+from s3cache.frame import Frame, Head
 from s3cache.manage._selection import Item, Selection
 from s3cache.settings import Options, Settings
 from s3cache.store import (
@@ -37,7 +36,7 @@ from s3cache.store import (
     open_store,
     parse_url,
 )
-from s3cache.tier import Budget, DiskTier, TierStore, background, cancel_all
+from s3cache.tier import Budget, DiskTier, TierStore, background, cancel_all, read_head
 from s3cache.trust import Policy
 
 if TYPE_CHECKING:
@@ -209,24 +208,6 @@ async def concurrently(work: Callable[[_T], Awaitable[_R]], items: Iterable[_T])
         return await asyncio.gather(*tasks)
     finally:
         await cancel_all(tasks)
-
-
-async def read_head(store: Store, name: str, admit: TrustCheck | None = None) -> Head | None:
-    """Return the verified header of an object; None where there is no object.
-
-    It raises CorruptError if that is no entry, and UntrustedError if it is not admitted.
-    """
-    length = frame.HEADER_HINT_BYTES
-    while True:
-        data = await store.get_range(name, 0, length)
-        if data is None:
-            return None
-        try:
-            return frame.decode_head(data, admit=admit)
-        except TruncatedError as exc:
-            if exc.needed <= length:
-                raise
-            length = exc.needed
 
 
 def _about(head: Head) -> dict[str, Any]:

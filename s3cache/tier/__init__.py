@@ -1,34 +1,28 @@
 """Where entries are kept, on disk and in the remote store, and the loop that moves them."""
 
-from s3cache.tier._disk import DiskTier
-from s3cache.tier._loop import (
-    BackgroundLoop,
+from s3cache.tier._disk import DiskTier, TierStore
+from s3cache.tier._remote import BackgroundLoop, RemoteTier, background, before_exit, read_head
+from s3cache.tier._transfers import (
     Budget,
-    Deadline,
+    FlushReport,
     Prefetch,
-    Prefetches,
     PrefetchReport,
-    background,
-    before_exit,
+    Uploads,
     cancel_all,
 )
-from s3cache.tier._tiers import LocalTier, RemoteTier, TierStore
-from s3cache.tier._uploads import FlushReport, Uploads
 
 __all__ = [
     "BackgroundLoop",
     "Budget",
-    "Deadline",
     "DiskTier",
     "FlushReport",
-    "LocalTier",
     "Prefetch",
     "PrefetchReport",
-    "Prefetches",
     "RemoteTier",
     "TierStore",
     "Uploads",
     "background",
     "before_exit",
     "cancel_all",
+    "read_head",
 ]

@@ -1,216 +1,163 @@
 """Pending uploads: they survive their process, and exactly one other takes them over.
 
-Each process has a directory ``pending/<owner>/`` and holds a lock on the file ``.lock`` in it for
-as long as it lives. Each other file there is one pending upload. Its name is the object's,
-percent-encoded (255 bytes at most), so that it never begins with a dot; it holds the note on how
-the object is to be uploaded. A process that gets the lock of another directory knows that its owner
-is gone, and moves the files to its own.
+Each is an empty file ``<name>@<owner>``, with the object's name percent-encoded. An owner is a
+process, and holds a lock on the file ``<owner>.lock`` for as long as it lives. A process that gets
+that lock knows that the owner is gone, and renames its files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
-from collections.abc import Callable, Container, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Container
 from urllib.parse import quote, unquote
 
-from s3cache.errors import ClosedError, ConfigError
+from s3cache.errors import ClosedError
 from s3cache.store import Directory
 from s3cache.util.threads import call_in_child, close_unshared
 
-__all__ = ["Pending"]
-
 _LOCK = ".lock"
-_MAX_NOTE_BYTES = 64 << 10
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-
-
-class _Owner(NamedTuple):
-    name: str
-    directory: Directory
-    lock_fd: int
 
 
 class Pending:
-    """The pending uploads below the directory that ``open_root`` gives, or makes if asked to.
+    """The pending uploads in the directory that ``open_root`` gives, or makes if asked to.
 
     Callers of what changes them hold the lock on the tier's objects: no two processes make, move or
-    remove anything here at once. ``note`` is kept with each upload added here, for the process that
-    takes it over. Every method may raise ``OSError``.
+    remove anything here at once. Every method may raise ``OSError``.
+
+    Attributes:
+        adopted: names of our uploads that another process saved.
     """
 
-    def __init__(self, open_root: Callable[[bool], Directory], note: bytes = b"") -> None:
+    def __init__(self, open_root: Callable[[bool], Directory]) -> None:
         self._open_root = open_root
-        self._note = note
-        self._owner: _Owner | None = None
-        self._adopted: set[str] = set()  # of ours, those that another process saved
         self._is_closed = False
-        call_in_child(self.forget)
+        self._forget()
+        call_in_child(self._forget)  # lock and uploads stay the parent's
+
+    def _forget(self) -> None:
+        self._owner, self._lock_fd = "", -1
+        self.adopted: set[str] = set()
 
     def add(self, name: str) -> bool:
         """Add ``name`` to what this process uploads; return False if it was there."""
-        known = self.note_of(name)
-        if known is None or name in self._adopted:  # of an adopted one, the last save decides
-            try:
-                self._write_note(name)
-            except FileNotFoundError:  # our directory was removed: make another
-                self.release()
-                self._write_note(name)
-            self._adopted.discard(name)
-        return known is None
+        root = self._own()
+        is_new = not self.holds(name)
+        if is_new:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            os.close(os.open(_file_of(name, self._owner), flags, 0o600, dir_fd=root.fd))
+        self.adopted.discard(name)
+        return is_new
 
-    def _write_note(self, name: str) -> None:
-        # The note is complete, also after a power failure: without it the object would be uploaded
-        # in a way that its saver did not want.
-        directory = self._own().directory
-        staged = f".{secrets.token_hex(8)}"
-        fd = os.open(staged, _CREATE, 0o600, dir_fd=directory.fd)
-        try:
-            if self._note:
-                os.write(fd, self._note)
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(staged, _file_of(name), src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
+    def _own(self) -> Directory:
+        """Return the directory, in which this process is an owner from now on."""
+        if self._is_closed:
+            raise ClosedError("the local tier was closed")
+        root = self._open_root(True)
+        if self._lock_fd < 0 or not os.fstat(self._lock_fd).st_nlink:  # it was removed by hand
+            self._release()
+            owner = secrets.token_hex(8)
+            lock_fd = root.try_lock(f"{owner}{_LOCK}")
+            assert lock_fd is not None, "another process has the lock on the tier's objects"
+            self._owner, self._lock_fd = owner, lock_fd
+        return root
 
-    def note_of(self, name: str) -> bytes | None:
-        """Return the note on our upload of ``name``; ``None`` if it is not pending here."""
-        if self._owner is None:
-            return None
-        flags = os.O_RDONLY | os.O_NONBLOCK  # opening a pipe does not wait for a writer
+    def holds(self, name: str) -> bool:
+        """Return whether ``name`` is pending here."""
         try:
-            fd = self._owner.directory.open_private(_file_of(name), flags)
+            root = self._open_root(False)
+            os.stat(_file_of(name, self._owner), dir_fd=root.fd, follow_symlinks=False)
         except FileNotFoundError:
-            return None
-        try:
-            return os.read(fd, _MAX_NOTE_BYTES)
-        finally:
-            close_unshared(fd)
-
-    def is_adopted(self, name: str) -> bool:
-        """Return whether another process saved our upload of ``name``."""
-        return name in self._adopted
+            return False
+        return True
 
     def remove(self, name: str) -> None:
         """Remove our upload of ``name``, if there is one."""
-        if self._owner is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(_file_of(name), dir_fd=self._owner.directory.fd)
-            self._adopted.discard(name)
+        self._unlink(_file_of(name, self._owner))
+        self.adopted.discard(name)
 
-    def mine(self, prefix: str = "") -> list[str]:
-        """List the names with ``prefix`` that this process is to upload; takes no lock."""
-        owner = self._owner
-        return [] if owner is None else _names(owner.directory, prefix)
+    def _unlink(self, file: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            root = self._open_root(False)  # held: its descriptor is closed with it
+            os.unlink(file, dir_fd=root.fd)
 
-    def all_pending(self, prefix: str = "") -> set[str]:
-        """Return the names with ``prefix`` that any process, living or dead, is to upload."""
-        return {name for _, directory in self._owners() for name in _names(directory, prefix)}
+    def mine(self) -> list[str]:
+        """List the names that this process is to upload; takes no lock."""
+        return self._by_owner().get(self._owner, [])
+
+    def all_pending(self) -> set[str]:
+        """Return the names that any process, living or dead, is to upload."""
+        return {name for names in self._by_owner().values() for name in names}
+
+    def _by_owner(self) -> dict[str, list[str]]:
+        pending: dict[str, list[str]] = {}
+        with contextlib.suppress(FileNotFoundError), self._open_root(False).scan() as entries:
+            for entry in entries:
+                if entry.name.endswith(_LOCK):
+                    pending.setdefault(entry.name[: -len(_LOCK)], [])
+                elif "@" in entry.name and entry.is_file(follow_symlinks=False):
+                    file, _, owner = entry.name.rpartition("@")
+                    pending.setdefault(owner, []).append(unquote(file))
+        return pending
 
     def adopt(
         self, prefix: str = "", limit: int | None = None, but: Container[str] = ()
     ) -> list[str]:
         """Take over up to ``limit`` uploads of owners that are gone; return their names."""
-        adopted: list[str] = []
-        own = self._owner.name if self._owner is not None else ""
-        for owner, directory in self._owners():
+        taken: list[str] = []
+        for owner, names in self._by_owner().items():
             lock_fd = None
-            if owner != own:
+            if owner != self._owner:
                 with contextlib.suppress(OSError):  # something else was planted in its place
-                    lock_fd = directory.try_lock(_LOCK)
+                    lock_fd = self._open_root(False).try_lock(f"{owner}{_LOCK}")
             if lock_fd is None:  # its owner lives
                 continue
-            try:
-                for name in _names(directory, prefix):
-                    if limit is not None and len(adopted) >= limit:
-                        return adopted
-                    if name in but:
-                        continue
-                    if self.note_of(name) is not None and name not in self._adopted:
-                        os.unlink(_file_of(name), dir_fd=directory.fd)  # our own save decides
-                    else:
-                        _move(name, directory, self._own().directory)
-                        self._adopted.add(name)
-                    adopted.append(name)
-                self._remove_if_empty(owner, directory)
-            finally:
-                close_unshared(lock_fd)
-        return adopted
+            close_unshared(lock_fd)
+            for name in names:
+                if not name.startswith(prefix) or name in but:
+                    continue
+                if len(taken) == limit:
+                    return taken
+                root, file = self._own(), _file_of(name, owner)
+                if self.holds(name) and name not in self.adopted:
+                    self._unlink(file)  # our own save decides
+                else:
+                    _move(root, file, _file_of(name, self._owner))
+                    self.adopted.add(name)
+                taken.append(name)
+            if {*names} <= {*taken}:
+                self._unlink(f"{owner}{_LOCK}")
+        return taken
 
-    def give_back(self, name: str) -> None:
-        """Move our upload of ``name``, if there is one, to where another process adopts it."""
-        if self._owner is not None and self.note_of(name) is not None:
-            no_owner = self._open_root(True).enter(secrets.token_hex(8), make=True)
-            _move(name, self._owner.directory, no_owner)
-            self._adopted.discard(name)
+    def give_back(self, name: str) -> bool:
+        """Leave what was adopted to another process, at once; return False if it is our own."""
+        if name not in self.adopted:
+            return False
+        self.adopted.discard(name)
+        no_owner = secrets.token_hex(8)
+        _move(self._open_root(True), _file_of(name, self._owner), _file_of(name, no_owner))
+        return True
 
     def close(self) -> None:
         """Add nothing more, and leave what is not uploaded to other processes."""
         self._is_closed = True
-        if self._owner is not None:
-            self._remove_if_empty(self._owner.name, self._owner.directory)
-        self.release()
+        self._release()
 
-    def release(self) -> None:
-        """Leave what is not uploaded to other processes; takes no lock."""
-        owner = self._owner
-        self.forget()
-        if owner is not None:
-            close_unshared(owner.lock_fd)
-
-    def forget(self) -> None:
-        """Begin as another owner; in a forked child, lock and uploads stay the parent's."""
-        self._owner = None
-        self._adopted = set()
-
-    def _own(self) -> _Owner:
-        if self._is_closed:
-            raise ClosedError("the local tier was closed")
-        if self._owner is None:
-            name = secrets.token_hex(8)
-            directory = self._open_root(True).enter(name, make=True)
-            lock_fd = directory.try_lock(_LOCK)
-            if lock_fd is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-            self._owner = _Owner(name, directory, lock_fd)
-        return self._owner
-
-    def _owners(self) -> Iterator[tuple[str, Directory]]:
-        """Give the directories of owners, and nothing else that lies there."""
-        with contextlib.suppress(FileNotFoundError):
-            root = self._open_root(False)
-            for name in root.names():
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError, ConfigError):
-                    yield name, root.enter(name)
-
-    def _remove_if_empty(self, owner: str, directory: Directory) -> None:
-        """Remove an owner's directory, unless uploads are pending in it."""
-        present = directory.names()
-        if all(name[0] == "." for name in present):
-            with contextlib.suppress(OSError):  # NFS keeps the name of an open file: an adopter can
-                for name in present:
-                    os.unlink(name, dir_fd=directory.fd)
-                root = self._open_root(False)  # held: its descriptor is closed with it
-                os.rmdir(owner, dir_fd=root.fd)
+    def _release(self) -> None:
+        lock_fd = self._lock_fd
+        try:
+            if lock_fd >= 0 and not self.mine():
+                self._unlink(f"{self._owner}{_LOCK}")
+        finally:
+            self._forget()
+            if lock_fd >= 0:
+                close_unshared(lock_fd)
 
 
-def _file_of(name: str) -> str:
-    file = quote(name, safe="")
-    return "%2E" + file[1:] if file[:1] == "." else file
+def _file_of(name: str, owner: str) -> str:
+    return f"{quote(name, safe='')}@{owner}"
 
 
-def _move(name: str, source: Directory, target: Directory) -> None:
-    file = _file_of(name)
-    os.replace(file, file, src_dir_fd=source.fd, dst_dir_fd=target.fd)
-
-
-def _names(directory: Directory, prefix: str = "") -> list[str]:
-    """Return the names of pending uploads; only files are any."""
-    with contextlib.suppress(FileNotFoundError), directory.scan() as entries:
-        files = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
-        names = [unquote(file) for file in files if file[0] != "."]
-        return [name for name in names if name.startswith(prefix)]
-    return []
+def _move(root: Directory, source: str, target: str) -> None:
+    os.replace(source, target, src_dir_fd=root.fd, dst_dir_fd=root.fd)

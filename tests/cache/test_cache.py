@@ -230,22 +230,6 @@ def test_everything_is_counted(machine: Callable[..., Cache], memory: MemoryStor
     assert looked.set_aside == {"local": 0, "remote": 1}
 
 
-def test_transfers_can_be_watched(machine: Callable[..., Cache]) -> None:
-    a, b = machine("a"), machine("b")
-    seen: list[tuple[str, str]] = []
-    end = a.subscribe(lambda event: seen.append((event.direction, event.step)))
-    a.save(KEY, entry())
-    assert a.flush(20).complete
-    assert seen == [("upload", "queued"), ("upload", "started"), ("upload", "done")]
-    end()
-    a.save(OTHER, entry(OTHER))
-    assert a.flush(20).complete
-    assert len(seen) == 3
-    b.subscribe(lambda event: seen.append((event.direction, event.step)))
-    b.lookup(KEY)
-    assert seen[3:] == [("download", "started"), ("download", "done")]
-
-
 def test_a_lookup_by_a_listener_is_a_miss_not_a_hang(machine: Callable[..., Cache]) -> None:
     cache = machine()
     found: list[Hit | Miss] = []
@@ -332,25 +316,6 @@ def test_a_lookup_waits_so_long_and_the_late_result_still_lands(
     assert isinstance(cache.lookup(KEY), Hit)
     assert cache.stats().hits == {"local": 1, "remote": 0}
     assert calls(cache) == {"get": 1}
-
-
-def test_a_server_that_never_answers_is_waited_for_as_often_as_it_may_fail(
-    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore
-) -> None:
-    """And is asked again later, which holds up no lookup: the answer closes the circuit."""
-    put(memory, FIRST, entry().data)
-    remote.is_open = False
-    cache = machine(
-        mode="read-only", lookup_timeout_s=0.05, breaker_failures=2, breaker_reset_s=0.3
-    )
-    reasons = [miss(cache.lookup(f"{number}")) for number in range(6)]
-    assert reasons == [Reason.TIMEOUT] * 2 + [Reason.UNAVAILABLE] * 4
-    assert cache.stats().breaker == "open"
-    eventually(lambda: cache.stats().breaker == "half-open")
-    assert miss(cache.lookup(KEY)) == Reason.TIMEOUT
-    remote.is_open = True
-    eventually(lambda: isinstance(cache.lookup(KEY), Hit))
-    assert cache.stats().breaker == "closed"
 
 
 def test_a_prefetched_entry_is_a_local_hit(

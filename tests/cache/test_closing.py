@@ -155,33 +155,6 @@ def test_a_cache_that_is_first_used_while_the_interpreter_exits_misses(
 # -- the end of a process, and forks: what was acknowledged is not lost
 
 
-@pytest.mark.parametrize("leave", ["", "sys.exit(0)", "threading.Thread(target=sys.exit).start()"])
-def test_a_remote_that_hangs_delays_the_exit_no_longer_than_it_may(
-    tmp_path: Path, leave: str
-) -> None:
-    done = run_script(
-        f"""
-        import pathlib
-        cache = open_cache(pathlib.Path(sys.argv[1]), Hanging(), exit_timeout_s=0.1,
-                           lookup_timeout_s=0.05)
-        cache.save(KEY, entry())
-        cache.lookup(OTHER)
-        cache.prefetch([f"key{{number}}" for number in range(50)])
-        print(cache.stats().misses)
-        {leave}
-        """,
-        tmp_path,
-    )
-    assert "TIMEOUT" in done.stdout
-    warnings = done.stderr.splitlines()
-    assert len(warnings) == 2, done.stderr
-    assert "no answer within" in warnings[0]
-    assert warnings[1].endswith("on record for the next process on this machine: 1; lost: 0")
-    with open_cache(tmp_path, memory := MemoryStore()) as later:
-        later.start()
-        eventually(lambda: holds(memory, FIRST))
-
-
 def test_what_only_memory_holds_is_reported_lost_at_exit() -> None:
     done = run_script(
         """

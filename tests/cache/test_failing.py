@@ -18,7 +18,6 @@ from s3cache.errors import (
     DownloadTimeoutError,
     NoSpaceError,
     PermanentError,
-    ReadOnlyError,
     TransientError,
 )
 from s3cache.stats import Reason
@@ -26,7 +25,7 @@ from s3cache.store import MemoryStore
 from s3cache.tier import DiskTier
 from tests.cache.answers import FIRST, miss
 from tests.support.caching import KEY, OTHER, broken, entry, open_cache, settings
-from tests.support.stores import FailingStore, GatedStore, holds, names, put
+from tests.support.stores import FailingStore, GatedStore, holds, put
 from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
@@ -230,68 +229,6 @@ def test_an_upload_that_fails_is_warned_of_not_raised(
 
 
 # -- a local tier that fails costs one warning; entries go to and come from the remote
-
-
-@pytest.mark.parametrize(
-    ("error", "warning"),
-    [
-        (NoSpaceError("disk full"), "too small"),
-        (ReadOnlyError("read-only file system"), "cannot be written"),
-        (TransientError("I/O error"), "cannot be written"),
-        (ConfigError("directory", "belongs to another", "give another"), "cannot be written"),
-    ],
-    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else "",
-)
-def test_where_the_disk_cannot_be_written_saves_go_through_memory(
-    machine: Callable[..., Cache],
-    memory: MemoryStore,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    error: Exception,
-    warning: str,
-) -> None:
-    cache = machine()
-    cache.save(OTHER, entry(OTHER))
-    assert cache.flush(20).complete
-
-    def fail(*_: object) -> None:
-        raise error
-
-    for method in ("put", "put_pending"):
-        monkeypatch.setattr(DiskTier, method, fail)
-    for number in range(3):
-        saved = cache.save(f"key{number}", entry(f"key{number}"))
-        assert isinstance(saved, Saved)
-        assert not saved.durable
-    assert cache.flush(20).complete
-    assert len(names(memory)) == 4
-    for _ in range(2):
-        assert isinstance(cache.lookup("key0"), Hit)
-    assert cache.stats().hits == {"local": 0, "remote": 2}
-    assert isinstance(cache.lookup(OTHER), Hit)  # what is there can be read
-    assert len(caplog.records) == 1
-    assert warning in caplog.text
-
-
-def test_where_the_disk_cannot_be_read_lookups_go_to_the_remote(
-    machine: Callable[..., Cache],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    cache = machine()
-    cache.save(KEY, entry())
-    assert cache.flush(20).complete
-
-    def fail(*_: object, **__: object) -> None:
-        raise TransientError("I/O error")
-
-    for method in ("search", "get", "holds", "objects", "usage"):
-        monkeypatch.setattr(DiskTier, method, fail)
-    for _ in range(3):
-        assert isinstance(cache.lookup(KEY), Hit)
-    assert cache.stats().hits == {"local": 0, "remote": 3}
-    assert cache.stats().local is None
-    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("opens_later", [True, False])

@@ -141,7 +141,6 @@ def check_as_before(root: Path, remote: Counting | None) -> None:
         local = cache.stats().local
         assert local is not None
         assert local.files == len(files)
-    assert not (root / "quarantine").exists()
     assert os.listdir(root / "staging") == []
 
 

@@ -216,27 +216,3 @@ def stop(pid: int, machine: Machine) -> None:
                 time.sleep(0.01)
             else:
                 return  # closing it lets go of the lock
-
-
-def test_heirs_do_not_wait_for_the_children_of_the_dead(
-    proxy: Proxy, new_machine: NewMachine
-) -> None:
-    """The parent is killed and its child lives on: the parent's records can be adopted."""
-    proxy.link = HANGS
-    machine = new_machine(endpoint_url=proxy.url, **QUICK)
-    process = machine.start(
-        ["save", keys(0, 10), SIZE],
-        ["fork_away", [["save", keys(10, 1), SIZE], ["say", "child"], ["hear"]]],
-        ["hear"],
-    )
-    process.until("at child")
-    process.until("forked")
-    # It lives, and would upload them itself as soon as the link is good: whoever is first.
-    stop(int(process.said("forked")[0].split()[1]), machine)
-    process.kill()
-    assert len(machine.pending()) == 11
-    proxy.heal()
-    heir = machine.run(["flush"], events=True)
-    done = {line.split()[2].rpartition("/")[2] for line in heir if line.startswith("upload done")}
-    assert {f"{key}._" for key in keys(0, 10)} <= done
-    all_arrived(new_machine(), keys(0, 10))

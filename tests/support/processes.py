@@ -70,9 +70,8 @@ class Machine:
     def pending(self) -> list[str]:
         """Names of the objects on record as to be uploaded, by whomever."""
         return [
-            unquote(record.name).partition("/")[2]
-            for record in self.tier.glob("pending/*/*")
-            if not record.name.startswith(".")
+            unquote(record.name.partition("@")[0]).partition("/")[2]
+            for record in self.tier.glob("pending/*@*")
         ]
 
     def let_an_hour_pass(self) -> None:

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 # What every script begins with. A body tells its own name and digest.
 PRELUDE = """
-import hashlib, itertools, json, os, random, shutil, signal, sys, time
+import contextlib, hashlib, itertools, json, os, random, shutil, signal, sys, time
 from pathlib import Path
 
 from s3cache.errors import *
@@ -22,9 +22,19 @@ from s3cache.store import ObjectFiles
 from s3cache.util.threads import DeadlineExecutor
 from s3cache.stats import Usage
 from s3cache.tier import DiskTier
-from s3cache.tier._disk import Ledger
+from s3cache.util.forks import close_unshared
 
 root = sys.argv[1]
+
+
+@contextlib.contextmanager
+def locked():
+    fd = ObjectFiles(root).directory().try_lock("usage")
+    assert fd is not None
+    yield
+    close_unshared(fd)
+
+
 DeadlineExecutor.limit_s = 120.0  # many processes on few cores
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from s3cache.settings import Settings
 from s3cache.stats import Listeners, TransferEvent
 from s3cache.tier import BackgroundLoop, DiskTier, Uploads
 
@@ -26,33 +27,28 @@ class Remote:
         self.notes: dict[str, bytes | None] = {}
         self.errors: dict[str, list[Exception]] = {}
         self.waiting: set[str] = set()
-        self.waiting_bytes = 0
-        self.most_waiting = self.most_waiting_bytes = 0
+        self.most_waiting = 0
 
-    async def publish(self, name: str, data: Buffer, note: bytes | None = None) -> bool:
+    async def publish(self, name: str, data: Buffer, note: bytes | None = None) -> None:
         self.waiting.add(name)
-        self.waiting_bytes += len(data)
         self.most_waiting = max(self.most_waiting, len(self.waiting))
-        self.most_waiting_bytes = max(self.most_waiting_bytes, self.waiting_bytes)
         try:
             while not self.is_open:
                 await asyncio.sleep(0.002)
             await asyncio.sleep(0)
         finally:
             self.waiting.discard(name)
-            self.waiting_bytes -= len(data)
         if errors := self.errors.get(name):
             raise errors.pop(0)
         self.puts[name] += 1
         self.objects[name] = bytes(data)
         self.notes[name] = note
-        return True
 
 
 class Site:
     """One process: a loop, a tier and uploads from it."""
 
-    def __init__(self, tier: DiskTier | None, remote: Remote, **limits: int) -> None:
+    def __init__(self, tier: DiskTier | None, remote: Remote, **limits: Any) -> None:
         self.loop = BackgroundLoop()
         self.tier = tier
         self.remote = remote
@@ -63,21 +59,22 @@ class Site:
         self.uploads = Uploads(
             self.loop,
             remote.publish,
+            Settings(**{"upload_concurrency": 4, **limits}),
             disk=tier,
-            **{"concurrency": 4, "max_count": 100, "max_bytes": 64 * MIB, **limits},
             listeners=self.listeners,
             on_problem=self.problems.append,
         )
 
     def put(self, name: str, data: bytes = b"data") -> None:
         assert self.tier is not None
-        self.uploads.put(name, data)
+        self.tier.put_pending(name, data)
+        self.uploads.add(name)
 
     def steps(self, name: str) -> list[str]:
         return [event.step for event in self.events if event.name == name]
 
     def close(self) -> None:
-        self.uploads.close()
+        self.uploads.close(5)
         if self.tier is not None:
             self.tier.close()
         self.loop.stop()

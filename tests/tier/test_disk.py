@@ -1,21 +1,19 @@
-"""The disk tier: quarantine, files changed by hand, and what lies in its root."""
+"""The disk tier: its lock, files changed by hand, and what lies in its root."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-import shutil
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from s3cache.util.forks import close_unshared
 
-from s3cache.errors import MissingContainerError
+from s3cache.errors import TransientError
 from s3cache.stats import Usage
+from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
-from tests.support.moments import before_call
+from s3cache.tier import _disk as module
 from tests.tier.disks import exact, names, use
 
 if TYPE_CHECKING:
@@ -24,27 +22,39 @@ if TYPE_CHECKING:
     OpenTier = Callable[..., DiskTier]
 
 
-def test_a_quarantined_object_is_a_miss_and_not_counted(open_tier: OpenTier, root: Path) -> None:
+def test_a_lock_that_is_never_released_is_a_transient_error(
+    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers do not wait for it, and no descriptor is left open."""
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.02)
     tier = open_tier()
-    tier.put("v1/a", b"corrupt")
-    tier.put("b", b"x")
-    tier.quarantine("v1/a")
-    assert tier.get("v1/a") is None
-    assert not tier.holds("v1/a")
-    assert tier.usage() == Usage(1, 1)
-    (aside,) = (root / "quarantine").iterdir()
-    assert aside.name.endswith("-v1%2Fa")
-    assert aside.read_bytes() == b"corrupt"
-    tier.put("v1/a", b"good")
-    assert tier.get("v1/a") == b"good"
+    tier.put_pending("old/1", b"x")
+    lock = ObjectFiles(root).directory().try_lock("usage")
+    assert lock is not None
+    verbs = ["put", "put_pending", "delete", "usage", "adopt"]
+    before = len(os.listdir("/proc/self/fd"))
+    for verb in verbs:
+        with pytest.raises(TransientError, match="another process"):
+            use(tier, verb)
+    assert tier.get("old/1") == b"x"
+    assert tier.pending() == ["old/1"]
+    assert os.listdir(root / "staging") == []
+    assert len(os.listdir("/proc/self/fd")) == before
+    close_unshared(lock)
+    for verb in verbs:
+        use(tier, verb)
+    assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
-def test_quarantine_takes_a_name_of_any_length(open_tier: OpenTier, root: Path) -> None:
+def test_an_object_that_was_replaced_is_neither_removed_nor_forgotten(open_tier: OpenTier) -> None:
+    """As one that was found corrupt, or was uploaded, before another process saved it again."""
     tier = open_tier()
-    name = "/".join(["k" * 200] * 4)
-    tier.put(name, b"x")
-    tier.quarantine(name)
-    assert len(os.listdir(root / "quarantine")) == 1
+    tier.put_pending("a", b"new")
+    tier.delete("a", b"old")
+    assert not tier.uploaded("a", b"old")
+    assert (tier.get("a"), tier.pending()) == (b"new", ["a"])
+    tier.delete("a", b"new")
+    assert (tier.get("a"), tier.pending(), tier.usage()) == (None, [], Usage(0, 0))
 
 
 def test_files_removed_by_hand_are_noticed_at_the_bound(open_tier: OpenTier, root: Path) -> None:
@@ -66,44 +76,3 @@ def test_files_added_by_hand_are_noticed_at_the_bound(open_tier: OpenTier, root:
         tier.put(f"{i:03d}", b"x")
     assert names(tier) == [f"{i:03d}" for i in range(10, 101)]
     assert exact(tier)
-
-
-@pytest.mark.parametrize(
-    "verb",
-    ["put", "put_pending", "get", "delete", "quarantine", "usage", "adopt", "pending"],
-)
-def test_root_removed_at_any_moment(open_tier: OpenTier, root: Path, verb: str) -> None:
-    """It is made again, as private as before, or that is a clear error; the next call works."""
-    umask = os.umask(0o002)
-    try:
-        for moment in itertools.count(1):
-            tier = open_tier(max_files=4)
-            tier.put_pending("old/0", b"x")
-            for i in range(1, 4):
-                tier.put(f"old/{i}", b"x")
-            with (
-                contextlib.suppress(MissingContainerError),
-                before_call(moment, lambda: shutil.rmtree(root)) as calls,
-            ):
-                use(tier, verb)
-            if calls.made < moment:
-                break
-            tier.put_pending("after/all", b"x")
-            assert tier.get("after/all") == b"x"
-            assert "after/all" in tier.pending()
-            assert exact(tier)
-            assert stat.S_IMODE(root.stat().st_mode) == 0o700
-            assert os.listdir(root / "staging") == []
-            tier.close()
-            shutil.rmtree(root)
-    finally:
-        os.umask(umask)
-    assert moment > 1
-
-
-def test_the_root_says_that_it_is_a_cache(open_tier: OpenTier, root: Path) -> None:
-    """https://bford.info/cachedir/"""
-    open_tier()
-    open_tier()
-    tag = (root / "CACHEDIR.TAG").read_bytes()
-    assert tag.startswith(b"Signature: 8a477f597d28d172789f06886806bc55\n")

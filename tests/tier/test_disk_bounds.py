@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from s3cache.errors import ConfigError, NoSpaceError
-from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
-from tests.support.shelves import path_of
 from tests.tier.disks import names
 
 if TYPE_CHECKING:
@@ -40,56 +37,13 @@ def test_the_least_recently_used_goes_first(open_tier: OpenTier) -> None:
         assert left == {*[*order, *(f"new{n}" for n in range(i + 1))][-len(left) :]}
 
 
-def test_smaller_bounds_are_met_by_the_next_put(
-    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smaller_bounds_are_met_by_the_next_put(open_tier: OpenTier) -> None:
     tier = open_tier()
     for i in range(1_000):
         tier.put(f"{i:03d}", b"x")
-    scans = count_scans(monkeypatch, root)
     tier = open_tier(max_files=10)
     tier.put("new", b"x")
     assert names(tier) == [*(f"{i}" for i in range(991, 1_000)), "new"]
-    assert scans() <= 2
-
-
-def test_eviction_scans_once_for_many_puts(
-    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tier = open_tier(max_files=640)
-    for i in range(640):
-        tier.put(f"{i}", b"x")
-    scans = count_scans(monkeypatch, root)
-    for i in range(640):
-        tier.put(f"new{i}", b"x")
-    assert 1 <= scans() <= 12
-    assert 640 * 0.9 < tier.usage().files <= 640
-
-
-def count_scans(monkeypatch: pytest.MonkeyPatch, root: Path) -> Callable[[], int]:
-    """How often the directory of all objects was scanned, whatever it takes below it."""
-    scandir = os.scandir
-    scans = []
-
-    def counted(path: Any) -> Any:
-        if os.readlink(f"/proc/self/fd/{path}") == str(root / "objects"):
-            scans.append(path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", counted)
-    return lambda: len(scans)
-
-
-def test_below_the_bounds_nothing_is_scanned(
-    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tier = open_tier(max_files=100)
-    scans = count_scans(monkeypatch, root)
-    for i in range(100):
-        tier.put(f"{i}", b"x")
-        tier.get(f"{i}")
-    tier.usage()
-    assert scans() == 0
 
 
 def test_where_evicting_all_would_not_do_nothing_is_evicted(open_tier: OpenTier) -> None:
@@ -116,41 +70,3 @@ def test_an_illegal_name_is_refused_and_leaves_nothing(
         getattr(tier, verb)(name, b"x")
     assert os.listdir(root / "staging") == []
     assert tier.pending() == []
-
-
-def fill(root: Path, count: int) -> None:
-    """Objects by hand, in directories of 50, used in the order of their numbers."""
-    files = ObjectFiles(root)
-    for i in range(count):
-        path = path_of(files, f"{i * 7 % (count // 50)}/{i:04d}")
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.write_bytes(b"x")
-        os.utime(path, (1_000_000 + i, 1_000_000 + i))
-
-
-def test_a_scan_does_not_hold_the_lock(
-    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(root, 3_000)
-    tier = open_tier(max_files=3_000)
-    scandir = os.scandir
-    was_free: list[bool] = []
-
-    def watched(path: Any) -> Any:
-        if os.readlink(f"/proc/self/fd/{path}").startswith(str(root / "objects")):
-            was_free.append(is_lock_free(root))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", watched)
-    tier.put_pending("new/1", b"x")
-    assert len(was_free) > 60
-    assert all(was_free)
-
-
-def is_lock_free(root: Path) -> bool:
-    with open(root / "usage", "rb+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import itertools
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.errors import NoSpaceError, ReadOnlyError, StoreError
+from s3cache.errors import NoSpaceError, ReadOnlyError
 from s3cache.stats import Usage
 from s3cache.tier import DiskTier
-from tests.support.moments import before_call
-from tests.tier.disks import exact, names, on_disk, use
+from tests.tier.disks import names, on_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +77,6 @@ def test_a_disk_that_becomes_read_only(open_tier: OpenTier, small_disk: Path) ->
             lambda tier: tier.put("c", b"x"),
             lambda tier: tier.put_pending("c", b"x"),
             lambda tier: tier.delete("a"),
-            lambda tier: tier.quarantine("a"),
             lambda tier: tier.adopt(),
         ):
             with pytest.raises(ReadOnlyError) as caught:
@@ -91,27 +86,3 @@ def test_a_disk_that_becomes_read_only(open_tier: OpenTier, small_disk: Path) ->
     for each in (tier, opened_later):
         each.put("c", b"x")
         assert each.usage() == on_disk(root) == Usage(3, 3)
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_failing_at_any_moment_is_whole_or_nothing(
-    open_tier: OpenTier, root: Path, number: int
-) -> None:
-    """Wherever the disk fails: one of our errors, one whole version, exact usage."""
-
-    def fail() -> None:
-        raise OSError(number, os.strerror(number))
-
-    for verb, moment in itertools.product(["put", "put_pending", "delete"], range(1, 80)):
-        tier = open_tier(max_files=2)
-        tier.put("old/1", b"1")
-        tier.put("old/2", b"22")
-        before = names(tier)
-        with contextlib.suppress(StoreError), before_call(moment, fail):
-            use(tier, verb)
-        assert tier.get("new/key") in (None, b"x")
-        assert set(names(tier)) <= {*before, "new/key"}
-        assert exact(tier)
-        assert tier.usage().files <= 2
-        tier.close()
-        shutil.rmtree(root)

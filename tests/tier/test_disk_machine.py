@@ -42,7 +42,6 @@ class TierMachine(RuleBasedStateMachine):
         # Unpinned, but perhaps after the last scan: their turn may come later than their age says.
         self.late: set[str] = set()
         self.versions = 0
-        self.quarantined: list[bytes] = []
 
     def open(self) -> DiskTier:
         return DiskTier(self.root, max_bytes=MAX_BYTES, max_files=MAX_FILES)
@@ -158,14 +157,6 @@ class TierMachine(RuleBasedStateMachine):
         self.unpin(name)
 
     @rule(by=who, name=names)
-    def quarantine(self, by: int, name: str) -> None:
-        self.tiers[by].quarantine(name)
-        if name in self.bodies:
-            self.quarantined.append(self.bodies.pop(name))
-            self.pins[by].discard(name)
-            self.unpin(name)
-
-    @rule(by=who, name=names)
     def uploaded(self, by: int, name: str) -> None:
         self.tiers[by].uploaded(name)
         self.pins[by].discard(name)
@@ -221,12 +212,6 @@ class TierMachine(RuleBasedStateMachine):
     def uploads_are_pending_where_they_were_saved(self) -> None:
         for tier, pins in zip(self.tiers, self.pins, strict=True):
             assert set(tier.pending()) == pins
-
-    @invariant()
-    def the_last_eight_are_in_quarantine(self) -> None:
-        aside = self.root / "quarantine"
-        found = [path.read_bytes() for path in sorted(aside.iterdir())] if aside.exists() else []
-        assert found == self.quarantined[-8:]
 
     @invariant()
     def nothing_is_left_in_staging(self) -> None:

@@ -187,7 +187,7 @@ def test_a_forked_child_has_its_own() -> None:
         inherited = background()
         running = background().submit(for_ever())  # nothing else holds it
         # Somebody holds every lock there is at the moment of the fork.
-        import s3cache.tier._loop as module
+        import s3cache.tier._remote as module
         from tests.support.locks import locks_of
         locks = locks_of(inherited, vars(module))
         assert len(locks) >= 2

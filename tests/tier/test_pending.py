@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.errors import ClosedError
 from s3cache.store import Directory
 from s3cache.testing.contract import ODD_KEYS
 from s3cache.tier._pending import Pending
@@ -19,13 +18,9 @@ from s3cache.tier._pending import Pending
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Another = Callable[[], Pending]
+    Another = Callable[..., Pending]
 
-NAMES_THAT_COULD_CLASH = ["lock", ".lock", "..lock", "%2Elock", ".nfs0001", "%2e", "pending", "~"]
-
-
-def pending_at(root: Path, note: bytes = b"") -> Pending:
-    return Pending(lambda make: Directory.at(str(root), make=make), note)
+NAMES_THAT_COULD_CLASH = ["lock", ".lock", "%2Elock", ".nfs0001", "a@b", "pending", "~"]
 
 
 @pytest.fixture
@@ -34,34 +29,39 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def another(root: Path) -> Iterator[Callable[[], Pending]]:
+def another(root: Path) -> Iterator[Another]:
     """Make further owners, as other processes would be: each has a lock of its own."""
     made: list[Pending] = []
 
-    def make() -> Pending:
-        made.append(pending_at(root))
+    def make(note: bytes = b"") -> Pending:
+        made.append(Pending(lambda make: Directory.at(str(root), make=make), note))
         return made[-1]
 
     yield make
     for pending in made:
-        pending.release()
+        pending.close()
 
 
 @pytest.fixture
-def pending(another: Callable[[], Pending]) -> Pending:
+def pending(another: Another) -> Pending:
     return another()
 
 
 @pytest.mark.parametrize("name", [*ODD_KEYS, *NAMES_THAT_COULD_CLASH])
-def test_any_name_goes_from_owner_to_adopter(pending: Pending, another: Another, name: str) -> None:
+def test_any_name_goes_from_owner_to_adopter(
+    pending: Pending, another: Another, root: Path, name: str
+) -> None:
+    """And nothing is left where the last owner has uploaded all."""
     assert pending.add(name)
     assert pending.all_pending() == {name}
-    pending.release()
+    assert another().adopt() == []
+    pending.close()
     adopter = another()
     assert adopter.adopt() == [name]
     assert adopter.mine() == [name]
     adopter.remove(name)
-    assert adopter.all_pending() == set()
+    adopter.close()
+    assert os.listdir(root) == []
 
 
 def test_names_as_long_as_the_cache_makes_them_fit(pending: Pending) -> None:
@@ -69,34 +69,6 @@ def test_names_as_long_as_the_cache_makes_them_fit(pending: Pending) -> None:
     name = f"{'f' * 16}/v1/abc/{'k' * 128}.{'v' * 64}"
     assert pending.add(name)
     assert pending.mine() == [name]
-
-
-def test_directories_of_owners_without_uploads_are_removed(
-    pending: Pending, another: Another, root: Path
-) -> None:
-    pending.add("a")
-    pending.add("b")
-    pending.remove("a")
-    pending.release()
-    adopter = another()
-    adopter.adopt()
-    adopter.remove("b")
-    adopter.close()
-    assert os.listdir(root) == []
-
-
-# --- owners that do not exist yet, or no more
-
-
-def test_other_files_are_neither_owners_nor_uploads(
-    pending: Pending, another: Another, root: Path
-) -> None:
-    pending.add("a")
-    (root / "stray").write_bytes(b"x")
-    (next(path for path in root.iterdir() if path.is_dir()) / ".nfs0001").write_bytes(b"")
-    assert pending.all_pending() == {"a"}
-    pending.release()
-    assert another().adopt() == ["a"]
 
 
 def test_what_was_adopted_before_that_failed_is_ours(
@@ -122,6 +94,16 @@ def test_what_was_adopted_before_that_failed_is_ours(
     assert sorted(first + adopter.adopt()) == ["a", "b", "c"]
 
 
+def test_so_many_are_adopted_as_were_asked_for(pending: Pending, another: Another) -> None:
+    for name in ("a/1", "b/1", "b/2", "b/3"):
+        pending.add(name)
+    pending.close()
+    one, two = another(), another()
+    taken = one.adopt("b/", 2)
+    assert len(taken) == 2
+    assert sorted(taken + two.adopt()) == ["a/1", "b/1", "b/2", "b/3"]
+
+
 def test_without_locks_nothing_is_added_and_nothing_leaks(
     pending: Pending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,15 +118,6 @@ def test_without_locks_nothing_is_added_and_nothing_leaks(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def owners_directory(root: Path) -> Path:
-    (found,) = root.iterdir()
-    return found
-
-
-def a_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def a_directory(path: Path) -> None:
     (path / "inside").mkdir(parents=True)
 
@@ -157,67 +130,46 @@ def a_socket(path: Path) -> None:
     os.mknod(path, 0o600 | stat.S_IFSOCK)
 
 
-REPLACED = [a_pipe, a_directory, a_link, a_socket]
-
-
-@pytest.mark.parametrize("make", [a_pipe, a_link, a_socket])
+@pytest.mark.parametrize("make", [os.mkfifo, a_link, a_socket])
 def test_what_is_no_file_is_no_upload_and_is_not_waited_for(
     pending: Pending, another: Another, root: Path, make: Callable[[Path], None]
 ) -> None:
     for name in ("a", "b", "c"):
         pending.add(name)
-    directory = owners_directory(root)
-    (directory / "b").unlink()
-    make(directory / "b")
+    (file,) = root.glob("b@*")
+    file.unlink()
+    make(file)
     assert sorted(pending.mine()) == ["a", "c"]
     assert pending.note_of("b") is None
-    pending.release()
+    pending.close()
     adopter = another()
     assert sorted(adopter.adopt()) == ["a", "c"]
     assert adopter.note_of("a") == b""
 
 
-def test_the_note_goes_with_the_upload_until_another_process_saves_it_again(root: Path) -> None:
-    saver, adopter = pending_at(root, note=b'{"sse": "aws:kms"}'), pending_at(root)
+def test_the_note_goes_with_the_upload_until_another_process_saves_it_again(
+    another: Another,
+) -> None:
+    saver, adopter = another(b'{"sse": "aws:kms"}'), another()
     saver.add("a")
-    assert (saver.note_of("a"), saver.is_adopted("a")) == (b'{"sse": "aws:kms"}', False)
+    assert (saver.note_of("a"), saver.adopted) == (b'{"sse": "aws:kms"}', set())
     saver.close()
     assert adopter.adopt() == ["a"]
-    assert (adopter.note_of("a"), adopter.is_adopted("a")) == (b'{"sse": "aws:kms"}', True)
+    assert (adopter.note_of("a"), adopter.adopted) == (b'{"sse": "aws:kms"}', {"a"})
     assert not adopter.add("a")
-    assert (adopter.note_of("a"), adopter.is_adopted("a")) == (b"", False)
-    adopter.close()
+    assert (adopter.note_of("a"), adopter.adopted) == (b"", set())
 
 
-def test_what_was_given_back_is_adopted_by_others_at_once(
-    pending: Pending, another: Another
-) -> None:
-    pending.add("a")
-    pending.give_back("a")
-    pending.give_back("b")
-    assert pending.mine() == []
-    assert another().adopt() == ["a"]
-
-
-def test_once_closed_nothing_is_added(pending: Pending, root: Path) -> None:
-    pending.add("a")
-    pending.remove("a")
-    pending.close()
-    with pytest.raises(ClosedError):
-        pending.add("a")
-    assert os.listdir(root) == []
-
-
-@pytest.mark.parametrize("make", [*REPLACED, None])
+@pytest.mark.parametrize("make", [os.mkfifo, a_directory, a_link, a_socket, None])
 def test_an_owner_with_something_else_for_a_lock_keeps_no_other_from_being_adopted(
     pending: Pending, another: Another, root: Path, make: Callable[[Path], None] | None
 ) -> None:
     pending.add("a")
-    lock = owners_directory(root) / ".lock"
+    (lock,) = root.glob("*.lock")
     lock.unlink()
     if make is not None:
         make(lock)
-    pending.release()
+    pending.close()
     neighbour = another()
     neighbour.add("b")
     neighbour.close()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from s3cache import entries
+from s3cache.cache import LocalTier
 from s3cache.entries import Replaceable
 from s3cache.errors import ClosedError, CorruptError, DownloadTimeoutError
 from s3cache.stats import Counters, LevelStats, Listeners, TransferEvent
 from s3cache.store import MemoryStore, Store
-from s3cache.tier import DiskTier, LocalTier, RemoteTier, background
-from s3cache.tier import _tiers as module
+from s3cache.tier import DiskTier, RemoteTier, background
 from s3cache.util.logs import Problems
 from tests.support.caching import broken, entry, payload, settings
 from tests.support.stores import GatedStore
@@ -37,15 +37,17 @@ class Remote:
         self.replaceable = Replaceable(everything=False)
         listeners = Listeners()
         listeners.add(self.events.append)
-        problems = Problems(strict=False)
+        local = LocalTier(disk, self.counters, Problems(strict=False), self.replaceable)
         self.tier = RemoteTier(
             store,
             settings(None, **changes),
-            disk=LocalTier(disk, self.counters, problems),
+            disk=disk,
+            holds=local.holds,
+            land=local.land,
+            check_trust=None,
             replaceable=self.replaceable,
-            counters=self.counters,
             listeners=listeners,
-            problems=problems,
+            on_problem=lambda _: None,
         )
 
     def set_aside(self) -> int:
@@ -84,7 +86,7 @@ def open_remote(disk: DiskTier, gated: GatedStore) -> Iterator[Callable[..., Rem
     yield opener
     gated.is_open = True
     for remote in opened:
-        remote.tier.close()
+        remote.tier.close(5)
 
 
 @pytest.fixture
@@ -187,7 +189,7 @@ def test_a_late_error_makes_no_noise(
         remote.tier.load(ONE, 0.01)
     gated.is_open = True
     eventually(lambda: [event for event in remote.events if event.step == "failed"])
-    remote.tier.close()
+    remote.tier.close(5)
     assert caplog.text == ""
 
 
@@ -233,20 +235,19 @@ def test_a_caller_gets_what_a_prefetch_puts_off_for_lack_of_memory(
     open_remote: Callable[..., Remote], memory: MemoryStore, gated: GatedStore
 ) -> None:
     """It does not wait for memory, but reads the object itself."""
-    put(memory, "large", size=5_000)
-    put(memory, "other", size=5_000)
-    remote = open_remote(prefetch_max_bytes=6_000, download_concurrency=2)
+    keys = [*(f"other{number}" for number in range(7)), "large"]
+    put(memory, *keys, size=5_000)
+    remote = open_remote(prefetch_max_bytes=6_000, download_concurrency=8)
     gated.is_open = False
-    prefetch = remote.tier.prefetch(map(entries.first_name, ("other", "large")))
-    eventually(lambda: gated.waiting == 2)
+    prefetch = remote.tier.prefetch(map(entries.first_name, keys))
+    eventually(lambda: gated.waiting == 8)
     before = tasks()
     join = in_thread(lambda: remote.tier.load(entries.first_name("large"), 20))
     eventually(lambda: tasks() == before + 1)  # it has joined
     gated.is_open = True
     assert join() is not None
-    assert prefetch.wait(LONG_S).found == 2
-    counts = [gated.calls.count(("get", entries.first_name(key))) for key in ("large", "other")]
-    assert max(counts) > 1, "none was put off"
+    assert prefetch.wait(LONG_S).found == 8
+    assert gated.count("get") > 8, "none was put off"
 
 
 def test_closing_cancels_downloads_and_prefetches_and_releases_callers(
@@ -259,32 +260,11 @@ def test_closing_cancels_downloads_and_prefetches_and_releases_callers(
     prefetch = remote.tier.prefetch(map(entries.first_name, keys))
     join = in_thread(lambda: remote.tier.load(ONE, 20))
     eventually(lambda: gated.waiting == 4)
-    remote.tier.close()
+    remote.tier.close(5)
     with pytest.raises(ClosedError):
         join()
     assert not prefetch.wait(LONG_S).complete
     assert gated.waiting == 0
     with pytest.raises(ClosedError):
         remote.tier.load(entries.first_name("two"), 20)
-    remote.tier.close()
-
-
-def test_a_silent_server_is_waited_for_less(
-    open_remote: Callable[..., Remote], gated: GatedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Twenty seconds, by default, for all that a process does, its exit too, until it answers."""
-    monkeypatch.setattr(module, "SILENCE_AT_MOST_S", 10.0)
-    remote = open_remote(breaker_failures=100)
-    assert remote.tier.exit_wait_s(8.0) == 8.0
-    gated.is_open = False
-    for _ in range(4):
-        with pytest.raises(DownloadTimeoutError):
-            remote.tier.load(ONE, 0.05)
-    left = remote.tier.exit_wait_s(1000.0)
-    assert 0.5 <= left < 10.0 - 4 * 0.05
-    monkeypatch.setattr(module, "SILENCE_AT_MOST_S", 0.1)
-    assert remote.tier.exit_wait_s(1000.0) == 0.5
-    gated.is_open = True
-    assert remote.tier.load(ONE, 20) is None
-    monkeypatch.setattr(module, "SILENCE_AT_MOST_S", 10.0)
-    assert remote.tier.exit_wait_s(1000.0) == 10.0
+    remote.tier.close(5)

@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from s3cache.errors import AccessDeniedError, CorruptError, TransientError
-from s3cache.tier import FlushReport
+from s3cache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    CorruptError,
+    NoSpaceError,
+    TransientError,
+    UntrustedError,
+)
+from s3cache.tier import DiskTier, FlushReport
 from tests.support.scripts import run_script
 from tests.support.waiting import LONG_S, eventually, in_thread
-from tests.tier.sites import Remote, Site
+from tests.tier.sites import MIB, Remote, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +39,7 @@ def test_uploads_that_fail_together_pause_once(
     new_site: Callable[..., Site], remote: Remote
 ) -> None:
     """Eight failures of one outage are no reason to wait 64 times as long."""
-    site = new_site(concurrency=8)
+    site = new_site(upload_concurrency=8)
     remote.is_open = False
     for number in range(8):
         remote.errors[f"{number}"] = [TransientError("outage")]
@@ -56,24 +63,49 @@ def test_the_exit_does_not_wait_for_the_end_of_a_pause(site: Site, remote: Remot
     remote.errors["one"] = [TransientError("reset")] * 9
     site.put("one")
     started = time.monotonic()
-    report = site.uploads.flush_while_it_works(2 * LONG_S)
+    report = site.uploads.flush(2 * LONG_S, until_a_pause=True)
     assert time.monotonic() - started < LONG_S
     assert (report.remaining, report.in_memory) == (1, 0)
     assert isinstance(report.error, TransientError)
 
 
-def test_what_fails_for_good_is_set_apart_and_tried_again_by_a_flush(
-    site: Site, remote: Remote
+@pytest.mark.parametrize("error", [AccessDeniedError("expired"), NoSpaceError("quota")], ids=str)
+def test_what_was_refused_is_tried_again_by_itself(
+    site: Site, remote: Remote, error: Exception
 ) -> None:
-    remote.errors["bad"] = [AccessDeniedError("no")]
-    site.put("bad")
-    eventually(lambda: site.problems)
-    site.put("good")
-    eventually(lambda: "good" in remote.objects)
-    assert site.steps("bad") == ["queued", "started", "failed"]
-    eventually(lambda: site.uploads.pending == 1)
-    assert site.uploads.flush(20) == FlushReport(0, 0, None)
-    assert set(remote.objects) == {"bad", "good"}
+    """Without a flush, once the clock, the token or the bucket is right again; others go first."""
+    remote.errors["bad"] = [error] * 2
+    for name in ("bad", "good"):
+        site.put(name)
+    eventually(lambda: set(remote.objects) == {"bad", "good"})
+    eventually(lambda: site.uploads.pending == 0)
+    assert site.steps("bad").count("failed") == 2
+    assert len(site.problems) == 2
+
+
+def test_of_many_that_are_refused_a_few_are_tried_at_once(
+    new_site: Callable[..., Site], remote: Remote
+) -> None:
+    """Less and less often, each in turn."""
+    site = new_site(upload_concurrency=2)
+    for number in range(20):
+        remote.errors[f"{number}"] = [AccessDeniedError("expired")] * 9
+        site.put(f"{number}")
+    eventually(lambda: site.uploads.pause_s >= 4.0)
+    failed = [event.name for event in site.events if event.step == "failed"]
+    assert len(failed) <= 3 * 2 + 2
+    assert len({*failed}) > 2
+
+
+@pytest.mark.parametrize("at_exit", [False, True])
+def test_a_flush_tries_all_that_was_refused(site: Site, remote: Remote, at_exit: bool) -> None:
+    """A pod's disk goes with it: this is the last chance."""
+    for number in range(20):
+        remote.errors[f"{number}"] = [AccessDeniedError("expired")]
+        site.put(f"{number}")
+    site.uploads.flush(20, until_a_pause=at_exit)
+    assert site.uploads.flush(20, until_a_pause=at_exit) == FlushReport(0, 0, None)
+    assert len(remote.objects) == 20
 
 
 def test_a_flush_says_what_remains_and_why(site: Site, remote: Remote) -> None:
@@ -106,7 +138,7 @@ def test_a_flush_has_an_end_even_where_every_thread_hangs(site: Site, remote: Re
 def test_even_a_mistake_in_the_store_stops_no_other_upload(
     new_site: Callable[..., Site], remote: Remote
 ) -> None:
-    site = new_site(concurrency=1)
+    site = new_site(upload_concurrency=1)
     remote.errors = {"bad": [RuntimeError("bug")]}
     site.put("bad")
     site.put("good")
@@ -140,7 +172,7 @@ def test_an_object_replaced_while_found_corrupt_is_not_set_aside(
     assert site.tier.get("one") == b"fresh"
 
 
-@pytest.mark.parametrize("method", ["quarantine", "uploaded", "pending_object", "pending", "adopt"])
+@pytest.mark.parametrize("method", ["delete", "uploaded", "pending_object", "pending", "adopt"])
 def test_uploads_go_on_when_the_tier_fails_for_a_while(
     site: Site, remote: Remote, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -171,6 +203,69 @@ def test_an_object_that_is_gone_is_forgotten(site: Site, remote: Remote) -> None
     assert remote.objects == {}
 
 
+# -- what other processes have left
+
+_SAVER = """
+from s3cache.tier import DiskTier
+tier = DiskTier(sys.argv[1], namespace="ns", max_bytes=1 << 28, max_files=10_000)
+for number in range(int(sys.argv[2])):
+    tier.put_pending(f"{number}", b"data")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def left_behind(tmp_path: Path, count: int) -> None:
+    """A process saves so many objects and is killed."""
+    assert run_script(_SAVER, tmp_path / "tier", count, check=False).returncode == -9
+
+
+def test_what_others_left_is_uploaded_with_their_notes(
+    tmp_path: Path, site: Site, remote: Remote
+) -> None:
+    left_behind(tmp_path, 30)
+    site.uploads.start()
+    eventually(lambda: len(remote.objects) == 30)
+    assert {*remote.notes.values()} == {b""}
+    assert site.uploads.flush(20).complete
+
+
+def test_a_process_without_the_right_to_write_tries_a_few_and_leaves_all(
+    tmp_path: Path, site: Site, remote: Remote
+) -> None:
+    remote.errors = {f"{number}": [AccessDeniedError("no")] * 99 for number in range(30)}
+    left_behind(tmp_path, 30)
+    assert site.uploads.flush(20).remaining == 0
+    assert len(site.problems) <= 8  # its concurrency, or twice that
+    heir = DiskTier(tmp_path / "tier", namespace="ns", max_bytes=256 * MIB, max_files=10_000)
+    eventually(lambda: heir.adopt() == [] and len(heir.pending()) == 30)
+    heir.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [UntrustedError("unsigned", "nobody signed it"), ConfigError("key", "is not here", "give it")],
+    ids=["not trusted", "a key of theirs"],
+)
+def test_what_others_left_and_cannot_be_uploaded_here_holds_up_no_other(
+    tmp_path: Path, site: Site, remote: Remote, error: Exception
+) -> None:
+    """Each is looked at once, and is uploaded by the next process that can."""
+    remote.errors = {f"{number}": [error] * 9 for number in range(10, 40)}
+    left_behind(tmp_path, 40)
+    assert site.uploads.flush(60).complete
+    assert bool(site.problems) == isinstance(error, ConfigError)
+    assert sorted(remote.objects) == [f"{number}" for number in range(10)]
+    remote.errors.clear()
+    site.put("20", b"fresh")  # saved here as well: it is ours now
+    assert site.uploads.flush(20).complete
+    assert remote.objects["20"] == b"fresh"
+    heir = DiskTier(tmp_path / "tier", namespace="ns", max_bytes=256 * MIB, max_files=10_000)
+    eventually(lambda: heir.adopt() == [] and len(heir.pending()) == 29)
+    heir.close()
+
+
+# -- without threads
+
 _NO_THREADS = """
 from s3cache.tier import DiskTier
 
@@ -197,22 +292,3 @@ def test_a_flush_that_gets_no_thread_says_what_remains(tmp_path: Path) -> None:
     assert said[3].startswith("3 False ")
     assert "can't start new thread" in said[3]
     assert said[4:] == ["True", "local"]
-
-
-def test_a_flush_whose_thread_gets_no_workers_says_what_remains(tmp_path: Path) -> None:
-    """There is a loop, but nothing that reads files for it."""
-    code = """
-    import concurrent.futures
-    submit = concurrent.futures.ThreadPoolExecutor.submit
-    def refuse(*_, **more):
-        raise RuntimeError("can't start new thread")
-    concurrent.futures.ThreadPoolExecutor.submit = refuse
-    cache = open_cache(sys.argv[1], MemoryStore("place"))
-    print(type(cache.save("key", entry("key", payload=bytes(10 << 20)))).__name__)
-    report = cache.flush(5)
-    print(report.remaining)
-    concurrent.futures.ThreadPoolExecutor.submit = submit
-    print(cache.flush(20).complete)
-    cache.close(0)
-    """
-    assert run_script(code, tmp_path).stdout.splitlines() == ["Saved", "1", "True"]

@@ -54,11 +54,10 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "give_back": lambda tier: tier.give_back("old"),
     "uploaded": lambda tier: tier.uploaded("late"),
     "delete": lambda tier: tier.delete("late"),
-    "quarantine": lambda tier: tier.quarantine("old"),
     "close": lambda tier: tier.close(),
 }
 # On a file system that is frozen these wait, and those that only read go on.
-CHANGES = ["put", "put_pending", "get", "uploaded", "delete", "quarantine"]
+CHANGES = ["put", "put_pending", "get", "uploaded", "delete"]
 # Calls of the system that ask no disk.
 NO_DISK = {"fspath", "getcwd", "geteuid", "getpid", "urandom", "_path_normpath"}
 
@@ -87,7 +86,7 @@ def test_nothing_is_asked_of_the_disk_on_the_callers_thread(tmp_path: Path) -> N
     public = {name for name, value in vars(DiskTier).items() if callable(value) and name[0] != "_"}
     assert OPERATIONS.keys() == public
     made: list[DiskTier] = []
-    make = partial(DiskTier, tmp_path / "tier", max_bytes=1 << 20, max_files=100, note=b"note")
+    make = partial(DiskTier, tmp_path / "tier", max_bytes=1 << 20, max_files=100)
     asked["DiskTier()"] = calls_in(lambda: made.append(make()))
     (tier,) = made
     tier.put_pending("old", b"x")

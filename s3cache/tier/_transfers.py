@@ -1,0 +1,532 @@
+"""Transfers that no caller waits for: uploads, which survive their process, and prefetches."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from s3cache.errors import (
+    ClosedError,
+    ConfigError,
+    CorruptError,
+    NoSpaceError,
+    S3CacheError,
+    TransientError,
+    UntrustedError,
+)
+from s3cache.settings import Settings
+from s3cache.stats import Listeners, Step, TransferEvent
+from s3cache.store import AcceptSize, Buffer, NotAccepted
+from s3cache.tier._disk import DiskTier
+from s3cache.util.logs import logger_of
+
+if TYPE_CHECKING:
+    from s3cache.frame import Frame
+    from s3cache.tier._remote import BackgroundLoop
+
+# After a failure uploads pause this long, twice as long after the next one. By then there may be
+# an answer, new credentials, the right time, a bucket or room.
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+# How often a process looks for what processes that are gone have left.
+_ADOPT_EVERY_S = 60.0
+_CANCEL_AGAIN_S = 0.1
+# What an object takes while it arrives, in its own size, at most: the body, and pieces of it or
+# what the allocator keeps of earlier ones (measured with benchmarks/storage.py).
+_COPIES = 2
+
+logger = logger_of("storage")
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks and wait for their end."""
+    left = {*tasks}
+    while left:
+        for task in left:
+            task.cancel()
+        # Once is not enough: before Python 3.12, asyncio.wait_for loses a cancellation that comes
+        # with the result (https://github.com/python/cpython/issues/86296).
+        done, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # else it is logged
+
+
+# -- uploads
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReport:
+    """What remains to be uploaded after a flush.
+
+    Attributes:
+        remaining: objects not uploaded yet; a later process uploads what is on the disk.
+        in_memory: how many of them are in memory alone and die with this process.
+        error: why the last failed upload failed, if any did since the last success.
+    """
+
+    remaining: int
+    in_memory: int
+    error: Exception | None
+
+    @property
+    def complete(self) -> bool:
+        return self.remaining == 0
+
+
+class Uploads:
+    """A queue of names to upload, and the workers that see to it on the background loop.
+
+    The bytes are pending on the disk, or wait in memory and die with the process. After a failure
+    all uploads pause, and the one that failed comes last. What processes that are gone have left is
+    adopted, a few at a time; what this process cannot upload is given back.
+
+    ``publish`` uploads the bytes of an object; it takes whether another process saved it.
+    ``on_problem`` is called on the loop's thread with each error that ends an attempt.
+    """
+
+    def __init__(
+        self,
+        loop: BackgroundLoop,
+        publish: Callable[[str, Buffer, bool], Awaitable[object]],
+        settings: Settings,
+        *,
+        disk: DiskTier | None,
+        listeners: Listeners,
+        on_problem: Callable[[Exception], None],
+    ) -> None:
+        self._disk = disk
+        self._loop = loop
+        self._publish = publish
+        self._settings = settings
+        self._listeners = listeners
+        self._on_problem = on_problem
+        self._is_closed = False
+        self._memory: dict[str, bytes] = {}  # what is not on the disk
+        self._mutex = threading.Lock()
+        # What is not to be uploaded yet. The thread that takes a name out decides.
+        self._delayed: dict[str, bool] = {}
+        # Touched on the loop only. What is saved again while it is active waits as well.
+        self._waiting: dict[str, None] = {}
+        self._active: set[str] = set()
+        self._refused: set[str] = set()  # waits, but was refused since the last pause or flush
+        self._given_back: set[str] = set()  # adopted, and not ours to upload: others do that
+        self._adopting = asyncio.Lock()
+        self._adopts = True  # none of them was refused since the last look
+        self._flushes = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+        self._error: Exception | None = None
+        self._pause: asyncio.TimerHandle | None = None
+        self.pause_s = 0.0  # how long the last failure made uploads pause; the next doubles it
+
+    # -- on the caller's thread
+
+    def start(self, names: Iterable[str] = ()) -> None:
+        """Begin to upload ``names``, which are pending, and what processes that are gone leave."""
+        with contextlib.suppress(ClosedError):
+            self._loop.call(self._start_tasks)
+            for name in names:
+                self._loop.call(self._queue, name)
+
+    def add(self, name: str, data: Buffer | None = None, *, delay_s: float = 0.0) -> None:
+        """Queue an object that is pending on the disk, or of which a copy of ``data`` is kept.
+
+        With ``delay_s``, queue it later, or with a flush, unless it is cancelled before. Raise
+        StoreError if there is no room in memory, and ClosedError if it cannot be uploaded.
+        """
+        if data is None:
+            self._memory.pop(name, None)  # it is older
+        elif self._is_closed:
+            raise ClosedError("the cache was closed")
+        else:
+            self._keep_in_memory(name, bytes(data))  # the caller may reuse its buffer
+        self._delayed[name] = True
+        try:
+            if delay_s:
+                self._loop.call(self._release_later, name, delay_s)
+            else:
+                self._loop.call(self._release, name)
+        except ClosedError:  # a later process uploads what is on the disk
+            if data is not None:
+                self._memory.pop(name, None)
+                raise
+
+    def _keep_in_memory(self, name: str, data: bytes) -> None:
+        limits = self._settings
+        with self._mutex:
+            others = [len(other) for each, other in self._memory.items() if each != name]
+            count, size = len(others), sum(others)
+            has_room = size + len(data) <= limits.upload_queue_max_bytes
+            if not has_room or count >= limits.upload_queue_max_count:
+                problem = f"the upload queue is full: {count} objects of {size} bytes are in memory"
+                raise NoSpaceError(problem, op="put", key=name)
+            self._memory[name] = data
+
+    def cancel_delayed(self, name: str) -> bool:
+        """Remove a delayed object; return False if it is not, or no longer, delayed."""
+        if not self._delayed.pop(name, False):
+            return False
+        self._memory.pop(name, None)
+        if self._disk is not None:
+            self._disk.delete(name)
+        return True
+
+    @property
+    def pending(self) -> int:
+        """How many uploads are queued, delayed or under way; may be a moment old."""
+        return len({*self._waiting, *self._active, *self._delayed})
+
+    def flush(self, timeout_s: float | None, *, until_a_pause: bool = False) -> FlushReport:
+        """Wait until all has been tried that can be uploaded, at most ``timeout_s``.
+
+        It cuts a pause short. For the exit, it ends with the next one.
+        """
+        pending, error = set[str](), None
+        try:
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                self._loop.wait(self._flush(until_a_pause), timeout_s)
+        except ClosedError as exc:  # or no thread can be started
+            error = exc
+        if self._disk is not None:
+            with contextlib.suppress(S3CacheError):
+                pending = {*self._disk.pending()}
+        remaining = len(pending | self._known())
+        return FlushReport(remaining, len(self._memory), error or self._error)
+
+    def close(self, timeout_s: float) -> None:
+        """Stop uploading. What is pending on the disk stays so, for others to adopt."""
+        self._is_closed = True
+        with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
+            self._loop.wait(self._stop(), timeout_s)
+
+    def _known(self) -> set[str]:
+        """Return all that is not uploaded, without asking the disk; for any thread."""
+        return {*self._waiting, *self._active, *self._delayed, *self._memory}
+
+    # -- on the loop
+
+    def _queue(self, name: str) -> None:
+        self._given_back.discard(name)
+        self._refused.discard(name)
+        if name not in self._waiting and not self._is_closed:
+            self._waiting[name] = None
+            self._emit("queued", name)
+        self._start_tasks()
+
+    def _release_later(self, name: str, delay_s: float) -> None:
+        asyncio.get_running_loop().call_later(delay_s, self._release, name)
+
+    def _release(self, *names: str) -> None:
+        for name in names:
+            if self._delayed.pop(name, False):
+                self._queue(name)
+
+    async def _flush(self, until_a_pause: bool) -> None:
+        self._release(*self._delayed)
+        self._flushes += 1
+        try:
+            self._resume()
+            if until_a_pause:
+                await self._until(lambda: self._is_idle() or (self._pause and not self._active))
+                return
+            self._start_tasks()
+            while await self._adopt_some():
+                pass
+        finally:
+            self._flushes -= 1
+            if self._refused:
+                self._pause_uploads()
+
+    async def _stop(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+        await cancel_all(self._tasks)
+        self._wake()
+
+    def _is_idle(self) -> bool:
+        return not self._active and self._waiting.keys() <= self._refused
+
+    async def _until(self, condition: Callable[[], object]) -> None:
+        while not (self._is_closed or condition()):
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()  # wakes all that wait now
+        self._changed.clear()
+
+    def _start_tasks(self) -> None:
+        if not (self._tasks or self._is_closed):
+            work = [self._work() for _ in range(self._settings.upload_concurrency)]
+            self._tasks = [*map(asyncio.ensure_future, [*work, self._adopt_regularly()])]
+        self._wake()
+
+    async def _work(self) -> None:
+        while True:
+            await self._until(lambda: self._pause is None and self._next())
+            if self._is_closed:  # the cancellation got lost, see cancel_all()
+                return
+            name = self._next()
+            del self._waiting[name]
+            self._active.add(name)
+            await self._upload(name)
+            self._active.discard(name)
+            self._wake()
+
+    def _next(self) -> str:
+        put_off = self._active | self._refused
+        return next((name for name in self._waiting if name not in put_off), "")
+
+    async def _upload(self, name: str) -> None:
+        """Try once, and act on the outcome; raise nothing, for a worker must live on."""
+        self._emit("started", name)
+        try:
+            size = await self._attempt(name)
+        except TransientError as exc:
+            self._waiting[name] = None
+            self._pause_uploads()
+            self._fail("retried", name, exc)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the other uploads go on
+            if not isinstance(exc, CorruptError):
+                if not await self._give_back(name):
+                    self._waiting[name] = None
+                    self._refused.add(name)
+                    if not self._flushes:  # which tries all
+                        self._pause_uploads()
+                elif isinstance(exc, UntrustedError):
+                    self._emit("absent", name)
+                    return
+                else:  # if it is not for the lack of a key of theirs, the others will be as well
+                    self._adopts &= isinstance(exc, ConfigError)
+            self._fail("failed", name, exc)
+        else:
+            if size is not None:
+                self._error, self.pause_s = None, 0.0
+            self._emit("absent" if size is None else "done", name, size or 0)
+
+    async def _attempt(self, name: str) -> int | None:
+        """Upload the object and forget it; return its size, or None if it is not to be uploaded."""
+        disk, held = self._disk, self._memory.get(name)
+        data, is_adopted = held, False
+        if data is None and disk is not None:
+            found = await asyncio.to_thread(disk.pending_object, name)
+            data, is_adopted = found or (None, False)
+        if data is None:
+            return None
+        try:
+            await self._publish(name, data, is_adopted)
+        except CorruptError:  # it is not tried again
+            if held is not None:
+                self._forget(name, held)
+            elif disk is not None:
+                await asyncio.to_thread(disk.delete, name, data)
+            raise
+        if held is not None:
+            self._forget(name, held)
+        elif disk is not None and not await asyncio.to_thread(disk.uploaded, name, data):
+            self._queue(name)  # it was replaced by other bytes
+        return len(data)
+
+    def _forget(self, name: str, data: bytes) -> None:
+        with self._mutex:
+            if self._memory.get(name) is data:  # it was not replaced
+                del self._memory[name]
+
+    def _emit(self, step: Step, name: str, size: int = 0, error: Exception | None = None) -> None:
+        self._listeners.emit(TransferEvent("upload", step, name, size, error))
+
+    def _fail(self, step: Step, name: str, error: Exception) -> None:
+        self._error = error
+        self._emit(step, name, error=error)
+        self._on_problem(error)
+
+    def _pause_uploads(self) -> None:
+        # Uploads that were under way together fail together: that is one failure.
+        if self._pause is None and not self._is_closed:
+            self.pause_s = min(2 * self.pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+            self._pause = asyncio.get_running_loop().call_later(self.pause_s, self._resume)
+
+    def _resume(self) -> None:
+        self._refused.clear()
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        self._wake()
+
+    # -- on the loop: what is pending on the disk and not queued, ours and that of others
+
+    async def _adopt_regularly(self) -> None:
+        while not self._is_closed:
+            if self._flushes or not await self._adopt_some():  # a flush does it as well
+                await asyncio.sleep(_ADOPT_EVERY_S)
+
+    async def _adopt_some(self) -> bool:
+        """Upload what is pending and some of what others have left; return whether to go on."""
+        async with self._adopting:
+            adopted = set[str]()
+            if (disk := self._disk) is not None:
+                known = self._known()  # what is no longer known then, is uploaded
+                but, limit = {*self._given_back}, self._settings.upload_concurrency
+                self._adopts = not self._refused
+                if self._adopts:
+                    adopted = await self._ask(lambda: disk.adopt(limit, but))
+                for name in await self._ask(disk.pending) - known - self._known():
+                    self._queue(name)
+            await self._until(self._is_idle)
+            return bool(adopted) and self._adopts and not self._is_closed
+
+    async def _give_back(self, name: str) -> bool:
+        """Leave what was adopted to other processes; return False if it is ours."""
+        disk = self._disk
+        if disk is None or not await self._ask(lambda: [name] if disk.give_back(name) else []):
+            return False
+        self._given_back.add(name)
+        return True
+
+    async def _ask(self, call: Callable[[], list[str]]) -> set[str]:
+        """Return the names that a call of the disk gives; none if it fails: that may pass."""
+        try:
+            return {*await asyncio.to_thread(call)}
+        except S3CacheError as exc:
+            logger.debug("the disk does not say what is pending: %s", exc)  # its users warn of it
+        except Exception as exc:  # noqa: BLE001 - the loop's tasks must live on
+            self._on_problem(exc)
+        return set()
+
+
+# -- prefetches
+
+
+class Budget:
+    """Bytes that several transfers may hold at once. Used on one event loop only.
+
+    A transfer that is alone may hold more than ``max_bytes``: otherwise it could never begin.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held = 0
+        self._given = asyncio.Event()
+
+    async def take(self, size: int) -> None:
+        """Wait until ``size`` bytes are free, and hold them."""
+        while not self.grow(0, size):
+            await self._given.wait()
+
+    def grow(self, held: int, size: int) -> bool:
+        """Hold ``size`` bytes instead of ``held``, if so many are free; return whether they are."""
+        others = self._held - held
+        if others and others + size > self._max_bytes:
+            return False
+        self._held = others + size
+        return True
+
+    def give(self, size: int) -> None:
+        """Free ``size`` bytes."""
+        self._held -= size
+        self._given.set()  # wakes all that wait now
+        self._given.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchReport:
+    """How far a prefetch is: what becomes of all objects that were asked for, ``total``.
+
+    ``present`` were here already, ``found`` were fetched (``size`` bytes together), ``absent`` are
+    not in the remote, and ``failed`` could not be had; ``error`` is the last reason.
+    """
+
+    total: int
+    present: int = 0
+    found: int = 0
+    size: int = 0
+    absent: int = 0
+    failed: int = 0
+    error: Exception | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.present + self.found + self.absent + self.failed == self.total
+
+
+#: Fetches one object, if its size is accepted; ``None`` where there is none.
+Fetch: TypeAlias = "Callable[[str, AcceptSize], Awaitable[Frame | NotAccepted | None]]"
+
+
+class Prefetch:
+    """A prefetch under way. All methods may be called from any thread but the loop's own."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = [*dict.fromkeys(names)]
+        self.future: concurrent.futures.Future[None] | None = None
+        self._report = PrefetchReport(len(self.names))
+
+    def report(self) -> PrefetchReport:
+        """Return how far it is now."""
+        return self._report
+
+    def wait(self, timeout_s: float | None = None) -> PrefetchReport:
+        """Wait for the end, at most ``timeout_s``; return how far it got. Raises nothing."""
+        if self.future is not None:
+            concurrent.futures.wait([self.future], timeout_s)
+        return self._report
+
+    def cancel(self) -> None:
+        """Start no more downloads; those under way still land."""
+        if self.future is not None:
+            self.future.cancel()
+
+    def count(self, *, error: Exception | None = None, **more: int) -> None:
+        """Add finished objects to the report."""
+        counts = {name: getattr(self._report, name) + number for name, number in more.items()}
+        self._report = replace(self._report, error=error or self._report.error, **counts)
+
+    async def run(
+        self, fetch: Fetch, is_present: Callable[[str], bool], budget: Budget, concurrency: int
+    ) -> None:
+        """Fetch all that is not present, as many at once as the budget allows; on the loop."""
+        names = iter(self.names)
+
+        async def work() -> None:
+            for name in names:
+                with contextlib.suppress(Exception):  # fetching it says what is wrong
+                    if await asyncio.to_thread(is_present, name):
+                        self.count(present=1)
+                        continue
+                try:
+                    entry = await _fetch_within(budget, fetch, name)
+                except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
+                    self.count(failed=1, error=exc)
+                else:
+                    if entry is None:
+                        self.count(absent=1)
+                    else:
+                        self.count(found=1, size=entry.size)
+
+        await asyncio.gather(*(work() for _ in range(concurrency)))
+
+
+async def _fetch_within(budget: Budget, fetch: Fetch, name: str) -> Frame | None:
+    """Fetch an object: again, once there is memory, if it was too large for what was left."""
+    held = 0
+
+    def accept(size: int) -> bool:
+        nonlocal held
+        is_accepted = budget.grow(held, _COPIES * size)
+        held = _COPIES * size if is_accepted else held
+        return is_accepted
+
+    try:
+        while isinstance(answer := await fetch(name, accept), NotAccepted):
+            budget.give(held)
+            held = 0
+            await budget.take(_COPIES * answer.size)
+            held = _COPIES * answer.size
+        return answer
+    finally:
+        budget.give(held)
