@@ -209,7 +209,7 @@ def test_what_is_planted_where_the_accounts_are_gives_way(root: Path, tmp_path: 
     root.mkdir(mode=0o700)
     theirs = tmp_path / "theirs"
     theirs.write_bytes(b"precious " * 100)
-    PLANTED[planted](root / "usage", theirs)
+    (root / "usage").symlink_to(theirs)
     tier = DiskTier(root, max_bytes=1_000, max_files=5)
     for number in range(20):
         tier.put(f"a/{number}", b"x" * 100)
