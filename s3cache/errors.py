@@ -86,8 +86,8 @@ class Reason(str, Enum):
                "look at `ulimit -n`, `df -h` and `df -i`")
     DEVICE = ("device", "the driver of the accelerator would not load its kernels",
               "free memory of the device; compile in no forked child")
-    RANKS = ("ranks", "another rank of the job missed, and all ranks compile together",
-             "look at the reason of the rank that had no entry")
+    RANKS = ("ranks", "ranks of the job exchange data while they compile, so all of them compile",
+             "unset the option that has them do so")
     DISABLED = ("disabled", "the mode does not allow it", "set `mode`, if it was not meant")
     FORCED = ("forced", "recache=True asks to compile again",
               "unset `recache` once the cache is filled")

@@ -71,7 +71,7 @@ class NotSharableError(Exception):
 # -- on a hit
 
 
-def conditions_of(entry: AOTResult) -> Conditions | None:
+def conditions_of(entry: object) -> Conditions | None:
     """Return what the code in ``entry`` relies on; ``None`` if nothing was noted."""
     noted: object = getattr(entry, CONDITIONS, None)
     if noted is None:

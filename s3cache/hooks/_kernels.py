@@ -28,7 +28,6 @@ import os
 import re
 import stat
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +38,14 @@ from s3cache.artifact import check_image, hidden_places, hidden_source, without_
 from s3cache.errors import ConfigError, CorruptError
 from s3cache.hooks._conditions import NotSharableError
 from s3cache.hooks._keys import CompileState, around
-from s3cache.store import Buffer, Directory, check_way, is_writable_by_others, make_parents
+from s3cache.store import (
+    Buffer,
+    Directory,
+    check_way,
+    is_writable_by_others,
+    make_parents,
+    private_directory,
+)
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
@@ -254,24 +260,20 @@ def opened(image: Buffer, name: str) -> Iterator[str]:
     """Yield a path ending in ``.so`` under which ``image`` can be loaded while the block runs.
 
     The bytes live in memory: they cannot be exchanged between being verified and being loaded, and
-    a ``noexec`` temporary directory, which only gets a link to them, does not matter. The directory
-    is reached by its descriptor, as others may rename it. Nothing is left behind.
+    a ``noexec`` temporary directory, which only gets a link to them, does not matter. Nothing is
+    left behind.
     """
-    with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="s3cache-"))
-        held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        stack.callback(os.close, held)
-        status = os.fstat(held)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise PermissionError(f"{directory} was exchanged: it is not this user's alone")
-        fd = os.memfd_create(name[:64], os.MFD_CLOEXEC)
-        stack.callback(os.close, fd)
-        with os.fdopen(os.dup(fd), "wb") as file:
+    directory, forget = private_directory()
+    try:
+        with open(os.memfd_create(name[:64], os.MFD_CLOEXEC), "wb") as file:
             file.write(image)
-        # The loader takes two libraries with one path for the same one.
-        file_name = f"{os.path.basename(directory)}.so"
-        os.symlink(f"/proc/self/fd/{fd}", file_name, dir_fd=held)
-        yield f"/proc/self/fd/{held}/{file_name}"
+            file.flush()
+            # The loader takes two libraries with one path for the same one.
+            path = f"{directory}/{os.path.basename(directory)}.so"
+            os.symlink(f"/proc/self/fd/{file.fileno()}", path)
+            yield path
+    finally:
+        forget()
 
 
 # -- what is saved is of no machine
@@ -396,36 +398,18 @@ def check_triton_directory(base: str, kernel: str) -> None:
         make_parents(os.path.abspath(base))
         check_way(base)  # before it is opened: from then on the name leads there
         directory = Directory.at(base, make=True)
-        # Where no other user gets in, it does not matter what the umask left open within.
-        is_private = not os.fstat(directory.fd).st_mode & 0o077
         with contextlib.suppress(FileNotFoundError):  # there is nothing for it yet
-            _check_files(directory, kernel, is_private=is_private)
+            held = directory.enter(kernel)
+            for name in held.names():
+                status = os.stat(name, dir_fd=held.fd, follow_symlinks=False)
+                is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+                if not is_ours or is_writable_by_others(status):
+                    raise ConfigError(
+                        f"{held.path}/{name}",
+                        "is not this user's alone",
+                        "remove it, or give TRITON_CACHE_DIR another directory",
+                    )
     except ConfigError as exc:
         raise PermissionError(
             errno.EACCES, f"kernels of Triton are not loaded from where others may write: {exc}"
         ) from exc
-
-
-def _check_files(base: Directory, kernel: str, *, is_private: bool) -> None:
-    place = f"{base.path}/{kernel}"
-    status = os.stat(kernel, dir_fd=base.fd, follow_symlinks=False)
-    _check_ours(status, stat.S_ISDIR, is_private, place)
-    fd = os.open(kernel, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=base.fd)
-    try:
-        for name in os.listdir(fd):
-            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            _check_ours(status, stat.S_ISREG, is_private, f"{place}/{name}")
-    finally:
-        os.close(fd)
-
-
-def _check_ours(
-    status: os.stat_result, is_kind: Callable[[int], bool], is_private: bool, place: str
-) -> None:
-    is_ours = is_kind(status.st_mode) and status.st_uid == os.geteuid()
-    if not is_ours or (not is_private and is_writable_by_others(status)):
-        raise ConfigError(
-            place,
-            "is not this user's alone",
-            "remove it, or give TRITON_CACHE_DIR another directory",
-        )

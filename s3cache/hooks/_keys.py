@@ -279,11 +279,6 @@ class KeyHook:
         self._keys: dict[str, Key] = {}  # the latest last
         self._directory = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
 
-    def install_fx(self, patches: Patches) -> None:
-        """Replace what makes keys of FX graphs."""
-        patches.wrap(internals.fx_check_cacheable, self._fx_check_cacheable)
-        patches.wrap(internals.fx_key(), self._fx_get_key)
-
     def is_shared(self, key: str | None) -> bool:
         """Return whether entries under ``key`` are shared.
 
@@ -373,6 +368,7 @@ class KeyHook:
             self._calls.current.key = name
         return key.digest
 
+    @around(internals.fx_check_cacheable)
     def _fx_check_cacheable(
         self, original: Function[None], gm: GraphModule, *args: object, **kwargs: object
     ) -> None:
@@ -388,6 +384,7 @@ class KeyHook:
             call.reasons = (BypassReason("error", repr(exc)),)
             call.record_error(exc)
 
+    @around(internals.fx_key())
     def _fx_get_key(self, original: Function[str], pickler: KeyPickler, value: object) -> str:
         call = self._calls.current
         details = internals.fx_key_details.get()
@@ -409,17 +406,17 @@ class KeyHook:
         self._remember(call.key, key)
         return internals.fx_prefix() + key.digest
 
-    def debug_lines(
+    @around(internals.fx_debug_lines)
+    def _fx_debug_lines(
         self, original: Function[list[str]], pickler: KeyPickler, value: object
     ) -> list[str]:
-        """Have torch log the components of a key that was made here."""
+        """Spare torch the digest of each part of a key that was made here: it only logs them."""
         call = self._calls.current
-        key = None if call is None else self._keys.get(call.key or "")
-        # Those of whole graphs are of a subclass.
-        if key is None or not isinstance(value, internals.fx_key_details.get()):
-            return original(pickler, value)
-        components = key.components.items()
-        return [f"[{each.digest}] {name}: {each.value}" for name, each in components]
+        is_ours = call is not None and call.key in self._keys
+        # The details of whole graphs are of a subclass.
+        if is_ours and isinstance(value, internals.fx_key_details.get()):
+            return []
+        return original(pickler, value)
 
     def _refuse(self, reasons: Sequence[BypassReason]) -> None:
         if reasons:

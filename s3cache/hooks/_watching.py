@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from s3cache.cache import Engine
+from s3cache.errors import code_of
 from s3cache.graph import (
     BypassReason,
     Graph,
@@ -27,12 +28,12 @@ from s3cache.graph import (
     take_baseline,
 )
 from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches, Registry, around
-from s3cache.hooks._level import users_line
+from s3cache.hooks._lookups import users_line
 from s3cache.records import Record
 from s3cache.stats import Level
 from s3cache.torch_api import internals
 from s3cache.util.logs import logger_of
-from s3cache.util.text import command
+from s3cache.util.text import command, pointer
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -50,7 +51,7 @@ _TRACED = re.compile(r'File "([^"\n]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]*))?
 
 
 class Bypasses:
-    """Records and warns of graphs that are not cached. Any thread may use it."""
+    """Counts, records and warns of what is not cached, and of what fails. Any thread may use it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -73,12 +74,11 @@ class Bypasses:
                 {**reason.as_dict(), "line": "" if gm is None else line_of(gm, reason)}
                 for reason in reasons
             )
-            codes = " ".join(dict.fromkeys(reason.code for reason in reasons))
             record = Record(
                 level=level,
                 outcome="bypass",
                 key=key,
-                reason=codes,
+                reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),
                 time=time.time(),
                 where=users_line(),
                 reasons=about,
@@ -125,6 +125,30 @@ class Bypasses:
             "\n".join(lines),
             exc_info=error if "error" in codes else None,
         )
+
+    def note(
+        self, what: str, reasons: Sequence[BypassReason], error: Exception | None = None
+    ) -> None:
+        """Count an FX graph that the second level does not cache, and log why."""
+        self._engine.count_bypass({reason.code for reason in reasons}, "fx")
+        if error is not None:
+            self.failed(bypasses, f"{what} at the second level", error)
+        else:
+            why = "; ".join(map(str, reasons))
+            bypasses.info("%s at the second level: %s", what, why)
+
+    def failed(self, log: logging.Logger, what: str, error: Exception) -> None:
+        """Warn of the first failure of each kind; :meth:`raise_if_strict` raises it instead."""
+        with self._mutex:
+            is_new = (what, "") not in self._warned
+            self._warned.add((what, ""))
+        if is_new and not self._engine.settings.strict:
+            log.warning("%s %s", what, pointer(code_of(error)), exc_info=error)
+
+    def raise_if_strict(self, call: CacheCall) -> None:
+        """Raise the first thing that went wrong in ``call``, in strict mode."""
+        if call.error is not None and self._engine.settings.strict:
+            raise call.error
 
 
 def line_of(gm: GraphModule, reason: BypassReason) -> str:

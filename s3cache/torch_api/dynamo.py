@@ -7,7 +7,6 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from logging import Logger
 from typing import TYPE_CHECKING, Any, cast
 
 from s3cache.torch_api import AnyClass, AnyFunction, AnyObject, Fields, Flag, Internal, Predicate
@@ -17,7 +16,6 @@ from s3cache.torch_api.protocols import (
     Function,
     RuntimeMetadata,
     ShapeState,
-    SharedStore,
     TracingContext,
 )
 
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 PROFILES = "sharing which sizes change (shape_profile)"
 WATCHING = "watching a program for s3cache check and warm"
-TRACES = "showing lookups in torch's traces"
 
 _SHAPES = "torch.fx.experimental.symbolic_shapes"
 _FAKE = "torch._subclasses.fake_tensor"
@@ -291,43 +288,7 @@ def with_changing(
     return made
 
 
-# -- traces of compiles
-
-_event_log = AnyFunction("torch._dynamo.utils:get_chromium_event_logger", feature=TRACES)
-_trace_log = Internal[Logger]("torch._logging._internal:trace_log", feature=TRACES)
-_profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRACES)
-Fields(
-    "torch._dynamo.utils:ChromiumEventLogger",
-    "get_stack log_event_start log_event_end",
-    feature=TRACES,
-)
-
-
-def begin_event(name: str, now_ns: int) -> Callable[[int, dict[str, object]], None] | None:
-    """Begin an event among torch's own of a compile, on this thread, and return what ends it.
-
-    That takes when it ends and what there is to say; ``None`` if one of that name is under way.
-    """
-    log = _event_log.get()()
-    if name in log.get_stack():
-        return None
-    log.log_event_start(name, now_ns, {}, False)
-
-    def end(end_ns: int, about: dict[str, object]) -> None:
-        log.log_event_end(name, end_ns, about, now_ns, False)
-
-    return end
-
-
-def is_traced() -> bool:
-    """Return whether torch shows events: in the log of ``TORCH_TRACE``, or in a profiler's."""
-    return bool(_trace_log.get().handlers) or bool(_profiler_runs.get())
-
-
 # -- ranks
-
-#: This feature has a fallback of its own where it is used.
-RANKS = "hits where ranks must agree"
 
 _sync_lookups = Flag(
     "torch._functorch.config:_sync_cache_decision_cross_ranks",
@@ -341,10 +302,6 @@ _EXCHANGING = (
     Flag("torch._inductor.config:reorder_for_compute_comm_overlap"),
     Flag("torch._dynamo.config:enable_compiler_collectives"),
 )
-default_store = Internal[Callable[[], SharedStore]](
-    "torch.distributed.distributed_c10d:_get_default_store", feature=RANKS
-)
-Fields("torch._C._distributed_c10d:Store", SharedStore, feature=RANKS)
 
 
 def ranks_must_agree() -> bool:

@@ -27,7 +27,6 @@ from s3cache.torch_api.protocols import (
 
 # Features that fail alone: what they need of torch is declared with their names.
 
-KEY_LOGS = "showing key components in torch's logs"
 #: These have a fallback of their own where they are used.
 BACKEND = 'backend="s3cache"'
 LOCKDOWN = "private directories for torch's own caches"
@@ -144,7 +143,7 @@ details_of = Internal[Function[KeyDetails]](_FX_DETAILS)
 fx_pickler = Internal[Function[KeyPickler]](_FX_PICKLER)
 _fx_get_key = Internal[Callable[[KeyPickler, object], str]](f"{_FX_PICKLER}.get_key", since=(2, 13))
 _fx_get_hash = Internal[Callable[[KeyPickler, object], str]](f"{_FX_PICKLER}.get_hash")
-fx_debug_lines = AnyFunction(f"{_FX_PICKLER}.debug_lines", feature=KEY_LOGS)
+fx_debug_lines = AnyFunction(f"{_FX_PICKLER}.debug_lines")
 Fields(_FX_PICKLER, KeyPickler, added={"reducer_override": (2, 13)})
 #: Details of an FX graph that are no settings.
 GRAPHS_DETAILS = Fields(_FX_DETAILS, "gm example_inputs fx_kwargs")
@@ -354,9 +353,6 @@ def stale_decompositions() -> tuple[Mapping[object, object], Mapping[object, obj
 
 # -- kernels
 
-#: This one has a fallback of its own where it is used.
-COMPILER_NAME = "naming the C++ compiler in entries"
-
 _GRAPH = "torch._inductor.output_code:CompiledFxGraph"
 
 compiled_graph = Internal[type[CompiledGraph]](_GRAPH)
@@ -368,10 +364,6 @@ run_module = Internal[Function[ModuleType]](f"{_CODE}:_reload_python_module")
 #: Has the Python code of a graph that was unpickled run, from a file that it writes, if need be.
 rebuild_module = Internal[Function[str]](f"{_GRAPH}.after_deserialization")
 path_of_module = Internal[Callable[[str, str], tuple[str, str, str]]](f"{_CODE}:get_path")
-cpp_compiler = AnyFunction("torch._inductor.cpp_builder:get_cpp_compiler", feature=COMPILER_NAME)
-compiler_version = Internal[Callable[[str], str]](
-    "torch._inductor.cpp_builder:get_compiler_version_info", feature=COMPILER_NAME
-)
 _extern_choice = AnyClass("torch._inductor.select_algorithm:ExternKernelChoice")
 Fields(_GRAPH, CompiledGraph)
 Fields(f"{_CODE}:CppCodeCache", "__name__ _load_library")

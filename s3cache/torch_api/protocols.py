@@ -149,14 +149,6 @@ class ShapeState(Protocol):
     stride: object
 
 
-class SharedStore(Protocol):
-    """``torch.distributed.Store``: keys and values that all processes of a group share."""
-
-    def add(self, key: str, amount: int, /) -> int: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
-
-
 class Operator(Protocol):
     """One overload of an operator."""
 
