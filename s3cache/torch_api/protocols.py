@@ -29,7 +29,6 @@ CppLibraries: TypeAlias = Any
 CudagraphInfo: TypeAlias = Any
 DeviceMesh: TypeAlias = Any
 FirstCallWrapper: TypeAlias = Any
-OperatorLibrary: TypeAlias = Any
 PlaceholderInfo: TypeAlias = Any
 PythonModules: TypeAlias = Any
 Translator: TypeAlias = Any
