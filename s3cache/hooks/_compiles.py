@@ -22,7 +22,7 @@ import platform
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict, cast
 
@@ -199,26 +199,19 @@ class Save(CacheCall):
     in_directory: bool = True  # whether torch keeps in its directory what cannot be shared
 
 
+@dataclass(eq=False)
 class Compiles:
     """Follows compiles, each known by its tracing context, and saves what comes of them."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        state: CompileState,
-        keys: KeyHook,
-        kernels: Kernels,
-        bypasses: Bypasses,
-    ) -> None:
-        self._engine = engine
-        self._state = state
-        self._keys = keys
-        self._kernels = kernels
-        self._bypasses = bypasses
-        # DDPOptimizer compiles several graphs in one context, one after the other.
-        self.contexts: weakref.WeakKeyDictionary[TracingContext, list[Compile]] = (
-            weakref.WeakKeyDictionary()
-        )
+    _engine: Engine
+    _state: CompileState
+    _keys: KeyHook
+    _kernels: Kernels
+    _bypasses: Bypasses
+    # DDPOptimizer compiles several graphs in one context, one after the other.
+    contexts: weakref.WeakKeyDictionary[TracingContext, list[Compile]] = field(
+        default_factory=weakref.WeakKeyDictionary, init=False
+    )
 
     def install(self, patches: Patches) -> None:
         """Replace what compiles and saves in torch."""
@@ -343,8 +336,8 @@ class Compiles:
         saving = self._state.current
         content = original(entry, *args, **kwargs)
         if content is None and isinstance(saving, Save) and saving.is_shared:
-            field = internals.find_unpicklable_field.get()(entry) or "as a whole"
-            message = f"what it was compiled to cannot be pickled ({field})"  # torch has logged why
+            what = internals.find_unpicklable_field.get()(entry) or "as a whole"
+            message = f"what it was compiled to cannot be pickled ({what})"  # torch has logged why
             self._refused(saving, "entry", internals.bypass_error.get()(message))
         return content
 

@@ -9,7 +9,6 @@ into ours, into torch's directory, into the artifacts of ``torch.compiler.save_c
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import json
@@ -98,14 +97,12 @@ def misfits(
         yield f"inputs begin in storages at {places} in the entry, at {here} here"
     for expression, named in conditions["sizes"]:
         text = _SYMBOL.sub(lambda match: as_written(named.get(match[0], match[0])), expression)  # noqa: B023
-        if context is None or not internals.are_named(context, named):
-            yield f"guard `{text}` is on sizes that are others here, or not dynamic"
-        elif not internals.value_of_symbol(context, expression):
-            values = {
-                as_written(source): internals.value_of_symbol(context, symbol)
-                for symbol, source in named.items()
-            }
-            yield failure(text, values)
+        if (
+            context is None
+            or not internals.are_named(context, named)
+            or not internals.value_of_symbol(context, expression)
+        ):
+            yield f"guard `{text}` does not hold"
     for kind, some, others in conditions["guards"]:
         if context is not None and internals.guard_holds(
             context, kind, [inputs[i] for i in some], [inputs[i] for i in others]
@@ -126,23 +123,14 @@ def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
         as_written(internals.name_of_size(size) or f"size {i}") for i, size in enumerate(sizes)
     ]
     values = [int(size.node.hint) for size in sizes]  # which guards nothing
-    tree = ast.parse(expression.strip(), mode="eval").body
-    guards = (
-        tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
-    )
     failures = []
-    for guard in map(ast.unparse, guards):
+    for guard in expression.split(" and "):
         if not internals.holds_of_sizes(guard, sizes, values):
             numbers = sorted({int(number) for number in _NUMBERED.findall(guard)})
             text = _NUMBERED.sub(lambda match: names[int(match[1])], guard)
-            failures.append(failure(text, {names[number]: values[number] for number in numbers}))
+            here = ", ".join(f"{names[number]} is {values[number]}" for number in numbers)
+            failures.append(f"guard `{text}` does not hold: {here}")
     return failures
-
-
-def failure(guard: str, values: Mapping[str, object]) -> str:
-    """Say that a guard does not hold for these values, by their names."""
-    here = ", ".join(f"{name} is {value}" for name, value in values.items())
-    return f"guard `{guard}` does not hold{f': {here}' if here else ''}"
 
 
 def as_written(source: str) -> str:

@@ -64,29 +64,33 @@ def describe_outputs(
     if metadata.tokens or metadata.is_rng_op_functionalized or is_wrapped:
         raise _undescribed("what the graph returns is changed before its caller sees it")
     described: list[OutputDescription] = []
+    objects: dict[int, int] = {}  # the first output that is each object
     storages: dict[object, int] = {}  # the first output in each
     for index, output in enumerate(outputs):
-        earlier = next((i for i in range(index) if outputs[i] is output), None)
+        earlier = objects.setdefault(id(output), index)
         if output is None:
             described.append({})
         elif isinstance(output, (int, torch.SymInt)):
             described.append({"number": _expression(output)})
-        elif not isinstance(output, torch.Tensor):
-            raise _undescribed(f"output {index} is a {type(output).__name__}")
-        elif earlier is not None:
+        elif earlier != index:
             described.append({"same": earlier})
         else:
             described.append(_describe_tensor(index, output, storages))
     return described
 
 
-def _describe_tensor(index: int, output: Tensor, storages: dict[object, int]) -> OutputDescription:
+def _describe_tensor(index: int, output: object, storages: dict[object, int]) -> OutputDescription:
     import torch
 
-    if type(output) is not internals.fake_tensor.get() or output.layout is not torch.strided:
+    if (
+        not isinstance(output, torch.Tensor)
+        or type(output) is not internals.fake_tensor.get()
+        or output.layout is not torch.strided
+        or output.is_conj()
+        or output.is_neg()
+        or output.is_quantized
+    ):
         raise _undescribed(f"output {index} is no plain tensor")
-    if output.is_conj() or output.is_neg() or output.is_quantized:
-        raise _undescribed(f"output {index} stands for other values than it holds")
     described: OutputDescription = {
         "size": [_expression(size) for size in output.size()],
         "stride": [_expression(stride) for stride in output.stride()],
@@ -129,7 +133,8 @@ def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] 
     try:
         for one in cast("Sequence[OutputDescription]", described):
             outputs.append(_fake_output(context, one, outputs))
-    except _MALFORMED as exc:
+    # torch 2.15 asserts that it knows a symbol.
+    except (AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError) as exc:
         raise CorruptError("first_call", f"describes no output: {exc!r}") from exc
     answers = [outputs]
     compiled = entry.compiled_fw
@@ -153,10 +158,6 @@ def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] 
         return internals.boxed(forward)
 
     compiled.post_compile = post_compile
-
-
-# What a wrong description ends in; torch 2.15 asserts that it knows a symbol.
-_MALFORMED = (AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
 
 def _fake_output(

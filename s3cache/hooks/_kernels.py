@@ -29,7 +29,7 @@ import re
 import stat
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
         PythonModules,
         TritonBundle,
         TritonFile,
-        TritonKernel,
     )
 
 # What generated code may load through async_compile and an entry can carry: C++ as images, Triton
@@ -187,8 +186,8 @@ class Kernels:
         for needed in self._state.loading:
             needed.add(name)
         call = self._state.rebuilding
-        if call is not None and call.kernels is not None:
-            library = self._load(cls, name, call.kernels)
+        if call is not None:
+            library = self._load(cls, name, call.kernels or {})
             return lambda: library
         load = original(cls, *args, **kwargs)
 
@@ -248,11 +247,8 @@ def _kernel_id(cls: type[CppLibraries], call: inspect.BoundArguments) -> str:
     main_code, optimized_code, device_type, extra_flags = (
         call.arguments[name] for name in internals.KERNEL_ARGUMENTS
     )
-    flags = repr(tuple(extra_flags))
-    digest = hashlib.sha256()
-    for part in (cls.__name__, main_code, optimized_code or "", device_type, flags):
-        digest.update(f"{len(part)}:".encode() + part.encode())
-    return digest.hexdigest()[:40]
+    parts = cls.__name__, main_code, optimized_code or "", device_type, tuple(extra_flags)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
 
 
 @contextlib.contextmanager
@@ -335,29 +331,24 @@ def _bundle(bundle: TritonBundle | None, share_sources: bool) -> TritonBundle | 
         dataclasses.replace(each, kernel=_without_process(each.kernel))
         for each in bundle.static_autotuners
     ]
-    kernels = [_binary(each, places) for each in bundle.kernel_artifacts]
-    return dataclasses.replace(bundle, kernel_artifacts=kernels, static_autotuners=autotuners)
-
-
-def _binary(kernel: TritonKernel, places: Sequence[str]) -> TritonKernel:
-    files = [each for each in kernel.artifacts if not each.filename.endswith(_STAGES)]
-    names = {each.filename for each in files}
-    return dataclasses.replace(
-        kernel,
-        artifacts=[
+    kernels = []
+    for kernel in bundle.kernel_artifacts:
+        files = [each for each in kernel.artifacts if not each.filename.endswith(_STAGES)]
+        names = {each.filename for each in files}
+        kept = [
             dataclasses.replace(each, payload=hidden_places(_payload(each, names), *places))
             for each in files
-        ],
-    )
+        ]
+        kernels.append(dataclasses.replace(kernel, artifacts=kept))
+    return dataclasses.replace(bundle, kernel_artifacts=kernels, static_autotuners=autotuners)
 
 
 def _payload(file: TritonFile, names: set[str]) -> bytes:
     if not file.filename.startswith(_GROUP):
         return file.payload
     group = json.loads(file.payload)  # a newer Triton takes it for none if a file is not there
-    group["child_paths"] = {
-        name: path for name, path in group["child_paths"].items() if name in names
-    }
+    paths = group["child_paths"].items()
+    group["child_paths"] = {name: path for name, path in paths if name in names}
     return json.dumps(group).encode()
 
 

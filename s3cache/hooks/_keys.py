@@ -337,10 +337,7 @@ class KeyHook:
         if not isinstance(key, Key):
             self._refuse(key)
             raise AssertionError("no key, and no reason")
-        name = internals.key_prefix() + key.digest
-        self._remember(name, key)
-        if self._calls.current is not None:
-            self._calls.current.key = name
+        self._remember(internals.key_prefix() + key.digest, key)
         return key.digest
 
     @around(internals.fx_check_cacheable)
@@ -377,8 +374,7 @@ class KeyHook:
             pickler.fast = False
             pickler.clear_memo()
             return original(pickler, value)
-        call.key = internals.FX_PREFIX + key.digest
-        self._remember(call.key, key)
+        self._remember(internals.FX_PREFIX + key.digest, key)
         return internals.fx_prefix() + key.digest
 
     @around(internals.fx_debug_lines)
@@ -400,6 +396,8 @@ class KeyHook:
             raise internals.bypass_error.get()("; ".join(map(str, reasons)))
 
     def _remember(self, name: str, key: Key) -> None:
+        if self._calls.current is not None:
+            self._calls.current.key = name
         self._keys.pop(name, None)
         self._keys[name] = key
         names = [*self._keys]

@@ -135,22 +135,15 @@ class Lookup(CacheCall):
         return self.hit if self.result is result else None
 
 
+@dataclass(eq=False)
 class Lookups:
     """Puts a cache before torch's own directories; each hook names what it replaces."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        state: CompileState,
-        keys: KeyHook,
-        compiles: Compiles,
-        bypasses: Bypasses,
-    ) -> None:
-        self._engine = engine
-        self._state = state
-        self._keys = keys
-        self._compiles = compiles
-        self._bypasses = bypasses
+    _engine: Engine
+    _state: CompileState
+    _keys: KeyHook
+    _compiles: Compiles
+    _bypasses: Bypasses
 
     def install(self, patches: Patches) -> None:
         """Replace what lookups go through in torch."""

@@ -172,7 +172,32 @@ def checked(
     """Return the report of :func:`s3cache.check`; ``probe`` says what the cache has of a key."""
     import torch
 
-    watch = _Watch(registry)
+    state, graphs = CompileState(), []
+    keys = KeyHook(registry, state)
+
+    def load(
+        _: Function[object],
+        mod: Module,
+        inputs: Sequence[object],
+        config: AOTConfig,
+        *others: object,
+        **__: object,
+    ) -> object:
+        """Take the place of AOTAutograd's cache: each graph is a hit, on the graph itself."""
+        nodes = len(internals.graph_module_of(mod).graph.nodes)
+        internals.stand_in_for_metadata()
+        with state.entered(CacheCall()) as call:
+            try:
+                key = internals.name_of_key(mod, inputs, config, others)
+                components = dict(keys.known(key).components)
+                if not components:
+                    raise KeyError(key)  # torch made it up
+                graphs.append(Graph(nodes, key, components, ()))
+            except Exception as exc:  # noqa: BLE001 - the report says it
+                reasons = call.reasons or (BypassReason("error", repr(exc)),)
+                graphs.append(Graph(nodes, None, {}, reasons))
+        return internals.loaded(_eagerly(mod), config)
+
     take_baseline(early=False)
     # What is compiled already keeps the options that it was given.
     is_compiled = isinstance(function, internals.optimized_module.get()) or hasattr(
@@ -180,10 +205,14 @@ def checked(
     )
     compiled = function if is_compiled else torch.compile(function)
     torch.compiler.reset()
-    grad = torch.is_grad_enabled()
+    grad, patches = torch.is_grad_enabled(), Patches()
     try:
-        with watch.installed():
-            compiled(*args, **kwargs)
+        patches.install(state)
+        patches.install(keys)
+        # Asked even where torch's caches are off: that is one of the reasons to report.
+        patches.wrap(internals.should_use_local_cache, lambda _: True)
+        patches.wrap(internals.try_load, load)
+        compiled(*args, **kwargs)
         breaks = tuple(
             GraphBreak(**internals.describe_break(reason))
             for reason in internals.graph_break_reasons.get()
@@ -192,59 +221,13 @@ def checked(
         torch.set_grad_enabled(grad)  # a graph that raises half-way leaves it changed
         raise
     finally:
+        patches.undo()
         torch.compiler.reset()  # none of the callables made here may run again
-    graphs = watch.graphs
-    if probe is not None:
-        graphs = [
-            graph if graph.key is None else replace(graph, entry=probe(graph.key))
-            for graph in graphs
-        ]
-    return Report(tuple(graphs), breaks)
-
-
-class _Watch:
-    """Takes the place of AOTAutograd's cache: each graph is a hit, on the graph itself."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._state = CompileState()
-        self._keys = KeyHook(registry, self._state)
-        self.graphs: list[Graph] = []
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        patches = Patches()
-        try:
-            for hooks in (self._state, self._keys):
-                patches.install(hooks)
-            # Asked even where torch's caches are off: that is one of the reasons to report.
-            patches.wrap(internals.should_use_local_cache, lambda _: True)
-            patches.wrap(internals.try_load, self._load)
-            yield
-        finally:
-            patches.undo()
-
-    def _load(
-        self,
-        _: Function[object],
-        mod: Module,
-        args: Sequence[object],
-        aot_config: AOTConfig,
-        *others: object,
-        **__: object,
-    ) -> object:
-        nodes = len(internals.graph_module_of(mod).graph.nodes)
-        internals.stand_in_for_metadata()
-        with self._state.entered(CacheCall()) as call:
-            try:
-                key = internals.name_of_key(mod, args, aot_config, others)
-                components = dict(self._keys.known(key).components)
-                if not components:
-                    raise KeyError(key)  # torch made it up
-                graph = Graph(nodes, key, components, ())
-            except Exception as exc:  # noqa: BLE001 - the report says it
-                graph = Graph(nodes, None, {}, call.reasons or (BypassReason("error", repr(exc)),))
-        self.graphs.append(graph)
-        return internals.loaded(_eagerly(mod), aot_config)
+    asked = (
+        graph if probe is None or graph.key is None else replace(graph, entry=probe(graph.key))
+        for graph in graphs
+    )
+    return Report(tuple(asked), breaks)
 
 
 def _eagerly(mod: Module) -> Callable[[Sequence[object]], object]:

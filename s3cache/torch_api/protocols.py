@@ -33,7 +33,6 @@ PlaceholderInfo: TypeAlias = Any
 PythonModules: TypeAlias = Any
 Translator: TypeAlias = Any
 TritonBundle: TypeAlias = Any
-TritonKernel: TypeAlias = Any
 
 
 class KeyDetails(Protocol):

@@ -89,3 +89,11 @@ def test_a_program_that_gives_its_own_decompositions_compiles() -> None:
     x = torch.ones(3)
     with s3cache.enabled("memory://decompositions", local=False):
         assert torch.equal(torch.compile(lambda x: x.sin(), backend=backend)(x), x * 3)
+
+
+def test_a_program_may_register_a_kernel_by_keywords() -> None:
+    with s3cache.enabled("memory://kernels", local=False):
+        library = torch.library.Library("s3cache_keywords", "DEF")
+        library.define("doubled(Tensor x) -> Tensor")
+        library.impl(op_name="doubled", fn=lambda x: x * 2, dispatch_key="CPU")
+    assert torch.ops.s3cache_keywords.doubled(torch.ones(2)).tolist() == [2, 2]

@@ -50,7 +50,7 @@ def test_a_failing_guard_is_shown_with_the_names_and_sizes_of_the_program(
     assert failing_guards(guards, inputs) == [
         "guard `x.size()[0] <= 64` does not hold: x.size()[0] is 128",
         (
-            "guard `x.size()[0] * x.size()[1] == 4` does not hold: "
+            "guard `x.size()[0]*x.size()[1] == 4` does not hold: "
             "x.size()[0] is 128, x.size()[1] is 6"
         ),
     ]
@@ -93,12 +93,12 @@ def test_asking_adds_no_guard(program: SimpleNamespace) -> None:
         ),
         (
             {"sizes": [("s0 == 64", {"s0": "L['x'].size()[0]"})]},
-            ["guard `x.size()[0] == 64` does not hold: x.size()[0] is 128"],
+            ["guard `x.size()[0] == 64` does not hold"],
         ),
         ({"sizes": [("s0 == 128", {"s0": "L['x'].size()[0]"})]}, []),
         (
             {"sizes": [("s0 == 128", {"s0": "L['y'].size()[0]"})]},
-            ["guard `y.size()[0] == 128` is on sizes that are others here, or not dynamic"],
+            ["guard `y.size()[0] == 128` does not hold"],
         ),
     ],
 )
