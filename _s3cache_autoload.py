@@ -4,10 +4,12 @@ torch finds it through the entry point group ``torch.backends``. Beside the pack
 a process that names no cache imports this file and nothing else.
 """
 
-import contextlib
 import os
 import sys
-from collections.abc import Callable
+
+TYPE_CHECKING = False  # to mypy it is true; typing would be one more import
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: What ``import torch`` itself has put where programs may put something else and torch looks while
 #: it compiles: namespaces, classes and tables by their places, each as a copy.
@@ -39,7 +41,7 @@ COMPILER, CODE_CACHES = "torch._inductor.compile_fx", "torch._inductor.codecache
 _WORDS = {"": None, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 _is_waiting = _is_cancelled = False
-_withdraw: list[Callable[[], None]] = []  # functions that each call off one wait for an import
+_withdraw: "list[Callable[[], None]]" = []  # functions that each call off one wait for an import
 
 
 def autoload() -> None:
@@ -48,8 +50,10 @@ def autoload() -> None:
     ``S3CACHE_URL`` asks for it; ``S3CACHE_AUTOLOAD`` turns it off, or on without a URL.
     """
     global _is_waiting, _withdraw
-    with contextlib.suppress(Exception):  # of a torch that we do not know: at the first look then
+    try:  # noqa: SIM105 - contextlib would be one more import
         take_baseline()
+    except Exception:  # noqa: BLE001, S110 - of a torch that we do not know: at the first look then
+        pass
     switch = os.environ.get("S3CACHE_AUTOLOAD", "").lower()
     wanted = _WORDS.get(switch, False)
     if switch in _WORDS and not (os.environ.get("S3CACHE_URL") if wanted is None else wanted):
@@ -57,8 +61,10 @@ def autoload() -> None:
     import logging
 
     logger = logging.getLogger("s3cache")
-    with contextlib.suppress(Exception):  # it is met again below
+    try:  # noqa: SIM105 - as above
         import s3cache.util.logs  # noqa: F401 - shows warnings where no logging is set up
+    except Exception:  # noqa: BLE001, S110 - it is met again below
+        pass
     if switch not in _WORDS:
         logger.warning(
             "not enabled: environment variable S3CACHE_AUTOLOAD: "
