@@ -12,8 +12,8 @@ Sections of a frame of kind ``aot``, a whole graph, or ``fx``, a forward or back
 and its ``meta``: ``guards`` (text, or nil), ``times_ns`` (forward, backward), ``runtime`` (what the
 graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` reads it; nil for
 ``fx``, and where it is too large), ``components`` (name to [digest, readable value] of the key),
-``made_by`` (torch, compiler and platform, for people), ``first_call`` (the outputs of a first call
-on fake tensors, or nil, see ``hooks/_distributed.py``) and ``relies_on`` (where inputs have to lie
+``made_by`` (torch and platform, for people), ``first_call`` (the outputs of a first call
+on fake tensors, or nil, see ``hooks/_first_calls.py``) and ``relies_on`` (where inputs have to lie
 in their storages, as text, or nil, see ``hooks/_conditions.py``).
 
 A pickle may name anything that Python can import, and call it. That of an entry may name and call

@@ -1,6 +1,6 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
-from s3cache.graph._graph import graph_modules, reads_storage_offsets, storage_offsets
+from s3cache.graph._graph import reads_storage_offsets, storage_offsets
 from s3cache.graph._identity import code_fingerprint
 from s3cache.graph._key import FIRST_CALL, Key, bypass_reasons, key_of, settings_digest
 from s3cache.graph._operators import forget_kernels, record_kernel
@@ -43,7 +43,6 @@ __all__ = [
     "extra_cacheable_functions",
     "forget_kernels",
     "fx_bypass_reasons",
-    "graph_modules",
     "is_custom_function",
     "key_of",
     "process_bypass_reasons",

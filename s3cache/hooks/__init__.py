@@ -1,8 +1,8 @@
 """The functions of torch's compiler that are replaced, and what turns them on and off.
 
-``_session`` installs them. ``_keys`` makes the key of a graph. ``_level`` goes through the entries
-under it and saves what is compiled, at both levels of ``_graphs``. ``_conditions`` and ``_kernels``
-check and load an entry; ``_compiles`` watches what torch compiles after a miss.
+``_session`` installs them. ``_keys`` makes the key of a graph, and ``_lookups`` goes through the
+entries under it. ``_conditions`` and ``_kernels`` check and load one of them. ``_compiles`` follows
+what torch compiles after a miss, and saves it.
 """
 
 from s3cache.hooks._session import (

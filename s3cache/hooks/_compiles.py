@@ -1,4 +1,4 @@
-"""Compiles that end in an entry: from the lookup that misses to the save.
+"""Compiles that end in an entry: from the lookup that misses to the save, at both levels.
 
 Between the two, torch compiles the graph's forward and backward. With ``bundled_autograd_cache``
 one entry holds a whole graph, which must be so for the graphs that s3cache saves and for no others.
@@ -7,32 +7,58 @@ only, and Inductor would ignore its cache of FX graphs, the second level here. I
 FX graph that Inductor does not cache by itself.
 
 What a compile finds out about the program beyond its key, an entry has as :class:`Conditions`.
+
+torch's own ``save`` pickles an entry, records it for ``save_cache_artifacts``, and writes it to
+torch's directory: that write comes here. Result, kernels and description become a frame. What
+cannot be shared goes to torch's directory, as it would without s3cache. What the second level saves
+while a whole graph is compiled is provisional: the entry of the whole graph supersedes it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import platform
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict, cast
 
-from s3cache.artifact import CONDITIONS
-from s3cache.errors import code_of
-from s3cache.graph import reads_storage_offsets, settings_digest, storage_offsets
-from s3cache.hooks._conditions import Conditions, NotSharableError
-from s3cache.hooks._keys import CompileState, around
+from s3cache.artifact import CONDITIONS, Artifact, describe, unpickled, variant_of
+from s3cache.cache import Engine, Saved
+from s3cache.errors import CorruptError
+from s3cache.graph import (
+    FIRST_CALL,
+    BypassReason,
+    Code,
+    reads_storage_offsets,
+    settings_digest,
+    storage_offsets,
+)
+from s3cache.hooks._conditions import Conditions, NotSharableError, conditions_of, described
+from s3cache.hooks._kernels import Kernels, portable
+from s3cache.hooks._keys import (
+    CacheCall,
+    CompileState,
+    KeyHook,
+    Patches,
+    around,
+    is_made_for_threads,
+)
+from s3cache.hooks._lookups import AOT, FX, LEVELS, Level, Result, compile_ns
+from s3cache.records import Event
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
-from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from s3cache.hooks._distributed import OutputDescription
+    from s3cache.hooks._first_calls import OutputDescription
+    from s3cache.hooks._watching import Bypasses
     from s3cache.torch_api.protocols import (
-        AOTConfig,
         AOTResult,
         CompiledGraph,
         FirstCallWrapper,
@@ -69,7 +95,7 @@ class Compile:
         self,
         context: TracingContext,
         key: str,
-        config: AOTConfig,
+        sources: Sequence[object],
         inputs: Sequence[object],
         *,
         of_threads: bool,
@@ -77,7 +103,7 @@ class Compile:
         self.key = key
         self.of_threads = of_threads  # whether code is made for the number of threads
         self.places = storage_offsets(inputs)
-        self._sources = config.aot_autograd_arg_pos_to_source or ()
+        self._sources = sources
         # Sizes that are inputs: guards on these are in torch's entry.
         self._symbols = internals.symbols_of(inputs)
         # How many of AOTAutograd's guards there are before, and on sizes; the same in the end.
@@ -131,18 +157,17 @@ def _counts(context: TracingContext) -> tuple[int, int]:
     return len(context.guards_context.aotautograd_guards), len(internals.shape_guards(context))
 
 
-def note_conditions(entry: AOTResult, compile_: Compile | None) -> Conditions:
+def note_conditions(entry: AOTResult, compile_: Compile | None) -> None:
     """Put what the code in ``entry`` relies on into it, before it is pickled."""
     context = internals.current_tracing_context.get()()
     if compile_ is None or context is None:
         raise _unrecorded("its compile was not observed")
     infos: list[FxInfo] = []
-    for compiled in (entry.compiled_fw, entry.compiled_bw):
-        if compiled is not None:
-            info: FxInfo | None = getattr(compiled.result, FX_INFO, None)
-            if info is None:
-                raise _unrecorded("the compile of its forward or backward was not observed")
-            infos.append(info)
+    for graph in graphs_of(entry):
+        info: FxInfo | None = getattr(graph, FX_INFO, None)
+        if info is None:
+            raise _unrecorded("the compile of its forward or backward was not observed")
+        infos.append(info)
     if any(info["late"] and info["lowered"] is None for info in infos):
         raise _unrecorded("the settings that its backward was lowered under have no digest")
     conditions: Conditions = {
@@ -153,19 +178,48 @@ def note_conditions(entry: AOTResult, compile_: Compile | None) -> Conditions:
         "of_threads": compile_.of_threads,
     }
     setattr(entry, CONDITIONS, conditions)
-    return conditions
 
 
-class PendingCompiles:
-    """Compiles that end in an entry, each known by its tracing context."""
+def graphs_of(result: Result) -> list[object]:
+    """Return the compiled FX graphs in ``result``."""
+    if isinstance(result, internals.compiled_graph.get()):
+        return [result]
+    whole = cast("AOTResult", result)
+    return [each.result for each in (whole.compiled_fw, whole.compiled_bw) if each is not None]
 
-    def __init__(self, state: CompileState, version_of: Callable[[object], str | None]) -> None:
-        self._state = state
-        self._version_of = version_of
-        # DDPOptimizer compiles several graphs in one context, one after the other.
-        self.contexts: weakref.WeakKeyDictionary[TracingContext, list[Compile]] = (
-            weakref.WeakKeyDictionary()
-        )
+
+@dataclass(eq=False, kw_only=True)
+class Save(CacheCall):
+    """One save of torch's."""
+
+    level: Level
+    key: str
+    result: Result
+    is_shared: bool  # whether it is ours; what torch keeps to itself stays as torch made it
+    in_directory: bool = True  # whether torch keeps in its directory what cannot be shared
+
+
+@dataclass(eq=False)
+class Compiles:
+    """Follows compiles, each known by its tracing context, and saves what comes of them."""
+
+    _engine: Engine
+    _state: CompileState
+    _keys: KeyHook
+    _kernels: Kernels
+    _bypasses: Bypasses
+    # DDPOptimizer compiles several graphs in one context, one after the other.
+    contexts: weakref.WeakKeyDictionary[TracingContext, list[Compile]] = field(
+        default_factory=weakref.WeakKeyDictionary, init=False
+    )
+
+    def install(self, patches: Patches) -> None:
+        """Replace what compiles and saves in torch."""
+        patches.install(self)
+        for level in LEVELS:
+            patches.wrap(level.write, self._write)
+
+    # -- while torch compiles
 
     def end(self) -> None:
         """End the current compile: another graph is about to be looked up."""
@@ -173,20 +227,18 @@ class PendingCompiles:
         if context is not None and compile_ is not None:
             compile_.end(context)
 
-    def begin(
-        self, key: str, config: AOTConfig, inputs: Sequence[object], *, of_threads: bool
-    ) -> None:
-        """Note that the graph that is being traced will be saved under ``key``."""
-        context = internals.current_tracing_context.get()()
-        if context is not None:
-            compile_ = Compile(context, key, config, inputs, of_threads=of_threads)
-            self.contexts.setdefault(context, []).append(compile_)
-
-    def compile_of(self, key: str) -> Compile | None:
-        """Return the compile that ends in an entry under ``key``."""
-        context = internals.current_tracing_context.get()()
-        compiles = () if context is None else self.contexts.get(context, ())
-        return next((each for each in reversed(compiles) if each.key == key), None)
+    def begin(self, lookup: CacheCall, sources: Sequence[object]) -> None:
+        """Have what is compiled after this lookup, a miss, end in an entry."""
+        key = str(lookup.key)
+        of_threads = is_made_for_threads(self._keys.known(key))
+        try:
+            context = internals.current_tracing_context.get()()
+            if context is not None:
+                compile_ = Compile(context, key, sources, lookup.inputs, of_threads=of_threads)
+                self.contexts.setdefault(context, []).append(compile_)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            lookup.record_error(exc)
+            self._bypasses.failed(logger, "a graph will not be cached as a whole", exc)
 
     def is_compiling_entry(self) -> bool:
         """Return whether what is compiled now will be part of an entry."""
@@ -205,9 +257,10 @@ class PendingCompiles:
         compiles = None if context is None else self.contexts.get(context)
         return context, compiles[-1] if compiles else None
 
-    @around(internals.should_bundle, internals.should_bundle_compiled)
-    def _should_bundle(self, asked: Callable[[], bool]) -> bool:
-        return self.is_compiling_entry() or asked()
+    def _compile_of(self, key: str) -> Compile | None:
+        context = internals.current_tracing_context.get()()
+        compiles = () if context is None else self.contexts.get(context, ())
+        return next((each for each in reversed(compiles) if each.key == key), None)
 
     @around(internals.compile_fx_inner)
     def _compile_graph(
@@ -239,13 +292,11 @@ class PendingCompiles:
             lowered = None
             if late:
                 lowered = settings_digest(
-                    of_threads=compile_.of_threads, registered_version=self._version_of
+                    of_threads=compile_.of_threads, registered_version=self._keys.version_of
                 )
             return {"sees_places": reads_storage_offsets(gm), "late": late, "lowered": lowered}
-        except Exception as exc:  # the user's program goes on
-            logger.warning(
-                "a graph will not be cached as a whole %s", pointer(code_of(exc)), exc_info=True
-            )
+        except Exception as exc:  # noqa: BLE001 - the user's program goes on
+            self._bypasses.failed(logger, "a graph will not be cached as a whole", exc)
             return None
 
     @around(internals.answer_first_call)
@@ -260,10 +311,177 @@ class PendingCompiles:
         function = original(wrapper, *args, runtime_metadata=runtime_metadata, **kwargs)
         compile_ = self._current()[1]
         if wrapper.needs_post_compile and compile_ is not None:
-            from s3cache.hooks._distributed import describe_outputs
+            from s3cache.hooks._first_calls import describe_outputs
 
             try:  # in the strides that Inductor chose: the original has put them there
                 compile_.outputs = describe_outputs(wrapper.out_metas, runtime_metadata)
             except NotSharableError as exc:
                 compile_.outputs = exc
         return function
+
+    # -- saves
+
+    @around(internals.save)
+    def _save(
+        self, original: Function[None], key: str, entry: AOTResult, *args: object, **kwargs: object
+    ) -> None:
+        saving = Save(level=AOT, key=key, result=entry, is_shared=self._keys.is_shared(key))
+        save = partial(original, key, entry, *args, **kwargs)
+        self._run(saving, save, entry, entry.runtime_metadata)
+
+    @around(internals.pickle_entry)
+    def _pickle_entry(
+        self, original: Function[bytes | None], entry: AOTResult, *args: object, **kwargs: object
+    ) -> bytes | None:
+        saving = self._state.current
+        content = original(entry, *args, **kwargs)
+        if content is None and isinstance(saving, Save) and saving.is_shared:
+            what = internals.find_unpicklable_field.get()(entry) or "as a whole"
+            message = f"what it was compiled to cannot be pickled ({what})"  # torch has logged why
+            self._refused(saving, "entry", internals.bypass_error.get()(message))
+        return content
+
+    @around(internals.fx_save)
+    def _save_graph(
+        self,
+        original: Function[None],
+        key: str,
+        graph: CompiledGraph,
+        *args: object,
+        **kwargs: object,
+    ) -> None:
+        given = inspect.signature(original).bind(key, graph, *args, **kwargs)
+        is_shared, in_directory = self._keys.is_shared(key), bool(given.arguments["local"])
+        saving = Save(
+            level=FX, key=key, result=graph, is_shared=is_shared, in_directory=in_directory
+        )
+        if is_shared:
+            given.arguments["local"] = True  # that write comes here, for the remote alone too
+            graph._fx_graph_cache_debug_lines = []  # the header of the entry has them
+        self._run(saving, partial(original, *given.args, **given.kwargs))
+
+    def _run(self, saving: Save, save: Callable[[], None], *others: object) -> None:
+        """Have torch save what is made portable before, ``others`` with it, unless that fails."""
+        with self._state.entered(saving), contextlib.ExitStack() as stack:
+            is_ready = not saving.is_shared
+            if saving.is_shared:
+                with self._refusing(saving):
+                    if saving.level is AOT:
+                        whole = cast("AOTResult", saving.result)
+                        note_conditions(whole, self._compile_of(saving.key))
+                    results = *others, *graphs_of(saving.result)
+                    share_sources = self._engine.settings.share_sources
+                    stack.enter_context(portable(*results, share_sources=share_sources))
+                    is_ready = True
+            if is_ready:
+                save()
+            self._bypasses.raise_if_strict(saving)
+
+    def _write(self, original: Callable[[str, bytes], None], key: str, content: bytes) -> None:
+        saving = self._state.current
+        # Not in a save, this is torch.compiler.load_cache_artifacts.
+        if not isinstance(saving, Save) or not (
+            (saving.is_shared and self._share(saving, content)) or not saving.in_directory
+        ):
+            original(key, content)
+
+    def _share(self, saving: Save, content: bytes) -> bool:
+        """Save what torch has pickled; return whether it is shared."""
+        key, name, is_saved = saving.key, saving.level.name, False
+        with self._refusing(saving):
+            unpickled(content)  # as the next process will: it would refuse it every time
+            frame = self._artifact(saving, content).encode(key)
+            saved = self._engine.save(
+                key,
+                frame,
+                level=name,
+                # The entry of the whole graph may soon replace it.
+                provisional=saving.level is FX and self.is_compiling_entry(),
+                remote=internals.tiers_asked(name).remote,
+            )
+            if is_saved := isinstance(saved, Saved):
+                logger.debug("saved %s (%d bytes%s)", key, len(frame), saving.level.label)
+                if saving.level is AOT:
+                    self._saved_whole(saving, saved, len(frame))
+        return is_saved
+
+    def _artifact(self, saving: Save, content: bytes) -> Artifact:
+        """Return what is saved of a compiled graph, which torch has pickled as ``content``."""
+        result, key = saving.result, self._keys.known(saving.key)
+        graphs = graphs_of(result)
+        conditions = conditions_of(result)
+        meta: dict[str, object] = {
+            "guards": result.guards_expr,
+            "relies_on": None if conditions is None else described(conditions),
+            "times_ns": list(compile_ns(result)),
+            "components": {
+                name: [each.digest, each.value] for name, each in key.components.items()
+            },
+            "made_by": _made_by(graphs),
+        }
+        if saving.level is AOT:
+            meta |= {
+                "runtime": describe(cast("AOTResult", result)),
+                "first_call": self._first_call(saving),
+            }
+        kernels = self._kernels.images_of(graphs)
+        return Artifact(saving.level.name, content, kernels, meta, key.parts)
+
+    def _first_call(self, saving: Save) -> list[OutputDescription] | None:
+        compile_ = self._compile_of(saving.key)
+        outputs = None if compile_ is None else compile_.outputs
+        if isinstance(outputs, NotSharableError):
+            raise outputs
+        if outputs is None and FIRST_CALL in self._keys.known(saving.key).components:
+            raise NotSharableError(
+                "fakify-first-call", "torch has not said what its first call returns"
+            )
+        return outputs
+
+    def _saved_whole(self, saving: Save, saved: Saved, size: int) -> None:
+        compile_s = sum(compile_ns(saving.result)) / 1e9
+        now, elapsed_s = time.time(), saved.elapsed_s
+        self._engine.record(Event("compile", now - elapsed_s, compile_s, saving.key))
+        self._engine.record(Event("save", now, elapsed_s, saving.key, size))
+        if not internals.tiers_asked("aot").remote and internals.tiers_asked("fx").remote:
+            return
+        for graph in graphs_of(saving.result):  # nothing needs their own entries any more
+            if isinstance(graph, internals.compiled_graph.get()) and graph._fx_graph_cache_key:
+                self._engine.supersede(graph._fx_graph_cache_key, variant_of(graph.guards_expr))
+
+    @contextlib.contextmanager
+    def _refusing(self, saving: Save) -> Iterator[None]:
+        """Leave what fails in the block unshared: the user's program goes on."""
+        try:
+            yield
+        except CorruptError as exc:
+            self._refused(saving, "entry", exc)
+        except NotSharableError as exc:
+            self._refused(saving, exc.code, exc)
+        except Exception as exc:  # noqa: BLE001 - whatever it is
+            saving.record_error(exc)
+            self._bypasses.failed(logger, "a compiled graph is not shared", exc)
+
+    def _refused(self, saving: Save, code: Code, error: Exception) -> None:
+        """Count and log something that was compiled and cannot be shared."""
+        reasons, what = [BypassReason(code, str(error))], "a compiled graph is not shared"
+        if saving.level is FX:
+            self._bypasses.note(what, reasons)
+            return
+        self._bypasses.warn(reasons, what=what)
+        self._bypasses.record("aot", reasons, key=saving.key)
+        saving.record_error(error)
+
+
+def _made_by(graphs: Sequence[object]) -> dict[str, str]:
+    """Return what made an entry, and for which devices, for people."""
+    import torch
+
+    devices = {str(device) for graph in graphs for device in getattr(graph, "device_types", ())}
+    return {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()).strip(),
+        "device": " ".join(sorted(devices)),
+    }

@@ -9,7 +9,6 @@ into ours, into torch's directory, into the artifacts of ``torch.compiler.save_c
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import json
@@ -71,7 +70,7 @@ class NotSharableError(Exception):
 # -- on a hit
 
 
-def conditions_of(entry: AOTResult) -> Conditions | None:
+def conditions_of(entry: object) -> Conditions | None:
     """Return what the code in ``entry`` relies on; ``None`` if nothing was noted."""
     noted: object = getattr(entry, CONDITIONS, None)
     if noted is None:
@@ -98,27 +97,19 @@ def misfits(
         yield f"inputs begin in storages at {places} in the entry, at {here} here"
     for expression, named in conditions["sizes"]:
         text = _SYMBOL.sub(lambda match: as_written(named.get(match[0], match[0])), expression)  # noqa: B023
-        if context is None or not internals.are_named(context, named):
-            yield f"guard `{text}` is on sizes that are others here, or not dynamic"
-        elif not internals.value_of_symbol(context, expression):
-            values = {
-                as_written(source): internals.value_of_symbol(context, symbol)
-                for symbol, source in named.items()
-            }
-            yield failure(text, values)
+        if (
+            context is None
+            or not internals.are_named(context, named)
+            or not internals.value_of_symbol(context, expression)
+        ):
+            yield f"guard `{text}` does not hold"
     for kind, some, others in conditions["guards"]:
         if context is not None and internals.guard_holds(
             context, kind, [inputs[i] for i in some], [inputs[i] for i in others]
         ):
             continue
-        one, other = (", ".join(_input_name(i, sources) for i in of) for of in (some, others))
-        if kind == "DuplicateInputs":
-            yield f"{one} and {other} are one tensor in the entry, and two here"
-        elif one:
-            apart = f", and not with {other}" if other else ""
-            yield f"{one} overlap in memory in the entry{apart}; here it is otherwise"
-        else:
-            yield f"{other} do not overlap in memory in the entry; here they do"
+        names = ", ".join(_input_name(i, sources) for i in (*some, *others))
+        yield f"{names} share memory otherwise in the entry"
 
 
 # How torch names the sizes that are inputs, in the guards of its entries, by number.
@@ -132,23 +123,14 @@ def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
         as_written(internals.name_of_size(size) or f"size {i}") for i, size in enumerate(sizes)
     ]
     values = [int(size.node.hint) for size in sizes]  # which guards nothing
-    tree = ast.parse(expression.strip(), mode="eval").body
-    guards = (
-        tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
-    )
     failures = []
-    for guard in map(ast.unparse, guards):
+    for guard in expression.split(" and "):
         if not internals.holds_of_sizes(guard, sizes, values):
             numbers = sorted({int(number) for number in _NUMBERED.findall(guard)})
             text = _NUMBERED.sub(lambda match: names[int(match[1])], guard)
-            failures.append(failure(text, {names[number]: values[number] for number in numbers}))
+            here = ", ".join(f"{names[number]} is {values[number]}" for number in numbers)
+            failures.append(f"guard `{text}` does not hold: {here}")
     return failures
-
-
-def failure(guard: str, values: Mapping[str, object]) -> str:
-    """Say that a guard does not hold for these values, by their names."""
-    here = ", ".join(f"{name} is {value}" for name, value in values.items())
-    return f"guard `{guard}` does not hold{f': {here}' if here else ''}"
 
 
 def as_written(source: str) -> str:
@@ -209,83 +191,62 @@ def attach_backward(
     registered_version: Callable[[object], str | None],
 ) -> None:
     """Have the callable that ``entry`` is about to become compare at its first backward."""
-    compiled = entry.compiled_bw
+    compiled, metadata = entry.compiled_bw, entry.runtime_metadata
     if compiled is None or conditions["lowered"] is None:
         return
-    deferred = _DeferredBackward(entry, conditions, state, registered_version)
+    module = entry.serialized_bw_module
+    options, compiler = dict(state.options), state.backward_compiler  # of the forward's compile
+    # Memory of inputs that the code reuses, which torch refuses to do where a graph is kept for
+    # another backward: it asks before the first call.
+    donated = metadata.bw_donated_idxs
+    if donated:
+        metadata.bw_donated_idxs = []
+
+    def settings() -> str | None:
+        """Return a digest of the settings that torch would lower it under now."""
+        inductor = internals.inductor_config.get()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(inductor.patch(**options))
+            if inductor.cpp_wrapper:
+                stack.enter_context(inductor.patch(**internals.cpp_wrapper_options.get()()))
+            return settings_digest(
+                of_threads=conditions["of_threads"], registered_version=registered_version
+            )
+
+    def choose(lowered: Function[object], args: Sequence[object]) -> Function[object]:
+        kept = bool(donated) and internals.keeps_graph.get()()
+        if not kept:
+            metadata.bw_donated_idxs = donated
+        try:
+            if not kept and settings() == conditions["lowered"]:
+                return lowered
+            logger.info("a backward of a hit is lowered again, under the settings of now")
+            assert compiler is not None
+            with _new_trace(metadata) as fake:
+                return compiler(_as_serialized(module), [fake(value) for value in args])
+        except Exception:  # the user's program goes on
+            logger.warning(
+                "a backward of a hit cannot be lowered again; it runs uncompiled", exc_info=True
+            )
+            return internals.interpreted(_as_serialized(module))
+
     load = compiled.post_compile
-    compiled.post_compile = lambda *args, **kwargs: deferred.over(load(*args, **kwargs))
 
-
-class _DeferredBackward:
-    """The backward of one hit, until its first call."""
-
-    def __init__(
-        self,
-        entry: AOTResult,
-        conditions: Conditions,
-        state: CompileState,
-        registered_version: Callable[[object], str | None],
-    ) -> None:
-        self._registered_version = registered_version
-        self._module = entry.serialized_bw_module
-        self._metadata = entry.runtime_metadata
-        self._conditions = conditions
-        self._options = dict(state.options)  # of the forward's compile
-        self._compiler = state.backward_compiler
-        # Memory of inputs that the code reuses, which torch refuses to do where a graph is kept
-        # for another backward: it asks before the first call.
-        self._donated = self._metadata.bw_donated_idxs
-        if self._donated:
-            self._metadata.bw_donated_idxs = []
-
-    def over(self, lowered: Function[object]) -> Function[object]:
-        """Return a function that calls ``lowered``, or what is lowered in its place."""
+    def post_compile(*args: object, **kwargs: object) -> object:
+        lowered = load(*args, **kwargs)
         chosen: Function[object] | None = None
 
-        def backward(args: list[object]) -> object:
+        def backward(inputs: list[object]) -> object:
             nonlocal chosen
             if chosen is None:
-                chosen = self._chosen(lowered, args)
-            return chosen(args)
+                chosen = choose(lowered, inputs)
+            return chosen(inputs)
 
         return internals.disable_dynamo.get()(
             internals.boxed(backward), reason="do not trace generated backwards pass"
         )
 
-    def _chosen(self, lowered: Function[object], args: Sequence[object]) -> Function[object]:
-        kept = bool(self._donated) and internals.keeps_graph.get()()
-        if not kept:
-            self._metadata.bw_donated_idxs = self._donated
-        try:
-            if not kept and self._settings() == self._conditions["lowered"]:
-                return lowered
-            logger.info("a backward of a hit is lowered again, under the settings of now")
-            return self._lowered_now(args)
-        except Exception:  # the user's program goes on
-            logger.warning(
-                "a backward of a hit cannot be lowered again; it runs uncompiled",
-                exc_info=True,
-            )
-            return internals.interpreted(_as_serialized(self._module))
-
-    def _settings(self) -> str | None:
-        """Return a digest of the settings that torch would lower it under now."""
-        inductor = internals.inductor_config.get()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(inductor.patch(**self._options))
-            if inductor.cpp_wrapper:
-                stack.enter_context(inductor.patch(**internals.cpp_wrapper_options.get()()))
-            return settings_digest(
-                of_threads=self._conditions["of_threads"],
-                registered_version=self._registered_version,
-            )
-
-    def _lowered_now(self, args: Sequence[object]) -> Function[object]:
-        assert self._compiler is not None
-        with _new_trace(self._metadata) as fake:
-            inputs = [fake(value) for value in args]
-            return self._compiler(_as_serialized(self._module), inputs)
+    compiled.post_compile = post_compile
 
 
 def _as_serialized(module: BackwardModule) -> GraphModule:

@@ -28,9 +28,8 @@ import os
 import re
 import stat
 import sys
-import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
@@ -39,7 +38,14 @@ from s3cache.artifact import check_image, hidden_places, hidden_source, without_
 from s3cache.errors import ConfigError, CorruptError
 from s3cache.hooks._conditions import NotSharableError
 from s3cache.hooks._keys import CompileState, around
-from s3cache.store import Buffer, Directory, check_way, is_writable_by_others, make_parents
+from s3cache.store import (
+    Buffer,
+    Directory,
+    check_way,
+    is_writable_by_others,
+    make_parents,
+    private_directory,
+)
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
@@ -51,7 +57,6 @@ if TYPE_CHECKING:
         PythonModules,
         TritonBundle,
         TritonFile,
-        TritonKernel,
     )
 
 # What generated code may load through async_compile and an entry can carry: C++ as images, Triton
@@ -181,8 +186,8 @@ class Kernels:
         for needed in self._state.loading:
             needed.add(name)
         call = self._state.rebuilding
-        if call is not None and call.kernels is not None:
-            library = self._load(cls, name, call.kernels)
+        if call is not None:
+            library = self._load(cls, name, call.kernels or {})
             return lambda: library
         load = original(cls, *args, **kwargs)
 
@@ -242,11 +247,8 @@ def _kernel_id(cls: type[CppLibraries], call: inspect.BoundArguments) -> str:
     main_code, optimized_code, device_type, extra_flags = (
         call.arguments[name] for name in internals.KERNEL_ARGUMENTS
     )
-    flags = repr(tuple(extra_flags))
-    digest = hashlib.sha256()
-    for part in (cls.__name__, main_code, optimized_code or "", device_type, flags):
-        digest.update(f"{len(part)}:".encode() + part.encode())
-    return digest.hexdigest()[:40]
+    parts = cls.__name__, main_code, optimized_code or "", device_type, tuple(extra_flags)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
 
 
 @contextlib.contextmanager
@@ -254,24 +256,20 @@ def opened(image: Buffer, name: str) -> Iterator[str]:
     """Yield a path ending in ``.so`` under which ``image`` can be loaded while the block runs.
 
     The bytes live in memory: they cannot be exchanged between being verified and being loaded, and
-    a ``noexec`` temporary directory, which only gets a link to them, does not matter. The directory
-    is reached by its descriptor, as others may rename it. Nothing is left behind.
+    a ``noexec`` temporary directory, which only gets a link to them, does not matter. Nothing is
+    left behind.
     """
-    with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="s3cache-"))
-        held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        stack.callback(os.close, held)
-        status = os.fstat(held)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise PermissionError(f"{directory} was exchanged: it is not this user's alone")
-        fd = os.memfd_create(name[:64], os.MFD_CLOEXEC)
-        stack.callback(os.close, fd)
-        with os.fdopen(os.dup(fd), "wb") as file:
+    directory, forget = private_directory()
+    try:
+        with open(os.memfd_create(name[:64], os.MFD_CLOEXEC), "wb") as file:
             file.write(image)
-        # The loader takes two libraries with one path for the same one.
-        file_name = f"{os.path.basename(directory)}.so"
-        os.symlink(f"/proc/self/fd/{fd}", file_name, dir_fd=held)
-        yield f"/proc/self/fd/{held}/{file_name}"
+            file.flush()
+            # The loader takes two libraries with one path for the same one.
+            path = f"{directory}/{os.path.basename(directory)}.so"
+            os.symlink(f"/proc/self/fd/{file.fileno()}", path)
+            yield path
+    finally:
+        forget()
 
 
 # -- what is saved is of no machine
@@ -333,29 +331,24 @@ def _bundle(bundle: TritonBundle | None, share_sources: bool) -> TritonBundle | 
         dataclasses.replace(each, kernel=_without_process(each.kernel))
         for each in bundle.static_autotuners
     ]
-    kernels = [_binary(each, places) for each in bundle.kernel_artifacts]
-    return dataclasses.replace(bundle, kernel_artifacts=kernels, static_autotuners=autotuners)
-
-
-def _binary(kernel: TritonKernel, places: Sequence[str]) -> TritonKernel:
-    files = [each for each in kernel.artifacts if not each.filename.endswith(_STAGES)]
-    names = {each.filename for each in files}
-    return dataclasses.replace(
-        kernel,
-        artifacts=[
+    kernels = []
+    for kernel in bundle.kernel_artifacts:
+        files = [each for each in kernel.artifacts if not each.filename.endswith(_STAGES)]
+        names = {each.filename for each in files}
+        kept = [
             dataclasses.replace(each, payload=hidden_places(_payload(each, names), *places))
             for each in files
-        ],
-    )
+        ]
+        kernels.append(dataclasses.replace(kernel, artifacts=kept))
+    return dataclasses.replace(bundle, kernel_artifacts=kernels, static_autotuners=autotuners)
 
 
 def _payload(file: TritonFile, names: set[str]) -> bytes:
     if not file.filename.startswith(_GROUP):
         return file.payload
     group = json.loads(file.payload)  # a newer Triton takes it for none if a file is not there
-    group["child_paths"] = {
-        name: path for name, path in group["child_paths"].items() if name in names
-    }
+    paths = group["child_paths"].items()
+    group["child_paths"] = {name: path for name, path in paths if name in names}
     return json.dumps(group).encode()
 
 
@@ -396,36 +389,18 @@ def check_triton_directory(base: str, kernel: str) -> None:
         make_parents(os.path.abspath(base))
         check_way(base)  # before it is opened: from then on the name leads there
         directory = Directory.at(base, make=True)
-        # Where no other user gets in, it does not matter what the umask left open within.
-        is_private = not os.fstat(directory.fd).st_mode & 0o077
         with contextlib.suppress(FileNotFoundError):  # there is nothing for it yet
-            _check_files(directory, kernel, is_private=is_private)
+            held = directory.enter(kernel)
+            for name in held.names():
+                status = os.stat(name, dir_fd=held.fd, follow_symlinks=False)
+                is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+                if not is_ours or is_writable_by_others(status):
+                    raise ConfigError(
+                        f"{held.path}/{name}",
+                        "is not this user's alone",
+                        "remove it, or give TRITON_CACHE_DIR another directory",
+                    )
     except ConfigError as exc:
         raise PermissionError(
             errno.EACCES, f"kernels of Triton are not loaded from where others may write: {exc}"
         ) from exc
-
-
-def _check_files(base: Directory, kernel: str, *, is_private: bool) -> None:
-    place = f"{base.path}/{kernel}"
-    status = os.stat(kernel, dir_fd=base.fd, follow_symlinks=False)
-    _check_ours(status, stat.S_ISDIR, is_private, place)
-    fd = os.open(kernel, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=base.fd)
-    try:
-        for name in os.listdir(fd):
-            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            _check_ours(status, stat.S_ISREG, is_private, f"{place}/{name}")
-    finally:
-        os.close(fd)
-
-
-def _check_ours(
-    status: os.stat_result, is_kind: Callable[[int], bool], is_private: bool, place: str
-) -> None:
-    is_ours = is_kind(status.st_mode) and status.st_uid == os.geteuid()
-    if not is_ours or (not is_private and is_writable_by_others(status)):
-        raise ConfigError(
-            place,
-            "is not this user's alone",
-            "remove it, or give TRITON_CACHE_DIR another directory",
-        )

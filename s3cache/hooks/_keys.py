@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from s3cache.errors import ConfigError
@@ -44,10 +43,9 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
     from torch.nn import Module
 
-    from s3cache.torch_api.protocols import KeyPickler, OperatorLibrary
+    from s3cache.torch_api.protocols import KeyPickler
 
 F = TypeVar("F", bound=Function[object])
-T = TypeVar("T")
 _Method = TypeVar("_Method", bound=Function[object])
 
 _ABSENT = object()
@@ -87,44 +85,25 @@ class Patches:
                 self.wrap(function, getattr(hooks, name))
 
     def wrap(self, internal: Internal[F], around: Function[object]) -> None:
-        """Have ``around(original, *args, **kwargs)`` called in the place of a function."""
+        """Have ``around(original, *args, **kwargs)`` called in the place of a function.
 
-        def make(original: F) -> F:
-            def replacement(*args: object, **kwargs: object) -> object:
-                return around(original, *args, **kwargs)
-
-            return cast("F", replacement)
-
-        self.replace(internal, make)
-
-    def replace(self, internal: Internal[F], make: Callable[[F], F]) -> None:
-        """Replace a function with the result of calling ``make`` on it.
-
-        ``make`` gets and returns the plain function. A static or class method stays one.
+        ``original`` is the plain function. A static or class method stays one.
         """
         owner, name = internal.owner()
         present = inspect.getattr_static(owner, name)
         wrapped = isinstance(present, (staticmethod, classmethod))
         original: F = present.__func__ if wrapped else present
-        replacement: object = make(original)
-        if isinstance(replacement, FunctionType):  # keys describe a user's original as before
-            vars(replacement)[ORIGINAL_ATTR] = original
+
+        def replacement(*args: object, **kwargs: object) -> object:
+            return around(original, *args, **kwargs)
+
+        # Keys describe a user's original as before.
+        vars(replacement)[ORIGINAL_ATTR] = original
         old = vars(owner).get(name, _ABSENT)  # absent where the owner inherits it
         setattr(owner, name, type(present)(replacement) if wrapped else replacement)
-        self._undo.append(
+        self.at_undo(
             partial(delattr, owner, name) if old is _ABSENT else partial(setattr, owner, name, old)
         )
-
-    def set(self, internal: Internal[T], value: T) -> None:
-        """Set an option of torch's."""
-        owner, name = internal.owner()
-        self._undo.append(partial(setattr, owner, name, getattr(owner, name)))
-        setattr(owner, name, value)
-
-    def fill(self, table: dict[str, object], values: Mapping[str, object]) -> None:
-        """Put values into a table of torch's that has none of these names."""
-        table.update(values)
-        self._undo += [partial(table.pop, name, None) for name in values]
 
     def at_undo(self, call: Callable[[], object]) -> None:
         """Call ``call`` in :meth:`undo`, in its turn."""
@@ -156,6 +135,10 @@ class CacheCall:
         self.error = self.error or error
 
 
+class FxKeying(CacheCall):
+    """One call of Inductor for the key of an FX graph."""
+
+
 _Call = TypeVar("_Call", bound=CacheCall)
 
 
@@ -179,8 +162,7 @@ class CompileState(threading.local):
     @property
     def rebuilding(self) -> CacheCall | None:
         """The current call if it rebuilds an entry of ours."""
-        current = self.current
-        return None if current is None or current.kernels is None else current
+        return self.current if self.current and self.current.kernels is not None else None
 
     @contextlib.contextmanager
     def changed(self, **values: object) -> Iterator[None]:
@@ -219,13 +201,6 @@ class CompileState(threading.local):
             user_compilers=given,
         ):
             return original(*args, **kwargs)
-
-
-# -- keys
-
-
-class FxKeying(CacheCall):
-    """One call of Inductor for the key of an FX graph."""
 
 
 class Registry:
@@ -278,11 +253,6 @@ class KeyHook:
         self._calls = calls
         self._keys: dict[str, Key] = {}  # the latest last
         self._directory = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-
-    def install_fx(self, patches: Patches) -> None:
-        """Replace what makes keys of FX graphs."""
-        patches.wrap(internals.fx_check_cacheable, self._fx_check_cacheable)
-        patches.wrap(internals.fx_key(), self._fx_get_key)
 
     def is_shared(self, key: str | None) -> bool:
         """Return whether entries under ``key`` are shared.
@@ -367,12 +337,10 @@ class KeyHook:
         if not isinstance(key, Key):
             self._refuse(key)
             raise AssertionError("no key, and no reason")
-        name = internals.key_prefix() + key.digest
-        self._remember(name, key)
-        if self._calls.current is not None:
-            self._calls.current.key = name
+        self._remember(internals.key_prefix() + key.digest, key)
         return key.digest
 
+    @around(internals.fx_check_cacheable)
     def _fx_check_cacheable(
         self, original: Function[None], gm: GraphModule, *args: object, **kwargs: object
     ) -> None:
@@ -388,6 +356,7 @@ class KeyHook:
             call.reasons = (BypassReason("error", repr(exc)),)
             call.record_error(exc)
 
+    @around(internals.fx_key())
     def _fx_get_key(self, original: Function[str], pickler: KeyPickler, value: object) -> str:
         call = self._calls.current
         details = internals.fx_key_details.get()
@@ -405,21 +374,20 @@ class KeyHook:
             pickler.fast = False
             pickler.clear_memo()
             return original(pickler, value)
-        call.key = internals.FX_PREFIX + key.digest
-        self._remember(call.key, key)
+        self._remember(internals.FX_PREFIX + key.digest, key)
         return internals.fx_prefix() + key.digest
 
-    def debug_lines(
+    @around(internals.fx_debug_lines)
+    def _fx_debug_lines(
         self, original: Function[list[str]], pickler: KeyPickler, value: object
     ) -> list[str]:
-        """Have torch log the components of a key that was made here."""
+        """Spare torch the digest of each part of a key that was made here: it only logs them."""
         call = self._calls.current
-        key = None if call is None else self._keys.get(call.key or "")
-        # Those of whole graphs are of a subclass.
-        if key is None or not isinstance(value, internals.fx_key_details.get()):
-            return original(pickler, value)
-        components = key.components.items()
-        return [f"[{each.digest}] {name}: {each.value}" for name, each in components]
+        is_ours = call is not None and call.key in self._keys
+        # The details of whole graphs are of a subclass.
+        if is_ours and isinstance(value, internals.fx_key_details.get()):
+            return []
+        return original(pickler, value)
 
     def _refuse(self, reasons: Sequence[BypassReason]) -> None:
         if reasons:
@@ -428,6 +396,8 @@ class KeyHook:
             raise internals.bypass_error.get()("; ".join(map(str, reasons)))
 
     def _remember(self, name: str, key: Key) -> None:
+        if self._calls.current is not None:
+            self._calls.current.key = name
         self._keys.pop(name, None)
         self._keys[name] = key
         names = [*self._keys]
@@ -468,7 +438,7 @@ def watch_registrations(failed: Callable[[Exception], None]) -> Callable[[], Non
         try:
             patches.at_undo(take_baseline(early=early))
             if internals.is_supported():
-                patches.replace(internals.register_kernel, _recorder)
+                patches.wrap(internals.register_kernel, _register_kernel)
         except Exception as exc:  # noqa: BLE001 - the program that imports torch goes on
             failed(exc)
 
@@ -482,12 +452,7 @@ def watch_registrations(failed: Callable[[Exception], None]) -> Callable[[], Non
     return stop
 
 
-def _recorder(original: Function[object]) -> Function[object]:
-    def impl(
-        library: OperatorLibrary, name: object, function: object, *args: str, **kwargs: str
-    ) -> object:
-        result = original(library, name, function, *args, **kwargs)
-        record_kernel(*internals.registered_kernel(library, name, function, *args, **kwargs))
-        return result
-
-    return impl
+def _register_kernel(original: Function[object], *args: object, **kwargs: object) -> object:
+    result = original(*args, **kwargs)
+    record_kernel(*internals.registered_kernel(*args, **kwargs))
+    return result

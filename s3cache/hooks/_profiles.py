@@ -9,9 +9,9 @@ A program can need its sizes to be constants: ``math.gcd(x.shape[0], 4)`` does n
 ``fullgraph=True`` where the size is a symbol. So profiles are off unless a user turns them on, and
 never make a symbol of a Python number.
 
-A frame of kind ``shapes`` has one section, ``profile``: msgpack, a map from the fingerprint of a
-piece of code to a map from the name of a tensor (``L['x']``) to what changes of it: flags of its
-sizes, and of its strides. It names no values: not the sizes that were seen.
+A frame of kind ``shapes`` has one section, ``profile``: msgpack, a list with the fingerprint of a
+piece of code, the name of a tensor (``L['x']``), and flags of its sizes and of its strides that
+change. It names no values: not the sizes that were seen.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import platform
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -31,12 +32,11 @@ from s3cache.errors import CorruptError
 from s3cache.frame import Frame
 from s3cache.graph import code_fingerprint
 from s3cache.hooks._keys import around
+from s3cache.hooks._watching import Bypasses
 from s3cache.torch_api import installed_version, internals
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from s3cache.torch_api.protocols import Function, ShapeState, Translator
 
 logger = logger_of("saves")
@@ -45,29 +45,23 @@ logger = logger_of("saves")
 Flags: TypeAlias = "tuple[bool, ...] | None"
 Changing: TypeAlias = tuple[Flags, Flags]
 
-# A program learns a little with each compile, and then no more.
-_MAX_SAVES = 16
-_MAX_VARIANTS = 16
-_MAX_BYTES = 4 << 20
-
 
 class Profile:
     """What changes of a tensor from call to call, by the fingerprint of the code and its name."""
 
     def __init__(self) -> None:
-        self.inputs: dict[str, dict[str, Changing]] = {}
+        self.inputs: dict[tuple[str, str], Changing] = {}
 
     def add(self, code: str, name: str, changing: Changing) -> bool:
         """Add what is known of a tensor; return whether that was news."""
-        inputs = self.inputs.setdefault(code, {})
-        known = inputs.get(name, (None, None))
-        inputs[name] = _merged(known[0], changing[0]), _merged(known[1], changing[1])
-        return inputs[name] != known
+        known = self.inputs.get((code, name), (None, None))
+        merged = _merged(known[0], changing[0]), _merged(known[1], changing[1])
+        self.inputs[code, name] = merged
+        return merged != known
 
     def encode(self, key: str) -> bytes:
         """Return a frame under ``key``; profiles that say the same are one variant."""
-        plain = {code: dict(sorted(self.inputs[code].items())) for code in sorted(self.inputs)}
-        content: bytes = msgpack.packb(plain)
+        content: bytes = msgpack.packb([(*one, *self.inputs[one]) for one in sorted(self.inputs)])
         return frame.encode(
             kind="shapes",
             key=key,
@@ -83,16 +77,12 @@ class Profile:
             CorruptError: it is of another kind or schema, or holds something else.
         """
         content = section_of(entry, "shapes", "profile")
-        if len(content) > _MAX_BYTES:
-            raise CorruptError("profile", f"has {len(content)} bytes")
         try:
-            plain = msgpack.unpackb(content, max_ext_len=0, max_array_len=1 << 10)
             said = [
-                (code, name, (_flags(sizes), _flags(strides)))
-                for code, inputs in plain.items()
-                for name, (sizes, strides) in inputs.items()
+                (str(code), str(name), (_flags(sizes), _flags(strides)))
+                for code, name, sizes, strides in msgpack.unpackb(content)
             ]
-        except (AttributeError, TypeError, ValueError, msgpack.UnpackException) as exc:
+        except (TypeError, ValueError, msgpack.UnpackException) as exc:
             raise CorruptError("profile", f"is none ({exc!r})") from None
         for each in said:
             self.add(*each)
@@ -118,14 +108,13 @@ def _merged(ours: Flags, theirs: Flags) -> Flags:
 class ShapeProfiles:
     """Gives Dynamo the sizes that changed elsewhere, and saves those that change here."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, bypasses: Bypasses) -> None:
         self._engine = engine
+        self._bypasses = bypasses
         self._key = ""
         self._known = Profile()  # from elsewhere and here
         self._fingerprints: dict[CodeType, str] = {}
         self._unsaved = False
-        self._saves = 0
-        self._warned = False
 
     @around(internals.update_automatic_dynamic)
     def _update_automatic_dynamic(
@@ -141,13 +130,13 @@ class ShapeProfiles:
         if tx.distributed_state is not None or not internals.automatic_dynamic_shapes.get():
             return original(tx, name, entry, *args, **kwargs)
         code = ""
-        with self._failing_once():
+        with self._guarded():
             code = self._code(tx.f_code)
-            known = self._known.inputs.get(code, {}).get(name)
+            known = self._known.inputs.get((code, name))
             if known is not None:
                 entry = internals.with_changing(entry, *known)
         result = original(tx, name, entry, *args, **kwargs)
-        with self._failing_once():
+        with self._guarded():
             changing = internals.changing(result)
             if code and any(any(flags or ()) for flags in changing):
                 self._unsaved |= self._known.add(code, name, changing)
@@ -156,11 +145,9 @@ class ShapeProfiles:
     @around(internals.put_code_state)
     def _put_code_state(self, original: Callable[[], None]) -> None:
         original()
-        may_save = self._engine.settings.mode in ("read-write", "write-only")
-        if self._unsaved and self._key and may_save and self._saves < _MAX_SAVES:
+        if self._unsaved and self._engine.settings.mode in ("read-write", "write-only"):
             self._unsaved = False
-            self._saves += 1
-            with self._failing_once():
+            with self._guarded():
                 self._engine.save(self._key, self._known.encode(self._key), level="shapes")
 
     def _code(self, code: CodeType) -> str:
@@ -169,37 +156,28 @@ class ShapeProfiles:
             self._fingerprints[code] = code_fingerprint(code)
             if not self._key:
                 self._key = _key(self._fingerprints[code])
-                self._fetch()
+                # Not closed: it is no lookup of a graph, and not counted as one.
+                lookup = self._engine.candidates(self._key, "shapes")
+                for hit in lookup:
+                    try:
+                        self._known.update(hit.entry)
+                    except Exception as exc:  # noqa: BLE001 - whatever it holds
+                        lookup.reject(hit, exc)
         return self._fingerprints[code]
 
-    def _fetch(self) -> None:
-        # Not closed: it is no lookup of a graph, and not counted as one.
-        lookup = self._engine.candidates(self._key, "shapes")
-        for count, hit in enumerate(lookup, 1):
-            try:
-                self._known.update(hit.entry)
-            except Exception as exc:  # noqa: BLE001 - whatever it holds
-                lookup.reject(hit, exc)
-            if count == _MAX_VARIANTS:
-                break
-
     @contextlib.contextmanager
-    def _failing_once(self) -> Iterator[None]:
-        """Warn of the first error in the block, which no compile may fail for."""
+    def _guarded(self) -> Iterator[None]:
+        """Warn of an error in the block, which no compile may fail for."""
         try:
             yield
         except Exception as exc:
             if self._engine.settings.strict:
                 raise
-            if not self._warned:
-                self._warned = True
-                logger.warning("what changes is not shared", exc_info=exc)
+            self._bypasses.failed(logger, "what changes is not shared", exc)
 
 
 def _key(first: str) -> str:
     """Return the key of a program's profile."""
-    whole = hashlib.sha256()
     tag = internals.cache_key_tag.get()
-    for part in ("shapes", installed_version(), platform.python_version(), tag, first):
-        whole.update(f"{len(part)}:{part}".encode())
-    return f"p{whole.hexdigest()}"
+    parts = "shapes", installed_version(), platform.python_version(), tag, first
+    return f"p{hashlib.sha256(repr(parts).encode()).hexdigest()}"

@@ -17,12 +17,12 @@ from s3cache import metrics
 from s3cache.cache import Cache, Engine, current_cache, set_current
 from s3cache.errors import S3CacheError, UnsupportedTorchError, code_of
 from s3cache.graph import Report
-from s3cache.hooks._compiles import PendingCompiles
+from s3cache.hooks._compiles import Compiles
 from s3cache.hooks._conditions import deserialize_backward
 from s3cache.hooks._directories import lock_down, remember_installation
-from s3cache.hooks._graphs import AOTGraphs, FxGraphs
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, watch_registrations
+from s3cache.hooks._lookups import Lookups
 from s3cache.hooks._watching import Bypasses, Progress, checked
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import (
@@ -86,6 +86,7 @@ class Session:
             require()
             if internals.is_untested():
                 check_names()
+                _warn_untested()
             self._install_hooks()
         except Exception as exc:
             self._patches.undo()
@@ -99,40 +100,33 @@ class Session:
                 pointer("UnsupportedTorchError"),
                 exc_info=not isinstance(exc, UnsupportedTorchError),
             )
-        else:
-            if internals.is_untested():
-                _warn_untested()
 
     def _install_hooks(self) -> None:
         engine, state = self.engine, CompileState()
         keys = KeyHook(registry, state)
         bypasses = Bypasses(engine)
         kernels = Kernels(state, share_sources=engine.settings.share_sources)
-        compiles = PendingCompiles(state, registry.version_of)
-        shared = engine, state, keys, kernels, compiles, bypasses
-        levels = AOTGraphs(*shared), FxGraphs(*shared)
+        compiles = Compiles(engine, state, keys, kernels, bypasses)
+        lookups = Lookups(engine, state, keys, compiles, bypasses)
         # What carries the cache: this all goes in, or nothing.
-        for hooks in (state, keys, kernels, compiles, *levels):
+        for hooks in (state, keys, kernels):
             self._patches.install(hooks)
-        keys.install_fx(self._patches)
-        for level in levels:
-            level.install_shared(self._patches)
+        compiles.install(self._patches)
+        lookups.install(self._patches)
         self._patches.wrap(internals.deserialize_backward, deserialize_backward)
-        self._patches.fill(internals.guard_functions.get(), internals.branch_free())
-
-        def show(_: Patches) -> None:
-            for level in levels:
-                level.show_in_traces()
+        functions, more = internals.guard_functions.get(), internals.branch_free()
+        functions.update(more)
+        self._patches.at_undo(lambda: [functions.pop(name, None) for name in more])
 
         # What can fail alone.
         feature, directory = self._try, engine.settings.local_dir
         feature(internals.TORCH_KEY, lambda _: remember_installation(directory))
-        feature(internals.KEY_LOGS, lambda p: p.wrap(internals.fx_debug_lines, keys.debug_lines))
-        feature(internals.TRACES, show)
         if engine.settings.shape_profile:
             from s3cache.hooks._profiles import ShapeProfiles
 
-            feature(internals.PROFILES, lambda patches: patches.install(ShapeProfiles(engine)))
+            feature(
+                internals.PROFILES, lambda patches: patches.install(ShapeProfiles(engine, bypasses))
+            )
         if os.environ.get(WATCHED):
             feature(internals.WATCHING, Progress(engine, bypasses).install)
 
@@ -163,8 +157,7 @@ def _warn_untested() -> None:
     )
 
 
-_mutex = threading.Lock()
-_environment_mutex = threading.Lock()  # taken before the other one
+_mutex = threading.RLock()
 _session: Session | None = None
 _tried_environment = False
 registry = Registry()
@@ -221,7 +214,7 @@ def enable_by_environment() -> None:
         S3CacheError: what keeps it from that, where the environment says strict.
     """
     global _tried_environment
-    with _environment_mutex:
+    with _mutex:
         if _tried_environment or _session is not None:
             return
         _tried_environment = True
@@ -328,9 +321,8 @@ def _print_summary() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _mutex, _environment_mutex
-    # The thread that held them is not in the child.
-    _mutex, _environment_mutex = threading.Lock(), threading.Lock()
+    global _mutex
+    _mutex = threading.RLock()  # the thread that held it is not in the child
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -12,14 +12,17 @@ import logging
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from s3cache.cache import Engine
+from s3cache.errors import code_of
 from s3cache.graph import (
     BypassReason,
+    Code,
     Graph,
     GraphBreak,
     Report,
@@ -27,12 +30,12 @@ from s3cache.graph import (
     take_baseline,
 )
 from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches, Registry, around
-from s3cache.hooks._level import users_line
+from s3cache.hooks._lookups import users_line
 from s3cache.records import Record
 from s3cache.stats import Level
 from s3cache.torch_api import internals
 from s3cache.util.logs import logger_of
-from s3cache.util.text import command
+from s3cache.util.text import command, pointer
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -50,12 +53,13 @@ _TRACED = re.compile(r'File "([^"\n]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]*))?
 
 
 class Bypasses:
-    """Records and warns of graphs that are not cached. Any thread may use it."""
+    """Counts, records and warns of what is not cached, and of what fails. Any thread may use it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._mutex = threading.Lock()
-        self._warned: set[tuple[str, str]] = set()
+        self._warned: set[tuple[Code, str]] = set()
+        self._failed: set[str] = set()
 
     def record(
         self,
@@ -69,19 +73,14 @@ class Bypasses:
         if not self._engine.settings.record:
             return
         try:
-            about = tuple(
-                {**reason.as_dict(), "line": "" if gm is None else line_of(gm, reason)}
-                for reason in reasons
-            )
-            codes = " ".join(dict.fromkeys(reason.code for reason in reasons))
             record = Record(
                 level=level,
                 outcome="bypass",
                 key=key,
-                reason=codes,
+                reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),
                 time=time.time(),
                 where=users_line(),
-                reasons=about,
+                reasons=tuple({**each.as_dict(), "line": _line_of(gm, each)} for each in reasons),
             )
             self._engine.record(record)
         except Exception:  # no training run ends for a record
@@ -102,12 +101,12 @@ class Bypasses:
         """
         self._engine.count_bypass({reason.code for reason in reasons})
         shown = reasons[:_MAX_SHOWN]
+        new: set[tuple[Code, str]] = set()
         with self._mutex:
-            room = len(self._warned) < _MAX_WARNED
-            new = {(each.code, each.target) for each in shown} - self._warned if room else set()
-            self._warned |= new
-        if self._engine.settings.strict:  # it is raised instead
-            new = set()
+            # In strict mode it is raised instead.
+            if len(self._warned) < _MAX_WARNED and not self._engine.settings.strict:
+                new = {(each.code, each.target) for each in shown} - self._warned
+                self._warned |= new
         lines = [f"{what} ({shown[0].code}): {shown[0]}"]
         for index, reason in enumerate(shown):
             if index:
@@ -126,10 +125,34 @@ class Bypasses:
             exc_info=error if "error" in codes else None,
         )
 
+    def note(
+        self, what: str, reasons: Sequence[BypassReason], error: Exception | None = None
+    ) -> None:
+        """Count an FX graph that the second level does not cache, and log why."""
+        self._engine.count_bypass({reason.code for reason in reasons}, "fx")
+        if error is not None:
+            self.failed(bypasses, f"{what} at the second level", error)
+        else:
+            why = "; ".join(map(str, reasons))
+            bypasses.info("%s at the second level: %s", what, why)
 
-def line_of(gm: GraphModule, reason: BypassReason) -> str:
+    def failed(self, log: logging.Logger, what: str, error: Exception) -> None:
+        """Warn of the first failure of each kind; :meth:`raise_if_strict` raises it instead."""
+        with self._mutex:
+            is_new = what not in self._failed
+            self._failed.add(what)
+        if is_new and not self._engine.settings.strict:
+            log.warning("%s %s", what, pointer(code_of(error)), exc_info=error)
+
+    def raise_if_strict(self, call: CacheCall) -> None:
+        """Raise the first thing that went wrong in ``call``, in strict mode."""
+        if call.error is not None and self._engine.settings.strict:
+            raise call.error
+
+
+def _line_of(gm: GraphModule | None, reason: BypassReason) -> str:
     """Return the line of the user's program that a reason is about, as ``file:line: code``."""
-    module = gm.get_submodule(reason.module) if reason.module else gm
+    module = gm.get_submodule(reason.module) if gm is not None and reason.module else gm
     for node in getattr(getattr(module, "graph", None), "nodes", ()):
         if node.name == reason.node:
             traced = _TRACED.findall(str(node.meta.get("stack_trace") or ""))
@@ -149,7 +172,32 @@ def checked(
     """Return the report of :func:`s3cache.check`; ``probe`` says what the cache has of a key."""
     import torch
 
-    watch = _Watch(registry)
+    state, graphs = CompileState(), []
+    keys = KeyHook(registry, state)
+
+    def load(
+        _: Function[object],
+        mod: Module,
+        inputs: Sequence[object],
+        config: AOTConfig,
+        *others: object,
+        **__: object,
+    ) -> object:
+        """Take the place of AOTAutograd's cache: each graph is a hit, on the graph itself."""
+        nodes = len(internals.graph_module_of(mod).graph.nodes)
+        internals.stand_in_for_metadata()
+        with state.entered(CacheCall()) as call:
+            try:
+                key = internals.name_of_key(mod, inputs, config, others)
+                components = dict(keys.known(key).components)
+                if not components:
+                    raise KeyError(key)  # torch made it up
+                graphs.append(Graph(nodes, key, components, ()))
+            except Exception as exc:  # noqa: BLE001 - the report says it
+                reasons = call.reasons or (BypassReason("error", repr(exc)),)
+                graphs.append(Graph(nodes, None, {}, reasons))
+        return internals.loaded(_eagerly(mod), config)
+
     take_baseline(early=False)
     # What is compiled already keeps the options that it was given.
     is_compiled = isinstance(function, internals.optimized_module.get()) or hasattr(
@@ -157,10 +205,14 @@ def checked(
     )
     compiled = function if is_compiled else torch.compile(function)
     torch.compiler.reset()
-    grad = torch.is_grad_enabled()
+    grad, patches = torch.is_grad_enabled(), Patches()
     try:
-        with watch.installed():
-            compiled(*args, **kwargs)
+        patches.install(state)
+        patches.install(keys)
+        # Asked even where torch's caches are off: that is one of the reasons to report.
+        patches.wrap(internals.should_use_local_cache, lambda _: True)
+        patches.wrap(internals.try_load, load)
+        compiled(*args, **kwargs)
         breaks = tuple(
             GraphBreak(**internals.describe_break(reason))
             for reason in internals.graph_break_reasons.get()
@@ -169,57 +221,13 @@ def checked(
         torch.set_grad_enabled(grad)  # a graph that raises half-way leaves it changed
         raise
     finally:
+        patches.undo()
         torch.compiler.reset()  # none of the callables made here may run again
     asked = (
         graph if probe is None or graph.key is None else replace(graph, entry=probe(graph.key))
-        for graph in watch.graphs
+        for graph in graphs
     )
     return Report(tuple(asked), breaks)
-
-
-class _Watch:
-    """Takes the place of AOTAutograd's cache: each graph is a hit, on the graph itself."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._state = CompileState()
-        self._keys = KeyHook(registry, self._state)
-        self.graphs: list[Graph] = []
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        patches = Patches()
-        try:
-            for hooks in (self._state, self._keys):
-                patches.install(hooks)
-            # Asked even where torch's caches are off: that is one of the reasons to report.
-            patches.wrap(internals.should_use_local_cache, lambda _: True)
-            patches.wrap(internals.try_load, self._load)
-            yield
-        finally:
-            patches.undo()
-
-    def _load(
-        self,
-        _: Function[object],
-        mod: Module,
-        args: Sequence[object],
-        aot_config: AOTConfig,
-        *others: object,
-        **__: object,
-    ) -> object:
-        nodes = len(internals.graph_module_of(mod).graph.nodes)
-        internals.stand_in_for_metadata()
-        with self._state.entered(CacheCall()) as call:
-            try:
-                key = internals.name_of_key(mod, args, aot_config, others)
-                components = dict(self._keys.known(key).components)
-                if not components:
-                    raise KeyError(key)  # torch made it up
-                graph = Graph(nodes, key, components, ())
-            except Exception as exc:  # noqa: BLE001 - the report says it
-                graph = Graph(nodes, None, {}, call.reasons or (BypassReason("error", repr(exc)),))
-        self.graphs.append(graph)
-        return internals.loaded(_eagerly(mod), aot_config)
 
 
 def _eagerly(mod: Module) -> Callable[[Sequence[object]], object]:
@@ -245,7 +253,7 @@ class Progress:
         self._bypasses = bypasses
         self._mutex = threading.Lock()
         self._compiling = 0
-        self._steps: dict[int, int] = {}
+        self._steps: Counter[int] = Counter()  # by optimizer
         self._done = 0
         self._breaks = 0
 
@@ -270,23 +278,17 @@ class Progress:
             self._count_compiles(-1)
 
     def _count_compiles(self, added: int) -> None:
-        with self._mutex:
+        with self._mutex, contextlib.suppress(Exception):  # no training run ends for a note
             before, self._compiling = self._compiling, self._compiling + added
             if not (before and self._compiling):
                 self._engine.note(compiling=bool(self._compiling), at=time.time())
             if added < 0:
-                try:
-                    self._note_breaks()
-                except Exception:  # no training run ends for a note
-                    logger.debug("graph breaks are not noted", exc_info=True)
-
-    def _note_breaks(self) -> None:
-        reasons = internals.graph_break_reasons.get()
-        if len(reasons) < self._breaks:  # the program has had Dynamo forget
-            self._breaks = 0
-        for reason in reasons[self._breaks :]:
-            self._engine.note(graph_break=internals.describe_break(reason))
-        self._breaks = len(reasons)
+                reasons = internals.graph_break_reasons.get()
+                if len(reasons) < self._breaks:  # the program has had Dynamo forget
+                    self._breaks = 0
+                for reason in reasons[self._breaks :]:
+                    self._engine.note(graph_break=internals.describe_break(reason))
+                self._breaks = len(reasons)
 
     @around(internals.should_use_local_cache)
     def _should_use_local_cache(self, original: Callable[[], bool]) -> bool:
@@ -303,11 +305,8 @@ class Progress:
         if torch.compiler.is_compiling():  # a compiled optimizer is traced as if this were not here
             return
         with self._mutex:
-            before = self._steps.get(id(optimizer), 0)
-            self._steps[id(optimizer)] = before + 1
-            if before > self._done or self._done >= _MAX_STEPS:
-                return
+            self._steps[id(optimizer)] += 1
             done = min(self._steps.values())
-            if done != self._done:
+            if self._done < done <= _MAX_STEPS:
                 self._done = done
                 self._engine.note(steps=done)

@@ -336,7 +336,7 @@ def autocast_dtypes(definition: object) -> Mapping[str, object]:
 
 
 def registered_kernel(
-    library: Any, op_name: object, fn: object, dispatch_key: str = "", **_: object
+    library: Any, op_name: object, fn: object, dispatch_key: object = "", **_: object
 ) -> tuple[str, object]:
     """Return what a call of ``register_kernel`` registers, after its operator and key."""
     whole = op_name if isinstance(op_name, str) else cast("Operator", op_name).name()

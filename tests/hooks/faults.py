@@ -33,7 +33,7 @@ def _hooks() -> dict[str, tuple[Any, str]]:
     """What to break in each hook."""
     from s3cache.artifact import Artifact
     from s3cache.cache import Engine
-    from s3cache.hooks import _compiles, _graphs, _keys
+    from s3cache.hooks import _compiles, _keys
 
     return {
         "key": (_keys, "bypass_reasons"),
@@ -42,10 +42,10 @@ def _hooks() -> dict[str, tuple[Any, str]]:
         "candidate": (Artifact, "entry_of"),
         "rebuild": (Artifact, "kernels_of"),
         "save": (Artifact, "encode"),
-        "describe": (_graphs, "describe"),
+        "describe": (_compiles, "describe"),
         "begin": (_compiles.Compile, "__init__"),
         "note fx": (_compiles, "reads_storage_offsets"),
-        "note": (_graphs, "note_conditions"),
+        "note": (_compiles, "note_conditions"),
     }
 
 

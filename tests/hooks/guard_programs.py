@@ -100,7 +100,7 @@ def overlapping(url: str, machines: list[bool]) -> list[dict[str, Any]]:
 def _overlapping(url: str, name: str, blind: bool) -> dict[str, Any]:
     import torch
 
-    from s3cache.hooks import _graphs
+    from s3cache.hooks import _lookups
     from tests.hooks.conditions import NOTHING
 
     def function(a: Any, b: Any) -> Any:
@@ -113,7 +113,7 @@ def _overlapping(url: str, name: str, blind: bool) -> dict[str, Any]:
         found: list[float] = which(a, b).tolist()
         return found
 
-    only_the_key = patch.object(_graphs, "conditions_of", lambda _: NOTHING)
+    only_the_key = patch.object(_lookups, "conditions_of", lambda _: NOTHING)
     blindly = only_the_key if blind else contextlib.nullcontext()
     with machine_here(url, name) as cache, blindly:
         compiled = torch.compile(function, dynamic=True)

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from s3cache.errors import CorruptError
 from s3cache.hooks._conditions import NotSharableError
-from s3cache.hooks._distributed import describe_outputs, fake_first_call
+from s3cache.hooks._first_calls import describe_outputs, fake_first_call
 
 
 def metadata(**changes: Any) -> Any:

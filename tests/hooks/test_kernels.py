@@ -65,30 +65,18 @@ def test_a_machine_without_room_misses_and_leaves_the_entry_alone(
     assert found["untouched"]
 
 
-def test_an_image_is_loaded_although_its_directory_is_exchanged(
+def test_an_image_is_loaded_from_where_no_other_user_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As others may do in a temporary directory that is not sticky."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    """Although the temporary directory is one that others could rename files in."""
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
     with opened(b"verified", "kernel") as path:
-        (made,) = tmp_path.iterdir()
-        made.rename(tmp_path / "away")
-        made.mkdir()
-        (made / Path(path).name).write_bytes(b"planted")
         assert Path(path).read_bytes() == b"verified"
-
-
-def test_a_directory_that_others_may_write_holds_no_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def mkdtemp(*_: object, **__: object) -> str:
-        (tmp_path / "theirs").mkdir()
-        (tmp_path / "theirs").chmod(0o777)
-        return str(tmp_path / "theirs")
-
-    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
-    with pytest.raises(PermissionError, match="was exchanged"), opened(b"image", "kernel"):
-        pass
+        assert Path(path).parent.stat().st_mode & 0o777 == 0o700
+        assert list(shared.iterdir()) == []
+    assert not Path(path).parent.exists()
 
 
 def test_code_that_calls_what_only_lowering_registers_is_not_saved(site: Site) -> None:

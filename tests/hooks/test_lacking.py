@@ -16,11 +16,9 @@ pytestmark = pytest.mark.timeout(900)
 
 # Those of which every process with the settings of the job needs the names.
 USED = {
-    internals.KEY_LOGS,
     internals.PROFILES,
     internals.WATCHING,
     internals.TORCH_KEY,
-    internals.TRACES,
 }
 
 

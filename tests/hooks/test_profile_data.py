@@ -48,16 +48,15 @@ def test_all_that_two_profiles_know_is_in_their_union() -> None:
     first = profile(("f", "x", ((True, False), None)))
     first.update(frame.decode(profile(("f", "x", ((False, True), None))).encode("abc")))
     first.update(frame.decode(profile(("g", "y", (None, (True,)))).encode("abc")))
-    assert first.inputs == {"f": {"x": ((True, True), None)}, "g": {"y": (None, (True,))}}
+    assert first.inputs == {("f", "x"): ((True, True), None), ("g", "y"): (None, (True,))}
 
 
 @pytest.mark.parametrize(
     "plain",
     [
-        *(1, [], {"f": []}, {"f": {"x": 1}}, {"f": {"x": [None]}}),
-        {"f": {"x": [True, None, None]}},
-        {"f": {"x": [[1], None]}},
-        {"f": {"x": ["yes", None]}},
+        *(1, [1], ["four"], [["f", "x", None]], [["f", "x", True, None]]),
+        [["f", "x", [1], None]],
+        [["f", "x", ["yes"], None]],
     ],
 )
 def test_other_data_is_refused(plain: Any) -> None:

@@ -113,7 +113,7 @@ def test_a_signed_hit_runs_its_own_code_whatever_was_planted(site: Site, tmp_pat
         there.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         code = f"open({str(trace)!r}, 'w').close()\n".encode()
         there.write_bytes(code if path.suffix == ".py" else evil)
-    (remembered,) = writer.root.rglob("installation.json")
+    (remembered,) = writer.root.rglob("installation")
     there = victim.root / remembered.relative_to(writer.root)
     there.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     there.write_bytes(plain_betrayal(trace))

@@ -1,0 +1,188 @@
+"""First calls on fake tensors, by which DDPOptimizer learns the layout of what a graph returns.
+
+It compiles a model as several graphs, one after the other, and calls each once on fake tensors
+(``fakify_first_call``). The code answers with fake outputs in the strides that Inductor chose.
+torch takes those from the graph that it has traced, and does not cache such graphs: a hit has
+traced nothing. Here they are described when the graph is compiled, and a hit makes its outputs from
+that. Sizes may be expressions of the graph's symbols, which have the same names wherever the key is
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict, cast
+
+from s3cache.errors import CorruptError
+from s3cache.hooks._conditions import NotSharableError
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from s3cache.torch_api.protocols import (
+        AOTResult,
+        Function,
+        RuntimeMetadata,
+        TracingContext,
+    )
+
+
+class OutputDescription(TypedDict, total=False):
+    """One output, as it is saved. Sizes and numbers are expressions.
+
+    Either empty (no output), or a ``number``, or ``same`` (the index of an earlier output that is
+    the same object), or all the rest (a tensor). It begins ``offset`` elements inside of a storage
+    of its own of so many ``bytes``, or of that of the earlier output with index ``within``.
+    """
+
+    number: str
+    same: int
+    size: list[str]
+    stride: list[str]
+    offset: str
+    bytes: str
+    within: int
+    dtype: str
+    device: str
+    requires_grad: bool
+
+
+def _undescribed(what: str) -> NotSharableError:
+    return NotSharableError("fakify-first-call", what)
+
+
+def describe_outputs(
+    outputs: Sequence[object], metadata: RuntimeMetadata
+) -> list[OutputDescription]:
+    """Return each output as plain data; raise NotSharableError if data cannot express one."""
+    import torch
+
+    plain = internals.plain_tensor_meta.get()
+    metas = *(metadata.subclass_inp_meta or ()), *(metadata.subclass_fw_graph_out_meta or ())
+    is_wrapped = any(not isinstance(meta, plain) for meta in metas)
+    if metadata.tokens or metadata.is_rng_op_functionalized or is_wrapped:
+        raise _undescribed("what the graph returns is changed before its caller sees it")
+    described: list[OutputDescription] = []
+    objects: dict[int, int] = {}  # the first output that is each object
+    storages: dict[object, int] = {}  # the first output in each
+    for index, output in enumerate(outputs):
+        earlier = objects.setdefault(id(output), index)
+        if output is None:
+            described.append({})
+        elif isinstance(output, (int, torch.SymInt)):
+            described.append({"number": _expression(output)})
+        elif earlier != index:
+            described.append({"same": earlier})
+        else:
+            described.append(_describe_tensor(index, output, storages))
+    return described
+
+
+def _describe_tensor(index: int, output: object, storages: dict[object, int]) -> OutputDescription:
+    import torch
+
+    if (
+        not isinstance(output, torch.Tensor)
+        or type(output) is not internals.fake_tensor.get()
+        or output.layout is not torch.strided
+        or output.is_conj()
+        or output.is_neg()
+        or output.is_quantized
+    ):
+        raise _undescribed(f"output {index} is no plain tensor")
+    described: OutputDescription = {
+        "size": [_expression(size) for size in output.size()],
+        "stride": [_expression(stride) for stride in output.stride()],
+        "offset": _expression(output.storage_offset()),
+        "dtype": str(output.dtype).removeprefix("torch."),
+        "device": str(output.device),
+        "requires_grad": output.requires_grad,
+    }
+    storage = output.untyped_storage()
+    first = storages.setdefault(storage._cdata, index)
+    if first == index:
+        described["bytes"] = _expression(storage.nbytes())
+    else:
+        described["within"] = first
+    return described
+
+
+def _expression(number: object) -> str:
+    import torch
+
+    if not isinstance(number, torch.SymInt):
+        return str(number)
+    if internals.unbacked_symbols.get()(number):
+        raise _undescribed(f"{number} is only known once the graph has run")
+    return internals.written(number.node.expr)
+
+
+def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] | None) -> None:
+    """Have the callable that ``entry`` is about to become answer its first call with fake outputs.
+
+    Raises CorruptError if they are not described.
+    """
+    context = internals.current_tracing_context.get()()
+    assert context is not None
+    if described is None:
+        raise CorruptError("first_call", "is not there")
+    # torch keeps it for the backward of each graph, and asserts that it is there.
+    context.fw_metadata = entry.runtime_metadata
+    outputs: list[object] = []
+    try:
+        for one in cast("Sequence[OutputDescription]", described):
+            outputs.append(_fake_output(context, one, outputs))
+    # torch 2.15 asserts that it knows a symbol.
+    except (AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError) as exc:
+        raise CorruptError("first_call", f"describes no output: {exc!r}") from exc
+    answers = [outputs]
+    compiled = entry.compiled_fw
+    load = compiled.post_compile
+
+    def post_compile(*args: object, **kwargs: object) -> Function[object]:
+        real = load(*args, **kwargs)
+
+        def forward(inputs: list[object]) -> object:
+            if not answers:
+                return real(inputs)
+            # Right before this first call torch has put the graph on its list of graphs to compile
+            # a backward for, last first. A hit brings its backward along; were it left there, the
+            # backward of a graph that missed would be compiled with its metadata.
+            split = context.ddp_optimizer_ctx
+            if split is not None and split.metadata_per_bucket:
+                split.metadata_per_bucket.pop()
+                split.curr_bucket -= 1
+            return answers.pop()
+
+        return internals.boxed(forward)
+
+    compiled.post_compile = post_compile
+
+
+def _fake_output(
+    context: TracingContext, described: OutputDescription, earlier: Sequence[object]
+) -> object:
+    import torch
+
+    fake_mode = context.fake_mode
+
+    def number(text: str) -> int:
+        return int(text) if text.isdigit() else fake_mode.shape_env.deserialize_symexpr(text)
+
+    if not described:
+        return None
+    if "number" in described:
+        return number(described["number"])
+    if "same" in described:
+        return earlier[described["same"]]
+    dtype, device = getattr(torch, described["dtype"]), described["device"]
+    with fake_mode:
+        output = torch.empty(0, dtype=dtype, device=device)
+        if "within" in described:
+            holder = cast("Tensor", earlier[described["within"]])
+        else:
+            holder = torch.empty(number(described["bytes"]), dtype=torch.uint8, device=device)
+        size, stride = (list(map(number, described[name])) for name in ("size", "stride"))
+        output.set_(holder.untyped_storage(), number(described["offset"]), size, stride)
+    return output.requires_grad_(described["requires_grad"])

@@ -1,0 +1,463 @@
+"""Lookups at the two levels of torch's caches: whole graphs (AOT), and FX graphs.
+
+AOTAutograd traces a graph of Dynamo's into a forward and a backward, and Inductor compiles each.
+An entry of the first level holds both. Where there is none, torch asks the second level for each
+FX graph: of graphs that cannot be cached as a whole, of forwards without a compiled backward, of
+graphs that other programs hand to Inductor.
+
+torch's own lookups run as they are, with their counters, trace artifacts and time-out extensions.
+They make a key (``_keys``) and go through the entries under it. Each is unpickled, its guards are
+evaluated, and torch makes a callable of the one that fits. Each lookup is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+
+from s3cache.artifact import Artifact, unpickled
+from s3cache.cache import CandidateLookup, Engine, Hit
+from s3cache.errors import CorruptError
+from s3cache.graph import BypassReason
+from s3cache.hooks._conditions import (
+    add_guards,
+    attach_backward,
+    conditions_of,
+    failing_guards,
+    misfits,
+)
+from s3cache.hooks._keys import CacheCall, CompileState, FxKeying, KeyHook, Patches, around
+from s3cache.records import Record
+from s3cache.stats import Level as LevelName
+from s3cache.stats import Reason
+from s3cache.torch_api import Internal, internals
+from s3cache.torch_api.protocols import Function
+from s3cache.util.logs import logger_of
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from s3cache.hooks._compiles import Compiles
+    from s3cache.hooks._watching import Bypasses
+    from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
+
+logger = logger_of("lookups")
+
+#: What torch compiles at a level.
+Result: TypeAlias = "AOTResult | CompiledGraph"
+#: What torch goes through in a lookup: result, its pickle, whether it is of this machine.
+Candidate: TypeAlias = tuple[Result, bytes, bool]
+# Under one key there may be any number of entries, of which these say enough.
+_MAX_REJECTED = 16
+
+
+class Level(NamedTuple):
+    """A level of torch's caches, and where torch has what both levels have."""
+
+    name: LevelName
+    label: str  # in logs
+    result: Internal[type[AOTResult]] | Internal[type[CompiledGraph]]
+    candidates: Internal[Function[Iterator[Candidate]]]
+    write: Internal[Function[None]]
+    asks_remote: Internal[Function[bool]]
+    remote_cache: Internal[Function[object]]
+    uses_torchs_remote: Internal[Function[bool]]  # as torch's own options have it
+
+
+AOT = Level(
+    "aot",
+    "",
+    internals.aot_result,
+    internals.iterate_over_candidates,
+    internals.write_to_local_cache,
+    internals.should_use_remote_cache,
+    internals.remote_cache,
+    internals.uses_remote_cache,
+)
+FX = Level(
+    "fx",
+    ", second level",
+    internals.compiled_graph,
+    internals.fx_candidates,
+    internals.fx_write_to_local_cache,
+    internals.should_use_remote_fx_here,
+    internals.fx_remote_cache,
+    internals.should_use_remote_fx_cache,
+)
+LEVELS = (AOT, FX)
+
+
+def compile_ns(result: Result) -> tuple[int, int]:
+    """Return what compiling the forward and the backward took."""
+    if isinstance(result, internals.compiled_graph.get()):
+        return int(result._time_taken_ns or 0), 0
+    whole = cast("AOTResult", result)
+    return int(whole.forward_time_taken_ns), int(whole.backward_time_taken_ns)
+
+
+@dataclass(eq=False, kw_only=True)
+class Lookup(CacheCall):
+    """One lookup of torch's."""
+
+    level: Level
+    sources: Sequence[object] = ()  # where Dynamo takes each input from
+    entries: CandidateLookup | None = None  # under its key, once torch asks for them
+    hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is one of ours
+    result: object = None  # what was unpickled of it
+    saved_s: float = 0.0  # seconds of compiling that the accepted entry has saved
+    # Functions that say why each entry was not used.
+    rejected: list[Callable[[], Iterable[str]]] = field(default_factory=list)
+
+    def withdraw(self) -> None:
+        """Have torch check and rebuild no entry of ours any more."""
+        self.hit, self.result, self.kernels = None, None, None
+
+    def reject(self, error: Exception) -> None:
+        """Set the current entry aside, which cannot be used."""
+        assert self.entries is not None
+        assert self.hit is not None
+        self.record_error(error)
+        self.rejected.append(lambda: [f"cannot be used: {error}"])
+        self.entries.reject(self.hit, error)
+        self.withdraw()
+
+    def hit_of(self, result: object) -> Hit | None:
+        """Return the entry that ``result`` was unpickled from, if it was one of ours."""
+        return self.hit if self.result is result else None
+
+
+@dataclass(eq=False)
+class Lookups:
+    """Puts a cache before torch's own directories; each hook names what it replaces."""
+
+    _engine: Engine
+    _state: CompileState
+    _keys: KeyHook
+    _compiles: Compiles
+    _bypasses: Bypasses
+
+    def install(self, patches: Patches) -> None:
+        """Replace what lookups go through in torch."""
+        patches.install(self)
+        for level in LEVELS:
+            patches.wrap(level.candidates, partial(self._candidates, level))
+            patches.wrap(level.asks_remote, partial(self._asks_remote, level))
+            patches.wrap(level.remote_cache, partial(_only_if_asked, level))
+
+    def _asks_remote(self, level: Level, original: Callable[[], bool]) -> bool:
+        ours = self._engine.has_remote and internals.tiers_asked(level.name).remote
+        return original() or ours  # torch logs it, too
+
+    def _current(self, level: Level) -> Lookup | None:
+        """Return the lookup at this level that torch is in, if any."""
+        call = self._state.current
+        return call if isinstance(call, Lookup) and call.level is level else None
+
+    def _is_compiling_entry(self) -> bool:
+        return bool(self._compiles.contexts) and self._compiles.is_compiling_entry()
+
+    # -- whole graphs
+
+    @around(internals.try_load)
+    def _try_load(
+        self,
+        original: Function[object],
+        mod: Module,
+        inputs: Sequence[object],
+        config: AOTConfig,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        lookup = Lookup(level=AOT, sources=config.aot_autograd_arg_pos_to_source or ())
+        with self._state.entered(lookup):
+            if self._compiles.contexts:
+                self._compiles.end()
+            try:
+                result = original(mod, inputs, config, *args, **kwargs)
+            finally:
+                if lookup.reasons:
+                    gm = internals.graph_module_of(mod)
+                    self._bypasses.record("aot", lookup.reasons, gm)
+                    self._bypasses.warn(lookup.reasons, lookup.error)
+                else:
+                    self._ended(lookup)
+            if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
+                self._compiles.begin(lookup, lookup.sources)
+            self._bypasses.raise_if_strict(lookup)
+            return result
+
+    @around(internals.evaluate_guards)
+    def _evaluate_guards(self, original: Function[bool], *args: object, **kwargs: object) -> bool:
+        try:
+            return original(*args, **kwargs)
+        except Exception as exc:
+            lookup = self._current(AOT)
+            if lookup is None or lookup.hit is None:
+                raise
+            lookup.reject(exc)
+            return False
+
+    @around(internals.wrap_post_compile)
+    def _wrap_post_compile(
+        self, original: Function[object], entry: AOTResult, *args: object, **kwargs: object
+    ) -> object:
+        lookup = self._current(AOT)
+        if lookup is None:
+            return original(entry, *args, **kwargs)
+        hit = lookup.hit_of(entry)
+        with _rolled_back_on_error():
+            try:
+                if hit is not None and internals.is_first_call_fake():
+                    from s3cache.hooks._first_calls import fake_first_call
+
+                    fake_first_call(entry, hit.entry.header.meta.get("first_call"))
+                # What is rebuilt behaves on later calls as what is compiled here.
+                conditions = conditions_of(entry)
+                if conditions is not None:
+                    attach_backward(entry, conditions, self._state, self._keys.version_of)
+                function = original(entry, *args, **kwargs)
+                if conditions is not None:
+                    add_guards(conditions, lookup.sources)
+            except Exception as exc:
+                if hit is None:
+                    raise
+                lookup.reject(exc)
+                # A miss to torch: it compiles, and what it saves replaces the entry.
+                raise internals.miss_error.get()(f"s3cache: {exc}") from exc
+        if hit is not None:
+            self._accept(lookup, hit, entry)
+        return function
+
+    @around(internals.should_bundle, internals.should_bundle_compiled)
+    def _should_bundle(self, asked: Callable[[], bool]) -> bool:
+        return self._is_compiling_entry() or asked()
+
+    # -- FX graphs
+
+    @around(internals.fx_prepare_key)
+    def _prepare_key(
+        self, original: Function[tuple[object, object]], *args: object, **kwargs: object
+    ) -> tuple[object, object]:
+        with self._state.entered(FxKeying()) as call, self._keys.described_passes():
+            made = original(*args, **kwargs)
+        if made[0] is None or call.reasons:
+            if call.reasons:
+                self._bypasses.record("fx", call.reasons)
+            reasons = call.reasons or (BypassReason("torch", "torch does not cache it"),)
+            self._bypasses.note("a graph is not cached", reasons, call.error)
+            self._bypasses.raise_if_strict(call)
+        if made[0] is None and self._compiles.force_bundling():
+            return None, None  # torch would leave out what an entry of the whole graph needs
+        return made
+
+    @around(internals.fx_lookup)
+    def _lookup_graph(
+        self,
+        original: Function[tuple[CompiledGraph | None, dict[str, object]]],
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[CompiledGraph | None, dict[str, object]]:
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        lookup = Lookup(level=FX, key=given["key"], inputs=given.get("example_inputs", ()))
+        if not self._keys.is_shared(lookup.key):
+            return original(*args, **kwargs)
+        with self._state.entered(lookup):
+            try:
+                graph, info = original(*args, **kwargs)
+                if graph is not None and (hit := lookup.hit_of(graph)) is not None:
+                    self._accept(lookup, hit, graph)
+            except Exception as exc:
+                if lookup.hit is None:
+                    raise
+                lookup.reject(exc)
+                graph, info = None, {}
+            finally:
+                self._ended(lookup, of_whole=self._is_compiling_entry())
+            self._bypasses.raise_if_strict(lookup)
+            return graph, info
+
+    # -- both
+
+    def _candidates(
+        self,
+        level: Level,
+        original: Function[Iterator[Candidate]],
+        cls: type,
+        *args: object,
+        **kwargs: object,
+    ) -> Iterator[Candidate]:
+        lookup = self._current(level)
+        if lookup is not None:
+            if self._keys.is_shared(lookup.key):
+                yield from self._entries(lookup)
+            lookup.withdraw()
+        if self._engine.uses_trusted_only:
+            return  # torch's own are not signed
+        if lookup is not None and internals.ranks_must_agree():
+            return
+        for candidate in original(cls, *args, **kwargs):
+            if lookup is None or not any(_misfits(lookup, candidate[0])()):
+                yield candidate
+
+    def _entries(self, lookup: Lookup) -> Iterator[Candidate]:
+        level = lookup.level
+        try:
+            asked = internals.tiers_asked(level.name)
+            lookup.entries = self._engine.candidates(str(lookup.key), level.name, **asked._asdict())
+            if internals.ranks_must_agree():  # others would wait for a rank that hits
+                lookup.entries.force_miss(Reason.RANKS)
+                return
+            for hit in lookup.entries:
+                lookup.hit = hit
+                try:
+                    content = bytes(Artifact.entry_of(hit.entry, level.name))
+                    result = cast("Result", unpickled(content))
+                    if not isinstance(result, level.result.get()):
+                        raise CorruptError("entry", f"holds a {type(result).__name__}")
+                    why = _misfits(lookup, result)
+                    # What torch rebuilds has the kernels of this entry alone.
+                    lookup.result, lookup.modules = result, {}
+                    lookup.kernels = Artifact.kernels_of(hit.entry)
+                    fits = not any(why())
+                except Exception as exc:  # noqa: BLE001 - whatever unpickling meets
+                    lookup.reject(exc)
+                    continue
+                if not fits:
+                    lookup.rejected.append(why)
+                    continue
+                yield result, content, hit.tier == "local"
+                if lookup.hit is not None:  # torch asks for another one
+                    guards = result.guards_expr or ""
+                    lookup.rejected.append(partial(failing_guards, guards, lookup.inputs))
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+            lookup.record_error(exc)
+            self._bypasses.failed(logger, "a lookup failed, which is a miss", exc)
+
+    def _accept(self, lookup: Lookup, hit: Hit, result: Result) -> None:
+        """Count a hit that was made into a callable."""
+        assert lookup.entries is not None
+        lookup.entries.accept(hit)
+        lookup.saved_s = saved_s = sum(compile_ns(result)) / 1e9
+        self._engine.count_time_saved(saved_s)
+        where = f"{hit.tier}{lookup.level.label}"
+        logger.info("hit %s (%s), %.1f s of compiling saved", lookup.key, where, saved_s)
+
+    def _ended(self, lookup: Lookup, *, of_whole: bool = False) -> None:
+        """Count and record how a lookup ended, if torch got as far as to ask for entries."""
+        if lookup.entries is None:
+            return
+        outcome, key = lookup.entries.close(), str(lookup.key)
+        if is_hit := isinstance(outcome, Hit):
+            reason = str(outcome.tier)
+        else:
+            reason = str(outcome.reason)
+            logger.debug("miss %s (%s%s)", key, reason, lookup.level.label)
+        if not self._engine.settings.record:
+            return
+        try:
+            known = self._keys.known(key)
+            components = known.components.items()
+            record = Record(
+                level=lookup.level.name,
+                outcome="hit" if is_hit else "miss",
+                reason=reason,
+                key=key,
+                time=time.time(),
+                elapsed_s=outcome.elapsed_s,
+                saved_s=lookup.saved_s,
+                where=users_line(),
+                of_whole=of_whole,
+                rejected=() if is_hit else tuple(map(_in_words, lookup.rejected[:_MAX_REJECTED])),
+                components={part: (each.digest, each.value) for part, each in components},
+                parts={} if is_hit else known.parts,
+            )
+            self._engine.record(record)
+        except Exception as exc:  # noqa: BLE001 - no training run ends for a record
+            self._bypasses.failed(logger, "a lookup is not recorded", exc)
+
+
+def _only_if_asked(level: Level, original: Callable[[], object]) -> object:
+    """Return torch's own remote cache where its options ask for that."""
+    return original() if level.uses_torchs_remote.get()() else None
+
+
+def _misfits(lookup: Lookup, result: Result) -> Callable[[], Iterable[str]]:
+    """Return what says why ``result`` does not fit torch's inputs, beside torch's own guards.
+
+    Raises:
+        CorruptError: it can be used nowhere.
+    """
+    conditions = conditions_of(result) if lookup.level is AOT else None
+    if conditions is not None:
+        return partial(misfits, conditions, lookup.inputs, lookup.sources)
+    if lookup.level is AOT and lookup.hit is not None:  # an entry of ours
+        raise CorruptError("entry", "does not say what its code relies on")
+    return tuple
+
+
+@contextlib.contextmanager
+def _rolled_back_on_error() -> Iterator[None]:
+    """Take back what a half rebuilt callable has added to the rest of the compile."""
+    context = internals.current_tracing_context.get()()
+    if context is None:
+        yield
+        return
+    added_to = context.output_strides, context.guards_context.aotautograd_guards
+    lists = [values for values in added_to if values is not None]
+    before = [[*values] for values in lists]
+    try:
+        yield
+    except Exception:
+        for values, former in zip(lists, before, strict=True):
+            values[:] = former
+        raise
+
+
+# -- what is recorded of a lookup
+
+
+def _in_words(why: Callable[[], Iterable[str]]) -> str:
+    text = ""
+    with contextlib.suppress(Exception):  # what an entry has guards on may not be here at all
+        text = "; ".join(why())
+    return text or "what it relies on does not hold"
+
+
+_NO_FILE = re.compile(r"<(?!stdin>|string>)")
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def users_line() -> tuple[str, int, str] | None:
+    """Return file, line and function of the first frame outside of torch that called the compiler.
+
+    Users' backends are between our caller and Dynamo: frames that they called do not count.
+    """
+    compiler, torchs = _places()
+    found = None
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        name = frame.f_code.co_filename
+        if name.startswith(compiler):
+            found = None
+        elif found is None and not name.startswith(torchs) and not _NO_FILE.match(name):
+            found = name, frame.f_lineno, frame.f_code.co_name
+    return found
+
+
+@functools.cache
+def _places() -> tuple[str, tuple[str, ...]]:
+    torch = internals.torch_directory()
+    stdlib = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+    # The frames of the standard library that may be in between.
+    between = (stdlib + "contextlib.py", stdlib + "functools.py", stdlib + "threading.py")
+    return os.path.join(torch, "_dynamo") + os.sep, (torch, _OURS, *between)
