@@ -201,10 +201,9 @@ def _load(reader: _Listed | Careful) -> object:
     except BaseException:
         # Compiled graphs that were only begun have no attributes yet, and torch's __del__ asks for
         # one: Python would print that on stderr.
-        made: object
         for made in reader.memo.copy().values():
             if isinstance(made, internals.compiled_graph.get()):
-                vars(made).setdefault(internals.RUNNER, None)
+                made.__dict__.setdefault(internals.RUNNER, None)
         raise
 
 

@@ -163,7 +163,7 @@ def _bears(operator: Operator, value: object) -> bool:
     """Return True if a function has the name of an operator, as what torch gives to it has."""
     if not isinstance(operator, internals.operator.get()):
         return True
-    name = operator.name().rpartition("::")[2].partition(".")[0]
+    name: str = operator.name().rpartition("::")[2].partition(".")[0]
     return getattr(value, "__name__", "") == name
 
 

@@ -345,7 +345,7 @@ def _bundle(bundle: TritonBundle | None, share_sources: bool) -> TritonBundle | 
 
 def _payload(file: TritonFile, names: set[str]) -> bytes:
     if not file.filename.startswith(_GROUP):
-        return file.payload
+        return bytes(file.payload)
     group = json.loads(file.payload)  # a newer Triton takes it for none if a file is not there
     paths = group["child_paths"].items()
     group["child_paths"] = {name: path for name, path in paths if name in names}
@@ -375,7 +375,7 @@ def restore_kernel(kernel: CachingAutotuner) -> None:
     vars(kernel.fn)[internals.BINDERS] = defaultdict(kernel.fn.create_binder)
     if internals.FILE in vars(kernel.fn):
         vars(kernel.fn)[internals.FILE] = kernel.filename
-    configs = vars(kernel).pop(_CONFIGS, None)
+    configs = kernel.__dict__.pop(_CONFIGS, None)
     if configs is not None:
         cache = internals.autotune_cache.get().create(
             kernel.inductor_meta, kernel.filename, configs

@@ -291,7 +291,10 @@ def backend(
     if active() is None:
         enable_by_environment()
     # What ``backend="inductor"`` stands for; it checks mode and options.
-    return internals.inductor_backend.get()(mode, options, None)(gm, example_inputs)
+    compiled: Function[object] = internals.inductor_backend.get()(mode, options, None)(
+        gm, example_inputs
+    )
+    return compiled
 
 
 def _close() -> None:

@@ -21,7 +21,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -418,9 +418,10 @@ class TierStore(Store):
     async def delete(self, key: str) -> None:
         await asyncio.to_thread(self._tier.delete, key)
 
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        for info in await asyncio.to_thread(self._tier.objects, prefix):
-            yield info
+    async def list_page(
+        self, prefix: str, after: str | None = None
+    ) -> tuple[Sequence[ObjectInfo], str | None]:
+        return [*await asyncio.to_thread(self._tier.objects, prefix)], None
 
     async def recorded(self) -> set[str]:
         """Return the names that are still to be uploaded."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Callable, Container
 from urllib.parse import quote, unquote
 
@@ -67,10 +68,10 @@ class Pending:
         """Return whether ``name`` is pending here."""
         try:
             root = self._open_root(False)
-            os.stat(_file_of(name, self._owner), dir_fd=root.fd, follow_symlinks=False)
+            status = os.stat(_file_of(name, self._owner), dir_fd=root.fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        return True
+        return stat.S_ISREG(status.st_mode)
 
     def remove(self, name: str) -> None:
         """Remove our upload of ``name``, if there is one."""

@@ -24,12 +24,12 @@ class Remote:
         self.is_open = True
         self.objects: dict[str, bytes] = {}
         self.puts: Counter[str] = Counter()
-        self.notes: dict[str, bytes | None] = {}
+        self.adopted: dict[str, bool] = {}
         self.errors: dict[str, list[Exception]] = {}
         self.waiting: set[str] = set()
         self.most_waiting = 0
 
-    async def publish(self, name: str, data: Buffer, note: bytes | None = None) -> None:
+    async def publish(self, name: str, data: Buffer, is_adopted: bool = False) -> None:
         self.waiting.add(name)
         self.most_waiting = max(self.most_waiting, len(self.waiting))
         try:
@@ -42,7 +42,7 @@ class Remote:
             raise errors.pop(0)
         self.puts[name] += 1
         self.objects[name] = bytes(data)
-        self.notes[name] = note
+        self.adopted[name] = is_adopted
 
 
 class Site:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from s3cache.util.forks import close_unshared
 
 from s3cache.errors import TransientError
 from s3cache.stats import Usage
 from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
 from s3cache.tier import _disk as module
+from s3cache.util.threads import close_unshared
 from tests.tier.disks import exact, names, use
 
 if TYPE_CHECKING:

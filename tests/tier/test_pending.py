@@ -33,8 +33,8 @@ def another(root: Path) -> Iterator[Another]:
     """Make further owners, as other processes would be: each has a lock of its own."""
     made: list[Pending] = []
 
-    def make(note: bytes = b"") -> Pending:
-        made.append(Pending(lambda make: Directory.at(str(root), make=make), note))
+    def make() -> Pending:
+        made.append(Pending(lambda make: Directory.at(str(root), make=make)))
         return made[-1]
 
     yield make
@@ -140,24 +140,22 @@ def test_what_is_no_file_is_no_upload_and_is_not_waited_for(
     file.unlink()
     make(file)
     assert sorted(pending.mine()) == ["a", "c"]
-    assert pending.note_of("b") is None
+    assert not pending.holds("b")
     pending.close()
     adopter = another()
     assert sorted(adopter.adopt()) == ["a", "c"]
-    assert adopter.note_of("a") == b""
+    assert adopter.holds("a")
 
 
-def test_the_note_goes_with_the_upload_until_another_process_saves_it_again(
-    another: Another,
-) -> None:
-    saver, adopter = another(b'{"sse": "aws:kms"}'), another()
+def test_an_adopted_upload_is_our_own_once_it_is_saved_again(another: Another) -> None:
+    saver, adopter = another(), another()
     saver.add("a")
-    assert (saver.note_of("a"), saver.adopted) == (b'{"sse": "aws:kms"}', set())
     saver.close()
     assert adopter.adopt() == ["a"]
-    assert (adopter.note_of("a"), adopter.adopted) == (b'{"sse": "aws:kms"}', {"a"})
+    assert adopter.adopted == {"a"}
     assert not adopter.add("a")
-    assert (adopter.note_of("a"), adopter.adopted) == (b"", set())
+    assert adopter.adopted == set()
+    assert adopter.holds("a")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, a_directory, a_link, a_socket, None])

@@ -205,7 +205,7 @@ def test_closing_cancels_again_where_a_cancellation_gets_lost() -> None:
     lost: list[str] = []
 
     class Losing(Remote):
-        async def publish(self, name: str, data: Buffer, note: bytes | None = None) -> None:
+        async def publish(self, name: str, data: Buffer, is_adopted: bool = False) -> None:
             try:
                 entered.set()
                 await asyncio.Event().wait()
