@@ -62,7 +62,7 @@ def _load(reader: _Listed | _Careful) -> object:
         made: object
         for made in reader.memo.copy().values():
             if isinstance(made, internals.compiled_graph.get()):
-                vars(made).setdefault(internals.RUNNER, None)
+                made.__dict__.setdefault(internals.RUNNER, None)
         raise
 
 

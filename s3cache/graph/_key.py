@@ -231,7 +231,7 @@ def settings_digest(*, of_threads: bool, registered_version: RegisteredVersion) 
         except Exception:  # noqa: BLE001 - torch takes no plain function for a pass
             return None
     for name in internals.GRAPHS_DETAILS.names:
-        vars(details).pop(name, None)
+        details.__dict__.pop(name, None)
     pickler = internals.fx_pickler.get()(gm)
     key = _key(_Subject(details, gm, inputs, pickler, registered_version, "settings"))
     return key.digest if isinstance(key, Key) else None

@@ -168,7 +168,7 @@ def _bears(operator: Operator, value: object) -> bool:
     if not isinstance(operator, internals.operator.get()):
         return True
     name = operator.name().rpartition("::")[2].partition(".")[0]
-    return getattr(value, "__name__", "") == name
+    return bool(getattr(value, "__name__", "") == name)
 
 
 def _is_place(inside: dict[str, object], name: str) -> bool:

@@ -34,7 +34,14 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule
 
-    from s3cache.torch_api.protocols import Config, DeviceMesh, Function, KeyDetails, KeyPickler
+    from s3cache.torch_api.protocols import (
+        Config,
+        DecompositionTable,
+        DeviceMesh,
+        Function,
+        KeyDetails,
+        KeyPickler,
+    )
 
 _LEFT_OUT = frozenset(name for fields in internals.CACHING_OPTIONS for name in fields.names)
 _SCALARS = (type(None), bool, int, float, complex, str)
@@ -311,7 +318,7 @@ class CanonicalPickler:
                 ("a tensor", self._tensor_text(item)) if type(item) is self._fake else item
                 for item in value
             ]
-        return self._pickler.dumps(value)
+        return cast("bytes", self._pickler.dumps(value))
 
     def _reduce(self, value: object) -> object:
         """Return what ``reducer_override`` of a pickler does: most values are torch's to reduce."""
@@ -330,7 +337,8 @@ class CanonicalPickler:
         elif type(value) is self._state:  # what it will carry is not there yet
             reduced = "BackwardState"
         elif type(value) is self._table:
-            reduced = f"decompositions {table_text(value.table, self.registered_version)}"
+            table = cast("DecompositionTable", value).table
+            reduced = f"decompositions {table_text(table, self.registered_version)}"
         elif "_hash" in getattr(value, "__dict__", ()):
             reduced = _without_hash(value)
         return self._inherited(value) if reduced is None else (self._identity_reducer, (reduced,))

@@ -297,7 +297,8 @@ def _as_serialized(module: BackwardModule) -> GraphModule:
 def _traced(module: BackwardModule) -> GraphModule:
     body, *rest = module.args
     # In a copy: the program may ask for it more than once.
-    return module.fn({**body, "_tracer_cls": _every_operator()}, *rest)
+    made: GraphModule = module.fn({**body, "_tracer_cls": _every_operator()}, *rest)
+    return made
 
 
 @functools.cache

@@ -286,7 +286,7 @@ class RankConsensus:
                     self._ranks, timeout_s, pointer("ranks"),
                 )  # fmt: skip
         # Sets it where no rank has; returns what there is.
-        return self._store.compare_set(place, "", proposed).decode()
+        return str(self._store.compare_set(place, "", proposed).decode())
 
 
 def consensus_for(gm: GraphModule, inputs: Sequence[object]) -> RankConsensus:

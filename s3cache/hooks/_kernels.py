@@ -351,7 +351,7 @@ def _binary(kernel: TritonKernel, places: Sequence[str]) -> TritonKernel:
 
 def _payload(file: TritonFile, names: set[str]) -> bytes:
     if not file.filename.startswith(_GROUP):
-        return file.payload
+        return cast("bytes", file.payload)
     group = json.loads(file.payload)  # a newer Triton takes it for none if a file is not there
     group["child_paths"] = {
         name: path for name, path in group["child_paths"].items() if name in names
@@ -382,7 +382,7 @@ def restore_kernel(kernel: CachingAutotuner) -> None:
     vars(kernel.fn)[internals.BINDERS] = defaultdict(kernel.fn.create_binder)
     if internals.FILE in vars(kernel.fn):
         vars(kernel.fn)[internals.FILE] = kernel.filename
-    configs = vars(kernel).pop(_CONFIGS, None)
+    configs = kernel.__dict__.pop(_CONFIGS, None)
     if configs is not None:
         cache = internals.autotune_cache.get().create(
             kernel.inductor_meta, kernel.filename, configs

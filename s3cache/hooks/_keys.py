@@ -401,7 +401,7 @@ class KeyHook:
         if not isinstance(key, Key):
             call.reasons = tuple(key)
             # Without our reducer, torch's own key is made as it would be without us.
-            vars(pickler).pop("reducer_override", None)
+            pickler.__dict__.pop("reducer_override", None)
             pickler.fast = False
             pickler.clear_memo()
             return original(pickler, value)

@@ -298,7 +298,8 @@ def backend(
     if active() is None:
         enable_by_environment()
     # What ``backend="inductor"`` stands for; it checks mode and options.
-    return internals.inductor_backend.get()(mode, options, None)(gm, example_inputs)
+    backend: Function[Function[object]] = internals.inductor_backend.get()(mode, options, None)
+    return backend(gm, example_inputs)
 
 
 def _close() -> None:

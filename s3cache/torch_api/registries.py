@@ -261,7 +261,7 @@ def full_name(value: object) -> str:
         return str(value.name)
     if isinstance(value, names.operator_packet.get()):
         return str(value._qualified_op_name)
-    return cast("Operator", value).name()
+    return str(cast("Operator", value).name())
 
 
 def full_name_there(home: Mapping[str, object], name: str) -> str:
