@@ -375,7 +375,7 @@ class Compiles:
                     is_ready = True
             if is_ready:
                 save()
-            self._bypasses.raise_if_strict(saving)
+            saving.raise_error(strict=self._engine.settings.strict)
 
     def _write(self, original: Callable[[str, bytes], None], key: str, content: bytes) -> None:
         saving = self._state.current

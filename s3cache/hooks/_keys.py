@@ -134,6 +134,11 @@ class CacheCall:
         """Keep ``error`` if it is the first."""
         self.error = self.error or error
 
+    def raise_error(self, *, strict: bool) -> None:
+        """Raise what went wrong, if anything did, in strict mode."""
+        if strict and self.error is not None:
+            raise self.error
+
 
 class FxKeying(CacheCall):
     """One call of Inductor for the key of an FX graph."""

@@ -192,7 +192,7 @@ class Lookups:
                     self._ended(lookup)
             if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
                 self._compiles.begin(lookup, lookup.sources)
-            self._bypasses.raise_if_strict(lookup)
+            lookup.raise_error(strict=self._engine.settings.strict)
             return result
 
     @around(internals.evaluate_guards)
@@ -254,7 +254,7 @@ class Lookups:
                 self._bypasses.record("fx", call.reasons)
             reasons = call.reasons or (BypassReason("torch", "torch does not cache it"),)
             self._bypasses.note("a graph is not cached", reasons, call.error)
-            self._bypasses.raise_if_strict(call)
+            call.raise_error(strict=self._engine.settings.strict)
         if made[0] is None and self._compiles.force_bundling():
             return None, None  # torch would leave out what an entry of the whole graph needs
         return made
@@ -282,7 +282,7 @@ class Lookups:
                 graph, info = None, {}
             finally:
                 self._ended(lookup, of_whole=self._is_compiling_entry())
-            self._bypasses.raise_if_strict(lookup)
+            lookup.raise_error(strict=self._engine.settings.strict)
             return graph, info
 
     # -- both

@@ -137,17 +137,12 @@ class Bypasses:
             bypasses.info("%s at the second level: %s", what, why)
 
     def failed(self, log: logging.Logger, what: str, error: Exception) -> None:
-        """Warn of the first failure of each kind; :meth:`raise_if_strict` raises it instead."""
+        """Warn of the first failure of each kind; strict mode raises it instead."""
         with self._mutex:
             is_new = what not in self._failed
             self._failed.add(what)
         if is_new and not self._engine.settings.strict:
             log.warning("%s %s", what, pointer(code_of(error)), exc_info=error)
-
-    def raise_if_strict(self, call: CacheCall) -> None:
-        """Raise the first thing that went wrong in ``call``, in strict mode."""
-        if call.error is not None and self._engine.settings.strict:
-            raise call.error
 
 
 def _line_of(gm: GraphModule | None, reason: BypassReason) -> str:
