@@ -382,17 +382,17 @@ class KeyHook:
         self._remember(internals.FX_PREFIX + key.digest, key)
         return internals.fx_prefix() + key.digest
 
-    @around(internals.fx_debug_lines)
-    def _fx_debug_lines(
+    def debug_lines(
         self, original: Function[list[str]], pickler: KeyPickler, value: object
     ) -> list[str]:
-        """Spare torch the digest of each part of a key that was made here: it only logs them."""
+        """Have torch log the components of a key that was made here (*hash details*)."""
         call = self._calls.current
-        is_ours = call is not None and call.key in self._keys
+        key = None if call is None else self._keys.get(call.key or "")
         # The details of whole graphs are of a subclass.
-        if is_ours and isinstance(value, internals.fx_key_details.get()):
-            return []
-        return original(pickler, value)
+        if key is None or not isinstance(value, internals.fx_key_details.get()):
+            return original(pickler, value)
+        components = key.components.items()
+        return [f"[{each.digest}] {name}: {each.value}" for name, each in components]
 
     def _refuse(self, reasons: Sequence[BypassReason]) -> None:
         if reasons:

@@ -121,6 +121,7 @@ class Session:
         # What can fail alone.
         feature, directory = self._try, engine.settings.local_dir
         feature(internals.TORCH_KEY, lambda _: remember_installation(directory))
+        feature(internals.KEY_LOGS, lambda p: p.wrap(internals.fx_debug_lines, keys.debug_lines))
         if engine.settings.shape_profile:
             from s3cache.hooks._profiles import ShapeProfiles
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import random
 import re
 import sys
 import time
@@ -368,15 +367,34 @@ class RetryingStore(WrapperStore):
     """
 
     def __init__(self, inner: Store, policy: RetryPolicy) -> None:
+        from tenacity import (
+            AsyncRetrying,
+            retry_if_exception,
+            stop_after_attempt,
+            stop_before_delay,
+            wait_random_exponential,
+        )
+
         super().__init__(inner)
         self.policy = policy
+        self._retrying = AsyncRetrying(
+            retry=retry_if_exception(_may_pass),
+            stop=stop_after_attempt(policy.attempts) | stop_before_delay(policy.total_timeout_s),
+            wait=wait_random_exponential(multiplier=policy.base_delay_s, max=policy.max_delay_s),
+            before_sleep=lambda state: logger.info(
+                "%s; it is tried again", state.outcome and state.outcome.exception()
+            ),
+            reraise=True,
+        )
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
-        policy, started, attempt = self.policy, time.monotonic(), 0
-        while True:
-            attempt += 1
-            left_s = started + policy.total_timeout_s - time.monotonic()
-            timeout_s = max(min(policy.attempt_timeout_s, left_s), 0.0)
+        started, attempts = time.monotonic(), 0
+
+        async def attempt() -> _T:
+            nonlocal attempts
+            attempts += 1
+            left_s = started + self.policy.total_timeout_s - time.monotonic()
+            timeout_s = max(min(self.policy.attempt_timeout_s, left_s), 0.0)
             try:
                 if sys.version_info >= (3, 11):
                     async with asyncio.timeout(timeout_s):  # unlike wait_for, it makes no task
@@ -384,21 +402,15 @@ class RetryingStore(WrapperStore):
                 return await asyncio.wait_for(call(), timeout_s)
             except asyncio.TimeoutError:
                 problem = f"no answer within {timeout_s:.3g} s"
-                error: StoreError = TransientError(problem, op=verb, store=self.url, key=key)
-            except StoreError as exc:
-                error = exc
-            error.attempts, error.elapsed_s = attempt, time.monotonic() - started
-            most_s = min(policy.base_delay_s * 2 ** min(attempt - 1, 64), policy.max_delay_s)
-            pause_s = random.uniform(0, most_s)  # noqa: S311 - guards nothing
-            may_pass = isinstance(error, TransientError) and not isinstance(error, CircuitOpenError)
-            is_over = error.elapsed_s + pause_s >= policy.total_timeout_s
-            if not may_pass or is_over or attempt >= policy.attempts:
-                try:
-                    raise error
-                finally:
-                    del error  # its traceback leads here: no cycle
-            logger.info("%s; it is tried again", error)
-            await asyncio.sleep(pause_s)
+                raise TransientError(problem, op=verb, store=self.url, key=key) from None
+
+        try:
+            # A copy, as it keeps the state of its current iteration in a threading.local, which
+            # tasks on one loop would share.
+            return await self._retrying.copy()(attempt)
+        except StoreError as error:
+            error.attempts, error.elapsed_s = attempts, time.monotonic() - started
+            raise
 
     async def put(self, key: str, data: Buffer, **options: Any) -> None:
         tried_before = False
@@ -420,6 +432,10 @@ class RetryingStore(WrapperStore):
         if there is None or isinstance(there, NotAccepted):
             return False
         return bytes(there) == bytes(data)
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, TransientError) and not isinstance(error, CircuitOpenError)
 
 
 class BreakingStore(WrapperStore):

@@ -416,27 +416,6 @@ def with_changing(
     return made
 
 
-def begin_event(name: str, now_ns: int) -> Callable[[int, dict[str, object]], None] | None:
-    """Begin an event among torch's own of a compile, on this thread, and return what ends it.
-
-    That takes when it ends and what there is to say; ``None`` if one of that name is under way.
-    """
-    log = names.event_log.get()()
-    if name in log.get_stack():
-        return None
-    log.log_event_start(name, now_ns, {}, False)
-
-    def end(end_ns: int, about: dict[str, object]) -> None:
-        log.log_event_end(name, end_ns, about, now_ns, False)
-
-    return end
-
-
-def is_traced() -> bool:
-    """Return whether torch shows events: in the log of ``TORCH_TRACE``, or in a profiler's."""
-    return bool(names.trace_log.get().handlers) or bool(names.profiler_runs.get())
-
-
 # -- ranks, and first calls on fake tensors (DDPOptimizer)
 
 

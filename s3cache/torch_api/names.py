@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from logging import Logger
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +18,9 @@ TORCH_KEY = "remembering torch's hash of its own source"
 KEY_LOGS = "showing key components in torch's logs"
 PROFILES = "sharing which sizes change (shape_profile)"
 WATCHING = "watching a program for s3cache check and warm"
-TRACES = "showing lookups in torch's traces"
 # These have a fallback of their own where they are used.
 BACKEND = 'backend="s3cache"'
 LOCKDOWN = "private directories for torch's own caches"
-COMPILER_NAME = "naming the C++ compiler in entries"
-RANKS = "hits where ranks must agree"
 
 TORCH = "torch"
 
@@ -363,10 +359,6 @@ run_module = Internal[Function[ModuleType]](f"{_CODE}:_reload_python_module")
 #: Has the Python code of a graph that was unpickled run, from a file that it writes, if need be.
 rebuild_module = Internal[Function[str]](f"{_GRAPH}.after_deserialization")
 path_of_module = Internal[Callable[[str, str], tuple[str, str, str]]](f"{_CODE}:get_path")
-cpp_compiler = AnyFunction("torch._inductor.cpp_builder:get_cpp_compiler", feature=COMPILER_NAME)
-compiler_version = Internal[Callable[[str], str]](
-    "torch._inductor.cpp_builder:get_compiler_version_info", feature=COMPILER_NAME
-)
 #: What tells one kernel from another, of the arguments it is compiled or loaded with.
 KERNEL_ARGUMENTS = Fields(
     f"{_CODE}:CppCodeCache.load_async", "main_code optimized_code device_type extra_flags"
@@ -442,7 +434,3 @@ put_code_state = AnyFunction("torch._dynamo.convert_frame:put_code_state", featu
 automatic_dynamic_shapes = Flag("torch._dynamo.config:automatic_dynamic_shapes", feature=PROFILES)
 cache_key_tag = Internal[str]("torch.compiler.config:cache_key_tag", feature=PROFILES)
 auto_dynamic = AnyObject(f"{_PGO}:auto_dynamic", feature=PROFILES)
-event_log = AnyFunction("torch._dynamo.utils:get_chromium_event_logger", feature=TRACES)
-trace_log = Internal[Logger]("torch._logging._internal:trace_log", feature=TRACES)
-profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRACES)
-default_store = AnyFunction("torch.distributed.distributed_c10d:_get_default_store", feature=RANKS)

@@ -40,17 +40,14 @@ KeyDetails: TypeAlias = Any
 KeyPickler: TypeAlias = Any
 #: One overload of an operator.
 Operator: TypeAlias = Any
-OperatorLibrary: TypeAlias = Any
 PlaceholderInfo: TypeAlias = Any
 PythonModules: TypeAlias = Any
 #: What a compiled graph does to its inputs and outputs.
 RuntimeMetadata: TypeAlias = Any
 #: What Dynamo has seen of one input: a number, or a tensor's sizes and strides.
 ShapeState: TypeAlias = Any
-SharedStore: TypeAlias = Any
 #: What torch knows of the compile that is under way on this thread.
 TracingContext: TypeAlias = Any
 Translator: TypeAlias = Any
 TritonBundle: TypeAlias = Any
 TritonFile: TypeAlias = Any
-TritonKernel: TypeAlias = Any
