@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
-
 from s3cache.util.threads import DeadlineExecutor
+
 from tests.support import compiled
 from tests.support.clock import FakeClock
 
@@ -43,11 +43,11 @@ compiled.put_first()
 def loop_blocking() -> Iterator[None]:
     """Fail a test in which s3cache blocks the event loop: a slow disk would stop every transfer.
 
-    Only calls made from s3cache's own files count; tests, the contract suite among them, may touch
-    the disk as they like. An S3 client may be made, and its credentials looked for: that happens on
+    Only calls made from s3cache's own files count; tests may touch the disk as they
+    like. An S3 client may be made, and its credentials looked for: that happens on
     a loop and a thread of its own. The AWS configuration is a small file.
     """
-    with blockbuster_ctx("s3cache", excluded_modules=["s3cache.testing"]) as blockbuster:
+    with blockbuster_ctx("s3cache") as blockbuster:
         for function in blockbuster.functions.values():
             function.can_block_in("s3cache/store/_s3_client.py", "_run_on_new_loop")
             function.can_block_in("s3cache/store/_url.py", "_endpoint_of_profile")

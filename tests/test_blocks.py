@@ -1,7 +1,7 @@
 """What pages show beside programs: commands, variables and data are those that there are.
 
 Programs in Python are run as they stand by ``tests/examples/test_readme.py``, and files by the
-tests of their page (``test_getting_started.py``, ``tests/testing/test_page.py``).
+tests of their page (``test_getting_started.py``).
 """
 
 from __future__ import annotations

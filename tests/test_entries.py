@@ -12,9 +12,9 @@ from s3cache import entries, frame
 from s3cache.entries import Replaceable, digest_of
 from s3cache.errors import ConfigError, CorruptError, TransientError
 from s3cache.store import MemoryStore, MeteredStore
-from s3cache.testing import FaultyStore
-from s3cache.testing.contract import listed
 from tests.support.caching import KEY, OTHER, broken, entry, payload
+from tests.support.contract import listed
+from tests.support.faulty import FaultyStore
 from tests.support.stores import RacyStore, variants
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from s3cache.frame import Frame
     from s3cache.store import Store
-    from s3cache.testing import Fault
+    from tests.support.faulty import Fault
 
 
 async def publish(store: Store, *found: Frame) -> None:

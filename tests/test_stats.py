@@ -10,8 +10,8 @@ import pytest
 
 from s3cache.stats import Counters, Histogram, HistogramSnapshot, Reason, TransferEvent
 from s3cache.store import MemoryStore
-from s3cache.testing import FaultyStore
 from tests.support.caching import KEY, entry, open_cache
+from tests.support.faulty import FaultyStore
 
 
 def test_a_new_cache_has_counted_nothing() -> None:

@@ -1,10 +1,9 @@
-"""What tests of programs with a compile cache need, and tests of stores.
+"""What tests of programs with a compile cache need.
 
 :class:`Machine` runs a program as on a machine that has never seen it; :class:`MotoServer` has
 buckets for it; :func:`assert_warm_start` compares what the program came to on two machines. As
 pytest fixtures they are ``s3cache_machine`` and ``s3cache_moto``, which pytest finds by itself
-where s3cache is installed. :class:`StoreContract` holds a store to its promises, and
-:class:`FaultyStore` breaks them on order.
+where s3cache is installed.
 
 Nothing in s3cache itself imports this package.
 """
@@ -16,11 +15,6 @@ from typing import TYPE_CHECKING
 from s3cache.util import lazy_exports
 
 if TYPE_CHECKING:
-    from s3cache.testing.contract import RawAccess as RawAccess
-    from s3cache.testing.contract import StoreContract as StoreContract
-    from s3cache.testing.faulty import Fault as Fault
-    from s3cache.testing.faulty import FaultyStore as FaultyStore
-    from s3cache.testing.faulty import FaultyVerb as FaultyVerb
     from s3cache.testing.machines import Machine as Machine
     from s3cache.testing.machines import Outcome as Outcome
     from s3cache.testing.machines import ProgramError as ProgramError
@@ -32,8 +26,6 @@ else:
     # pytest imports this package in every project where s3cache is installed.
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,
-        contract="RawAccess StoreContract",
-        faulty="Fault FaultyStore FaultyVerb",
         machines="Machine Outcome ProgramError assert_warm_start",
         plugin="MachineFactory MotoBucket MotoServer",
     )

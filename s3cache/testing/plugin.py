@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 _HOST = "127.0.0.1"
 
-# The contract's asserts then tell what they compared, as those of a test module do.
-pytest.register_assert_rewrite("s3cache.testing.contract")
-
 
 #: What the fixture ``s3cache_machine`` is: it takes variables for all processes of the machine.
 MachineFactory: TypeAlias = "Callable[..., Machine]"

@@ -14,9 +14,9 @@ import pytest
 from s3cache.cache import Cache, Hit, NotSaved
 from s3cache.stats import Reason
 from s3cache.store import FileStore, MemoryStore
-from s3cache.testing import FaultyStore
 from tests.cache.answers import FIRST, miss
 from tests.support.caching import KEY, OTHER, entry, open_cache, open_engine
+from tests.support.faulty import FaultyStore
 from tests.support.scripts import run_script
 from tests.support.stores import GatedStore, holds
 from tests.support.waiting import LONG_S, eventually, in_thread

@@ -10,10 +10,10 @@ from s3cache import entries
 from s3cache.cache import Cache, Hit
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
-from s3cache.testing import FaultyStore
 from s3cache.tier import DiskTier
 from tests.cache.answers import FIRST, hit, local_files, miss
 from tests.support.caching import KEY, OTHER, broken, entry
+from tests.support.faulty import FaultyStore
 from tests.support.stores import names, put
 from tests.support.waiting import LONG_S
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from s3cache.frame import Frame
-    from s3cache.testing import Fault
+    from tests.support.faulty import Fault
 
 
 def _forgeries() -> dict[str, tuple[str, bytes]]:

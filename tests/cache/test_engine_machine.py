@@ -19,12 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from s3cache import entries
 from s3cache.cache import Engine, Hit, Saved
 from s3cache.store import MemoryStore
-from s3cache.testing import FaultyStore
 from tests.support.caching import entry, open_engine, payload
+from tests.support.faulty import FaultyStore
 from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
-    from s3cache.testing import Fault, FaultyVerb
+    from tests.support.faulty import Fault, FaultyVerb
 
 keys = st.sampled_from(["aa" * 16, "bb" * 16])
 variants = st.sampled_from(["", "one", "two"])

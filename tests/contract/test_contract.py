@@ -20,16 +20,16 @@ from s3cache.store import (
     RetryPolicy,
     WrapperStore,
 )
-from s3cache.testing import FaultyStore
-from s3cache.testing.contract import StoreContract
 from s3cache.util.threads import Breaker
+from tests.support.contract import StoreContract
+from tests.support.faulty import FaultyStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from s3cache.store import Store
-    from s3cache.testing import Fault
+    from tests.support.faulty import Fault
 
 RETRIES = RetryPolicy(
     attempts=30, total_timeout_s=30, attempt_timeout_s=20, base_delay_s=0.0, max_delay_s=0.0

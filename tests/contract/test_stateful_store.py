@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from s3cache.errors import PreconditionError
 from s3cache.store import FileStore
-from s3cache.testing.contract import listed
+from tests.support.contract import listed
 from tests.support.marks import examples
 
 if TYPE_CHECKING:

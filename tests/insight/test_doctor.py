@@ -30,9 +30,9 @@ from s3cache.insight._doctor import (
 )
 from s3cache.settings import Settings
 from s3cache.store import MemoryStore, Store, WrapperStore
-from s3cache.testing import FaultyStore
 from s3cache.trust import generate
 from s3cache.util.threads import DeadlineExecutor
+from tests.support.faulty import FaultyStore
 from tests.support.hanging import dead_mount
 from tests.support.waiting import LONG_S
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
-from s3cache.testing.contract import StoreContract
 from tests.support.buckets import RawBucket
+from tests.support.contract import StoreContract
 from tests.support.marks import slow
 
 MIB = 1 << 20

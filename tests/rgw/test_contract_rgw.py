@@ -10,8 +10,8 @@ import pytest
 
 from s3cache.errors import AccessDeniedError, MissingContainerError
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
-from s3cache.testing.contract import StoreContract
 from tests.support.buckets import RawBucket
+from tests.support.contract import StoreContract
 
 # RGW answers 500 to a read that meets an overwrite of the same object.
 RETRIES = RetryPolicy(

@@ -15,9 +15,9 @@ from s3cache.errors import (
     TransientError,
 )
 from s3cache.store import BreakingStore, MemoryStore, RetryingStore, RetryPolicy
-from s3cache.testing import FaultyStore
-from s3cache.testing.contract import VERBS, listed
 from s3cache.util.threads import Breaker
+from tests.support.contract import VERBS, listed
+from tests.support.faulty import FaultyStore
 
 if TYPE_CHECKING:
     from tests.support.clock import FakeClock

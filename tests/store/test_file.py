@@ -24,7 +24,7 @@ from s3cache.errors import (
     TransientError,
 )
 from s3cache.store import MAX_KEY_BYTES, FileStore, NotAccepted, ObjectFiles, is_key
-from s3cache.testing.contract import LONG_KEYS
+from tests.support.contract import LONG_KEYS
 from tests.support.marks import examples
 
 if TYPE_CHECKING:

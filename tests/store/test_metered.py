@@ -9,7 +9,7 @@ import pytest
 
 from s3cache.errors import PreconditionError, TransientError
 from s3cache.store import MemoryStore, MeteredStore, WrapperStore
-from s3cache.testing import FaultyStore
+from tests.support.faulty import FaultyStore
 
 if TYPE_CHECKING:
     from s3cache.store import AcceptSize

@@ -16,11 +16,11 @@ from s3cache.errors import (
     TransientError,
 )
 from s3cache.store import MemoryStore, MeteredStore, RetryingStore, RetryPolicy
-from s3cache.testing import FaultyStore
-from s3cache.testing.contract import VERBS, listed
+from tests.support.contract import VERBS, listed
+from tests.support.faulty import FaultyStore
 
 if TYPE_CHECKING:
-    from s3cache.testing import FaultyVerb
+    from tests.support.faulty import FaultyVerb
 
 QUICK = RetryPolicy(
     attempts=4, total_timeout_s=30, attempt_timeout_s=30, base_delay_s=0.0, max_delay_s=0.0

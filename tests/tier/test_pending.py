@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from s3cache.store import Directory
-from s3cache.testing.contract import ODD_KEYS
 from s3cache.tier._pending import Pending
+from tests.support.contract import ODD_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,9 +14,9 @@ from s3cache.cache import Hit, Miss, Saved
 from s3cache.errors import ConfigError
 from s3cache.settings import Settings
 from s3cache.store import MemoryStore
-from s3cache.testing import FaultyStore
 from s3cache.trust import SigningKey, VerifyKey, generate, policy_of
 from tests.support.caching import KEY, OTHER, entry, open_engine, payload
+from tests.support.faulty import FaultyStore
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -62,7 +62,7 @@ class FaultyStore(WrapperStore):
         super().__init__(inner)
         self.rates = rates or {}
         self.counts: Counter[tuple[FaultyVerb, Fault]] = Counter()
-        self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose, guards nothing
+        self._random = random.Random(seed)
         self._slow_s = slow_s
         self._ordered: dict[FaultyVerb, deque[Fault]] = {verb: deque() for verb in _APPLICABLE}
 
