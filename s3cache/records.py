@@ -134,8 +134,7 @@ class Run:
         started, noted: Unix times of its start and of its last note; 0 for never.
         complete: whether all its lookups are here; a very long run has more.
         job: as its environment named it, see :func:`in_jobs`.
-        compiling, steps: at its last note, whether it was compiling, and how often each optimizer
-            had stepped since it first compiled; only of a process that is watched.
+        compiling: whether it was, at its last note; only of a process that is watched.
         breaks: where Dynamo broke graphs, and why.
     """
 
@@ -151,7 +150,6 @@ class Run:
     events: tuple[Event, ...] = ()
     compiling: bool = False
     noted: float = 0.0
-    steps: int = 0
     breaks: tuple[Mapping[str, str], ...] = ()
     file: str = ""
     module: str = ""

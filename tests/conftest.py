@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
-from s3cache.util.threads import DeadlineExecutor
 
+from s3cache.util.threads import DeadlineExecutor
 from tests.support import compiled
 from tests.support.clock import FakeClock
 

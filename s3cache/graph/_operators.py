@@ -315,11 +315,7 @@ def _fakes() -> Iterator[tuple[str, str, object]]:
 
 
 def _path_of_others(name: str, key: str) -> str:
-    """Return the file that registers a kernel, or "" if torch does.
-
-    What registers for others is a file of torch's as well, which torch uses for no operator of
-    ATen.
-    """
+    """Return the file that registers a kernel, or "" if torch does."""
     paths = [path for each, path in _registered_at(name) if each == key]
     if not paths:  # it was registered since
         _registered_at.cache_clear()

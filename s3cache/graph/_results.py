@@ -265,19 +265,12 @@ class Graph:
 
     def as_dict(self) -> dict[str, object]:
         """Return the graph as plain data."""
+        plain = ("nodes", "cacheable", "in_halves", "key", "entry", "where", "times")
+        parts = self.components.items()
         return {
-            "nodes": self.nodes,
-            "cacheable": self.cacheable,
-            "in_halves": self.in_halves,
-            "key": self.key,
-            "entry": self.entry,
-            "components": {
-                name: {"digest": component.digest, "value": component.value}
-                for name, component in self.components.items()
-            },
+            **{name: getattr(self, name) for name in plain},
+            "components": {n: {"digest": each.digest, "value": each.value} for n, each in parts},
             "reasons": [reason.as_dict() for reason in self.reasons],
-            "where": self.where,
-            "times": self.times,
         }
 
 

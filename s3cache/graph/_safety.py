@@ -310,20 +310,12 @@ def _input_reasons(inputs: Iterable[object]) -> Iterator[BypassReason]:
 
 
 class _Option(NamedTuple):
-    """An option of torch that takes users' code.
-
-    Attributes:
-        config: the module it is in.
-        name: its name there.
-        kind: the class of torch from which code that has a ``uuid()`` is derived, if there is one.
-        code: of the reason not to cache: ``custom-pass`` for code that generates code, and
-            ``custom-callable`` for code that takes part in tracing or partitioning.
-    """
+    """An option of torch that takes users' code."""
 
     config: Config
     name: str
-    kind: type[CustomPass] | None
-    code: Literal["custom-pass", "custom-callable"] = "custom-pass"
+    kind: type[CustomPass] | None  # from which code with a uuid() is derived
+    code: Literal["custom-pass", "custom-callable"] = "custom-pass"  # generates code, or traces
 
     @property
     def passes(self) -> list[object]:
@@ -380,11 +372,7 @@ def pass_reasons(registered_version: RegisteredVersion) -> Iterator[BypassReason
 def _pass_identity(
     kind: type[CustomPass] | None, pass_: object, registered_version: RegisteredVersion
 ) -> str | None:
-    """Return the identity of a pass that torch cannot ask for one; None if it can.
-
-    Raises:
-        UnidentifiedError: it has none.
-    """
+    """Return the identity of a pass that torch cannot ask for one; None if it can."""
     if kind is None:
         raise UnidentifiedError("has no uuid()", pass_)
     if isinstance(pass_, kind):

@@ -224,10 +224,7 @@ def _item_text(value: object) -> str:
 
 
 def _parts_of(value: object, canonical: CanonicalPickler) -> Mapping[str, str]:
-    """Return what a value that was just pickled consists of, so that a difference has a name.
-
-    Of a graph that is its code, of a list each item by number, of options and objects each by name.
-    """
+    """Return what a value that was just pickled consists of, so that a difference has a name."""
     if canonical.codes:
         return bounded((("code", "\n".join(canonical.codes)),), _ALL_CHARACTERS)
     parts: Iterator[tuple[object, object]] = iter(())
@@ -398,13 +395,7 @@ class CanonicalPickler:
         return attributes, text, imports
 
     def _class_version(self, value: object) -> str:
-        """Return the version of a user's class of which the graph holds an object.
-
-        Rules of operators ask such objects, as they are traced.
-
-        Raises:
-            UnidentifiedError: it has none, and the key does not have what was traced.
-        """
+        """Return the version of a user's class with an object in the graph: operators may ask it."""
         if not isinstance(value, type) or not internals.is_opaque_type.get()(value):
             return ""
         version = self.registered_version(value)
@@ -444,10 +435,7 @@ def _text_of_fields(kind: Hashable, values: tuple[object, ...]) -> str:
 
 
 def _without_hash(value: object) -> object:
-    """Return what to pickle of an object of torch less its ``hash()``, which differs by process.
-
-    Specifications of DTensors keep theirs once it was asked for.
-    """
+    """Return what to pickle of an object of torch (DTensor's specifications) less its ``hash()``."""
     if type(value).__module__.partition(".")[0] != "torch":
         return None
     make, arguments, state = (*value.__reduce_ex__(2), None)[:3]
@@ -459,11 +447,7 @@ def _without_hash(value: object) -> object:
 def _mesh_text(mesh: DeviceMesh, depth: int = 0) -> str:
     """Return all that a mesh of devices is: its layout, this rank's place in it, its groups' names.
 
-    It also keeps its ``hash()``, which differs between processes. The meshes that it belongs to,
-    and those that it is made of, refer to it in turn.
-
-    Raises:
-        ValueError: it holds something that only its address identifies.
+    Not its ``hash()``, which differs between processes. Meshes that it is made of refer to it.
     """
     import torch
 

@@ -12,7 +12,6 @@ import logging
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 
 logger, bypasses = logger_of("records"), logger_of("bypasses")
 
-# Later steps are not noted: a run's records are bounded.
-_MAX_STEPS = 1000
 _MAX_SHOWN = 10  # reasons of one graph
 _MAX_WARNED = 50  # reasons of one session
 _TRACED = re.compile(r'File "([^"\n]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]*))?')
@@ -239,8 +236,8 @@ def _eagerly(mod: Module) -> Callable[[Sequence[object]], object]:
 class Progress:
     """Notes what a process does, in its records, where :data:`s3cache.settings.WATCHED` is set.
 
-    That is when it begins and ends to compile, the steps of its optimizers, where Dynamo breaks a
-    graph, and what torch would not even look up. Any thread may compile, or step an optimizer.
+    That is when it begins and ends to compile, where Dynamo breaks a graph, and what torch would
+    not even look up. Any thread may compile.
     """
 
     def __init__(self, engine: Engine, bypasses: Bypasses) -> None:
@@ -248,16 +245,11 @@ class Progress:
         self._bypasses = bypasses
         self._mutex = threading.Lock()
         self._compiling = 0
-        self._steps: Counter[int] = Counter()  # by optimizer
-        self._done = 0
         self._breaks = 0
 
     def install(self, patches: Patches) -> None:
         """Begin, perhaps inside the first compile: it is what imports torch's compiler."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
         patches.install(self)
-        patches.at_undo(register_optimizer_step_post_hook(self._stepped).remove)
         self._engine.note(compiling=False, at=time.time())
 
     @around(internals.while_compiling)
@@ -292,16 +284,3 @@ class Progress:
             with contextlib.suppress(Exception):  # no training run ends for a note
                 self._bypasses.record("aot", process_bypass_reasons())
         return answer
-
-    def _stepped(self, optimizer: object, *_: object) -> None:
-        """Count ``optimizer.step()``; a step is done once each optimizer has done it."""
-        import torch
-
-        if torch.compiler.is_compiling():  # a compiled optimizer is traced as if this were not here
-            return
-        with self._mutex:
-            self._steps[id(optimizer)] += 1
-            done = min(self._steps.values())
-            if self._done < done <= _MAX_STEPS:
-                self._done = done
-                self._engine.note(steps=done)
