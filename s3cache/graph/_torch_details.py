@@ -395,7 +395,7 @@ class CanonicalPickler:
         return attributes, text, imports
 
     def _class_version(self, value: object) -> str:
-        """Return the version of a user's class with an object in the graph: operators may ask it."""
+        """Return the version of a user's class of which the graph holds an object."""
         if not isinstance(value, type) or not internals.is_opaque_type.get()(value):
             return ""
         version = self.registered_version(value)
@@ -435,7 +435,7 @@ def _text_of_fields(kind: Hashable, values: tuple[object, ...]) -> str:
 
 
 def _without_hash(value: object) -> object:
-    """Return what to pickle of an object of torch (DTensor's specifications) less its ``hash()``."""
+    """Return what to pickle of an object of torch, such as DTensor's, less its ``hash()``."""
     if type(value).__module__.partition(".")[0] != "torch":
         return None
     make, arguments, state = (*value.__reduce_ex__(2), None)[:3]

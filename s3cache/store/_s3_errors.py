@@ -88,6 +88,7 @@ _TABLE: dict[type[StoreError], str] = {
         BotoCoreError | the S3 client refuses | see the cause
         refused | the server refuses the request | see its message
         certificate | the server's certificate is not trusted | {_CERTIFICATES}
+        memory | this process has no memory left for it | give it more
         Exception | unexpected | please report it with its traceback
     """,
     TransientError: f"""
@@ -138,7 +139,9 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
     status, code, message = _answer(error)
     if not status and not code:
         names = [kind.__name__ for kind in type(error).__mro__]
-        if "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        if _is_out_of_memory(error):  # says nothing about the server, whatever library wrapped it
+            names = ["memory"]
+        elif "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error):
             names = ["certificate"]
         kind, cause, fix = next(_ROWS[name] for name in names if name in _ROWS)
         detail = f"{type(error).__name__}: {error}"
@@ -150,6 +153,12 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
     # One line, no page of HTML from a proxy, and no password of one.
     detail = re.sub(r"//\S*@", "//", " ".join(detail.split()))[:300]
     return kind(f"{cause} ({detail}); {fix}", op=op, store=store, key=key)
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, MemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def error_status(error: Exception) -> int:

@@ -22,7 +22,7 @@ from s3cache.store import ObjectFiles
 from s3cache.util.threads import DeadlineExecutor
 from s3cache.stats import Usage
 from s3cache.tier import DiskTier
-from s3cache.util.forks import close_unshared
+from s3cache.util.threads import close_unshared
 
 root = sys.argv[1]
 

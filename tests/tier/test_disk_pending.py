@@ -71,7 +71,6 @@ def test_put_pending_reaches_the_disk_before_it_gets_its_name(
     # First its bytes, then its record, and its name at the end.
     assert order == [
         "fdatasync, 0 pending, there: False",
-        "replace, 0 pending, there: False",
         "replace, 1 pending, there: False",
     ]
     order.clear()
