@@ -30,22 +30,15 @@ _MAX_PARTS = 10_000
 
 
 class UnidentifiedError(Exception):
-    """Nothing says which code it is.
-
-    Attributes:
-        about: the function, class or object that has no identity.
-    """
+    """Nothing says which code it is."""
 
     def __init__(self, message: str, about: object = None) -> None:
         super().__init__(message)
-        self.about = about
+        self.about = about  # the function, class or object that has no identity
 
 
 def identity(value: object, registered_version: RegisteredVersion = lambda _: None) -> str:
     """Return a text that is equal in another process only for the same code.
-
-    Args:
-        value: a function, class, or object, or a container of some.
 
     Raises:
         UnidentifiedError: some code in it has no identity; says which.

@@ -214,8 +214,7 @@ def _overrides(
 def settings_digest(*, of_threads: bool, registered_version: RegisteredVersion) -> str | None:
     """Digest all that code of any graph would be made under now; None if it has no digest.
 
-    Args:
-        of_threads: whether the number of threads matters: not to code for another device.
+    ``of_threads`` says whether their number matters: not to code for another device.
     """
     gm, processor = _nothing()
     inputs = [processor] if of_threads else []

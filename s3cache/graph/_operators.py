@@ -75,10 +75,9 @@ class WatchedOperators:
         self._is_trusted = False
 
     def watch(self, *, trusted: bool) -> None:
-        """Begin with the operators that there are by now; others follow by themselves.
+        """Begin with the operators that there are by now, which may be ``trusted``.
 
-        Args:
-            trusted: all of them are certainly as torch has them.
+        Others follow by themselves.
         """
         import torch
 
@@ -281,10 +280,9 @@ def _formulas_in(value: object, depth: int) -> Iterator[object]:
 
 
 def foreign_fakes() -> Iterator[tuple[str, object]]:
-    """Yield what others registered to be called in place of torch's operators during tracing.
+    """Yield the functions that others registered to be called in place of torch's during tracing.
 
-    Yields:
-        The operator, with what it is for, and the function.
+    With each comes the operator, and what it is for.
     """
     for place, name, function in _fakes():
         if id(function) in _known:

@@ -40,15 +40,10 @@ _VERSIONED = ("numpy", "scipy", "sympy", "mpmath")
 
 
 class Origin(NamedTuple):
-    """Where code comes from.
-
-    Attributes:
-        kind: who wrote it.
-        name: of the library or the module; for a library with a digest of all its files.
-    """
+    """Where code comes from."""
 
     kind: Literal["torch", "python", "library", "user"]
-    name: str = ""
+    name: str = ""  # of the library or the module; for a library with a digest of all its files
 
     @property
     def is_versioned(self) -> bool:
@@ -233,11 +228,8 @@ def is_code(value: object) -> bool:
 def is_foreign(value: object, name: object = "", *, surveyed: bool = False) -> bool:
     """Return True if code other than torch's is in `value`, as far as can be seen.
 
-    Args:
-        value: anything; what is no code is not foreign.
-        name: where it is found, if a native function there must bear that name.
-        surveyed: it may have been there since `import torch`: code that was compiled from a text
-            under no name, as torch compiles some, counts as torch's then.
+    A native function must bear `name`, if that is given. What is `surveyed` may have been there
+    since `import torch`: code that was compiled from a text under no name is torch's then.
     """
     if isinstance(value, NATIVE):
         return isinstance(name, str) and bool(name) and not _bears(value.__name__, name)
@@ -314,10 +306,8 @@ def _is_known_module(name: str) -> bool:
 def is_misplaced(value: object, place: str, name: object) -> bool:
     """Return True if the file of a namespace defines a function `name`, and `value` is another.
 
-    For where torch was first seen late: `F.relu = F.silu` looks like torch's own.
-
-    Args:
-        place: a module, or a class as `module:name`.
+    For where torch was first seen late: `F.relu = F.silu` looks like torch's own. `place` is a
+    module, or a class as `module:name`.
     """
     if not isinstance(value, types.FunctionType):
         return False

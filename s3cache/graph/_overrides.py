@@ -55,16 +55,10 @@ _TRACING = (
 
 
 def take_baseline(*, early: bool) -> Callable[[], None]:
-    """Note what torch has by now, and the rest right after it is imported.
+    """Note what torch has by now, and the rest right after it is imported; return what ends that.
 
-    The sooner the better: what is replaced later is known for certain to be replaced. What has been
-    noted before stays.
-
-    Args:
-        early: whether torch is imported at this moment, so that no program has changed anything.
-
-    Returns:
-        A function that takes back what is still to come.
+    The sooner the better: what is replaced later is known for certain to be replaced. It is
+    ``early`` if torch is imported at this moment, so that no program has changed anything.
     """
     _surface.watch_listed(trusted=early)
     _operators.watch(trusted=early)
@@ -105,8 +99,7 @@ def _forget() -> None:
 def all_overrides(*, again: bool = True) -> list[Override]:
     """Return everything that is replaced in torch, or registered with it by others.
 
-    Args:
-        again: whether to look at what is most, even if that was done in this compile.
+    Most of it is looked at once in a compile, or ``again``.
     """
     return [
         *_in_containers(again=again),
@@ -145,10 +138,7 @@ def overrides(
 ) -> tuple[Component | None, list[BypassReason]]:
     """Return a component for all that is not as torch made it, if anything, and what has none.
 
-    Args:
-        registered: the version that the user registered a function with.
-        again: see :func:`all_overrides`.
-        traced: whether the key has what was traced.
+    ``traced`` says that the key has what was traced; ``again`` is that of :func:`all_overrides`.
     """
     lines: list[str] = []
     unsafe: list[BypassReason] = []

@@ -253,9 +253,7 @@ def is_custom_function(target: object) -> bool:
     """Return whether ``target`` is the operator that stands for a custom ``autograd.Function``.
 
     It has no code of its own: Dynamo has traced ``forward`` and ``backward`` into graphs inside of
-    the graph, and passes on what the context was given: which outputs have no derivative, which
-    inputs are written to, what is saved. AOTAutograd runs those graphs, and sees no more of the
-    user's class. All of it is in the key with the graph, and checked with it.
+    the graph, which are in the key and checked with it, as is what the context was given.
     """
     return target is internals.custom_function.get()
 
@@ -391,9 +389,7 @@ def described_passes(
 ) -> Iterator[None]:
     """Give users' passes a ``uuid()`` while the block runs, for torch to ask for.
 
-    Args:
-        traced: whether a key is made that has what was traced. Passes that took part in tracing
-            need no identity then.
+    Where a key has what was ``traced``, passes that took part in tracing need no identity.
     """
     with contextlib.ExitStack() as stack:
         for option in _options():

@@ -41,17 +41,10 @@ _MAX_DEPTH = 3
 
 
 class Override(NamedTuple):
-    """A value that replaces torch's own.
-
-    Attributes:
-        place: where it is.
-        value: what is there now, :data:`ABSENT` if nothing, or the file that put it there if that
-            is all that is known.
-        how: it came there, for messages.
-    """
+    """A value that replaces torch's own."""
 
     place: str
-    value: object
+    value: object  # ABSENT if nothing is there, or the file that put it there if no more is known
     how: str = "was replaced"
 
 
@@ -71,16 +64,12 @@ def _by_name(inside: Collection[object]) -> dict[object, object]:
 
 
 class Container:
-    """A container of torch's, and what torch has in it.
-
-    Attributes:
-        first: what torch has in it, by name.
-    """
+    """A container of torch's, and what torch has in it."""
 
     def __init__(self, place: str, inside: Collection[object]) -> None:
         self.place = place
         self.inside = inside
-        self.first: dict[object, object] = {}
+        self.first: dict[object, object] = {}  # what torch has in it, by name
 
     @property
     def watched(self) -> Collection[object]:
@@ -329,11 +318,7 @@ class Surface:
         self._rebound: dict[int, bool] = {}  # cells of closures that torch assigns to, by id
 
     def watch_listed(self, *, trusted: bool = False) -> None:
-        """Begin with what is listed by name and imported by now.
-
-        Args:
-            trusted: it is certainly as torch has it.
-        """
+        """Begin with what is listed by name and imported by now; ``trusted`` is as torch has it."""
         for place in _LISTED:
             module = place.partition(":")[0]
             there = internals.contents(place)
@@ -352,11 +337,7 @@ class Surface:
             self._add(container, baseline, trusted=trusted)
 
     def watch(self, fresh: AbstractSet[str] = frozenset()) -> None:
-        """Begin with what is there by now of torch's modules and operators.
-
-        Args:
-            fresh: modules that are certainly as torch has them.
-        """
+        """Begin with what is there of torch's modules; ``fresh`` ones are as torch has them."""
         self.watch_listed()
         self._seen.add(id(internals.side_effectful.get()))  # a registry, which has its own check
         for name in self._new_modules():
@@ -424,11 +405,7 @@ class Surface:
         return list(itertools.chain.from_iterable(self._overrides.values()))
 
     def overrides(self, fresh: AbstractSet[str] = frozenset()) -> list[Override]:
-        """Return what stands in the places of what torch has, or was added where torch looks.
-
-        Args:
-            fresh: see :meth:`watch`.
-        """
+        """Return what stands in the places of what torch has, or was added where torch looks."""
         self.watch(fresh)
         found = self.in_containers()
         if not all(map(is_, map(sys.modules.get, self._modules), self._modules.values())):
@@ -444,11 +421,9 @@ class Surface:
                 yield Override(f"{module}.{function.__qualname__}", function, ALTERED)
 
     def _is_rebound(self, cell: types.CellType, function: types.FunctionType) -> bool:
-        """Return True if a function that has the variable assigns to it, as torch's state.
-
-        `function` is one that has it: to find the others takes a tenth of a second.
-        """
+        """Return True if a function that has the variable assigns to it, as torch's state."""
         if id(cell) not in self._rebound:
+            # `function` is one that has it: to find the others takes a tenth of a second.
             self._rebound[id(cell)] = any(
                 each is cell and assigns(holder.__code__, name)
                 for holder in itertools.chain((function,), _functions_with(cell))

@@ -274,10 +274,6 @@ class CanonicalPickler:
 
     torch's pickler writes a shared object once for each time it is met (``fast``). Some values
     switch that off; here it holds for each value.
-
-    Attributes:
-        codes: the code of each graph in the last value, the outermost first.
-        tensor_texts: the text of each tensor in the last value, by its id; good while it lives.
     """
 
     def __init__(
@@ -290,8 +286,8 @@ class CanonicalPickler:
         from torch.fx import GraphModule
 
         self.registered_version = registered_version
-        self.codes: list[str] = []
-        self.tensor_texts: dict[int, str] = {}
+        self.codes: list[str] = []  # of each graph in the last value, the outermost first
+        self.tensor_texts: dict[int, str] = {}  # of each in the last value, by its id, as it lives
         self._traced = traced
         self._inherited = internals.inherited_reducer(pickler)
         self._identity_reducer = internals.same.get()

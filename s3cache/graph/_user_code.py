@@ -259,7 +259,7 @@ def _subclasses_in(
 ) -> dict[type, tuple[str, dict[int, object]]]:
     """Return the classes of tensors that run code of their own, or carry code of others.
 
-    With each is where it was met first, and what its tensors carry, by identity.
+    With each comes where it was met first, and what its tensors carry, by identity.
     """
     found: dict[type, tuple[str, dict[int, object]]] = {}
 
@@ -323,11 +323,7 @@ def _plain() -> tuple[type, ...]:
 
 
 def context_hash(context_fn: object, registered_version: RegisteredVersion) -> object:
-    """Return what stands for a ``context_fn`` in a key: its ``cache_hash``, or its identity.
-
-    Raises:
-        UnidentifiedError: it has neither.
-    """
+    """Return what stands for a ``context_fn`` in a key: its ``cache_hash``, or its identity."""
     own = getattr(context_fn, "cache_hash", None)
     return identity(context_fn, registered_version) if own is None else own
 
@@ -350,8 +346,7 @@ def compilers_component(
 ) -> Finding:
     """Return how what compiles a graph differs from Inductor; a reason if it is not torch's.
 
-    Args:
-        given: what compiles, by the name of the argument; a dict is a table of decompositions.
+    ``given`` is what compiles, by the name of the argument; a dict is a table of decompositions.
     """
     if not given:
         return None
@@ -385,11 +380,7 @@ def _identity_of_torchs(value: object, registered_version: RegisteredVersion) ->
 def table_text(
     table: Mapping[object, object], registered_version: RegisteredVersion = lambda _: None
 ) -> str:
-    """Return how a table of decompositions differs from Inductor's; ``""`` if it does not.
-
-    Raises:
-        UnidentifiedError: a decomposition in it is not torch's, and is not registered.
-    """
+    """Return how a table of decompositions differs from Inductor's; ``""`` if it does not."""
     usual = internals.usual_decompositions()
     if table is usual:
         return ""

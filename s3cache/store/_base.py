@@ -367,20 +367,15 @@ class RetryingStore(WrapperStore):
     """
 
     def __init__(self, inner: Store, policy: RetryPolicy) -> None:
-        from tenacity import (
-            AsyncRetrying,
-            retry_if_exception,
-            stop_after_attempt,
-            stop_before_delay,
-            wait_random_exponential,
-        )
+        import tenacity as t
 
         super().__init__(inner)
         self.policy = policy
-        self._retrying = AsyncRetrying(
-            retry=retry_if_exception(_may_pass),
-            stop=stop_after_attempt(policy.attempts) | stop_before_delay(policy.total_timeout_s),
-            wait=wait_random_exponential(multiplier=policy.base_delay_s, max=policy.max_delay_s),
+        self._retrying = t.AsyncRetrying(
+            retry=t.retry_if_exception(_may_pass),
+            stop=t.stop_after_attempt(policy.attempts)
+            | t.stop_before_delay(policy.total_timeout_s),
+            wait=t.wait_random_exponential(multiplier=policy.base_delay_s, max=policy.max_delay_s),
             before_sleep=lambda state: logger.info(
                 "%s; it is tried again", state.outcome and state.outcome.exception()
             ),

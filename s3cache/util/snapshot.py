@@ -44,9 +44,8 @@ def content_of(cell: types.CellType) -> object:
 class Snapshot(Generic[_T]):
     """Containers as they were at the last look.
 
-    Args:
-        get_version_of: returns a function that numbers the states of a dictionary: as long as the
-            number is the same, the very same objects are in it.
+    ``get_version_of`` returns a function that numbers the states of a dictionary: as long as the
+    number is the same, the very same objects are in it.
     """
 
     def __init__(self, get_version_of: Callable[[], Callable[[dict[Any, Any]], int]]) -> None:
