@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(900)
 USED = {
     internals.PROFILES,
     internals.WATCHING,
+    internals.KEY_LOGS,
     internals.TORCH_KEY,
 }
 

@@ -45,7 +45,6 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     assert log.count(f"s3cache.lookups: miss {key} (absent)") == 1
     assert sum(line.startswith(f"s3cache.saves: saved {key} (") for line in log) == 1
     assert sum(line.startswith(f"s3cache.lookups: hit {key} (") for line in log) == 4
-    assert sum("s3cache explain" in line and "read on" not in line for line in log) == 1
     ours = [line.replace("`s3cache explain`", "") for line in log if line.startswith("s3cache")]
     assert len(ours) > 10
     assert [line for line in ours if line.count("s3cache") != 1] == []
