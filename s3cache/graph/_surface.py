@@ -1,7 +1,7 @@
 """Watch everything of torch's that a program may replace, and say what it has replaced.
 
 Compiling reads namespaces, classes, tables and functions of torch's: some fifty thousand objects.
-Only in a container that was written to since the last look is anything asked about each of them.
+A look examines only the containers that were written to since the last one.
 """
 
 from __future__ import annotations
@@ -368,8 +368,8 @@ class Surface:
     def _add(
         self, container: Container, first: Mapping[object, object] | None, *, trusted: bool
     ) -> None:
+        self._containers.add(container, container.watched)  # before: no write is missed
         found = container.start(None if first is None else dict(first), trusted=trusted)
-        self._containers.add(container, container.watched)
         self._enter(container, found)
 
     def _enter(self, container: Container, found: list[Override]) -> None:

@@ -1,8 +1,7 @@
 """Remember which objects are in many places, and say later which places hold others.
 
-Objects are compared by identity, never by what they claim to equal. Nothing here knows torch, and
-nothing is imported that torch has not imported: where a cache is asked for, ``import torch`` brings
-this.
+Objects are compared by identity, never with ``==``. This file does not know torch, and imports only
+what torch has imported: with ``S3CACHE_URL`` set, ``import torch`` loads it.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ def content_of(cell: types.CellType) -> object:
 class Snapshot(Generic[_T]):
     """Containers as they were at the last look.
 
-    ``get_version_of`` returns a function that numbers the states of a dictionary: as long as the
-    number is the same, the very same objects are in it.
+    ``get_version_of`` returns a function that numbers the states of a dictionary: while the number
+    stays the same, the dictionary holds the very same objects.
     """
 
     def __init__(self, get_version_of: Callable[[], Callable[[dict[Any, Any]], int]]) -> None:
@@ -69,9 +68,9 @@ class Snapshot(Generic[_T]):
                 self._others.append((each, list(each), owner))
 
     def changed(self) -> list[_T]:
-        """Return the owners of what may differ from the last look; this look is the next.
+        """Return the owners of the containers that were written to since the last call.
 
-        They are those of all containers that were written to, if only with what they had.
+        A container may hold what it held before: writing the old value back counts as well.
         """
         versions = list(map(self._get_version_of(), self._dicts))
         found = [*compress(self._owners, map(ne, versions, self._versions))]
