@@ -115,7 +115,10 @@ class Uploads:
         self._waiting: dict[str, None] = {}
         self._active: set[str] = set()
         self._refused: set[str] = set()  # waits, but was refused since the last pause or flush
-        self._given_back: set[str] = set()  # adopted, and not ours to upload: others do that
+        self._given_back: set[str] = (
+            set()
+        )  # adopted and refused: left to others until we look again
+        self._untrusted: set[str] = set()  # adopted, and never ours to upload
         self._adopting = asyncio.Lock()
         self._adopts = True  # none of them was refused since the last look
         self._flushes = 0
@@ -214,7 +217,7 @@ class Uploads:
     def _queue(self, name: str) -> None:
         self._given_back.discard(name)
         self._refused.discard(name)
-        if name not in self._waiting and not self._is_closed:
+        if name not in self._waiting:  # also when the cache was closed just now: it is pending
             self._waiting[name] = None
             self._emit("queued", name)
         self._start_tasks()
@@ -229,6 +232,7 @@ class Uploads:
 
     async def _flush(self, until_a_pause: bool) -> None:
         self._release(*self._delayed)
+        self._given_back.clear()
         self._flushes += 1
         try:
             self._resume()
@@ -299,6 +303,7 @@ class Uploads:
                     if not self._flushes:  # which tries all
                         self._pause_uploads()
                 elif isinstance(exc, UntrustedError):
+                    self._untrusted.add(name)
                     self._emit("absent", name)
                     return
                 else:  # if it is not for the lack of a key of theirs, the others will be as well
@@ -364,6 +369,7 @@ class Uploads:
         while not self._is_closed:
             if self._flushes or not await self._adopt_some():  # a flush does it as well
                 await asyncio.sleep(_ADOPT_EVERY_S)
+                self._given_back.clear()
 
     async def _adopt_some(self) -> bool:
         """Upload what is pending and some of what others have left; return whether to go on."""
@@ -371,7 +377,8 @@ class Uploads:
             adopted = set[str]()
             if (disk := self._disk) is not None:
                 known = self._known()  # what is no longer known then, is uploaded
-                but, limit = {*self._given_back}, self._settings.upload_concurrency
+                but = self._given_back | self._untrusted
+                limit = self._settings.upload_concurrency
                 self._adopts = not self._refused
                 if self._adopts:
                     adopted = await self._ask(lambda: disk.adopt(limit, but))
