@@ -40,7 +40,9 @@ JOBS = {
     # The mode of that name also tries neighbours of each configuration as the kernel is launched
     # first, which compiles them on every machine: those are no part of the graph.
     "max-autotune": ("mlp", "float16", {"options": {"max_autotune": True}}),
-    "reduce-overhead": ("mlp", "float32", {"mode": "reduce-overhead"}),
+    "flex attention": ("flex", "float32", {}),
+    # Its kernels are those of no other job, so that there is something to assemble.
+    "reduce-overhead": ("gpt", "bfloat16", {"mode": "reduce-overhead"}),
 }
 NEEDS_GPU = {"reduce-overhead"}
 
@@ -188,7 +190,8 @@ def judge(first: dict, second: dict, *, compared: bool) -> list[str]:
 def show(report: dict) -> None:
     versions = f"torch {report['torch']}, Triton {report['triton']}"
     print(f"{report['device']}, {versions}, {report['seconds']} s")
-    print(f"{'job':34}{'ptxas':>12}{'hits':>6}{'compiled':>10}{'first step, s':>18}{'equal':>8}")
+    title = f"{'job':34}{'ptxas':>12}{'benchmarks':>12}{'hits':>6}{'compiled':>10}"
+    print(f"{title}{'first step, s':>18}{'equal':>8}")
     for name, machines in report["jobs"].items():
         first, second = machines["first"], machines["second"]
         if "error" in first or "error" in second:
@@ -197,9 +200,9 @@ def show(report: dict) -> None:
         steps = f"{first['first_s']:.1f}, {second['first_s']:.1f}"
         ptxas = f"{first['assembled']}, {second['assembled']}"
         same = "-" if report["device"] == "stand-in" else str(second["same"])
-        print(
-            f"{name:34}{ptxas:>12}{second['hits']:>6}{second['compiled']:>10}{steps:>18}{same:>8}"
-        )
+        measured = f"{first['benchmarks']}, {second['benchmarks']}"
+        counts = f"{ptxas:>12}{measured:>12}{second['hits']:>6}{second['compiled']:>10}"
+        print(f"{name:34}{counts}{steps:>18}{same:>8}")
     for fault in report["faults"]:
         print(f"does not hold: {fault}")
     if not report["faults"]:
@@ -228,6 +231,11 @@ def work(shared: Path, names: list[str]) -> None:
             results[name] = {
                 "first_s": first_s,
                 "assembled": assembled() - before,
+                "benchmarks": sum(
+                    count
+                    for name, count in counters["inductor"].items()
+                    if name.endswith(".benchmark_gpu")
+                ),
                 "hits": counters["aot_autograd"]["autograd_cache_hit"],
                 "compiled": counters["inductor"]["fxgraph_cache_miss"],
                 "reasons": {
@@ -355,6 +363,23 @@ def softmax(dtype) -> Step:
     return Step(forward, inputs)
 
 
+def flex(dtype) -> Step:
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def nearer_counts_more(score, _batch, _head, at, other):
+        return score - 0.1 * (at - other).abs()
+
+    def forward(q, k, v):
+        return flex_attention(q, k, v, score_mod=nearer_counts_more)
+
+    def inputs(count: int):
+        made = torch.randn(3, count, 4, 128, 64, device="cuda", dtype=dtype)
+        return tuple(each.clone().requires_grad_() for each in made)
+
+    return Step(forward, inputs)
+
+
 @triton.jit
 def weighted_sum(a, b, out, count, BLOCK: tl.constexpr):  # noqa: N803 - as Triton's users write it
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -377,7 +402,7 @@ def user(dtype) -> Step:
     return Step(forward, inputs)
 
 
-MODELS = {"mlp": mlp, "gpt": gpt, "softmax": softmax, "user": user}
+MODELS = {"mlp": mlp, "gpt": gpt, "softmax": softmax, "flex": flex, "user": user}
 
 if __name__ == "__main__":
     sys.exit(main())

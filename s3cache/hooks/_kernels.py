@@ -330,6 +330,7 @@ def _bundle(bundle: TritonBundle | None, share_sources: bool) -> TritonBundle | 
     autotuners = [
         dataclasses.replace(each, kernel=_without_process(each.kernel))
         for each in bundle.static_autotuners
+        if not internals.is_loaded(each.kernel)  # by a hit at the second level: the files suffice
     ]
     kernels = []
     for kernel in bundle.kernel_artifacts:

@@ -243,6 +243,12 @@ def keep_launched_kernels(bundler: object) -> None:
     )
 
 
+def is_loaded(kernel: CachingAutotuner) -> bool:
+    """Return whether a kernel is on the device: torch has dropped its image then."""
+    results = [result.kernel for result in kernel.compile_results]
+    return any(getattr(result, names.IMAGE, "") is None for result in results)
+
+
 def triton_environment() -> dict[str, str]:
     """Return the variables in Triton's own key that are set; none without it."""
     try:

@@ -121,6 +121,7 @@ _LISTED: Final = {
     "torch.distributed.tensor._dtensor_spec": "DTensorSpec TensorMeta",
     "torch.distributed.tensor.placement_types": """
         Partial Replicate Shard _MaskPartial _StridedShard""",
+    "torch.fx.experimental.proxy_tensor": "PythonKeyTracer",  # of graphs within a graph
     "torch.fx.experimental.symbolic_shapes": "SymIntEqByExpr",
     "torch.fx.graph_module": "reduce_graph_module",
     "torch.fx.immutable_collections": "immutable_dict immutable_list",
