@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import (
         AOTConfig,
+        CachingAutotuner,
         Function,
         KeyDetails,
         KeyPickler,
