@@ -215,8 +215,8 @@ class Uploads:
     # -- on the loop
 
     def _queue(self, name: str) -> None:
-        self._given_back.discard(name)
-        self._refused.discard(name)
+        for names in (self._given_back, self._untrusted, self._refused):
+            names.discard(name)
         if name not in self._waiting:  # also when the cache was closed just now: it is pending
             self._waiting[name] = None
             self._emit("queued", name)
