@@ -19,8 +19,9 @@ from s3cache.entries import digest_of
 from s3cache.graph import _environment as env
 from s3cache.graph import _graph as graph
 from s3cache.graph import _user_code as code
+from s3cache.graph._graph import Component
 from s3cache.graph._overrides import overrides
-from s3cache.graph._results import BypassReason, Component, Finding, RegisteredVersion
+from s3cache.graph._results import BypassReason, Finding, RegisteredVersion
 from s3cache.graph._safety import described_passes, unsafe_graph_reasons
 from s3cache.graph._torch_details import CanonicalPickler, torch_components
 from s3cache.torch_api import internals

@@ -21,8 +21,7 @@ from torch import Tensor
 
 import s3cache
 from s3cache.graph._identity import UnidentifiedError, identity
-from s3cache.graph._operators import forget_kernels, replaced_kernels
-from s3cache.graph._overrides import overrides
+from s3cache.graph._overrides import forget_kernels, overrides, replaced_kernels
 from s3cache.torch_api import installed_release
 from s3cache.util.snapshot import FUNCTIONS
 from tests.support.machines import Machine
