@@ -20,7 +20,6 @@ from functools import partial
 from types import FunctionType, MethodType
 
 import _s3cache_autoload
-from s3cache.graph._graph import Component
 from s3cache.graph._identity import UnidentifiedError, code_digest, identity, rough_identity
 from s3cache.graph._origin import (
     files_that_register_for_others,
@@ -29,7 +28,7 @@ from s3cache.graph._origin import (
     is_of_torch,
     origin_of,
 )
-from s3cache.graph._results import BypassReason, qualified_name, suggested_fix
+from s3cache.graph._results import BypassReason, Finding, qualified_name, suggested_fix
 from s3cache.graph._surface import ALTERED, AS_A_WHOLE, Override, Surface, WatchedOperators
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import TracingContext
@@ -140,8 +139,8 @@ def overrides(
     *,
     again: bool = True,
     traced: bool = False,
-) -> tuple[Component | None, list[BypassReason]]:
-    """Return a component for all that is not as torch made it, if anything, and what has none.
+) -> Finding:
+    """Return a component for all that is not as torch made it, or a reason for each that has none.
 
     ``traced`` says that the key has what was traced; ``again`` is that of :func:`all_overrides`.
     """
@@ -150,7 +149,7 @@ def overrides(
     try:
         found = all_overrides(again=again)
     except UnidentifiedError as exc:
-        return None, [BypassReason("generator", str(exc), "put torch's own back")]
+        return [BypassReason("generator", str(exc), "put torch's own back")]
     for each in found:
         try:
             lines.append(f"{each.place}={_text(each, registered, traced=traced)}")
@@ -158,7 +157,7 @@ def overrides(
             unsafe.append(_unsafe(each, exc))
     if kept := unused_kept():
         lines.append(f"not removed though unused: {' '.join(kept)}")
-    return (Component.of_text("\n".join(sorted(lines))) if lines else None), unsafe
+    return unsafe or "\n".join(sorted(lines))
 
 
 def _generates(override: Override) -> bool:
