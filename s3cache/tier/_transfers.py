@@ -115,9 +115,7 @@ class Uploads:
         self._waiting: dict[str, None] = {}
         self._active: set[str] = set()
         self._refused: set[str] = set()  # waits, but was refused since the last pause or flush
-        self._given_back: set[str] = (
-            set()
-        )  # adopted and refused: left to others until we look again
+        self._given_back: set[str] = set()  # adopted and refused: others' until we look again
         self._untrusted: set[str] = set()  # adopted, and never ours to upload
         self._adopting = asyncio.Lock()
         self._adopts = True  # none of them was refused since the last look
@@ -215,8 +213,8 @@ class Uploads:
     # -- on the loop
 
     def _queue(self, name: str) -> None:
-        self._given_back.discard(name)
-        self._refused.discard(name)
+        for names in (self._given_back, self._untrusted, self._refused):
+            names.discard(name)  # it is ours, and new
         if name not in self._waiting:  # also when the cache was closed just now: it is pending
             self._waiting[name] = None
             self._emit("queued", name)
