@@ -85,8 +85,7 @@ class Reason(str, Enum):
         member.text = text
         return member
 
-    def __str__(self) -> str:
-        return str(self.value)
+    __str__ = str.__str__  # the code, in every release of Python
 
 
 # -- the tree

@@ -1,21 +1,20 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
-from s3cache.graph._graph import reads_storage_offsets, storage_offsets
+from s3cache.graph._graph import Component, reads_storage_offsets, storage_offsets
 from s3cache.graph._identity import code_fingerprint
-from s3cache.graph._key import FIRST_CALL, Key, bypass_reasons, key_of, settings_digest
-from s3cache.graph._operators import forget_kernels, record_kernel
+from s3cache.graph._key import FIRST_CALL, Key, key_of, settings_digest
 from s3cache.graph._origin import ORIGINAL_ATTR
-from s3cache.graph._overrides import take_baseline
+from s3cache.graph._overrides import forget_kernels, record_kernel, take_baseline
 from s3cache.graph._results import (
     BypassReason,
     Code,
-    Component,
     Graph,
     GraphBreak,
     Report,
     cached_at,
 )
 from s3cache.graph._safety import (
+    bypass_reasons,
     described_passes,
     extra_cacheable_functions,
     fx_bypass_reasons,

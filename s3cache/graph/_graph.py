@@ -1,4 +1,4 @@
-"""A graph and its inputs as text, and their components that torch's own details leave out.
+"""Components of a key, and of those a graph and its inputs, as far as torch leaves them out.
 
 A graph has most of those components only if there is something to say.
 """
@@ -8,17 +8,65 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter, methodcaller
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
 from s3cache.graph._identity import code_digest
-from s3cache.graph._results import Component, bounded
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage
     from torch.fx import Graph, GraphModule, Node
+
+# Digests do not cover what is shown to people, so it may be shortened. An entry stores all of it.
+_VALUE_CHARACTERS = 200
+_TEXT_CHARACTERS = 16 << 10
+_PART_CHARACTERS = 1 << 10
+_ALL_CHARACTERS = 128 << 10
+_PARTS = 1024
+
+
+def bounded(parts: Iterable[tuple[str, str]], characters: int = _PART_CHARACTERS) -> dict[str, str]:
+    """Return the first of ``parts``, each cut to ``characters``, and no more than fits an entry."""
+    kept: dict[str, str] = {}
+    left = _ALL_CHARACTERS
+    for name, part in parts:
+        if len(kept) == _PARTS or left <= 0:
+            break
+        kept[name] = part if len(part) <= characters else part[:characters] + "…"
+        left -= len(part)
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One named component of a key.
+
+    Attributes:
+        digest: 32 hexadecimal digits.
+        value: what it is, for people; shortened, and not part of the key.
+        parts: what it consists of, by name, where the value does not say it; neither.
+    """
+
+    digest: str
+    value: str
+    parts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of_text(cls, text: str) -> Component:
+        """Return a component with ``text`` as its content and value."""
+        is_short = len(text) <= _VALUE_CHARACTERS
+        parts = None if is_short else bounded((("", text),), _TEXT_CHARACTERS)
+        return cls.of_bytes(text.encode(), text, parts)
+
+    @classmethod
+    def of_bytes(cls, data: bytes, value: str, parts: Mapping[str, str] | None = None) -> Component:
+        """Return a component with ``data`` as its content, shown as ``value`` and ``parts``."""
+        if len(value) > _VALUE_CHARACTERS:
+            value = value[:_VALUE_CHARACTERS] + "…"
+        return cls(hashlib.sha256(data).hexdigest()[:32], value, parts or {})
 
 
 def graph_modules(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:

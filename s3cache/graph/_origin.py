@@ -5,7 +5,6 @@ The file that its code lies in decides, and nothing that it says of itself.
 
 from __future__ import annotations
 
-import dis
 import functools
 import hashlib
 import os
@@ -13,12 +12,13 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from s3cache.torch_api import internals
+from s3cache.torch_api.protocols import Operator
 from s3cache.util.snapshot import content_of
 
 #: What holds a function in a class.
@@ -152,6 +152,15 @@ def unwrap_patch(value: object) -> object:
     while isinstance(value, types.FunctionType) and ORIGINAL_ATTR in vars(value):
         value = vars(value)[ORIGINAL_ATTR]
     return value
+
+
+def are_same_method(old: object, new: object) -> bool:
+    """Return True if both are one static or class method, perhaps wrapped by a patch of ours."""
+    if isinstance(old, staticmethod) and isinstance(new, staticmethod):
+        return unwrap_patch(old.__func__) is unwrap_patch(new.__func__)
+    if isinstance(old, classmethod) and isinstance(new, classmethod):
+        return unwrap_patch(old.__func__) is unwrap_patch(new.__func__)
+    return False
 
 
 def distribution_of(path: str) -> str:
@@ -374,17 +383,72 @@ def foreign_parts(value: object) -> list[object]:
     return [part for part in parts if isinstance(part, partial) or not _is_of_torch(part)]
 
 
-def assigns(code: types.CodeType, name: str) -> bool:
-    """Return True if code binds a global, an attribute or a variable of a closure of that name."""
-    if name in (*code.co_names, *code.co_freevars, *code.co_cellvars) and any(
-        each.argval == name and each.opname in _BINDING for each in dis.get_instructions(code)
-    ):
-        return True
-    if name in code.co_consts and not {"setattr", "globals"}.isdisjoint(code.co_names):
-        return True
-    return any(assigns(each, name) for each in code.co_consts if type(each) is types.CodeType)
+def own_name(value: object) -> str | None:
+    """Return the name of a function of torch's that is the only one of that name."""
+    while isinstance(value, (*HOLDERS, functools._lru_cache_wrapper)):
+        value = value.__wrapped__
+    if type(value) is not types.FunctionType or foreign_parts(value):
+        return None
+    function: types.FunctionType = value
+    return None if "<" in function.__qualname__ else function.__qualname__
 
 
-_BINDING = frozenset(
-    f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in ("GLOBAL", "ATTR", "DEREF")
-)
+def codes_in(*namespaces: Mapping[str, object]) -> Iterator[types.CodeType]:
+    """Yield the code of torch's functions in modules and classes, and of functions they wrap."""
+    for members in namespaces:
+        for value in list(members.values()):
+            if isinstance(value, type) and value.__module__ == members.get("__name__"):
+                yield from codes_in(vars(value))
+            for part in parts_of(value) if is_code(value) else ():
+                if type(part) is types.FunctionType and internals.has_code_of_torch(part):
+                    yield part.__code__
+
+
+# -- operators
+
+
+def is_of_torch(name: str) -> bool:
+    """Return True if torch defines the operator: the file decides, and not the namespace.
+
+    Decompositions and fallbacks reach operators that no graph names.
+    """
+    return name.startswith("aten::") or _is_defined_by_torch(name)
+
+
+@functools.cache
+def _is_defined_by_torch(name: str) -> bool:
+    defined = internals.DEFINED_AT.search(internals.dispatch_dump.get()(name))
+    if defined is None:
+        return False
+    if defined[1].startswith(files_that_register_for_others()):
+        definition = internals.custom_operators.get().get(name)
+        return definition is not None and origin_of(definition._init_fn).kind == "torch"
+    built_in = internals.built_in()
+    home = internals.torch_directory()
+    return defined[1].startswith((home, built_in) if built_in else home)
+
+
+@functools.cache
+def files_that_register_for_others() -> tuple[str, ...]:
+    home = internals.torch_directory()
+    return os.path.join(home, "library.py"), os.path.join(home, "_library") + os.sep
+
+
+def is_operator_of_torch(value: object) -> bool:
+    """Return True if torch defines an operator, or one in a namespace; asked of names, too."""
+    if internals.is_higher_order(value):
+        return origin_of(type(value)).kind == "torch"
+    if internals.kind_of_operator(value) == "namespace":
+        found = vars(value).values()
+        packets = (each for each in found if internals.kind_of_operator(each) == "packet")
+        return any(map(is_operator_of_torch, packets))
+    name = value if isinstance(value, str) else internals.full_name(value)
+    return "::" not in name or is_of_torch(name)
+
+
+def is_named_as(operator: Operator, value: object) -> bool:
+    """Return True if a function has the name of an operator, as what torch gives to it has."""
+    if not isinstance(operator, internals.operator.get()):
+        return True
+    name: str = operator.name().rpartition("::")[2].partition(".")[0]
+    return getattr(value, "__name__", "") == name

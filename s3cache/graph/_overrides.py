@@ -10,29 +10,33 @@ later, or where there is no such copy, with itself at the first look, less what 
 from __future__ import annotations
 
 import atexit
+import functools
 import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import FunctionType
+from functools import partial
+from types import FunctionType, MethodType
 
+import _s3cache_autoload
 from s3cache.graph._identity import UnidentifiedError, code_digest, identity, rough_identity
-from s3cache.graph._operators import (
-    WatchedOperators,
-    foreign_fakes,
+from s3cache.graph._origin import (
+    files_that_register_for_others,
+    foreign_parts,
+    is_foreign,
     is_of_torch,
-    replaced_kernels,
+    origin_of,
 )
-from s3cache.graph._origin import foreign_parts, is_foreign, origin_of
-from s3cache.graph._results import BypassReason, Component, qualified_name, suggested_fix
-from s3cache.graph._surface import ALTERED, AS_A_WHOLE, Override, Surface
+from s3cache.graph._results import BypassReason, Finding, qualified_name, suggested_fix
+from s3cache.graph._surface import ALTERED, AS_A_WHOLE, Override, Surface, WatchedOperators
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import TracingContext
 from s3cache.util.importing import before_import, when_imported
-from s3cache.util.snapshot import ABSENT
+from s3cache.util.snapshot import ABSENT, content_of
 
 _surface, _operators = Surface(), WatchedOperators()
+_torchs: dict[int, object] = {}  # patterns and functions of torch's, by id: they stay
 _last: tuple[weakref.ref[TracingContext], list[Override]] | None = None
 
 # Where the code lies that Inductor generates code with, and what of that runs before it does.
@@ -135,8 +139,8 @@ def overrides(
     *,
     again: bool = True,
     traced: bool = False,
-) -> tuple[Component | None, list[BypassReason]]:
-    """Return a component for all that is not as torch made it, if anything, and what has none.
+) -> Finding:
+    """Return a component for all that is not as torch made it, or a reason for each that has none.
 
     ``traced`` says that the key has what was traced; ``again`` is that of :func:`all_overrides`.
     """
@@ -145,7 +149,7 @@ def overrides(
     try:
         found = all_overrides(again=again)
     except UnidentifiedError as exc:
-        return None, [BypassReason("generator", str(exc), "put torch's own back")]
+        return [BypassReason("generator", str(exc), "put torch's own back")]
     for each in found:
         try:
             lines.append(f"{each.place}={_text(each, registered, traced=traced)}")
@@ -153,7 +157,7 @@ def overrides(
             unsafe.append(_unsafe(each, exc))
     if kept := unused_kept():
         lines.append(f"not removed though unused: {' '.join(kept)}")
-    return (Component.of_text("\n".join(sorted(lines))) if lines else None), unsafe
+    return unsafe or "\n".join(sorted(lines))
 
 
 def _generates(override: Override) -> bool:
@@ -198,12 +202,163 @@ def _unsafe(override: Override, error: UnidentifiedError) -> BypassReason:
     return BypassReason("override", message, fix, target=place)
 
 
+# -- kernels in Python
+#
+# The dispatcher keeps kernels where nothing can read them. It only says which keys an operator has
+# kernels for, and the file that registered each. A kernel is known if it was registered while a
+# cache was enabled. What torch keeps beside the dispatcher, such as fake implementations, is read
+# from there.
+
+_NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".mm")
+_MAX_DEPTH = 4
+
+
+class _Recorded:
+    """Kernels that were registered while a cache was enabled, and what was found of them."""
+
+    def __init__(self, *, is_complete: bool) -> None:
+        self.is_complete = is_complete  # since `import torch`: no kernel of torch's was replaced
+        self.kernels: dict[str, object] = {}  # by operator and key, as torch has them
+        self.count = 0
+        self.last: tuple[object, dict[str, object]] | None = None
+
+
+_recorded = _Recorded(is_complete=True)
+
+
+def record_kernel(where: str, function: object) -> None:
+    """Note that `function` is registered from now on, for an operator and key as torch has them.
+
+    It may replace a kernel of torch's, which nothing else shows.
+    """
+    _recorded.kernels[where] = function
+    _recorded.count += 1
+
+
+def forget_kernels() -> None:
+    """Forget what was recorded: from now on kernels may be replaced without a trace."""
+    global _recorded
+    _recorded = _Recorded(is_complete=False)
+    _registered_at.cache_clear()
+
+
+def replaced_kernels() -> dict[str, object]:
+    """Return kernels in Python that others than torch registered for torch's own operators.
+
+    By operator and key, as torch has them: the function, if it was recorded, or else the file that
+    registered it.
+    """
+    present = internals.python_kernels.get()
+    baseline = _s3cache_autoload.baseline.get(_s3cache_autoload.KERNELS, {})
+    new = present - baseline.keys() if _recorded.is_complete else set(present)
+    seen = present & _recorded.kernels.keys()
+    state = _recorded.count, seen, new
+    if _recorded.last is None or _recorded.last[0] != state:
+        _recorded.last = state, dict(_find_replaced(seen, new))
+    return _recorded.last[1]
+
+
+def _find_replaced(seen: set[str], new: set[str]) -> Iterator[tuple[str, object]]:
+    for where in sorted(seen | new):
+        name, _, key = where.rpartition("/")
+        name = name.replace("/", "::", 1)
+        if where in seen and not _is_kernel_of_torch(_recorded.kernels[where]):
+            found = _recorded.kernels[where]
+        elif where in new:
+            found = _path_of_others(name, key)
+        else:
+            continue
+        if found and is_of_torch(name):
+            yield where, found
+
+
+def _is_kernel_of_torch(function: object) -> bool:
+    if id(function) in _torchs:
+        return True
+    if any(map(is_foreign, (function, *_formulas_in(function, 0)))):
+        return False
+    _torchs[id(function)] = function
+    return True
+
+
+def _formulas_in(value: object, depth: int) -> Iterator[object]:
+    """Yield functions that torch keeps for a backward formula: in a class, which has an object."""
+    if depth > _MAX_DEPTH or internals.is_operator(value):
+        return
+    if isinstance(value, FunctionType):
+        inner = [content_of(cell) for cell in value.__closure__ or ()]
+    elif isinstance(value, type):
+        inner = [each.__func__ for each in vars(value).values() if isinstance(each, staticmethod)]
+    else:
+        kinds = FunctionType, MethodType, partial
+        inner = [
+            each for each in getattr(value, "__dict__", {}).values() if isinstance(each, kinds)
+        ]
+        yield from inner
+    for each in inner:
+        yield from _formulas_in(each, depth + 1)
+
+
+def foreign_fakes() -> Iterator[tuple[str, object]]:
+    """Yield the functions that others registered to be called in place of torch's during tracing.
+
+    With each comes the operator, and what it is for.
+    """
+    for place, name, function in _fakes():
+        if id(function) in _torchs:
+            continue
+        if not is_foreign(function):
+            _torchs[id(function)] = function
+        elif is_of_torch(name):
+            yield f"{name} {place}", function
+
+
+def _fakes() -> Iterator[tuple[str, str, object]]:
+    for name, kept in list(internals.fake_registry.get().items()):
+        kernel = kept.fake_impl.kernel
+        if kernel is not None:
+            yield "on fake tensors", name, kernel.func
+        for rule in kept.torch_dispatch_rules._data.values():
+            yield "on a class of tensors", name, rule
+    for name, definition in list(internals.custom_operators.get().items()):
+        for function in (
+            definition._abstract_fn,
+            definition._backward_fn,
+            definition._setup_context_fn,
+            definition._vmap_fn,
+            *definition._torch_dispatch_fns.values(),
+        ):
+            if function is not None:
+                yield "on tracing", name, function
+
+
+def _path_of_others(name: str, key: str) -> str:
+    """Return the file that registers a kernel, or "" if torch does."""
+    paths = [path for each, path in _registered_at(name) if each == key]
+    if not paths:  # it was registered since
+        _registered_at.cache_clear()
+        paths = [path for each, path in _registered_at(name) if each == key]
+    home = internals.torch_directory()
+    for_others = files_that_register_for_others() if name.startswith("aten::") else ()
+    found = (path for path in paths if path.startswith(for_others) or not path.startswith(home))
+    return next(found, "")
+
+
+@functools.cache
+def _registered_at(name: str) -> list[tuple[str, str]]:
+    """Return the keys of kernels in Python, each with the file that registered it."""
+    return [
+        (key.partition("[")[0], path)
+        for key, path in internals.REGISTERED_AT.findall(internals.dispatch_dump.get()(name))
+        if not path.endswith(_NATIVE)
+    ]
+
+
 # -- Inductor's registries
 
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
-_torchs: dict[int, object] = {}  # patterns and functions of torch's, by id: they stay
 
 
 def registered_overrides() -> Iterator[Override]:

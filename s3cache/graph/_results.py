@@ -1,68 +1,21 @@
-"""What this package returns: components of a key, reasons against one, the report of a check."""
+"""What this package returns beside a key: reasons against one, and the report of a check."""
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from s3cache.torch_api import internals
 from s3cache.util.text import counted, footer, printable
 
+if TYPE_CHECKING:
+    from s3cache.graph._graph import Component
+
 #: Returns the version that the user registered a function, operator, class or module with, if any.
 RegisteredVersion: TypeAlias = Callable[[object], "str | None"]
-
-# Digests do not cover what is shown to people, so it may be shortened. An entry stores all of it.
-_VALUE_CHARACTERS = 200
-_TEXT_CHARACTERS = 16 << 10
-_PART_CHARACTERS = 1 << 10
-_ALL_CHARACTERS = 128 << 10
-_PARTS = 1024
-
-
-def bounded(parts: Iterable[tuple[str, str]], characters: int = _PART_CHARACTERS) -> dict[str, str]:
-    """Return the first of ``parts``, each cut to ``characters``, and no more than fits an entry."""
-    kept: dict[str, str] = {}
-    left = _ALL_CHARACTERS
-    for name, part in parts:
-        if len(kept) == _PARTS or left <= 0:
-            break
-        kept[name] = part if len(part) <= characters else part[:characters] + "…"
-        left -= len(part)
-    return kept
-
-
-@dataclass(frozen=True, slots=True)
-class Component:
-    """One named component of a key.
-
-    Attributes:
-        digest: 32 hexadecimal digits.
-        value: what it is, for people; shortened, and not part of the key.
-        parts: what it consists of, by name, where the value does not say it; neither.
-    """
-
-    digest: str
-    value: str
-    parts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-
-    @classmethod
-    def of_text(cls, text: str) -> Component:
-        """Return a component with ``text`` as its content and value."""
-        is_short = len(text) <= _VALUE_CHARACTERS
-        parts = None if is_short else bounded((("", text),), _TEXT_CHARACTERS)
-        return cls.of_bytes(text.encode(), text, parts)
-
-    @classmethod
-    def of_bytes(cls, data: bytes, value: str, parts: Mapping[str, str] | None = None) -> Component:
-        """Return a component with ``data`` as its content, shown as ``value`` and ``parts``."""
-        if len(value) > _VALUE_CHARACTERS:
-            value = value[:_VALUE_CHARACTERS] + "…"
-        return cls(hashlib.sha256(data).hexdigest()[:32], value, parts or {})
-
 
 Code: TypeAlias = Literal[
     "caches-off",  # the process

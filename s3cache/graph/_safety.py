@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 from s3cache.graph._graph import autograd_function_text, call_nodes, graph_modules
 from s3cache.graph._identity import UnidentifiedError, identity
+from s3cache.graph._overrides import overrides
 from s3cache.graph._results import (
     BypassReason,
     Code,
@@ -27,7 +28,7 @@ from s3cache.graph._results import (
     qualified_name,
     suggested_fix,
 )
-from s3cache.graph._user_code import context_hash
+from s3cache.graph._user_code import context_hash, custom_operators, subclasses
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -36,10 +37,13 @@ if TYPE_CHECKING:
     from s3cache.torch_api.protocols import Config, CustomPass, Function
 
 
-def unsafe_graph_reasons(
-    gm: GraphModule, inputs: Iterable[object], registered_version: RegisteredVersion
+def bypass_reasons(
+    gm: GraphModule, inputs: Sequence[object], registered_version: RegisteredVersion
 ) -> list[BypassReason]:
-    """Return every reason why the whole graph ``gm``, called with ``inputs``, is not safe."""
+    """Return every reason why a whole graph has no key, if its nodes or the process allow none.
+
+    Otherwise the key itself finds what else there may be against it.
+    """
     reasons = [*process_bypass_reasons(), *pass_reasons(registered_version)]
     if internals.has_frozen_params.get()(gm):
         message = "the graph holds the values of frozen parameters"
@@ -48,7 +52,16 @@ def unsafe_graph_reasons(
     for name, module in graph_modules(gm):
         reasons += checker.node_reasons(module, name)
         reasons += checker.context_reasons(module, name)
-    return [*reasons, *_input_reasons(inputs)]
+    reasons += _input_reasons(inputs)
+    if reasons:
+        with contextlib.suppress(Exception):
+            for finding in (
+                custom_operators(gm, registered_version),
+                subclasses(gm, inputs, registered_version),
+                overrides(registered_version),
+            ):
+                reasons += finding if isinstance(finding, list) else []
+    return reasons
 
 
 def fx_bypass_reasons(gm: GraphModule, registered_version: RegisteredVersion) -> list[BypassReason]:

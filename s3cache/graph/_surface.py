@@ -1,13 +1,11 @@
 """Watch everything of torch's that a program may replace, and say what it has replaced.
 
-Compiling reads namespaces, classes, tables and functions of torch's: some fifty thousand objects.
-A look examines only the containers that were written to since the last one.
+Compiling reads namespaces, classes, tables, functions and operators of torch's: some fifty thousand
+objects. A look examines only the containers that were written to since the last one.
 """
 
 from __future__ import annotations
 
-import functools
-import gc
 import itertools
 import sys
 import types
@@ -19,17 +17,19 @@ from typing import NamedTuple, cast
 import _s3cache_autoload
 from s3cache.graph._identity import UnidentifiedError, identity
 from s3cache.graph._origin import (
-    HOLDERS,
-    assigns,
-    foreign_parts,
+    are_same_method,
+    codes_in,
     is_code,
     is_foreign,
     is_misplaced,
-    parts_of,
+    is_named_as,
+    is_operator_of_torch,
+    own_name,
     unwrap_patch,
 )
 from s3cache.torch_api import internals
-from s3cache.util.snapshot import ABSENT, FUNCTIONS, Snapshot
+from s3cache.torch_api.protocols import Operator
+from s3cache.util.snapshot import ABSENT, FUNCTIONS, Snapshot, assigns
 
 _LISTED = (*_s3cache_autoload.PLACES, *internals.LATER_PLACES)
 _PYTHON = ("cmath", "math", "operator")
@@ -100,7 +100,7 @@ class Container:
             if old is new:
                 continue
             old, new = unwrap_patch(old), unwrap_patch(new)
-            is_same = old is new or _are_same_method(old, new)
+            is_same = old is new or are_same_method(old, new)
             if not is_same and self.is_override(name, old, new):
                 found.append(self._override(name, new))
         return found
@@ -113,15 +113,6 @@ class Container:
 
     def is_override(self, name: object, old: object, new: object) -> bool:
         raise NotImplementedError
-
-
-def _are_same_method(old: object, new: object) -> bool:
-    """Return True if both are one static or class method, perhaps wrapped by a patch of ours."""
-    if isinstance(old, staticmethod) and isinstance(new, staticmethod):
-        return unwrap_patch(old.__func__) is unwrap_patch(new.__func__)
-    if isinstance(old, classmethod) and isinstance(new, classmethod):
-        return unwrap_patch(old.__func__) is unwrap_patch(new.__func__)
-    return False
 
 
 class Table(Container):
@@ -198,29 +189,18 @@ class Namespace(Container):
     def _is_assigned(self, name: str) -> bool:
         """Return True if torch's code assigns to what is called so: it is torch's own state."""
         members = vars(sys.modules[self.module])
-        return any(assigns(each, name) for each in _codes_in(self.inside, members))
+        return any(assigns(each, name) for each in codes_in(self.inside, members))
 
 
 _known_files: set[str] = set()  # of functions that are torch's
-
-
-def _codes_in(*namespaces: Mapping[str, object]) -> Iterator[types.CodeType]:
-    """Yield the code of torch's functions in modules and classes, and of functions they wrap."""
-    for members in namespaces:
-        for value in list(members.values()):
-            if isinstance(value, type) and value.__module__ == members.get("__name__"):
-                yield from _codes_in(vars(value))
-            for part in parts_of(value) if is_code(value) else ():
-                if type(part) is types.FunctionType and internals.has_code_of_torch(part):
-                    yield part.__code__
 
 
 def _is_same_code(old: object, new: object) -> bool:
     """Return True if torch has made the same again, or only keeps Dynamo out of it."""
     if internals.is_kept_from_dynamo(new, old):
         return True
-    name = _own_name(old)
-    if name is not None and name == _own_name(new):
+    name = own_name(old)
+    if name is not None and name == own_name(new):
         return True
     if type(old) is not type(new) or isinstance(new, type):
         return False
@@ -228,16 +208,6 @@ def _is_same_code(old: object, new: object) -> bool:
         return identity(old) == identity(new)
     except UnidentifiedError:
         return False
-
-
-def _own_name(value: object) -> str | None:
-    """Return the name of a function of torch's that is the only one of that name."""
-    while isinstance(value, (*HOLDERS, functools._lru_cache_wrapper)):
-        value = value.__wrapped__
-    if type(value) is not types.FunctionType or foreign_parts(value):
-        return None
-    function: types.FunctionType = value
-    return None if "<" in function.__qualname__ else function.__qualname__
 
 
 class Constants(Container):
@@ -315,14 +285,16 @@ class Surface:
         self._present: dict[str, int] = {}  # the ids of all modules at the last look, by name
         self._modules: dict[str, types.ModuleType] = {}  # those that make code
         self._seen: set[int] = set()  # tables, by their ids; they are kept
-        self._rebound: dict[int, bool] = {}  # cells of closures that torch assigns to, by id
 
     def watch_listed(self, *, trusted: bool = False) -> None:
         """Begin with what is listed by name and imported by now; ``trusted`` is as torch has it."""
         for place in _LISTED:
             module = place.partition(":")[0]
             there = internals.contents(place)
-            if place in self._listed or there is None or _is_being_imported(module):
+            if place in self._listed or there is None:
+                continue
+            spec = getattr(sys.modules.get(module), "__spec__", None)
+            if getattr(spec, "_initializing", False):  # its code has not run to the end
                 continue
             if internals.makes_code(module) and ":" not in place:
                 continue  # it comes with the other modules
@@ -415,33 +387,104 @@ class Surface:
         return found + list(self._altered_functions())
 
     def _altered_functions(self) -> Iterator[Override]:
-        for function, cell in FUNCTIONS.changed():
-            if cell is None or not self._is_rebound(cell, function):
-                module = function.__globals__.get("__name__")
-                yield Override(f"{module}.{function.__qualname__}", function, ALTERED)
+        for function in FUNCTIONS.changed():
+            module = function.__globals__.get("__name__")
+            yield Override(f"{module}.{function.__qualname__}", function, ALTERED)
 
-    def _is_rebound(self, cell: types.CellType, function: types.FunctionType) -> bool:
-        """Return True if a function that has the variable assigns to it, as torch's state."""
-        if id(cell) not in self._rebound:
-            # `function` is one that has it: to find the others takes a tenth of a second.
-            self._rebound[id(cell)] = any(
-                each is cell and assigns(holder.__code__, name)
-                for holder in itertools.chain((function,), _functions_with(cell))
-                for name, each in zip(
-                    holder.__code__.co_freevars, holder.__closure__ or (), strict=False
+
+# -- operators
+
+
+class WatchedOperators:
+    """The operators that this process has asked for by now, which object is each, and their tables.
+
+    They lie in dictionaries: of a namespace of operators, and of each operator its overloads. They
+    come there as they are asked for.
+    """
+
+    def __init__(self) -> None:
+        self._places: Snapshot[dict[str, object]] = Snapshot(internals.dict_version.get)
+        self._tables: Snapshot[Operator] = Snapshot(internals.dict_version.get)
+        self._first: dict[int, dict[object, object]] = {}  # what torch has in each, by id
+        self._overrides: dict[int, list[Override]] = {}  # by the id of a place or an operator
+        self._is_trusted = False
+
+    def watch(self, *, trusted: bool) -> None:
+        """Begin with the operators that there are by now, which may be ``trusted``.
+
+        Others follow by themselves.
+        """
+        import torch
+
+        self._is_trusted = trusted
+        self._watch_place(vars(torch.ops))
+        self._watch_place(internals.higher_order_operators.get())
+        self._is_trusted = False
+
+    def overrides(self) -> list[Override]:
+        """Return what differs from what torch has, in all places and tables."""
+        for inside in self._places.changed():
+            self._look_at_place(inside)
+        for operator in self._tables.changed():
+            self._look_at_tables(operator)
+        return list(itertools.chain.from_iterable(self._overrides.values()))
+
+    def _watch_place(self, inside: dict[str, object]) -> None:
+        if id(inside) not in self._first:
+            self._first[id(inside)] = {}
+            self._places.add(inside, inside)
+            self._look_at_place(inside)
+
+    def _look_at_place(self, inside: dict[str, object]) -> None:
+        first, found = self._first[id(inside)], []
+        for name in [*first.keys() - inside.keys(), *list(inside)]:
+            old, new = first.get(name, ABSENT), inside.get(cast("str", name), ABSENT)
+            if old is new:
+                continue
+            whole = internals.full_name_there(inside, str(name))
+            if old is not ABSENT and is_operator_of_torch(old):
+                found.append(_override(whole, new))
+            elif internals.kind_of_operator(new) and internals.full_name(new) == whole:
+                first[name] = new
+                self._watch_operator(new)
+            elif old is not ABSENT:
+                del first[name]
+            elif (
+                internals.kind_of_operator(new) or internals.is_place_of_operator(inside, str(name))
+            ) and is_operator_of_torch(whole):
+                found.append(_override(whole, new))
+        self._overrides[id(inside)] = found
+
+    def _watch_operator(self, value: object) -> None:
+        if internals.kind_of_operator(value) != "operator":
+            self._watch_place(vars(value))
+            return
+        operator = cast("Operator", value)
+        tables = internals.tables_of((operator,))
+        if id(tables[0]) not in self._first:
+            self._first.update((id(table), {}) for table in tables)
+            self._tables.add(operator, *tables)
+            if any(tables):
+                self._look_at_tables(operator, at_first=True)
+
+    def _look_at_tables(self, operator: Operator, *, at_first: bool = False) -> None:
+        """See what was given to an operator (`py_impl`), or written into its tables."""
+        found = []
+        for table in internals.tables_of((operator,)):
+            first = self._first.setdefault(id(table), {})
+            for key in {**first, **table}:
+                had, value = first.get(key, ABSENT), table.get(key, ABSENT)
+                if value is had:
+                    continue
+                is_torchs = self._is_trusted or not (
+                    is_foreign(value) or (not at_first and not is_named_as(operator, value))
                 )
-            )
-        return self._rebound[id(cell)]
+                if had is ABSENT and is_torchs:
+                    first[key] = value
+                else:
+                    found.append(Override(f"{operator} for {key}", value, "was registered"))
+        self._overrides[id(operator)] = found if is_operator_of_torch(operator) else []
 
 
-def _functions_with(cell: types.CellType) -> Iterator[types.FunctionType]:
-    for closure in gc.get_referrers(cell):
-        for function in gc.get_referrers(closure) if type(closure) is tuple else ():
-            if isinstance(function, types.FunctionType) and function.__closure__ is closure:
-                yield function
-
-
-def _is_being_imported(name: str) -> bool:
-    """Return True if a module is there, but its code has not run to the end."""
-    spec = getattr(sys.modules.get(name), "__spec__", None)
-    return bool(getattr(spec, "_initializing", False))
+def _override(name: str, value: object) -> Override:
+    return Override(f"torch.ops.{name}".replace("::", "."), value)

@@ -16,17 +16,16 @@ from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, cast
 
-from s3cache.graph._graph import autograd_function_text, graph_as_text, without_aot_names
+from s3cache.graph._graph import (
+    Component,
+    autograd_function_text,
+    bounded,
+    graph_as_text,
+    without_aot_names,
+)
 from s3cache.graph._identity import UnidentifiedError, identity
 from s3cache.graph._origin import origin_of
-from s3cache.graph._results import (
-    BypassReason,
-    Component,
-    Finding,
-    RegisteredVersion,
-    bounded,
-    suggested_fix,
-)
+from s3cache.graph._results import BypassReason, Finding, RegisteredVersion, suggested_fix
 from s3cache.graph._user_code import context_hash, table_text
 from s3cache.torch_api import internals
 

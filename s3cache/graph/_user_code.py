@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, cast
 
 from s3cache.graph._graph import autograd_function_text, call_nodes, graph_modules
 from s3cache.graph._identity import UnidentifiedError, identity
-from s3cache.graph._operators import is_of_torch
-from s3cache.graph._origin import foreign_parts, is_foreign, origin_of
+from s3cache.graph._origin import foreign_parts, is_foreign, is_of_torch, origin_of
 from s3cache.graph._results import (
     BypassReason,
     Finding,

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from s3cache.errors import ConfigError, StoreError
+from s3cache.hooks._kernels import own_directory, private_directory
 from s3cache.hooks._keys import Patches
-from s3cache.store import Directory, check_way, make_parents, private_directory
+from s3cache.store import Directory
 from s3cache.torch_api import internals
 from s3cache.util.logs import logger_of
 from s3cache.util.threads import DeadlineExecutor, close_unshared
@@ -138,7 +139,7 @@ def install_lockdown(policy: str, patches: Patches) -> None:
         before = os.environ.get(variable)
         if before is None or os.path.basename(before) == name:
             continue
-        place, forget = own_directory(os.path.join(before, name))
+        place, forget = kept_directory(os.path.join(before, name))
         patches.at_undo(forget)
         patches.at_undo(internals.clear_caches.get())
         _set_variable(variable, place, patches)
@@ -180,15 +181,13 @@ def _set_variable(variable: str, value: str, patches: Patches) -> None:
         patches.at_undo(lambda: os.environ.update({variable: before}))
 
 
-def own_directory(path: str) -> tuple[str, Callable[[], None]]:
+def kept_directory(path: str) -> tuple[str, Callable[[], None]]:
     """Return a directory that no other user can write to or exchange, and a clean-up function.
 
     It is ``path``, which stays, unless other users can change it.
     """
     try:
-        make_parents(os.path.abspath(path))
-        check_way(path)
-        Directory.at(path, make=True)
+        own_directory(path)
     except (ConfigError, OSError) as exc:
         logger.warning("torch does not keep what it compiles after this process: %s", exc)
         return private_directory()

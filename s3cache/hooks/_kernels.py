@@ -28,6 +28,7 @@ import os
 import re
 import stat
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -38,14 +39,7 @@ from s3cache.artifact import check_image, hidden_places, hidden_source, without_
 from s3cache.errors import ConfigError, CorruptError
 from s3cache.hooks._conditions import NotSharableError
 from s3cache.hooks._keys import CompileState, around
-from s3cache.store import (
-    Buffer,
-    Directory,
-    check_way,
-    is_writable_by_others,
-    make_parents,
-    private_directory,
-)
+from s3cache.store import Buffer, Directory, is_writable_by_others, make_parents
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
@@ -387,9 +381,7 @@ def restore_kernel(kernel: CachingAutotuner) -> None:
 def check_triton_directory(base: str, kernel: str) -> None:
     """Make ``base`` for this user alone, unless it is there; check the files of a kernel in it."""
     try:
-        make_parents(os.path.abspath(base))
-        check_way(base)  # before it is opened: from then on the name leads there
-        directory = Directory.at(base, make=True)
+        directory = own_directory(base)
         with contextlib.suppress(FileNotFoundError):  # there is nothing for it yet
             held = directory.enter(kernel)
             for name in held.names():
@@ -405,3 +397,84 @@ def check_triton_directory(base: str, kernel: str) -> None:
         raise PermissionError(
             errno.EACCES, f"kernels of Triton are not loaded from where others may write: {exc}"
         ) from exc
+
+
+# -- directories for code that works by names, as compilers and loaders do
+
+
+def check_way(path: str) -> None:
+    """Check that no other user could exchange ``path``, for code that works by names.
+
+    A user who owns a directory or may write to it may rename what is in it (with the sticky bit,
+    only files of their own); the owner of a symbolic link may replace it where they may write.
+
+    Raises:
+        ConfigError: a directory or link on the way to ``path`` belongs neither to us nor to root,
+            or others may write to such a directory, and it has no sticky bit.
+        OSError: a directory above it is missing.
+    """
+    # The owner of "/" controls every path. Where a container does not map root, that is not user 0.
+    owners = {os.geteuid(), 0, os.lstat("/").st_uid}
+    above = os.path.dirname(os.path.join(os.getcwd(), path.rstrip("/")))
+    os.stat(above)  # fails where links lead in circles
+    for at, status in _steps(above):
+        mode = status.st_mode
+        problem = fix = ""
+        if status.st_uid not in owners:
+            problem = f"belongs to user id {status.st_uid}"
+            fix = "give a directory that lies in none of theirs"
+        elif stat.S_ISDIR(mode) and not mode & stat.S_ISVTX and is_writable_by_others(status):
+            problem = f"can be written by others (mode {stat.S_IMODE(mode):04o})"
+            fix = f"run: chmod go-w {at}, or chmod +t {at}"
+        if problem:
+            raise ConfigError(
+                f"directory {path}", f"could be exchanged: {at} on the way to it {problem}", fix
+            )
+
+
+def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield each directory on the way to what is at ``path``, from the root, and each link."""
+    above = os.path.dirname(path)
+    if above != path:
+        yield from _steps(above)
+    status = os.lstat(path)
+    yield path, status
+    if stat.S_ISLNK(status.st_mode):
+        yield from _steps(os.path.join(above, os.readlink(path)))
+
+
+def own_directory(path: str) -> Directory:
+    """Open a directory that no other user can write to or exchange; make it if it is missing.
+
+    Raises:
+        ConfigError, OSError: other users can.
+    """
+    make_parents(os.path.abspath(path))
+    check_way(path)  # before it is opened: from then on the name leads there
+    return Directory.at(path, make=True)
+
+
+def private_directory() -> tuple[str, Callable[[], None]]:
+    """Make a directory that no other user can replace; return its path and what removes it.
+
+    It is below the temporary directory where that is safe, else in the next best place.
+
+    Raises:
+        ConfigError, OSError: there is no such place.
+    """
+    problem: Exception | None = None
+    for place in (None, os.path.expanduser("~"), "/tmp", "/var/tmp"):  # noqa: S108 - looked at
+        try:
+            made = tempfile.TemporaryDirectory(prefix="s3cache-", dir=place)
+        except OSError as exc:
+            problem = problem or exc
+            continue
+        path = os.path.realpath(made.name)
+        try:
+            check_way(path)
+            return path, made.cleanup
+        except (ConfigError, OSError) as exc:
+            made.cleanup()
+            problem = problem or exc
+    assert problem is not None
+    raise problem

@@ -26,12 +26,13 @@ from s3cache.store._base import (
     is_key,
     os_errors,
 )
-from s3cache.store._file import Directory, FileStore, ObjectFiles, mark_used
-from s3cache.store._private import (
-    check_way,
+from s3cache.store._file import (
+    Directory,
+    FileStore,
+    ObjectFiles,
     is_writable_by_others,
     make_parents,
-    private_directory,
+    mark_used,
 )
 from s3cache.store._s3 import S3Store
 from s3cache.store._s3_client import credentials_source
@@ -69,7 +70,6 @@ __all__ = [
     "StoreOptions",
     "WrapperStore",
     "check_key",
-    "check_way",
     "credentials_source",
     "is_key",
     "is_writable_by_others",
@@ -78,5 +78,4 @@ __all__ = [
     "open_store",
     "os_errors",
     "parse_url",
-    "private_directory",
 ]

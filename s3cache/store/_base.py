@@ -257,14 +257,7 @@ class MemoryStore(Store):
         data, modified = self._objects.get(check_key(key), (None, 0.0))
         return None if data is None else ObjectInfo(key, len(data), modified)
 
-    async def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        mode: PutMode = "overwrite",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
+    async def put(self, key: str, data: Buffer, *, mode: PutMode = "overwrite", **_: Any) -> None:
         if check_key(key) in self._objects and mode == "create":
             raise PreconditionError("exists already", op="put", store=self._url, key=key)
         self._objects[key] = (bytes(data), time.time())
@@ -372,7 +365,8 @@ class RetryingStore(WrapperStore):
         super().__init__(inner)
         self.policy = policy
         self._retrying = t.AsyncRetrying(
-            retry=t.retry_if_exception(_may_pass),
+            retry=t.retry_if_exception_type(TransientError)
+            & t.retry_if_not_exception_type(CircuitOpenError),
             stop=t.stop_after_attempt(policy.attempts)
             | t.stop_before_delay(policy.total_timeout_s),
             wait=t.wait_random_exponential(multiplier=policy.base_delay_s, max=policy.max_delay_s),
@@ -427,10 +421,6 @@ class RetryingStore(WrapperStore):
         if there is None or isinstance(there, NotAccepted):
             return False
         return bytes(there) == bytes(data)
-
-
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, TransientError) and not isinstance(error, CircuitOpenError)
 
 
 class BreakingStore(WrapperStore):

@@ -22,7 +22,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -40,7 +40,6 @@ from s3cache.store._base import (
     is_key,
     os_errors,
 )
-from s3cache.store._private import is_writable_by_others, make_parents
 from s3cache.util.threads import DeadlineExecutor, close_unshared, open_unshared
 
 _T = TypeVar("_T")
@@ -55,6 +54,35 @@ _MAX_TRANSFER_S = 600.0
 # -- directories
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def is_writable_by_others(status: os.stat_result) -> bool:
+    """Return whether users other than the owner may write there: others, or a group with members.
+
+    A user's private group (the default of useradd, which goes with umask 002) has that user's
+    number and no other members.
+    """
+    if status.st_mode & stat.S_IWOTH or not status.st_mode & stat.S_IWGRP:
+        return bool(status.st_mode & stat.S_IWOTH)
+    if status.st_gid != status.st_uid:
+        return True
+    import grp  # rarely needed: few directories may be written by a group
+    import pwd
+
+    try:
+        members = grp.getgrgid(status.st_gid).gr_mem
+        return members not in ([], [pwd.getpwuid(status.st_uid).pw_name])
+    except KeyError:  # a number without a name is the user's alone
+        return False
+
+
+def make_parents(path: str) -> None:
+    """Make the missing directories above ``path``, never writable by others."""
+    above = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(above):
+        make_parents(above)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(above, 0o755)
 
 
 class Directory:
@@ -162,16 +190,14 @@ class Directory:
         ``close_unshared`` unlocks it.
         """
         fd = self.open_private(name, os.O_RDWR | os.O_CREAT)
-        is_ours = False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = os.fstat(fd).st_nlink > 0  # else it was removed: others use a new one
-        except BlockingIOError:
-            pass
-        finally:
-            if not is_ours:
-                close_unshared(fd)
-        return fd if is_ours else None
+        with contextlib.ExitStack() as undo:
+            undo.callback(close_unshared, fd)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_nlink:  # else it was removed: others use a new one
+                    undo.pop_all()
+                    return fd
+        return None
 
 
 def _check_directory(status: os.stat_result, path: str) -> None:
@@ -226,6 +252,10 @@ class ObjectFiles:
             directory = directory.enter(name, make=make)
         return directory
 
+    def _place_of(self, key: str, *, make: bool = False) -> tuple[Directory, str]:
+        """Return the directory that holds the object, and what its file is called in it."""
+        return self.directory(*_parents(check_key(key)), make=make), key.rpartition("/")[2]
+
     # -- reading
 
     def read(
@@ -235,15 +265,13 @@ class ObjectFiles:
 
         With ``is_use`` the object is marked as used just now.
         """
-        check_key(key)
         if length is not None:
             check_range(start, length)
-        parents, name = _names(key)
         data = None
         with os_errors("get", self.url, key), _absent_is_fine():
             # Do not wait for the other end of a pipe that was put there.
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            directory = self.directory(*parents)
+            directory, name = self._place_of(key)
             fd = os.open(name, flags, dir_fd=directory.fd)
             try:
                 status = os.fstat(fd)
@@ -260,10 +288,8 @@ class ObjectFiles:
 
     def stat(self, key: str) -> ObjectInfo | None:
         """Return the object's size and time of last change, or None if absent."""
-        check_key(key)
-        parents, name = _names(key)
         with os_errors("head", self.url, key), _absent_is_fine():
-            directory = self.directory(*parents)
+            directory, name = self._place_of(key)
             status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
             if _is_object(status):
                 return ObjectInfo(key, status.st_size, status.st_mtime)
@@ -274,9 +300,8 @@ class ObjectFiles:
         above, slash, _ = prefix.rpartition("/")
         if above and not is_key(above):
             return
-        parents, _ = _names(above + slash)
         with os_errors("list", self.url, prefix), _absent_is_fine():
-            yield from _walk(self.directory(*parents), above + slash, prefix)
+            yield from _walk(self.directory(*_parents(above + slash)), above + slash, prefix)
 
     # -- writing
 
@@ -292,26 +317,18 @@ class ObjectFiles:
             try:
                 self.place(staged, key, create=create)
             except FileExistsError:
-                problem = "already exists"
-                raise PreconditionError(problem, op="put", store=self.url, key=key) from None
-            parents, _ = _names(key)
+                error = PreconditionError("already exists", op="put", store=self.url, key=key)
+                raise error from None
+            parents = _parents(key)
             for depth in range(len(parents), -1, -1):  # those above may be new
                 directory = self.directory(*parents[:depth])
                 os.fsync(directory.fd)  # fdatasync need not: a directory's size counts no names
 
     def delete(self, key: str) -> None:
         """Remove the object, if there is one."""
-        check_key(key)
-        parents, name = _names(key)
         with os_errors("delete", self.url, key), _absent_is_fine():
-            directory = self.directory(*parents)
+            directory, name = self._place_of(key)
             os.unlink(name, dir_fd=directory.fd)
-
-    def move(self, key: str, target: Directory, name: str) -> None:
-        """Move the object to another directory, in which it is called ``name``."""
-        parents, file = _names(key)
-        directory = self.directory(*parents)
-        os.replace(file, name, src_dir_fd=directory.fd, dst_dir_fd=target.fd)
 
     @contextlib.contextmanager
     def staged(self, key: str, data: Buffer, *, durable: bool) -> Iterator[Staged]:
@@ -341,13 +358,12 @@ class ObjectFiles:
 
     def place(self, staged: Staged, key: str, *, create: bool = False) -> None:
         """Move a staged file to its place; with ``create``, the object must not exist."""
-        parents, name = _names(key)
-        source, directory = staged.directory, self.directory(*parents, make=True)
+        directory, name = self._place_of(key, make=True)
         # Unlike rename, link refuses an existing name, on NFS too.
         move = os.link if create else os.replace
-        move(staged.name, name, src_dir_fd=source.fd, dst_dir_fd=directory.fd)
+        move(staged.name, name, src_dir_fd=staged.directory.fd, dst_dir_fd=directory.fd)
         if create:
-            os.unlink(staged.name, dir_fd=source.fd)
+            os.unlink(staged.name, dir_fd=staged.directory.fd)
 
     def sweep(self) -> None:
         """Remove what killed writers left in staging."""
@@ -356,8 +372,10 @@ class ObjectFiles:
             with directory.scan() as entries:
                 for entry in entries:
                     with _absent_is_fine():
-                        changed = entry.stat(follow_symlinks=False).st_mtime
-                        if time.time() - changed > _SWEPT_AFTER_S:
+                        if (
+                            time.time() - entry.stat(follow_symlinks=False).st_mtime
+                            > _SWEPT_AFTER_S
+                        ):
                             os.unlink(entry.name, dir_fd=directory.fd)
 
 
@@ -376,10 +394,9 @@ def mark_used(fd: int) -> None:
     os.utime(fd, ns=(now, now))
 
 
-def _names(key: str) -> tuple[list[str], str]:
-    """Return the names of the directories that hold the object below the root, and of its file."""
-    *parents, name = key.split("/")
-    return ["objects", *(f"{parent}+" for parent in parents)], name
+def _parents(key: str) -> list[str]:
+    """Return the names of the directories below the root that hold the object."""
+    return ["objects", *(f"{parent}+" for parent in key.split("/")[:-1])]
 
 
 def _walk(directory: Directory, done: str, prefix: str) -> Iterator[ObjectInfo]:
@@ -412,12 +429,10 @@ def _absent_is_fine() -> Iterator[None]:
             raise
 
 
-def _read(fd: int, size: int, start: int = 0) -> bytes:
-    data = os.pread(fd, size, start) if size else b""
-    while len(data) < size:  # one read gives at most 2 GiB
-        more = os.pread(fd, size - len(data), start + len(data))
-        if not more:
-            break
+def _read(fd: int, size: int, start: int) -> bytes:
+    data = b""
+    # One read gives at most 2 GiB.
+    while len(data) < size and (more := os.pread(fd, size - len(data), start + len(data))):
         data += more
     return data
 
@@ -436,13 +451,10 @@ class FileStore(Store):
 
     def __init__(self, root: str | os.PathLike[str], *, create: bool = True) -> None:
         self._executor = DeadlineExecutor.of(os.path.abspath(os.fspath(root)))
-        self._is_closed = False
-
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._executor.release)
             self._files = self._executor.call(lambda: ObjectFiles(root, create=create))
-        except BaseException:
-            self._executor.release()
-            raise
+            self._at_close = undo.pop_all()
 
     @property
     def url(self) -> str:
@@ -452,11 +464,11 @@ class FileStore(Store):
         if accept_size is None:
             return await self._call(lambda: self._files.read(key))
         while (info := await self.head(key)) is not None:
-            size = info.size
-            if not accept_size(size):
-                return NotAccepted(size)
-            data = await self._call(partial(self._files.read, key, 0, size + 1), size=size)
-            if data is None or len(data) <= size:  # else a larger one has taken its place
+            if not accept_size(info.size):
+                return NotAccepted(info.size)
+            read = partial(self._files.read, key, 0, info.size + 1)
+            data = await self._call(read, size=info.size)
+            if data is None or len(data) <= info.size:  # else a larger one has taken its place
                 return data
         return None
 
@@ -466,14 +478,7 @@ class FileStore(Store):
     async def head(self, key: str) -> ObjectInfo | None:
         return await self._call(lambda: self._files.stat(key))
 
-    async def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        mode: PutMode = "overwrite",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
+    async def put(self, key: str, data: Buffer, *, mode: PutMode = "overwrite", **_: Any) -> None:
         write = partial(self._files.write, key, data, create=mode == "create")
         await self._call(write, size=memoryview(data).nbytes)
 
@@ -486,9 +491,7 @@ class FileStore(Store):
         return await self._call(lambda: list(self._files.walk(prefix))), None
 
     async def aclose(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._executor.release()
+        self._at_close.close()
 
     async def _call(self, work: Callable[[], _T], *, size: int = 0) -> _T:
         """Return what ``work`` does on another thread, within the store's time limit."""

@@ -1,15 +1,9 @@
 """Where entries are kept, on disk and in the remote store, and the loop that moves them."""
 
 from s3cache.tier._disk import DiskTier, TierStore
+from s3cache.tier._prefetch import Budget, Prefetch, PrefetchReport
 from s3cache.tier._remote import BackgroundLoop, RemoteTier, background, before_exit, read_head
-from s3cache.tier._transfers import (
-    Budget,
-    FlushReport,
-    Prefetch,
-    PrefetchReport,
-    Uploads,
-    cancel_all,
-)
+from s3cache.tier._uploads import FlushReport, Uploads, cancel_all
 
 __all__ = [
     "BackgroundLoop",

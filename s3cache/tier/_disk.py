@@ -120,8 +120,6 @@ class DiskTier:
         self._files = ObjectFiles(root)
         self.root, self.url = self._files.root, self._files.url
         self._pending = Pending(lambda make: self._files.directory("pending", make=make))
-        with contextlib.suppress(ReadOnlyError):
-            self._files.sweep()
         self.usage()  # the first process counts; fails now if that cannot be written
 
     # -- the lock, and how much there is

@@ -30,7 +30,8 @@ from s3cache.store import (
     Store,
 )
 from s3cache.tier._disk import DiskTier
-from s3cache.tier._transfers import Budget, Prefetch, Uploads, cancel_all
+from s3cache.tier._prefetch import Budget, Prefetch
+from s3cache.tier._uploads import Uploads, cancel_all
 from s3cache.util.logs import logger_of
 from s3cache.util.threads import (
     Breaker,

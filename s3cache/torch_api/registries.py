@@ -9,7 +9,7 @@ import operator as operators
 import os
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from types import (
@@ -237,22 +237,23 @@ def is_higher_order(value: object) -> bool:
     return names.higher_order_operator.get() in type(value).__mro__
 
 
-@functools.cache
-def is_kind_of_namespace(kind: type) -> bool:
-    """Return whether such objects find operators by their names, as ``torch.ops.aten`` does."""
-    return names.operator_namespace.get() in kind.__mro__
+def kind_of_operator(value: object) -> str:
+    """Return what finds or is an operator: ``namespace``, ``packet``, ``operator``, or ``""``.
+
+    A namespace finds operators by their names, as ``torch.ops.aten`` does, and a packet holds the
+    overloads of one. An operator is an overload, or of higher order.
+    """
+    return _kind_of_operator(cast("Hashable", type(value)))
 
 
 @functools.cache
-def is_kind_of_packet(kind: type) -> bool:
-    """Return whether such objects hold the overloads of an operator."""
-    return names.operator_packet.get() in kind.__mro__
-
-
-@functools.cache
-def is_kind_of_operator(kind: type) -> bool:
-    """Return whether such objects are overloads of operators, or of higher order."""
-    return not {names.operator.get(), names.higher_order_operator.get()}.isdisjoint(kind.__mro__)
+def _kind_of_operator(kind: Hashable) -> str:
+    bases = cast("type", kind).__mro__
+    if names.operator.get() in bases or names.higher_order_operator.get() in bases:
+        return "operator"
+    if names.operator_packet.get() in bases:
+        return "packet"
+    return "namespace" if names.operator_namespace.get() in bases else ""
 
 
 def full_name(value: object) -> str:
@@ -272,15 +273,12 @@ def full_name_there(home: Mapping[str, object], name: str) -> str:
     return f"{space}::{name}" if isinstance(space, str) else name
 
 
-def is_place_of_overload(home: Mapping[str, object], name: str) -> bool:
-    """Return whether torch keeps an overload of an operator under ``name`` in that packet."""
-    overloads = home.get("_overload_names", ())
-    return ("" if name == "default" else name) in cast("Collection[str]", overloads)
-
-
-def is_place_of_packet(home: Mapping[str, object], name: str) -> bool:
-    """Return whether torch keeps an operator under ``name`` in that namespace."""
-    if name in _what_namespaces_have():
+def is_place_of_operator(home: Mapping[str, object], name: str) -> bool:
+    """Return whether torch keeps an operator, or an overload of one, under ``name`` there."""
+    if "_qualified_op_name" in home:
+        overloads = home.get("_overload_names", ())
+        return ("" if name == "default" else name) in cast("Collection[str]", overloads)
+    if "name" not in home or name in _what_namespaces_have():
         return False
     text = names.dispatch_dump.get()(full_name_there(home, name))
     return names.DEFINED_AT.search(text) is not None

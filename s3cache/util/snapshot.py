@@ -6,6 +6,7 @@ what torch has imported: with ``S3CACHE_URL`` set, ``import torch`` loads it.
 
 from __future__ import annotations
 
+import dis
 import gc
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -13,7 +14,15 @@ from itertools import chain, compress
 from operator import attrgetter, is_, ne
 from typing import Any, Generic, TypeAlias, TypeVar
 
-__all__ = ["ABSENT", "FUNCTIONS", "Functions", "Snapshot", "are_identical", "content_of"]
+__all__ = [
+    "ABSENT",
+    "FUNCTIONS",
+    "Functions",
+    "Snapshot",
+    "are_identical",
+    "assigns",
+    "content_of",
+]
 
 #: Stands for what is not there.
 ABSENT = object()
@@ -93,6 +102,7 @@ class Functions:
             attribute: ([], [], []) for attribute in (_code, _defaults, _keywords, _content)
         }
         self._in_keywords: list[tuple[object, ...]] = []  # names and values, as those may change
+        self._rebound: dict[int, bool] = {}  # cells that a function with them assigns to, by id
 
     def add(self, values: Iterable[object]) -> None:
         """Take those of ``values`` that are functions, or hold some, as they are now."""
@@ -131,22 +141,25 @@ class Functions:
         for noted, new in zip(self._noted[attribute], (owner, value, function), strict=True):
             noted.append(new)
 
-    def changed(self) -> Iterator[tuple[types.FunctionType, types.CellType | None]]:
-        """Yield functions that are not as they were added, with the cell if it is that."""
+    def changed(self) -> Iterator[types.FunctionType]:
+        """Yield functions that are not as they were added.
+
+        A variable of a closure may hold something else if such a function assigns to it.
+        """
         if self._is_unchanged():
             return
         for function, code, _ in zip(*self._noted[_code], strict=True):
             if function.__code__ is not code:
-                yield function, None
+                yield function
         for function, defaults, _ in zip(*self._noted[_defaults], strict=True):
             if not are_identical(function.__defaults__ or (), defaults):
-                yield function, None
+                yield function
         for function, inside in zip(self._noted[_keywords][0], self._in_keywords, strict=True):
             if not are_identical(_inside(function), inside):
-                yield function, None
+                yield function
         for cell, content, function in zip(*self._noted[_content], strict=True):
-            if content_of(cell) is not content:
-                yield function, cell
+            if content_of(cell) is not content and not self._is_rebound(cell, function):
+                yield function
 
     def _is_unchanged(self) -> bool:
         # Each is asked of thousands, which costs half as much without a line of Python for each.
@@ -161,6 +174,42 @@ class Functions:
         items = map(dict.items, self._noted[_keywords][1])
         now = chain.from_iterable(chain.from_iterable(items))
         return are_identical([*now], [*chain.from_iterable(self._in_keywords)])
+
+    def _is_rebound(self, cell: types.CellType, function: types.FunctionType) -> bool:
+        """Return True if a function that has the variable assigns to it, as its own state."""
+        if id(cell) not in self._rebound:
+            # `function` is one that has it: to find the others takes a tenth of a second.
+            self._rebound[id(cell)] = any(
+                each is cell and assigns(holder.__code__, name)
+                for holder in chain((function,), _functions_with(cell))
+                for name, each in zip(
+                    holder.__code__.co_freevars, holder.__closure__ or (), strict=False
+                )
+            )
+        return self._rebound[id(cell)]
+
+
+def _functions_with(cell: types.CellType) -> Iterator[types.FunctionType]:
+    for closure in gc.get_referrers(cell):
+        for function in gc.get_referrers(closure) if type(closure) is tuple else ():
+            if isinstance(function, types.FunctionType) and function.__closure__ is closure:
+                yield function
+
+
+def assigns(code: types.CodeType, name: str) -> bool:
+    """Return True if code binds a global, an attribute or a variable of a closure of that name."""
+    if name in (*code.co_names, *code.co_freevars, *code.co_cellvars) and any(
+        each.argval == name and each.opname in _BINDING for each in dis.get_instructions(code)
+    ):
+        return True
+    if name in code.co_consts and not {"setattr", "globals"}.isdisjoint(code.co_names):
+        return True
+    return any(assigns(each, name) for each in code.co_consts if type(each) is types.CodeType)
+
+
+_BINDING = frozenset(
+    f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in ("GLOBAL", "ATTR", "DEREF")
+)
 
 
 def _inside(function: types.FunctionType) -> tuple[object, ...]:

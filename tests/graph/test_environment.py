@@ -11,8 +11,7 @@ from torch.fx import symbolic_trace
 
 import tests.support.compiler  # noqa: F401
 from s3cache.graph import key_of
-from s3cache.graph._environment import build_of_torch
-from s3cache.graph._key import COMPONENTS
+from s3cache.graph._key import COMPONENTS, build_of_torch
 from s3cache.torch_api import internals
 
 PROCESSOR = {"machine.isa", "torch.cpu_capability"}

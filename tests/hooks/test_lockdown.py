@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tests.support.compiler  # noqa: F401
-from s3cache.hooks._directories import disable_torch_caches, install_lockdown, own_directory
+from s3cache.hooks._directories import disable_torch_caches, install_lockdown, kept_directory
+from s3cache.hooks._kernels import private_directory
 from s3cache.hooks._keys import Patches
-from s3cache.store import private_directory
 from s3cache.torch_api import internals
 from tests.hooks.triton import KERNEL, bundled, emit
 from tests.support.users import ATTACKER, VICTIM, as_user, begun_as, common, needs_users
@@ -177,7 +177,7 @@ def test_a_temporary_directory_that_another_user_owns_is_none_of_torchs(
     monkeypatch.setattr(tempfile, "tempdir", str(common))
 
     def use() -> None:
-        for make in (lambda: own_directory(str(common / "torchs")), private_directory):
+        for make in (lambda: kept_directory(str(common / "torchs")), private_directory):
             place, forget = make()
             assert not place.startswith(str(common))
             assert os.stat(place).st_mode & 0o777 == 0o700

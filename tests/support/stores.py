@@ -10,7 +10,7 @@ from s3cache.store import MemoryStore, WrapperStore
 from tests.support.caching import KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from s3cache.store import Buffer, PutMode, Store
 
@@ -60,14 +60,7 @@ class FailingStore(WrapperStore):
 class RacyStore(MemoryStore):
     """``create`` looks first and writes later: of racing creators several win, the last stays."""
 
-    async def put(
-        self,
-        key: str,
-        data: Buffer,
-        *,
-        mode: PutMode = "overwrite",
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
+    async def put(self, key: str, data: Buffer, *, mode: PutMode = "overwrite", **_: Any) -> None:
         if mode == "create" and await self.head(key) is None:
             await asyncio.sleep(0.001)
             mode = "overwrite"

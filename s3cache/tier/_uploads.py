@@ -1,4 +1,4 @@
-"""Transfers that no caller waits for: uploads, which survive their process, and prefetches."""
+"""Uploads, which no caller waits for, and which survive their process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from s3cache.errors import (
     ClosedError,
@@ -21,12 +21,11 @@ from s3cache.errors import (
 )
 from s3cache.settings import Settings
 from s3cache.stats import Listeners, Step, TransferEvent
-from s3cache.store import AcceptSize, Buffer, NotAccepted
+from s3cache.store import Buffer
 from s3cache.tier._disk import DiskTier
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
-    from s3cache.frame import Frame
     from s3cache.tier._remote import BackgroundLoop
 
 # After a failure uploads pause this long, twice as long after the next one. By then there may be
@@ -36,9 +35,6 @@ _LONGEST_PAUSE_S = 60.0
 # How often a process looks for what processes that are gone have left.
 _ADOPT_EVERY_S = 60.0
 _CANCEL_AGAIN_S = 0.1
-# What an object takes while it arrives, in its own size, at most: the body, and pieces of it or
-# what the allocator keeps of earlier ones (measured with benchmarks/storage.py).
-_COPIES = 2
 
 logger = logger_of("storage")
 
@@ -55,9 +51,6 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in done:
             if not task.cancelled():
                 task.exception()  # else it is logged
-
-
-# -- uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +108,7 @@ class Uploads:
         self._waiting: dict[str, None] = {}
         self._active: set[str] = set()
         self._refused: set[str] = set()  # waits, but was refused since the last pause or flush
-        self._given_back: set[str] = (
-            set()
-        )  # adopted and refused: left to others until we look again
+        self._given_back: set[str] = set()  # adopted and refused: others' until we look again
         self._untrusted: set[str] = set()  # adopted, and never ours to upload
         self._adopting = asyncio.Lock()
         self._adopts = True  # none of them was refused since the last look
@@ -216,7 +207,7 @@ class Uploads:
 
     def _queue(self, name: str) -> None:
         for names in (self._given_back, self._untrusted, self._refused):
-            names.discard(name)
+            names.discard(name)  # it is ours, and new
         if name not in self._waiting:  # also when the cache was closed just now: it is pending
             self._waiting[name] = None
             self._emit("queued", name)
@@ -404,136 +395,3 @@ class Uploads:
         except Exception as exc:  # noqa: BLE001 - the loop's tasks must live on
             self._on_problem(exc)
         return set()
-
-
-# -- prefetches
-
-
-class Budget:
-    """Bytes that several transfers may hold at once. Used on one event loop only.
-
-    A transfer that is alone may hold more than ``max_bytes``: otherwise it could never begin.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._held = 0
-        self._given = asyncio.Event()
-
-    async def take(self, size: int) -> None:
-        """Wait until ``size`` bytes are free, and hold them."""
-        while not self.grow(0, size):
-            await self._given.wait()
-
-    def grow(self, held: int, size: int) -> bool:
-        """Hold ``size`` bytes instead of ``held``, if so many are free; return whether they are."""
-        others = self._held - held
-        if others and others + size > self._max_bytes:
-            return False
-        self._held = others + size
-        return True
-
-    def give(self, size: int) -> None:
-        """Free ``size`` bytes."""
-        self._held -= size
-        self._given.set()  # wakes all that wait now
-        self._given.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class PrefetchReport:
-    """How far a prefetch is: what becomes of all objects that were asked for, ``total``.
-
-    ``present`` were here already, ``found`` were fetched (``size`` bytes together), ``absent`` are
-    not in the remote, and ``failed`` could not be had; ``error`` is the last reason.
-    """
-
-    total: int
-    present: int = 0
-    found: int = 0
-    size: int = 0
-    absent: int = 0
-    failed: int = 0
-    error: Exception | None = None
-
-    @property
-    def complete(self) -> bool:
-        return self.present + self.found + self.absent + self.failed == self.total
-
-
-#: Fetches one object, if its size is accepted; ``None`` where there is none.
-Fetch: TypeAlias = "Callable[[str, AcceptSize], Awaitable[Frame | NotAccepted | None]]"
-
-
-class Prefetch:
-    """A prefetch under way. All methods may be called from any thread but the loop's own."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.names = [*dict.fromkeys(names)]
-        self.future: concurrent.futures.Future[None] | None = None
-        self._report = PrefetchReport(len(self.names))
-
-    def report(self) -> PrefetchReport:
-        """Return how far it is now."""
-        return self._report
-
-    def wait(self, timeout_s: float | None = None) -> PrefetchReport:
-        """Wait for the end, at most ``timeout_s``; return how far it got. Raises nothing."""
-        if self.future is not None:
-            concurrent.futures.wait([self.future], timeout_s)
-        return self._report
-
-    def cancel(self) -> None:
-        """Start no more downloads; those under way still land."""
-        if self.future is not None:
-            self.future.cancel()
-
-    def count(self, *, error: Exception | None = None, **more: int) -> None:
-        """Add finished objects to the report."""
-        counts = {name: getattr(self._report, name) + number for name, number in more.items()}
-        self._report = replace(self._report, error=error or self._report.error, **counts)
-
-    async def run(
-        self, fetch: Fetch, is_present: Callable[[str], bool], budget: Budget, concurrency: int
-    ) -> None:
-        """Fetch all that is not present, as many at once as the budget allows; on the loop."""
-        names = iter(self.names)
-
-        async def work() -> None:
-            for name in names:
-                with contextlib.suppress(Exception):  # fetching it says what is wrong
-                    if await asyncio.to_thread(is_present, name):
-                        self.count(present=1)
-                        continue
-                try:
-                    entry = await _fetch_within(budget, fetch, name)
-                except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
-                    self.count(failed=1, error=exc)
-                else:
-                    if entry is None:
-                        self.count(absent=1)
-                    else:
-                        self.count(found=1, size=entry.size)
-
-        await asyncio.gather(*(work() for _ in range(concurrency)))
-
-
-async def _fetch_within(budget: Budget, fetch: Fetch, name: str) -> Frame | None:
-    """Fetch an object: again, once there is memory, if it was too large for what was left."""
-    held = 0
-
-    def accept(size: int) -> bool:
-        nonlocal held
-        is_accepted = budget.grow(held, _COPIES * size)
-        held = _COPIES * size if is_accepted else held
-        return is_accepted
-
-    try:
-        while isinstance(answer := await fetch(name, accept), NotAccepted):
-            budget.give(held)
-            held = 0
-            await budget.take(_COPIES * answer.size)
-            held = _COPIES * answer.size
-        return answer
-    finally:
-        budget.give(held)

@@ -1,0 +1,149 @@
+"""Prefetches, which no caller waits for, within a budget of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from s3cache.store import AcceptSize, NotAccepted
+
+if TYPE_CHECKING:
+    from s3cache.frame import Frame
+
+# What an object takes while it arrives, in its own size, at most: the body, and pieces of it or
+# what the allocator keeps of earlier ones (measured with benchmarks/storage.py).
+_COPIES = 2
+
+
+class Budget:
+    """Bytes that several transfers may hold at once. Used on one event loop only.
+
+    A transfer that is alone may hold more than ``max_bytes``: otherwise it could never begin.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held = 0
+        self._given = asyncio.Event()
+
+    async def take(self, size: int) -> None:
+        """Wait until ``size`` bytes are free, and hold them."""
+        while not self.grow(0, size):
+            await self._given.wait()
+
+    def grow(self, held: int, size: int) -> bool:
+        """Hold ``size`` bytes instead of ``held``, if so many are free; return whether they are."""
+        others = self._held - held
+        if others and others + size > self._max_bytes:
+            return False
+        self._held = others + size
+        return True
+
+    def give(self, size: int) -> None:
+        """Free ``size`` bytes."""
+        self._held -= size
+        self._given.set()  # wakes all that wait now
+        self._given.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchReport:
+    """How far a prefetch is: what becomes of all objects that were asked for, ``total``.
+
+    ``present`` were here already, ``found`` were fetched (``size`` bytes together), ``absent`` are
+    not in the remote, and ``failed`` could not be had; ``error`` is the last reason.
+    """
+
+    total: int
+    present: int = 0
+    found: int = 0
+    size: int = 0
+    absent: int = 0
+    failed: int = 0
+    error: Exception | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.present + self.found + self.absent + self.failed == self.total
+
+
+#: Fetches one object, if its size is accepted; ``None`` where there is none.
+Fetch: TypeAlias = "Callable[[str, AcceptSize], Awaitable[Frame | NotAccepted | None]]"
+
+
+class Prefetch:
+    """A prefetch under way. All methods may be called from any thread but the loop's own."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = [*dict.fromkeys(names)]
+        self.future: concurrent.futures.Future[None] | None = None
+        self._report = PrefetchReport(len(self.names))
+
+    def report(self) -> PrefetchReport:
+        """Return how far it is now."""
+        return self._report
+
+    def wait(self, timeout_s: float | None = None) -> PrefetchReport:
+        """Wait for the end, at most ``timeout_s``; return how far it got. Raises nothing."""
+        if self.future is not None:
+            concurrent.futures.wait([self.future], timeout_s)
+        return self._report
+
+    def cancel(self) -> None:
+        """Start no more downloads; those under way still land."""
+        if self.future is not None:
+            self.future.cancel()
+
+    def count(self, *, error: Exception | None = None, **more: int) -> None:
+        """Add finished objects to the report."""
+        counts = {name: getattr(self._report, name) + number for name, number in more.items()}
+        self._report = replace(self._report, error=error or self._report.error, **counts)
+
+    async def run(
+        self, fetch: Fetch, is_present: Callable[[str], bool], budget: Budget, concurrency: int
+    ) -> None:
+        """Fetch all that is not present, as many at once as the budget allows; on the loop."""
+        names = iter(self.names)
+
+        async def work() -> None:
+            for name in names:
+                with contextlib.suppress(Exception):  # fetching it says what is wrong
+                    if await asyncio.to_thread(is_present, name):
+                        self.count(present=1)
+                        continue
+                try:
+                    entry = await _fetch_within(budget, fetch, name)
+                except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
+                    self.count(failed=1, error=exc)
+                else:
+                    if entry is None:
+                        self.count(absent=1)
+                    else:
+                        self.count(found=1, size=entry.size)
+
+        await asyncio.gather(*(work() for _ in range(concurrency)))
+
+
+async def _fetch_within(budget: Budget, fetch: Fetch, name: str) -> Frame | None:
+    """Fetch an object: again, once there is memory, if it was too large for what was left."""
+    held = 0
+
+    def accept(size: int) -> bool:
+        nonlocal held
+        is_accepted = budget.grow(held, _COPIES * size)
+        held = _COPIES * size if is_accepted else held
+        return is_accepted
+
+    try:
+        while isinstance(answer := await fetch(name, accept), NotAccepted):
+            budget.give(held)
+            held = 0
+            await budget.take(_COPIES * answer.size)
+            held = _COPIES * answer.size
+        return answer
+    finally:
+        budget.give(held)
