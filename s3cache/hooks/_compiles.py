@@ -46,6 +46,7 @@ from s3cache.hooks._keys import (
     Patches,
     around,
     is_made_for_threads,
+    shown,
 )
 from s3cache.hooks._lookups import AOT, FX, LEVELS, Level, Result, compile_ns
 from s3cache.records import Event
@@ -388,7 +389,7 @@ class Compiles:
     def _share(self, saving: Save, content: bytes) -> bool:
         """Save what torch has pickled; return whether it is shared."""
         key, name, is_saved = saving.key, saving.level.name, False
-        with self._refusing(saving):
+        with shown("s3cache.save", name) as about, self._refusing(saving):
             unpickled(content)  # as the next process will: it would refuse it every time
             frame = self._artifact(saving, content).encode(key)
             saved = self._engine.save(
@@ -399,7 +400,9 @@ class Compiles:
                 provisional=saving.level is FX and self.is_compiling_entry(),
                 remote=internals.tiers_asked(name).remote,
             )
-            if is_saved := isinstance(saved, Saved):
+            is_saved = isinstance(saved, Saved)
+            about.update(key=key, bytes=len(frame), saved=is_saved)
+            if isinstance(saved, Saved):
                 logger.debug("saved %s (%d bytes%s)", key, len(frame), saving.level.label)
                 if saving.level is AOT:
                     self._saved_whole(saving, saved, len(frame))

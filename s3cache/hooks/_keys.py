@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
     from torch.nn import Module
 
+    from s3cache.stats import Level
     from s3cache.torch_api.protocols import KeyPickler
 
 F = TypeVar("F", bound=Function[object])
@@ -138,6 +139,26 @@ class CacheCall:
         """Raise what went wrong, if anything did, in strict mode."""
         if strict and self.error is not None:
             raise self.error
+
+
+@contextlib.contextmanager
+def shown(event: str, level: Level) -> Iterator[dict[str, object]]:
+    """Show the block in torch's traces, if it makes any, with what is put into the mapping."""
+    about: dict[str, object] = {"level": level}
+    end = None
+    with contextlib.suppress(Exception):  # the user's program goes on without the event
+        end = internals.begin_event(event)
+    try:
+        yield about
+    finally:
+        if end is not None:
+            with contextlib.suppress(Exception):
+                end(about)
+
+
+def codes_of(reasons: Sequence[BypassReason]) -> str:
+    """Return the codes of ``reasons``, each once."""
+    return " ".join(dict.fromkeys(each.code for each in reasons))
 
 
 class FxKeying(CacheCall):

@@ -35,7 +35,16 @@ from s3cache.hooks._conditions import (
     failing_guards,
     misfits,
 )
-from s3cache.hooks._keys import CacheCall, CompileState, FxKeying, KeyHook, Patches, around
+from s3cache.hooks._keys import (
+    CacheCall,
+    CompileState,
+    FxKeying,
+    KeyHook,
+    Patches,
+    around,
+    codes_of,
+    shown,
+)
 from s3cache.records import Record
 from s3cache.stats import Level as LevelName
 from s3cache.stats import Reason
@@ -47,6 +56,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from s3cache.hooks._compiles import Compiles
+    from s3cache.hooks._ranks import Agreement
     from s3cache.hooks._watching import Bypasses
     from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
 
@@ -110,9 +120,11 @@ class Lookup(CacheCall):
 
     level: Level
     sources: Sequence[object] = ()  # where Dynamo takes each input from
+    agreement: Agreement | None = None  # with other ranks on a hit, where they have to agree
     entries: CandidateLookup | None = None  # under its key, once torch asks for them
     hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is one of ours
     result: object = None  # what was unpickled of it
+    about: dict[str, object] = field(default_factory=dict)  # what torch's traces show of it
     saved_s: float = 0.0  # seconds of compiling that the accepted entry has saved
     # Functions that say why each entry was not used.
     rejected: list[Callable[[], Iterable[str]]] = field(default_factory=list)
@@ -178,14 +190,21 @@ class Lookups:
         **kwargs: object,
     ) -> object:
         lookup = Lookup(level=AOT, sources=config.aot_autograd_arg_pos_to_source or ())
-        with self._state.entered(lookup):
+        with self._state.entered(lookup), shown("s3cache.lookup", "aot") as lookup.about:
+            gm = internals.graph_module_of(mod)
+            if internals.ranks_must_agree():
+                from s3cache.hooks._ranks import agreement_on
+
+                lookup.agreement = agreement_on(gm, inputs)
             if self._compiles.contexts:
                 self._compiles.end()
             try:
                 result = original(mod, inputs, config, *args, **kwargs)
             finally:
+                if lookup.agreement is not None:
+                    lookup.agreement.close()
                 if lookup.reasons:
-                    gm = internals.graph_module_of(mod)
+                    lookup.about.update(outcome="bypass", reason=codes_of(lookup.reasons))
                     self._bypasses.record("aot", lookup.reasons, gm)
                     self._bypasses.warn(lookup.reasons, lookup.error)
                 else:
@@ -214,6 +233,7 @@ class Lookups:
         if lookup is None:
             return original(entry, *args, **kwargs)
         hit = lookup.hit_of(entry)
+        _agree(lookup)
         with _rolled_back_on_error():
             try:
                 if hit is not None and internals.is_first_call_fake():
@@ -233,6 +253,7 @@ class Lookups:
                 lookup.reject(exc)
                 # A miss to torch: it compiles, and what it saves replaces the entry.
                 raise internals.miss_error.get()(f"s3cache: {exc}") from exc
+            _agree(lookup)
         if hit is not None:
             self._accept(lookup, hit, entry)
         return function
@@ -253,6 +274,8 @@ class Lookups:
             if call.reasons:
                 self._bypasses.record("fx", call.reasons)
             reasons = call.reasons or (BypassReason("torch", "torch does not cache it"),)
+            with shown("s3cache.lookup", "fx") as about:
+                about.update(outcome="bypass", reason=codes_of(reasons))
             self._bypasses.note("a graph is not cached", reasons, call.error)
             call.raise_error(strict=self._engine.settings.strict)
         if made[0] is None and self._compiles.force_bundling():
@@ -270,7 +293,7 @@ class Lookups:
         lookup = Lookup(level=FX, key=given["key"], inputs=given.get("example_inputs", ()))
         if not self._keys.is_shared(lookup.key):
             return original(*args, **kwargs)
-        with self._state.entered(lookup):
+        with self._state.entered(lookup), shown("s3cache.lookup", "fx") as lookup.about:
             try:
                 graph, info = original(*args, **kwargs)
                 if graph is not None and (hit := lookup.hit_of(graph)) is not None:
@@ -302,7 +325,7 @@ class Lookups:
             lookup.withdraw()
         if self._engine.uses_trusted_only:
             return  # torch's own are not signed
-        if lookup is not None and internals.ranks_must_agree():
+        if lookup is not None and level is FX and internals.ranks_must_agree():
             return
         for candidate in original(cls, *args, **kwargs):
             if lookup is None or not any(_misfits(lookup, candidate[0])()):
@@ -313,7 +336,7 @@ class Lookups:
         try:
             asked = internals.tiers_asked(level.name)
             lookup.entries = self._engine.candidates(str(lookup.key), level.name, **asked._asdict())
-            if internals.ranks_must_agree():  # others would wait for a rank that hits
+            if level is FX and internals.ranks_must_agree():  # on the whole graph, they have
                 lookup.entries.force_miss(Reason.RANKS)
                 return
             for hit in lookup.entries:
@@ -357,10 +380,11 @@ class Lookups:
             return
         outcome, key = lookup.entries.close(), str(lookup.key)
         if is_hit := isinstance(outcome, Hit):
-            reason = str(outcome.tier)
+            name, reason = "hit", str(outcome.tier)
         else:
-            reason = str(outcome.reason)
+            name, reason = "miss", str(outcome.reason)
             logger.debug("miss %s (%s%s)", key, reason, lookup.level.label)
+        lookup.about.update(key=key, outcome=name, reason=reason)
         if not self._engine.settings.record:
             return
         try:
@@ -368,7 +392,7 @@ class Lookups:
             components = known.components.items()
             record = Record(
                 level=lookup.level.name,
-                outcome="hit" if is_hit else "miss",
+                outcome=name,
                 reason=reason,
                 key=key,
                 time=time.time(),
@@ -388,6 +412,14 @@ class Lookups:
 def _only_if_asked(level: Level, original: Callable[[], object]) -> object:
     """Return torch's own remote cache where its options ask for that."""
     return original() if level.uses_torchs_remote.get()() else None
+
+
+def _agree(lookup: Lookup) -> None:
+    """Go on with a hit if all other ranks hit too, so far, where they have to agree."""
+    if lookup.agreement is not None and not lookup.agreement.all_hit():
+        if lookup.entries is not None:
+            lookup.entries.force_miss(Reason.RANKS)
+        raise internals.miss_error.get()("s3cache: not all ranks hit")
 
 
 def _misfits(lookup: Lookup, result: Result) -> Callable[[], Iterable[str]]:

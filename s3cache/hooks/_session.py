@@ -122,6 +122,7 @@ class Session:
         feature, directory = self._try, engine.settings.local_dir
         feature(internals.TORCH_KEY, lambda _: remember_installation(directory))
         feature(internals.KEY_LOGS, lambda p: p.wrap(internals.fx_debug_lines, keys.debug_lines))
+        feature(internals.TRACES, lambda _: None)  # warns; each event is left out by itself
         if engine.settings.shape_profile:
             from s3cache.hooks._profiles import ShapeProfiles
 

@@ -28,7 +28,15 @@ from s3cache.graph import (
     process_bypass_reasons,
     take_baseline,
 )
-from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches, Registry, around
+from s3cache.hooks._keys import (
+    CacheCall,
+    CompileState,
+    KeyHook,
+    Patches,
+    Registry,
+    around,
+    codes_of,
+)
 from s3cache.hooks._lookups import users_line
 from s3cache.records import Record
 from s3cache.stats import Level
@@ -74,7 +82,7 @@ class Bypasses:
                 level=level,
                 outcome="bypass",
                 key=key,
-                reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),
+                reason=codes_of(reasons),
                 time=time.time(),
                 where=users_line(),
                 reasons=tuple({**each.as_dict(), "line": _line_of(gm, each)} for each in reasons),

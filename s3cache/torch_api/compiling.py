@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
@@ -414,6 +415,21 @@ def with_changing(
             marked = (changes if flag else dim for dim, flag in zip(dims, flags, strict=True))
             setattr(made, name, tuple(marked))
     return made
+
+
+def begin_event(name: str) -> Callable[[dict[str, object]], None] | None:
+    """Begin an event among torch's own of a compile, and return what ends it.
+
+    That takes what there is to say. ``None`` if torch shows no events, neither in the trace of
+    ``TORCH_TRACE`` nor in a profiler's, or if one of that name is under way on this thread.
+    """
+    if not (names.trace_log.get().handlers or names.profiler_runs.get()):
+        return None
+    log, began_ns = names.event_log.get()(), time.time_ns()
+    if name in log.get_stack():
+        return None
+    log.log_event_start(name, began_ns, {}, False)
+    return lambda about: log.log_event_end(name, time.time_ns(), about, began_ns, False)
 
 
 # -- ranks, and first calls on fake tensors (DDPOptimizer)
