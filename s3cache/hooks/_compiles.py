@@ -46,7 +46,6 @@ from s3cache.hooks._keys import (
     Patches,
     around,
     is_made_for_threads,
-    shown,
 )
 from s3cache.hooks._lookups import AOT, FX, LEVELS, Level, Result, compile_ns
 from s3cache.records import Event
@@ -389,7 +388,7 @@ class Compiles:
     def _share(self, saving: Save, content: bytes) -> bool:
         """Save what torch has pickled; return whether it is shared."""
         key, name, is_saved = saving.key, saving.level.name, False
-        with shown("s3cache.save", name) as about, self._refusing(saving):
+        with internals.shown("s3cache.save", name) as about, self._refusing(saving):
             unpickled(content)  # as the next process will: it would refuse it every time
             frame = self._artifact(saving, content).encode(key)
             saved = self._engine.save(

@@ -35,16 +35,7 @@ from s3cache.hooks._conditions import (
     failing_guards,
     misfits,
 )
-from s3cache.hooks._keys import (
-    CacheCall,
-    CompileState,
-    FxKeying,
-    KeyHook,
-    Patches,
-    around,
-    codes_of,
-    shown,
-)
+from s3cache.hooks._keys import CacheCall, CompileState, FxKeying, KeyHook, Patches, around
 from s3cache.records import Record
 from s3cache.stats import Level as LevelName
 from s3cache.stats import Reason
@@ -190,7 +181,7 @@ class Lookups:
         **kwargs: object,
     ) -> object:
         lookup = Lookup(level=AOT, sources=config.aot_autograd_arg_pos_to_source or ())
-        with self._state.entered(lookup), shown("s3cache.lookup", "aot") as lookup.about:
+        with self._state.entered(lookup), internals.shown("s3cache.lookup", "aot") as lookup.about:
             gm = internals.graph_module_of(mod)
             if internals.ranks_must_agree():
                 from s3cache.hooks._ranks import agreement_on
@@ -204,7 +195,7 @@ class Lookups:
                 if lookup.agreement is not None:
                     lookup.agreement.close()
                 if lookup.reasons:
-                    lookup.about.update(outcome="bypass", reason=codes_of(lookup.reasons))
+                    lookup.about.update(outcome="bypass", reason=lookup.codes)
                     self._bypasses.record("aot", lookup.reasons, gm)
                     self._bypasses.warn(lookup.reasons, lookup.error)
                 else:
@@ -273,10 +264,11 @@ class Lookups:
         if made[0] is None or call.reasons:
             if call.reasons:
                 self._bypasses.record("fx", call.reasons)
-            reasons = call.reasons or (BypassReason("torch", "torch does not cache it"),)
-            with shown("s3cache.lookup", "fx") as about:
-                about.update(outcome="bypass", reason=codes_of(reasons))
-            self._bypasses.note("a graph is not cached", reasons, call.error)
+            else:
+                call.reasons = (BypassReason("torch", "torch does not cache it"),)
+            with internals.shown("s3cache.lookup", "fx") as about:
+                about.update(outcome="bypass", reason=call.codes)
+            self._bypasses.note("a graph is not cached", call.reasons, call.error)
             call.raise_error(strict=self._engine.settings.strict)
         if made[0] is None and self._compiles.force_bundling():
             return None, None  # torch would leave out what an entry of the whole graph needs
@@ -293,7 +285,7 @@ class Lookups:
         lookup = Lookup(level=FX, key=given["key"], inputs=given.get("example_inputs", ()))
         if not self._keys.is_shared(lookup.key):
             return original(*args, **kwargs)
-        with self._state.entered(lookup), shown("s3cache.lookup", "fx") as lookup.about:
+        with self._state.entered(lookup), internals.shown("s3cache.lookup", "fx") as lookup.about:
             try:
                 graph, info = original(*args, **kwargs)
                 if graph is not None and (hit := lookup.hit_of(graph)) is not None:

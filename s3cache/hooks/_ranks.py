@@ -8,11 +8,11 @@ process group, which needs no collective: a rank that never comes does not stop 
 from __future__ import annotations
 
 import hashlib
-import threading
+import itertools
 import time
 import weakref
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from s3cache.torch_api import internals
@@ -29,15 +29,11 @@ logger = logger_of("ranks")
 # How long a rank that hits waits for the others. They trace the same program; what differs is
 # mostly how long each waits for its bucket, and how busy its machine is.
 TIMEOUT_S = 60.0
-_POLL_S = (0.001, 0.05)
+_POLL_S = 0.005
 _HIT, _MISS = "hit", "miss"
-# First the entry is there and fits, then it is a callable. torch adds what an entry guards to what
-# it knows of sizes when it loads the entry, so most misses have to be known before that.
-_ROUNDS = ("found", "loaded")
 
-_mutex = threading.Lock()
-# How often each graph was looked up. Never forgotten: a store may outlive a process group.
-_lookups: Counter[str] = Counter()
+# Numbers the lookups of each graph. They never start again: a store may outlive a process group.
+_numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 # Stores in which ranks ran out of time, as some rank takes no part. Others wait for it once.
 _timed_out: weakref.WeakSet[SharedStore] = weakref.WeakSet()
 
@@ -56,19 +52,13 @@ class Agreement:
         self._store: SharedStore = store
         self._ranks = ranks
         self._timeout_s = timeout_s
-        self._rounds = [] if store is None else [f"{name}/{part}" for part in _ROUNDS]
+        # First the entry is there and fits, then it is a callable. torch adds what an entry guards
+        # to what it knows of sizes as it loads it, so most misses have to be known before that.
+        self._rounds = [] if store is None else [f"{name}/found", f"{name}/loaded"]
 
     def all_hit(self) -> bool:
         """Say that this rank hits so far; return whether all others do. To be called twice."""
-        if not self._rounds:
-            return False
-        is_hit, place = False, self._rounds.pop(0)
-        try:
-            outcome = _HIT if self._have_all_come(place) else _MISS
-            # Writes it where no rank has; returns what is there.
-            is_hit = self._store.compare_set(place, "", outcome).decode() == _HIT
-        except Exception:
-            logger.warning("ranks cannot agree: a miss %s", pointer("ranks"), exc_info=True)
+        is_hit = bool(self._rounds) and self._decide(self._rounds.pop(0), hits=True)
         if not is_hit:
             self._rounds.clear()
         return is_hit
@@ -76,31 +66,37 @@ class Agreement:
     def close(self) -> None:
         """Say that this rank does not hit, unless it has said so in all rounds."""
         if self._rounds:
-            place = self._rounds[0]
+            self._decide(self._rounds[0], hits=False)
             self._rounds.clear()
-            try:
-                self._store.compare_set(place, "", _MISS)
-            except Exception:
-                logger.warning("other ranks do not learn of a miss", exc_info=True)
 
-    def _have_all_come(self, place: str) -> bool:
-        """Count this rank in; return whether it is the last, and else wait for the outcome."""
+    def _decide(self, place: str, *, hits: bool) -> bool:
+        """Return whether all ranks hit in a round, once that is decided."""
+        try:
+            outcome = _HIT if hits and self._are_all_here(place) else _MISS
+            # Writes it where no rank has; returns what is there.
+            return bool(self._store.compare_set(place, "", outcome).decode() == _HIT)
+        except Exception:
+            logger.warning("ranks cannot agree: a miss %s", pointer("ranks"), exc_info=True)
+            return False
+
+    def _are_all_here(self, place: str) -> bool:
+        """Count this rank in; return whether it is the last one, else wait for the outcome."""
         if self._store.add(f"{place}/hits", 1) == self._ranks:
             return True
         timeout_s = 0.0 if self._store in _timed_out else self._timeout_s
-        deadline, pause_s = time.monotonic() + timeout_s, _POLL_S[0]
+        deadline = time.monotonic() + timeout_s
         while not self._store.check([place]):
-            if time.monotonic() >= deadline:
-                if timeout_s:
-                    _timed_out.add(self._store)
-                    logger.warning(
-                        "not all %d ranks have looked a graph up within %.0f s: hits that they"
-                        " have to agree on are misses from now on %s",
-                        self._ranks, timeout_s, pointer("ranks"),
-                    )  # fmt: skip
-                break
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _POLL_S[1])
+            if time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+                continue
+            if timeout_s:
+                _timed_out.add(self._store)
+                logger.warning(
+                    "not all %d ranks have looked a graph up within %.0f s: hits that they have to "
+                    "agree on are misses from now on %s",
+                    self._ranks, timeout_s, pointer("ranks"),
+                )  # fmt: skip
+            break
         return False
 
 
@@ -111,27 +107,23 @@ def agreement_on(gm: GraphModule, inputs: Sequence[object]) -> Agreement:
     try:
         # Not the key: it may name this rank's device, or its place in a mesh.
         graph = hashlib.sha256("\n".join(_lines(gm, inputs)).encode()).hexdigest()[:32]
-        with _mutex:
-            _lookups[graph] += 1
-            name = f"s3cache/{graph}/{_lookups[graph]}"
+        name = f"s3cache/{graph}/{next(_numbers[graph])}"
         return Agreement(internals.default_store.get()(), name, dist.get_world_size())
     except Exception:
         logger.warning("ranks cannot agree: a miss %s", pointer("ranks"), exc_info=True)
         return Agreement(None, "", 0)
 
 
-def _lines(gm: GraphModule, inputs: Sequence[object]) -> list[str]:
-    """Return lines that are equal on all ranks that compile the same graph, and on no others."""
+def _lines(gm: GraphModule, inputs: Sequence[object]) -> Iterator[str]:
+    """Yield lines that are equal on all ranks that compile the same graph, and on no others."""
     import torch
 
-    lines = [f"grad {torch.is_grad_enabled()}"]
+    yield f"grad {torch.is_grad_enabled()}"
     for name, module in gm.named_modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             target = node.target if isinstance(node.target, str) else internals.name_of(node.target)
-            lines.append(f"{name} {node.op} {target}")
+            yield f"{name} {node.op} {target}"
     for value in inputs:
-        line = type(value).__name__
+        yield type(value).__name__
         if isinstance(value, torch.Tensor):
-            line += f" {value.dtype} {[str(size) for size in value.shape]}"
-        lines.append(line)
-    return lines
+            yield f"{value.dtype} {[str(size) for size in value.shape]}"

@@ -28,15 +28,7 @@ from s3cache.graph import (
     process_bypass_reasons,
     take_baseline,
 )
-from s3cache.hooks._keys import (
-    CacheCall,
-    CompileState,
-    KeyHook,
-    Patches,
-    Registry,
-    around,
-    codes_of,
-)
+from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches, Registry, around
 from s3cache.hooks._lookups import users_line
 from s3cache.records import Record
 from s3cache.stats import Level
@@ -82,7 +74,7 @@ class Bypasses:
                 level=level,
                 outcome="bypass",
                 key=key,
-                reason=codes_of(reasons),
+                reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),
                 time=time.time(),
                 where=users_line(),
                 reasons=tuple({**each.as_dict(), "line": _line_of(gm, each)} for each in reasons),
@@ -221,7 +213,7 @@ def checked(
         torch.set_grad_enabled(grad)  # a graph that raises half-way leaves it changed
         raise
     finally:
-        patches.undo()
+        patches.close()
         torch.compiler.reset()  # none of the callables made here may run again
     asked = (
         graph if probe is None or graph.key is None else replace(graph, entry=probe(graph.key))

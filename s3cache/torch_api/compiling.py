@@ -417,19 +417,27 @@ def with_changing(
     return made
 
 
-def begin_event(name: str) -> Callable[[dict[str, object]], None] | None:
-    """Begin an event among torch's own of a compile, and return what ends it.
+@contextlib.contextmanager
+def shown(event: str, level: str) -> Iterator[dict[str, object]]:
+    """Show the block among torch's own events of a compile, with what is put into the mapping.
 
-    That takes what there is to say. ``None`` if torch shows no events, neither in the trace of
-    ``TORCH_TRACE`` nor in a profiler's, or if one of that name is under way on this thread.
+    That is in the trace of ``TORCH_TRACE`` and in a profiler's, where there is one. Events inside
+    of one with the same name are left out, and so is one that fails.
     """
-    if not (names.trace_log.get().handlers or names.profiler_runs.get()):
-        return None
-    log, began_ns = names.event_log.get()(), time.time_ns()
-    if name in log.get_stack():
-        return None
-    log.log_event_start(name, began_ns, {}, False)
-    return lambda about: log.log_event_end(name, time.time_ns(), about, began_ns, False)
+    about: dict[str, object] = {"level": level}
+    began_ns, end = time.time_ns(), None
+    with contextlib.suppress(Exception):
+        if names.trace_log.get().handlers or names.profiler_runs.get():
+            log = names.event_log.get()()
+            if event not in log.get_stack():
+                log.log_event_start(event, began_ns, {}, False)
+                end = log.log_event_end
+    try:
+        yield about
+    finally:
+        if end is not None:
+            with contextlib.suppress(Exception):
+                end(event, time.time_ns(), about, began_ns, False)
 
 
 # -- ranks, and first calls on fake tensors (DDPOptimizer)

@@ -118,7 +118,6 @@ sync_lookups = Flag(f"{_FUNCTORCH}:_sync_cache_decision_cross_ranks", since=(2, 
 default_store = Internal[Callable[[], SharedStore]](
     "torch.distributed.distributed_c10d:_get_default_store", feature=RANKS
 )
-Fields("torch._C._distributed_c10d:Store", "add check compare_set", feature=RANKS)
 view_replay_enabled = Predicate("torch._C:_is_view_replay_enabled")
 autocast_devices = AnyFunction("torch._C:_autocast_supported_devices")
 attention_priority = Internal[Callable[[], list[int]]]("torch._C:_get_sdp_priority_order")
@@ -447,8 +446,3 @@ auto_dynamic = AnyObject(f"{_PGO}:auto_dynamic", feature=PROFILES)
 event_log = AnyFunction("torch._dynamo.utils:get_chromium_event_logger", feature=TRACES)
 trace_log = Internal[Logger]("torch._logging._internal:trace_log", feature=TRACES)
 profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRACES)
-Fields(
-    "torch._dynamo.utils:ChromiumEventLogger",
-    "get_stack log_event_start log_event_end",
-    feature=TRACES,
-)
