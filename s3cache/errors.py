@@ -73,7 +73,7 @@ class Reason(str, Enum):
     FULL = ("full", "there was no room on the disk or in the queue of uploads")
     MACHINE = ("machine", "this machine had no room, memory or file descriptors for it")
     DEVICE = ("device", "the driver of the accelerator would not load its kernels")
-    RANKS = ("ranks", "ranks of the job exchange data while they compile, so all of them compile")
+    RANKS = ("ranks", "another rank of the job missed, and all ranks compile together")
     DISABLED = ("disabled", "the mode does not allow it")
     FORCED = ("forced", "recache=True asks to compile again")
     ERROR = ("error", "s3cache made a mistake: its log has more")

@@ -388,7 +388,7 @@ class Compiles:
     def _share(self, saving: Save, content: bytes) -> bool:
         """Save what torch has pickled; return whether it is shared."""
         key, name, is_saved = saving.key, saving.level.name, False
-        with self._refusing(saving):
+        with internals.shown("s3cache.save", name) as about, self._refusing(saving):
             unpickled(content)  # as the next process will: it would refuse it every time
             frame = self._artifact(saving, content).encode(key)
             saved = self._engine.save(
@@ -399,7 +399,9 @@ class Compiles:
                 provisional=saving.level is FX and self.is_compiling_entry(),
                 remote=internals.tiers_asked(name).remote,
             )
-            if is_saved := isinstance(saved, Saved):
+            is_saved = isinstance(saved, Saved)
+            about.update(key=key, bytes=len(frame), saved=is_saved)
+            if isinstance(saved, Saved):
                 logger.debug("saved %s (%d bytes%s)", key, len(frame), saving.level.label)
                 if saving.level is AOT:
                     self._saved_whole(saving, saved, len(frame))

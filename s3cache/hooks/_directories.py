@@ -12,7 +12,6 @@ Where that is not possible, because this torch has other internals, it has no ca
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -117,7 +116,7 @@ def lock_down(engine: Engine, patches: Patches, *, supported: bool = True) -> No
             install_lockdown(engine.policy_digest, patches)
             return
     except Exception:
-        patches.undo()
+        patches.close()
         logger.warning(
             "torch cannot be kept from what is not signed, so it has no caches", exc_info=True
         )
@@ -140,8 +139,8 @@ def install_lockdown(policy: str, patches: Patches) -> None:
         if before is None or os.path.basename(before) == name:
             continue
         place, forget = kept_directory(os.path.join(before, name))
-        patches.at_undo(forget)
-        patches.at_undo(internals.clear_caches.get())
+        patches.callback(forget)
+        patches.callback(internals.clear_caches.get())
         _set_variable(variable, place, patches)
         internals.clear_caches.get()()  # some remember where their files are
     patches.wrap(internals.populate_caches, _populate_with_nothing)
@@ -164,11 +163,11 @@ def disable_torch_caches(patches: Patches) -> None:
     """
     for variable in internals.DIRECTORIES:
         place, forget = private_directory()
-        patches.at_undo(forget)
+        patches.callback(forget)
         _set_variable(variable, place, patches)
     _set_variable(internals.NO_CACHES, "1", patches)
     owner, name = internals.force_disable_caches.owner()
-    patches.at_undo(functools.partial(setattr, owner, name, getattr(owner, name)))
+    patches.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, True)
 
 
@@ -176,9 +175,9 @@ def _set_variable(variable: str, value: str, patches: Patches) -> None:
     before = os.environ.get(variable)
     os.environ[variable] = value
     if before is None:
-        patches.at_undo(lambda: os.environ.pop(variable, None))
+        patches.callback(os.environ.pop, variable, None)
     else:
-        patches.at_undo(lambda: os.environ.update({variable: before}))
+        patches.callback(os.environ.__setitem__, variable, before)
 
 
 def kept_directory(path: str) -> tuple[str, Callable[[], None]]:

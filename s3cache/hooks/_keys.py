@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from s3cache.errors import ConfigError
@@ -72,11 +71,8 @@ def around(*functions: Internal[F]) -> Callable[[_Method], _Method]:
     return mark
 
 
-class Patches:
-    """Stack of replaced functions."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], object]] = []
+class Patches(contextlib.ExitStack):
+    """Stack of replaced functions, which :meth:`close` puts back, last first."""
 
     def install(self, hooks: object) -> None:
         """Install every hook of an object, see :func:`around`."""
@@ -101,18 +97,10 @@ class Patches:
         vars(replacement)[ORIGINAL_ATTR] = original
         old = vars(owner).get(name, _ABSENT)  # absent where the owner inherits it
         setattr(owner, name, type(present)(replacement) if wrapped else replacement)
-        self.at_undo(
-            partial(delattr, owner, name) if old is _ABSENT else partial(setattr, owner, name, old)
-        )
-
-    def at_undo(self, call: Callable[[], object]) -> None:
-        """Call ``call`` in :meth:`undo`, in its turn."""
-        self._undo.append(call)
-
-    def undo(self) -> None:
-        """Put everything back, last first."""
-        while self._undo:
-            self._undo.pop()()
+        if old is _ABSENT:
+            self.callback(delattr, owner, name)
+        else:
+            self.callback(setattr, owner, name, old)
 
 
 @dataclass(eq=False)
@@ -129,6 +117,11 @@ class CacheCall:
     error: Exception | None = None  # the first thing that went wrong
     kernels: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt, if one is
     modules: dict[str, str] = field(default_factory=dict)  # its Python code, by torch's paths
+
+    @property
+    def codes(self) -> str:
+        """The codes of its reasons, each once."""
+        return " ".join(dict.fromkeys(reason.code for reason in self.reasons))
 
     def record_error(self, error: Exception) -> None:
         """Keep ``error`` if it is the first."""
@@ -441,7 +434,7 @@ def watch_registrations(failed: Callable[[Exception], None]) -> Callable[[], Non
 
     def begin() -> None:
         try:
-            patches.at_undo(take_baseline(early=early))
+            patches.callback(take_baseline(early=early))
             if internals.is_supported():
                 patches.wrap(internals.register_kernel, _register_kernel)
         except Exception as exc:  # noqa: BLE001 - the program that imports torch goes on
@@ -451,7 +444,7 @@ def watch_registrations(failed: Callable[[Exception], None]) -> Callable[[], Non
 
     def stop() -> None:
         withdraw()
-        patches.undo()
+        patches.close()
         forget_kernels()
 
     return stop

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from s3cache.hooks._compiles import Compiles
+    from s3cache.hooks._ranks import Agreement
     from s3cache.hooks._watching import Bypasses
     from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
 
@@ -110,9 +111,11 @@ class Lookup(CacheCall):
 
     level: Level
     sources: Sequence[object] = ()  # where Dynamo takes each input from
+    agreement: Agreement | None = None  # with other ranks on a hit, where they have to agree
     entries: CandidateLookup | None = None  # under its key, once torch asks for them
     hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is one of ours
     result: object = None  # what was unpickled of it
+    about: dict[str, object] = field(default_factory=dict)  # what torch's traces show of it
     saved_s: float = 0.0  # seconds of compiling that the accepted entry has saved
     # Functions that say why each entry was not used.
     rejected: list[Callable[[], Iterable[str]]] = field(default_factory=list)
@@ -178,14 +181,21 @@ class Lookups:
         **kwargs: object,
     ) -> object:
         lookup = Lookup(level=AOT, sources=config.aot_autograd_arg_pos_to_source or ())
-        with self._state.entered(lookup):
+        with self._state.entered(lookup), internals.shown("s3cache.lookup", "aot") as lookup.about:
+            gm = internals.graph_module_of(mod)
+            if internals.ranks_must_agree():
+                from s3cache.hooks._ranks import agreement_on
+
+                lookup.agreement = agreement_on(gm, inputs)
             if self._compiles.contexts:
                 self._compiles.end()
             try:
                 result = original(mod, inputs, config, *args, **kwargs)
             finally:
+                if lookup.agreement is not None:
+                    lookup.agreement.close()
                 if lookup.reasons:
-                    gm = internals.graph_module_of(mod)
+                    lookup.about.update(outcome="bypass", reason=lookup.codes)
                     self._bypasses.record("aot", lookup.reasons, gm)
                     self._bypasses.warn(lookup.reasons, lookup.error)
                 else:
@@ -214,6 +224,7 @@ class Lookups:
         if lookup is None:
             return original(entry, *args, **kwargs)
         hit = lookup.hit_of(entry)
+        _agree(lookup)
         with _rolled_back_on_error():
             try:
                 if hit is not None and internals.is_first_call_fake():
@@ -233,6 +244,7 @@ class Lookups:
                 lookup.reject(exc)
                 # A miss to torch: it compiles, and what it saves replaces the entry.
                 raise internals.miss_error.get()(f"s3cache: {exc}") from exc
+            _agree(lookup)
         if hit is not None:
             self._accept(lookup, hit, entry)
         return function
@@ -252,8 +264,11 @@ class Lookups:
         if made[0] is None or call.reasons:
             if call.reasons:
                 self._bypasses.record("fx", call.reasons)
-            reasons = call.reasons or (BypassReason("torch", "torch does not cache it"),)
-            self._bypasses.note("a graph is not cached", reasons, call.error)
+            else:
+                call.reasons = (BypassReason("torch", "torch does not cache it"),)
+            with internals.shown("s3cache.lookup", "fx") as about:
+                about.update(outcome="bypass", reason=call.codes)
+            self._bypasses.note("a graph is not cached", call.reasons, call.error)
             call.raise_error(strict=self._engine.settings.strict)
         if made[0] is None and self._compiles.force_bundling():
             return None, None  # torch would leave out what an entry of the whole graph needs
@@ -270,7 +285,7 @@ class Lookups:
         lookup = Lookup(level=FX, key=given["key"], inputs=given.get("example_inputs", ()))
         if not self._keys.is_shared(lookup.key):
             return original(*args, **kwargs)
-        with self._state.entered(lookup):
+        with self._state.entered(lookup), internals.shown("s3cache.lookup", "fx") as lookup.about:
             try:
                 graph, info = original(*args, **kwargs)
                 if graph is not None and (hit := lookup.hit_of(graph)) is not None:
@@ -302,7 +317,7 @@ class Lookups:
             lookup.withdraw()
         if self._engine.uses_trusted_only:
             return  # torch's own are not signed
-        if lookup is not None and internals.ranks_must_agree():
+        if lookup is not None and level is FX and internals.ranks_must_agree():
             return
         for candidate in original(cls, *args, **kwargs):
             if lookup is None or not any(_misfits(lookup, candidate[0])()):
@@ -313,7 +328,7 @@ class Lookups:
         try:
             asked = internals.tiers_asked(level.name)
             lookup.entries = self._engine.candidates(str(lookup.key), level.name, **asked._asdict())
-            if internals.ranks_must_agree():  # others would wait for a rank that hits
+            if level is FX and internals.ranks_must_agree():  # on the whole graph, they have
                 lookup.entries.force_miss(Reason.RANKS)
                 return
             for hit in lookup.entries:
@@ -357,10 +372,11 @@ class Lookups:
             return
         outcome, key = lookup.entries.close(), str(lookup.key)
         if is_hit := isinstance(outcome, Hit):
-            reason = str(outcome.tier)
+            name, reason = "hit", str(outcome.tier)
         else:
-            reason = str(outcome.reason)
+            name, reason = "miss", str(outcome.reason)
             logger.debug("miss %s (%s%s)", key, reason, lookup.level.label)
+        lookup.about.update(key=key, outcome=name, reason=reason)
         if not self._engine.settings.record:
             return
         try:
@@ -368,7 +384,7 @@ class Lookups:
             components = known.components.items()
             record = Record(
                 level=lookup.level.name,
-                outcome="hit" if is_hit else "miss",
+                outcome=name,
                 reason=reason,
                 key=key,
                 time=time.time(),
@@ -388,6 +404,14 @@ class Lookups:
 def _only_if_asked(level: Level, original: Callable[[], object]) -> object:
     """Return torch's own remote cache where its options ask for that."""
     return original() if level.uses_torchs_remote.get()() else None
+
+
+def _agree(lookup: Lookup) -> None:
+    """Go on with a hit if all other ranks hit too, so far, where they have to agree."""
+    if lookup.agreement is not None and not lookup.agreement.all_hit():
+        if lookup.entries is not None:
+            lookup.entries.force_miss(Reason.RANKS)
+        raise internals.miss_error.get()("s3cache: not all ranks hit")
 
 
 def _misfits(lookup: Lookup, result: Result) -> Callable[[], Iterable[str]]:

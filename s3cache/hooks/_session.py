@@ -65,9 +65,9 @@ class Session:
         self._early_failures: list[Exception] = []
         self._undo = undo = contextlib.ExitStack()
         undo.callback(engine.close)
-        undo.callback(self._locked.undo)
+        undo.callback(self._locked.close)
         if supported:
-            undo.callback(self._patches.undo)
+            undo.callback(self._patches.close)
             undo.callback(watch_registrations(self._early_failures.append))
         if engine.uses_trusted_only:
             lock = functools.partial(lock_down, engine, self._locked, supported=supported)
@@ -89,7 +89,7 @@ class Session:
                 _warn_untested()
             self._install_hooks()
         except Exception as exc:
-            self._patches.undo()
+            self._patches.close()
             if self.engine.uses_trusted_only:
                 lock_down(self.engine, self._locked, supported=False)
             if self.engine.settings.strict:
@@ -116,12 +116,13 @@ class Session:
         self._patches.wrap(internals.deserialize_backward, deserialize_backward)
         functions, more = internals.guard_functions.get(), internals.branch_free()
         functions.update(more)
-        self._patches.at_undo(lambda: [functions.pop(name, None) for name in more])
+        self._patches.callback(lambda: [functions.pop(name, None) for name in more])
 
         # What can fail alone.
         feature, directory = self._try, engine.settings.local_dir
         feature(internals.TORCH_KEY, lambda _: remember_installation(directory))
         feature(internals.KEY_LOGS, lambda p: p.wrap(internals.fx_debug_lines, keys.debug_lines))
+        feature(internals.TRACES, lambda _: None)  # warns; each event is left out by itself
         if engine.settings.shape_profile:
             from s3cache.hooks._profiles import ShapeProfiles
 
@@ -137,12 +138,12 @@ class Session:
             require(feature)
             install(patches)
         except Exception as exc:
-            patches.undo()
+            patches.close()
             if self.engine.settings.strict:
                 raise
             logger.warning("%s is off: %s", feature, exc)
         else:
-            self._patches.at_undo(patches.undo)
+            self._patches.callback(patches.close)
 
 
 @functools.cache

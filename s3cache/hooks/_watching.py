@@ -213,7 +213,7 @@ def checked(
         torch.set_grad_enabled(grad)  # a graph that raises half-way leaves it changed
         raise
     finally:
-        patches.undo()
+        patches.close()
         torch.compiler.reset()  # none of the callables made here may run again
     asked = (
         graph if probe is None or graph.key is None else replace(graph, entry=probe(graph.key))

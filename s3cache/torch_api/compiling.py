@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
@@ -421,6 +422,29 @@ def with_changing(
             marked = (changes if flag else dim for dim, flag in zip(dims, flags, strict=True))
             setattr(made, name, tuple(marked))
     return made
+
+
+@contextlib.contextmanager
+def shown(event: str, level: str) -> Iterator[dict[str, object]]:
+    """Show the block among torch's own events of a compile, with what is put into the mapping.
+
+    That is in the trace of ``TORCH_TRACE`` and in a profiler's, where there is one. Events inside
+    of one with the same name are left out, and so is one that fails.
+    """
+    about: dict[str, object] = {"level": level}
+    began_ns, end = time.time_ns(), None
+    with contextlib.suppress(Exception):
+        if names.trace_log.get().handlers or names.profiler_runs.get():
+            log = names.event_log.get()()
+            if event not in log.get_stack():
+                log.log_event_start(event, began_ns, {}, False)
+                end = log.log_event_end
+    try:
+        yield about
+    finally:
+        if end is not None:
+            with contextlib.suppress(Exception):
+                end(event, time.time_ns(), about, began_ns, False)
 
 
 # -- ranks, and first calls on fake tensors (DDPOptimizer)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from logging import Logger
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from s3cache.torch_api import AnyClass, AnyFunction, AnyObject, Fields, Flag, Internal, Predicate
-from s3cache.torch_api.protocols import Function, KeyPickler
+from s3cache.torch_api.protocols import Function, KeyPickler, SharedStore
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,9 +19,11 @@ TORCH_KEY = "remembering torch's hash of its own source"
 KEY_LOGS = "showing key components in torch's logs"
 PROFILES = "sharing which sizes change (shape_profile)"
 WATCHING = "watching a program for s3cache check and warm"
+TRACES = "showing lookups and saves in torch's traces"
 # These have a fallback of their own where they are used.
 BACKEND = 'backend="s3cache"'
 LOCKDOWN = "private directories for torch's own caches"
+RANKS = "hits where ranks must agree"
 
 TORCH = "torch"
 
@@ -112,6 +115,9 @@ EXCHANGING = (
     Flag("torch._dynamo.config:enable_compiler_collectives"),
 )
 sync_lookups = Flag(f"{_FUNCTORCH}:_sync_cache_decision_cross_ranks", since=(2, 15))
+default_store = Internal[Callable[[], SharedStore]](
+    "torch.distributed.distributed_c10d:_get_default_store", feature=RANKS
+)
 view_replay_enabled = Predicate("torch._C:_is_view_replay_enabled")
 autocast_devices = AnyFunction("torch._C:_autocast_supported_devices")
 attention_priority = Internal[Callable[[], list[int]]]("torch._C:_get_sdp_priority_order")
@@ -438,3 +444,9 @@ put_code_state = AnyFunction("torch._dynamo.convert_frame:put_code_state", featu
 automatic_dynamic_shapes = Flag("torch._dynamo.config:automatic_dynamic_shapes", feature=PROFILES)
 cache_key_tag = Internal[str]("torch.compiler.config:cache_key_tag", feature=PROFILES)
 auto_dynamic = AnyObject(f"{_PGO}:auto_dynamic", feature=PROFILES)
+
+# -- traces of compiles
+
+event_log = AnyFunction("torch._dynamo.utils:get_chromium_event_logger", feature=TRACES)
+trace_log = Internal[Logger]("torch._logging._internal:trace_log", feature=TRACES)
+profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRACES)

@@ -44,6 +44,8 @@ PlaceholderInfo: TypeAlias = Any
 PythonModules: TypeAlias = Any
 #: What a compiled graph does to its inputs and outputs.
 RuntimeMetadata: TypeAlias = Any
+#: ``torch.distributed.Store``: keys and values that all processes of a group share.
+SharedStore: TypeAlias = Any
 #: What Dynamo has seen of one input: a number, or a tensor's sizes and strides.
 ShapeState: TypeAlias = Any
 #: What torch knows of the compile that is under way on this thread.

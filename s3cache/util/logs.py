@@ -19,7 +19,9 @@ _NAME = "s3cache"
 _PLAIN = logging.Formatter()
 
 #: What follows ``s3cache.`` in the names of loggers.
-Topic: TypeAlias = Literal["bypasses", "lookups", "metrics", "records", "saves", "storage", "trust"]
+Topic: TypeAlias = Literal[
+    "bypasses", "lookups", "metrics", "ranks", "records", "saves", "storage", "trust"
+]
 
 
 def logger_of(topic: Topic | None = None) -> logging.Logger:

@@ -198,6 +198,31 @@ def _fully_sharded() -> Callable[[Any], Any]:
 KINDS = {"ddp": _data_parallel, "tp": _tensor_parallel, "fsdp": _fully_sharded}
 
 
+def _without_its_deadlock() -> None:
+    """Let torch's partitioner ask other ranks without the GIL.
+
+    AOTAutograd calls it under the Python dispatcher, which takes the GIL for each operator. gloo's
+    thread holds its queue while it waits for the GIL, to be rid of the last operator's tensors: a
+    job without s3cache hangs as well, at one compile in about fifty.
+    """
+    import functools
+
+    import torch
+    from torch._functorch import partitioners
+
+    import s3cache
+
+    ask = partitioners._sync_decision_cross_ranks
+
+    @functools.wraps(ask)
+    def freely(*arguments: Any) -> Any:
+        with torch._C._DisablePythonDispatcher():
+            return ask(*arguments)
+
+    partitioners.__dict__["_sync_decision_cross_ranks"] = freely
+    s3cache.register_cacheable(freely, version="1")  # else it keeps graphs from being cached
+
+
 def _one_rank(kind: str, url: str, directory: str, *options: str) -> None:
     import torch
     import torch.distributed as dist
@@ -208,6 +233,7 @@ def _one_rank(kind: str, url: str, directory: str, *options: str) -> None:
     for option in options:
         module, _, name = option.partition(":")
         setattr(importlib.import_module(module), name, True)
+    _without_its_deadlock()
     _small_buckets()
     dist.init_process_group("gloo")
     with s3cache.enabled(url) as cache:

@@ -21,7 +21,7 @@ def _installed() -> Iterator[None]:
     patches = Patches()
     patches.wrap(internals.deserialize_backward, deserialize_backward)
     yield
-    patches.undo()
+    patches.close()
 
 
 def _again(graph: Graph) -> GraphModule:

@@ -20,6 +20,7 @@ USED = {
     internals.WATCHING,
     internals.KEY_LOGS,
     internals.TORCH_KEY,
+    internals.TRACES,
 }
 
 

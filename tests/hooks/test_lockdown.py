@@ -44,7 +44,7 @@ def installed(torchs: Path) -> Iterator[Callable[[str], Patches]]:
 
     yield install
     for patches in reversed(made):
-        patches.undo()
+        patches.close()
 
 
 def emitted() -> bytes:
@@ -68,7 +68,7 @@ def test_kernels_of_triton_that_were_left_are_not_loaded(
     assert emitted() == b"betraying"  # so it would be
     patches = installed("policy")
     assert emitted() == b"signed"
-    patches.undo()
+    patches.close()
     assert emitted() == b"betraying"
 
 
@@ -81,7 +81,7 @@ def test_each_policy_has_its_own_and_finds_it_again(
         patches = installed(policy)
         places.append(internals.cache_dir.get()())
         assert os.stat(places[-1]).st_mode & 0o777 == 0o700
-        patches.undo()
+        patches.close()
     assert places[0] == places[2] != places[1]
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(torchs / "inductor")
     assert os.environ["TRITON_CACHE_DIR"] == str(torchs / "triton")
@@ -145,7 +145,7 @@ def test_no_other_user_can_exchange_what_torch_is_given(
         os.read(go[0], 1)
         with open(os.path.join(given, "code")) as file:
             assert file.read() == "signed"
-        patches.undo()
+        patches.close()
 
     def attack() -> None:
         for place in (inside / "s3cache-policy", inside, squatted, theirs.with_name("link")):
@@ -212,7 +212,7 @@ def test_without_hooks_torch_has_no_caches_and_a_temporary_directory(
     for path in made:
         assert os.stat(path).st_mode & 0o777 == 0o700
         assert os.listdir(path) == []
-    patches.undo()
+    patches.close()
     assert internals.force_disable_caches.get() is False
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(torchs / "inductor")
     assert "TRITON_CACHE_DIR" not in os.environ

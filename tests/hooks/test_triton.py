@@ -224,7 +224,7 @@ def test_every_kernel_of_an_autotuner_is_kept_where_another_kernel_was_chosen(ba
         bundle, _ = TritonBundler.collect()
     finally:
         TritonBundler.end_compile()
-        patches.undo()
+        patches.close()
     kept = {artifacts.kernel_hash for artifacts in bundle.kernel_artifacts}
     assert {files["chosen"], files["only"]} <= kept
     assert hasattr(TritonBundler, "put_winner") == (files["lost"] not in kept)

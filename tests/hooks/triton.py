@@ -37,4 +37,4 @@ def emit(bundle: Any = None, *, rebuilding: bool = True) -> None:
         with state.entered(call):
             TritonBundler.read_and_emit(bundle)
     finally:
-        patches.undo()
+        patches.close()

@@ -1,0 +1,205 @@
+"""Ranks that wait for each other while they compile all hit, or all compile."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import threading
+import time
+from collections import Counter
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch._functorch.config as functorch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from s3cache.hooks._ranks import Agreement
+from s3cache.torch_api import internals
+from tests.hooks.distributed import two_ranks
+from tests.support.marks import slow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from s3cache.torch_api.protocols import SharedStore
+    from tests.support.sites import Site
+
+TORCH = tuple(map(int, version("torch").split(".")[:2]))
+
+pytestmark = pytest.mark.timeout(900)
+
+# -- one graph
+
+
+def vote(
+    store: SharedStore, ranks: Sequence[Callable[[Agreement], object]], timeout_s: float = 20
+) -> list[object]:
+    """What each rank gets to know, all of them voting at once."""
+    answers: list[object] = [None] * len(ranks)
+
+    def run(index: int) -> None:
+        answers[index] = ranks[index](Agreement(store, "graph", len(ranks), timeout_s=timeout_s))
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def hits(agreement: Agreement) -> list[bool]:
+    """A rank that finds its entry and loads it, as far as it is let."""
+    answers = [agreement.all_hit()]
+    if answers[0]:
+        answers.append(agreement.all_hit())
+    agreement.close()
+    return answers
+
+
+def misses(agreement: Agreement) -> None:
+    agreement.close()
+
+
+def cannot_load(agreement: Agreement) -> list[bool]:
+    answers = [agreement.all_hit()]
+    agreement.close()
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("ranks", "answers"),
+    [
+        ([hits] * 3, [[True, True]] * 3),
+        ([hits, misses, hits], [[False], None, [False]]),
+        ([hits, cannot_load], [[True, False], [True]]),
+    ],
+)
+def test_all_hit_if_all_find_and_load_their_entry(ranks: Any, answers: list[object]) -> None:
+    """One that misses makes all miss at once: the time-out is longer than a test may take."""
+    assert vote(HashStore(), ranks, timeout_s=3600) == answers
+
+
+def test_one_that_never_comes_is_waited_for_in_bounded_time() -> None:
+    """And if it comes after all, it learns what the others have done since."""
+    store = HashStore()
+    assert vote(store, [hits, lambda _: None], timeout_s=0.3) == [[False], None]
+    assert not Agreement(store, "graph", 2).all_hit()
+
+
+def test_one_that_takes_no_part_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Not for each graph; a process group of later on, with another store, is asked again."""
+    store, waited = HashStore(), []
+
+    class Waiting:
+        """The store, and how often a rank found that nothing was decided."""
+
+        def __init__(self) -> None:
+            self.add, self.compare_set = store.add, store.compare_set
+
+        def check(self, keys: list[str]) -> bool:
+            is_there: bool = store.check(keys)
+            waited.append(keys[0]) if not is_there else None
+            return is_there
+
+    shared: Any = Waiting()
+    for graph in range(20):
+        assert not Agreement(shared, f"graph {graph}", 2, timeout_s=0.2).all_hit()
+    graphs = Counter(waited)
+    assert len(graphs) == 20
+    assert max(graphs, key=lambda place: graphs[place]).startswith("graph 0/")
+    assert graphs.pop("graph 0/found") > 1  # it waited
+    assert set(graphs.values()) == {1}  # and looked once
+    (record,) = caplog.records
+    assert "not all 2 ranks" in record.getMessage()
+    assert vote(HashStore(), [hits] * 2) == [[True, True]] * 2
+
+
+def test_ranks_that_are_late_come_to_the_same_outcome() -> None:
+    """Ranks come when others are just about to give up: hit or miss, but the same for all."""
+    seen = set()
+    for seed in range(30):
+        delays = random.Random(seed)
+        store = HashStore()
+        pauses = [delays.uniform(0, 0.06) for _ in range(3)]
+
+        def late(agreement: Agreement, pauses: list[float] = pauses) -> bool:
+            time.sleep(pauses.pop())
+            return agreement.all_hit()
+
+        answers = vote(store, [late] * 3, timeout_s=0.03)
+        assert len(set(answers)) == 1, (seed, answers)
+        seen |= set(answers)
+    assert seen == {True, False}  # so both were possible
+
+
+def test_a_store_that_fails_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def add(self, *_: object) -> int:
+            raise RuntimeError("connection reset")
+
+        check = compare_set = add
+
+    broken: Any = Broken()
+    assert not Agreement(broken, "graph", 2).all_hit()
+    Agreement(broken, "graph", 2).close()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert not Agreement(None, "graph", 2).all_hit()
+
+
+# -- jobs
+
+# What to save for the backward is agreed on.
+TOGETHER = (
+    "torch._functorch.config:_sync_decision_cross_ranks",
+    # It has to know the size of what a graph takes, and a mesh has none.
+    "torch._functorch.config:unsafe_treat_script_objects_as_zero_size",
+)
+
+
+AGREE = (
+    TOGETHER[0],
+    "torch._inductor.config:reorder_for_compute_comm_overlap",
+    "torch._inductor.config:distributed_max_autotune_gemm",
+    "torch._dynamo.config:enable_compiler_collectives",
+    "torch._inductor.config:aten_distributed_optimizations.enable_overlap_scheduling",
+)
+
+
+@pytest.mark.parametrize("option", AGREE)
+def test_ranks_decide_together_under_each_option(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    assert not internals.ranks_must_agree()
+    module, _, name = option.partition(":")
+    with importlib.import_module(module).patch({name: True}):
+        assert internals.ranks_must_agree()
+        if TORCH >= (2, 15):  # its own lookups see to it where this is set
+            with functorch.patch({"_sync_cache_decision_cross_ranks": True}):
+                assert not internals.ranks_must_agree()
+        monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+        assert not internals.ranks_must_agree()
+
+
+@slow
+def test_a_job_of_which_one_rank_lacks_an_entry_compiles_together(site: Site) -> None:
+    """torch's partitioner asks all ranks what to save for the backward: one would hang."""
+    cold = two_ranks(site.machine("first"), "tp", site.url, *TOGETHER)
+    warm = two_ranks(site.machine("second"), "tp", site.url, *TOGETHER)
+    for rank in warm:
+        assert rank["misses"] == {}
+        assert sum(rank["hits"].values()) == 1
+    entries = site.entries()
+    assert len(entries) == 2  # one for each rank: its place in the mesh is in the key
+    entries[0].unlink()
+    mixed = two_ranks(site.machine("third"), "tp", site.url, *TOGETHER)
+    assert sorted(next(iter(rank["misses"])) for rank in mixed) == ["absent", "ranks"]
+    for rank in mixed:
+        assert sum(rank["hits"].values()) == 0
+        assert rank["saved"] == 1
+    for index in range(2):
+        assert cold[index]["losses"] == warm[index]["losses"] == mixed[index]["losses"]

@@ -1,0 +1,87 @@
+"""What s3cache does is among torch's own events, in its trace, its profiler and tlparse."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from s3cache import frame
+from tests.support.marks import slow
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.sites import Site
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def traced(folder: Path) -> list[dict[str, Any]]:
+    """The structured trace that torch has written: each line's head, and its payload."""
+    (file,) = folder.glob("*.log")
+    found: list[dict[str, Any]] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("\t"):
+            found[-1]["payload"] = found[-1].get("payload", "") + line[1:]
+        elif (start := line.find("] {")) >= 0:
+            found.append(json.loads(line[start + 2 :]))
+    return found
+
+
+def ended(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What torch says of its events, and of ours, as each ends."""
+    payloads = [json.loads(line["payload"]) for line in lines if "chromium_event" in line]
+    return [each for each in payloads if each["tid"] == 0 and each["ph"] == "E"]
+
+
+def told_of(events: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Name, level and outcome of our events, in their order."""
+    ours = [each for each in events if each["name"].startswith("s3cache.")]
+    return [
+        (each["name"], each["args"]["level"], each["args"].get("outcome", "saved")) for each in ours
+    ]
+
+
+@slow
+def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_path: Path) -> None:
+    """At both levels, within torch's own events. What torch logs of a key are its components."""
+    logs = "+s3cache,+torch._functorch._aot_autograd.autograd_cache"
+    for outcome, reason in (("miss", "absent"), ("hit", "remote")):
+        folder = tmp_path / outcome
+        machine = site.machine(outcome, TORCH_TRACE=str(folder), TORCH_LOGS=logs)
+        told = machine.run("tracing:compiled", site.url)
+        is_miss = outcome == "miss"
+        assert told["profiled"] == ["s3cache.lookup"] + ["s3cache.save"] * is_miss
+        logged = {"miss": " (absent)", "hit": " (remote), "}[outcome]
+        assert re.search(rf"\] {outcome} \w+{re.escape(logged)}", told["stderr"])  # TORCH_LOGS
+        lines = traced(folder)
+        artifacts = [line["artifact"]["name"] for line in lines if "artifact" in line]
+        assert f"aotautograd_cache_{outcome}" in artifacts
+        events = ended(lines)
+        whole = [("s3cache.lookup", "aot", outcome)]
+        if is_miss:  # the FX graph is asked for, and saved, before the whole
+            whole += [("s3cache.lookup", "fx", "miss")]
+            whole += [("s3cache.save", "fx", "saved"), ("s3cache.save", "aot", "saved")]
+        half = [("s3cache.lookup", "aot", "miss"), ("s3cache.lookup", "fx", outcome)]
+        half += [("s3cache.save", "fx", "saved")] * is_miss
+        assert told_of(events) == whole + half
+        payloads = [json.loads(line["payload"]) for line in lines if "chromium_event" in line]
+        ours = [each for each in payloads if each["tid"] == 0 and "s3cache." in each["name"]]
+        about = ours[1]["args"]
+        assert (about["outcome"], about["reason"]) == (outcome, reason)
+        assert about["key"].startswith("a")
+        compiles = [each for each in events if each["name"] == "backend_compile"]
+        assert all(each["args"]["remote_cache_enabled"] for each in compiles)
+        # They lie within what torch itself says of the compile, on the same clock.
+        others = [each["ts"] for each in payloads if each["tid"] == 0 and each not in ours]
+        assert min(others) <= ours[0]["ts"] <= ours[1]["ts"] <= max(others)
+        if is_miss:
+            headers = [frame.decode(path.read_bytes()).header for path in site.entries()]
+            (entry,) = (header for header in headers if header.kind == "aot")
+            assert f"Autograd graph cache hash details for key {entry.key}" in told["stderr"]
+            assert len(entry.meta["components"]) > 9
+            for name, (digest, _) in entry.meta["components"].items():
+                assert f"[{digest}] {name}: " in told["stderr"]
