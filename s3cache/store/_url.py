@@ -125,7 +125,8 @@ class S3Options:
     @property
     def url(self) -> str:
         """Return bucket, prefix and endpoint, with ``allow_http`` where needed, to parse again."""
-        return f"{self._place}&allow_http=true" if _is_exposed(self.endpoint) else self._place
+        is_exposed = _is_exposed(self.endpoint, self.proxy)
+        return f"{self._place}&allow_http=true" if is_exposed else self._place
 
     @property
     def _place(self) -> str:
@@ -368,27 +369,40 @@ def _check_together(options: S3Options) -> None:
          "is given without keys", "give access_key and secret_key too"),
         (options.anonymous and has_keys, "option anonymous",
          "contradicts access_key", "leave one of the two out"),
-        (not options.allow_http and is_secret and _is_exposed(options.endpoint),
+        (not options.allow_http and is_secret and _is_exposed(options.endpoint, options.proxy),
          "option endpoint_url",
-         "is plain http to another machine",
-         "use https, or give allow_http=true in a safe network"),
+         "is plain http to another machine, or to this one through a proxy elsewhere",
+         "use https, name this machine in NO_PROXY, or give allow_http=true in a safe network"),
     ):
         # fmt: on
         if is_wrong:
             raise ConfigError(thing, cause, fix)
 
 
-def _is_exposed(endpoint: str | None) -> bool:
-    """Return whether requests can be read on the way: they leave this machine by plain http."""
+def _is_exposed(endpoint: str | None, proxy: str | None) -> bool:
+    """Return whether requests can be read on the way: they leave this machine by plain http.
+
+    To a proxy elsewhere, "this machine" is that one.
+    """
     if endpoint is None or urlsplit(endpoint).scheme != "http":
         return False
-    host = urlsplit(endpoint).hostname or ""
-    if host == "localhost" or host.endswith(".localhost"):
-        return False
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
+    if not _is_loopback(endpoint):
         return True
+    if proxy is None:  # botocore takes one from the environment
+        from urllib.request import getproxies, proxy_bypass
+
+        if not proxy_bypass(urlsplit(endpoint).netloc):
+            proxy = getproxies().get("http")
+    return proxy is not None and not _is_loopback(proxy if "//" in proxy else f"//{proxy}")
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        host = urlsplit(url).hostname or ""
+        is_named = host == "localhost" or host.endswith(".localhost")
+        return is_named or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name, or no URL at all, which is an error once it is used
+        return False
 
 
 def _endpoint_of_profile(profile: str | None) -> str | None:
