@@ -28,7 +28,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 from s3cache.errors import ConfigError
 from s3cache.store._base import MAX_KEY_BYTES, MemoryStore, Store
 from s3cache.store._file import FileStore
-from s3cache.store._s3 import S3Store
+from s3cache.store._s3 import MIN_PART_BYTES, S3Store
 from s3cache.util import options as _options
 from s3cache.util.options import FLAG, KEY, PREFIX, choice, count, option, seconds, size
 
@@ -86,6 +86,7 @@ class S3Options:
     read_timeout_s: float = option(30.0, seconds(0.001, 3600))
     max_pool_connections: int = option(32, count(10_000))
     part_bytes: int = option(16 << 20, size(1, _MAX_PUT_BYTES))
+    multipart_bytes: int = option(64 << 20, size(MIN_PART_BYTES, _MAX_PUT_BYTES))
     max_object_bytes: int = option(4 << 30, size(1, _MAX_PUT_BYTES))
     conditional_create: ConditionalCreate = option("auto", choice(*get_args(ConditionalCreate)))
     anonymous: bool = option(False, FLAG)
@@ -156,6 +157,7 @@ class StoreOptions(TypedDict, total=False):
     read_timeout_s: float | str | None
     max_pool_connections: int | str | None
     part_bytes: int | str | None
+    multipart_bytes: int | str | None
     max_object_bytes: int | str | None
     conditional_create: ConditionalCreate | None
     anonymous: bool | str | None
