@@ -33,7 +33,7 @@ from s3cache.store._private import (
     make_parents,
     private_directory,
 )
-from s3cache.store._s3 import S3Store
+from s3cache.store._s3 import S3Store, concurrently
 from s3cache.store._s3_client import credentials_source
 from s3cache.store._url import (
     STORE_OPTIONS,
@@ -70,6 +70,7 @@ __all__ = [
     "WrapperStore",
     "check_key",
     "check_way",
+    "concurrently",
     "credentials_source",
     "is_key",
     "is_writable_by_others",

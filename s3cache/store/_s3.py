@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from s3cache.errors import (
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from s3cache.store._url import S3Options
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 # Enough to fill a connection-limited link, few enough to leave small requests their share.
 _PARTS_AT_ONCE = 8
@@ -157,18 +157,15 @@ class S3Store(Store):
         target = {**self._for_write, "Key": self._path(key), "Metadata": dict(metadata or {})}
 
         async def put(client: Any) -> None:
-            condition = {}
             if mode == "create":
                 if await self._may_condition(client):
-                    condition["IfNoneMatch"] = "*"
+                    target["IfNoneMatch"] = "*"
                 else:
                     await self._require_absent(client, target["Key"])
-            if len(body) > self._options.multipart_bytes and await self._put_in_parts(
-                client, target, body, condition
-            ):
-                return
-            answer = await client.put_object(Body=_Body(body), **target, **condition)
-            _ = answer["ETag"]  # which a portal that wants a login does not give
+            is_large = len(body) > self._options.multipart_bytes
+            if not (is_large and await self._put_in_parts(client, target, body)):
+                answer = await client.put_object(Body=_Body(body), **target)
+                _ = answer["ETag"]  # which a portal that wants a login does not give
 
         await self._call("put", key, put)
 
@@ -280,22 +277,18 @@ class S3Store(Store):
 
     # -- writing in parts
 
-    async def _put_in_parts(
-        self,
-        client: Any,
-        target: Mapping[str, Any],
-        body: memoryview,
-        condition: Mapping[str, str],
-    ) -> bool:
-        """Write an object in parts; return False where the server would ignore ``condition``."""
-        begun = await client.create_multipart_upload(**target)
+    async def _put_in_parts(self, client: Any, target: dict[str, Any], body: memoryview) -> bool:
+        """Write an object in parts; return False where the server would ignore ``IfNoneMatch``."""
+        condition = {name: target[name] for name in target if name == "IfNoneMatch"}
+        others = {name: target[name] for name in target if name != "IfNoneMatch"}
+        begun = await client.create_multipart_upload(**others)
         upload = {"Key": target["Key"], "UploadId": begun["UploadId"]}
         part_of = {**upload, **self._for_read}
         size = max(self._options.part_bytes, MIN_PART_BYTES, -(-len(body) // _MAX_PARTS))
         written = False
 
-        async def send(number: int) -> dict[str, Any]:
-            part = body[(number - 1) * size : number * size]
+        async def send(start: int) -> dict[str, Any]:
+            number, part = start // size + 1, body[start : start + size]
             etag = await _persistently(
                 lambda: client.upload_part(PartNumber=number, Body=_Body(part), **part_of)
             )
@@ -308,7 +301,7 @@ class S3Store(Store):
                     return False
                 # S3 looks at the condition last, after all the bytes.
                 await self._require_absent(client, target["Key"])
-            parts = await _all(partial(send, number + 1) for number in range(-(-len(body) // size)))
+            parts = await concurrently(send, range(0, len(body), size), at_once=_PARTS_AT_ONCE)
             whole = {"MultipartUpload": {"Parts": parts}, **part_of, **condition}
             await _persistently(lambda: client.complete_multipart_upload(**whole))
             written = True
@@ -363,7 +356,8 @@ class S3Store(Store):
                         return await _fill(into, part["Body"])
             raise TransientError("the object was overwritten while it was read")
 
-        await _all(partial(read_part, start) for start in range(len(first), total, part_bytes))
+        starts = range(len(first), total, part_bytes)
+        await concurrently(read_part, starts, at_once=_PARTS_AT_ONCE)
         return whole
 
     def _total_bytes(self, answer: Mapping[str, Any]) -> tuple[int, bool]:
@@ -415,15 +409,17 @@ async def _persistently(request: Callable[[], Awaitable[Mapping[str, Any]]]) -> 
     raise failure
 
 
-async def _all(calls: Iterable[Callable[[], Coroutine[Any, Any, _T]]]) -> list[_T]:
-    """Return what calls give, made a few at a time; a failure or cancellation ends all."""
-    limit = asyncio.Semaphore(_PARTS_AT_ONCE)
+async def concurrently(
+    work: Callable[[_T], Awaitable[_R]], items: Iterable[_T], *, at_once: int = 16
+) -> list[_R]:
+    """Return the results in order; a failure or cancellation ends all, and none runs on."""
+    limit = asyncio.Semaphore(at_once)
 
-    async def limited(call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    async def one(item: _T) -> _R:
         async with limit:
-            return await call()
+            return await work(item)
 
-    tasks = [asyncio.ensure_future(limited(call)) for call in calls]
+    tasks = [asyncio.ensure_future(one(item)) for item in items]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
 
@@ -397,16 +397,20 @@ async def test_nothing_is_sent_to_where_a_server_redirects(
         assert elsewhere.requests == []
 
 
-@pytest.mark.parametrize("verb", ["put", "head", "list"])
+@pytest.mark.parametrize("verb", ["put", "put in parts", "head", "list"])
 async def test_what_a_portal_answers_is_no_success(
     server: ScriptedServer, open_scripted: Open, verb: str
 ) -> None:
     server.answer = lambda _: Reply(200, {"content-type": "text/html"}, b"<html>Log in</html>")
-    store = open_scripted()
+    store = open_scripted(**IN_PARTS)
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "put": lambda: store.put("k", b"x"),
+        "put in parts": lambda: store.put("k", LARGE),
+        "head": lambda: store.head("k"),
+        "list": lambda: store.list_page(""),
+    }
     with pytest.raises(TransientError, match="not S3's"):
-        await {"put": lambda: store.put("k", b"x"), "head": lambda: store.head("k")}.get(
-            verb, lambda: store.list_page("")
-        )()
+        await calls[verb]()
 
 
 async def test_a_closed_store_says_so(server: ScriptedServer, open_scripted: Open) -> None:
