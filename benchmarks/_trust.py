@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from _harness import ENTRY_BYTES, Bar, Result, compiled_graph, key_of
 
 from s3cache import Cache, Hit, frame
-from s3cache.trust import SigningKey, generate
+from s3cache.trust import Algorithm, SigningKey, generate
 
 SMALL_BYTES = 2_000
 MORE_AT_MOST_S = 0.0003
@@ -34,27 +34,35 @@ def measure(entries: int, seed: int) -> Result:
         notes=[NOTE.format(entries)],
     )
     for size, label in ((SMALL_BYTES, "2 kB"), (ENTRY_BYTES, "1.5 MB")):
-        times = _in_rounds(entries, size, seed)
-        for when, (plain, judged) in zip(("", ", again"), times, strict=True):
-            more = statistics.median(a - b for a, b in zip(judged, plain, strict=True))
-            share = more / statistics.median(plain)
-            what = f"{label}, Ed25519{when}"
-            result.samples |= {f"{what}, s": judged, f"{what}, not judged, s": plain}
-            result.rows.append(
-                [
-                    label,
-                    f"Ed25519{when}",
-                    f"{statistics.median(judged) * 1e3:.3f} ms",
-                    f"{more * 1e3:.3f} ms, {share:.1%}",
-                ]
-            )
-            result.bars.append(Bar(f"{what}: more", more, "at most", MORE_AT_MOST_S, "s"))
+        for algorithm, name in (
+            (Algorithm.ED25519, "Ed25519"),
+            (Algorithm.HMAC_SHA256, "HMAC-SHA256"),
+        ):
+            times = _in_rounds(entries, size, algorithm, seed)
+            for when, (plain, judged) in zip(("", ", again"), times, strict=True):
+                more = statistics.median(a - b for a, b in zip(judged, plain, strict=True))
+                share = more / statistics.median(plain)
+                what = f"{label}, {name}{when}"
+                result.samples |= {f"{what}, s": judged, f"{what}, not judged, s": plain}
+                result.rows.append(
+                    [
+                        label,
+                        f"{name}{when}",
+                        f"{statistics.median(judged) * 1e3:.3f} ms",
+                        f"{more * 1e3:.3f} ms, {share:.1%}",
+                    ]
+                )
+                result.bars.append(Bar(f"{what}: more", more, "at most", MORE_AT_MOST_S, "s"))
     return result
 
 
-def _in_rounds(entries: int, size: int, seed: int) -> list[tuple[list[float], list[float]]]:
+def _in_rounds(
+    entries: int, size: int, algorithm: Algorithm, seed: int
+) -> list[tuple[list[float], list[float]]]:
     """All rounds together. Threads are new in each: on which core one runs stays so for a while."""
-    rounds = [_looked_up(entries // ROUNDS, size, seed + number) for number in range(ROUNDS)]
+    rounds = [
+        _looked_up(entries // ROUNDS, size, algorithm, seed + number) for number in range(ROUNDS)
+    ]
     return [
         (
             [took for one in rounds for took in one[when][0]],
@@ -64,12 +72,14 @@ def _in_rounds(entries: int, size: int, seed: int) -> list[tuple[list[float], li
     ]
 
 
-def _looked_up(entries: int, size: int, seed: int) -> list[tuple[list[float], list[float]]]:
+def _looked_up(
+    entries: int, size: int, algorithm: Algorithm, seed: int
+) -> list[tuple[list[float], list[float]]]:
     """Twice: times of each turn, of who does not judge and of who does.
 
     Of the same entries, in two orders: none was read just before, which makes it quicker.
     """
-    key, draw, times = generate("bench"), random.Random(seed), []
+    key, draw, times = generate("bench", algorithm), random.Random(seed), []
     with contextlib.ExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory())
         judging = _filled(stack, root, key, range(entries), size, seed)

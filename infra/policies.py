@@ -92,7 +92,8 @@ def identity_policy(role: Role, bucket: str, place: Place) -> dict[str, Any]:
 def _allows(role: Role, bucket: str, place: Place) -> Iterator[Statement]:
     yield _allow("ReadEntries", ["s3:GetObject"], _objects(bucket, role.reads))
     if role.writes:
-        yield _allow("AddEntries", ["s3:PutObject"], _objects(bucket, role.writes))
+        actions = ["s3:AbortMultipartUpload", "s3:PutObject"]
+        yield _allow("AddEntries", actions, _objects(bucket, role.writes))
     if role.operates:
         actions = ["s3:DeleteObject", "s3:DeleteObjectVersion", "s3:GetObjectVersion"]
         yield _allow("TakeEntriesOutForGood", actions, _objects(bucket, role.writes))
@@ -145,9 +146,13 @@ def guards(
             "RequireConditionalWrites",
             ["s3:PutObject"],
             [f"{bucket}/*"],
-            # Beginning an upload in parts takes no such condition, so that is denied too:
-            # https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes-enforce.html
-            {"Null": {"s3:if-none-match": "true"}, **others},
+            {
+                "Null": {"s3:if-none-match": "true"},
+                # Beginning an upload in parts, and sending one, take no such condition:
+                # https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes-enforce.html
+                "Bool": {"s3:ObjectCreationOperation": "true"},
+                **others,
+            },
         ),
         _deny(
             "KeepEntries",
@@ -216,11 +221,13 @@ class Rule:
     Attributes:
         replaced: versions that were overwritten or deleted, for as long as somebody may want to
             see what they were.
+        incomplete: multipart uploads that were not completed.
     """
 
     prefix: str
     entries: int
     replaced: int = 7
+    incomplete: int = 1
 
 
 def rules(place: Place) -> tuple[Rule, ...]:
@@ -229,10 +236,10 @@ def rules(place: Place) -> tuple[Rule, ...]:
 
 def lifecycle(place: Place) -> dict[str, Any]:
     """The rules as ``PutBucketLifecycleConfiguration`` takes them."""
-    return {"Rules": [each for rule in rules(place) for each in _lifecycle(rule)]}
+    return {"Rules": [each for rule in rules(place) for each in _lifecycle(rule, place)]}
 
 
-def _lifecycle(rule: Rule) -> Iterator[dict[str, Any]]:
+def _lifecycle(rule: Rule, place: Place) -> Iterator[dict[str, Any]]:
     def named(name: str, **what: object) -> dict[str, Any]:
         return {
             "ID": f"{name}-{rule.prefix}",
@@ -243,3 +250,6 @@ def _lifecycle(rule: Rule) -> Iterator[dict[str, Any]]:
 
     yield named("expire", Expiration={"Days": rule.entries})
     yield named("forget-versions", NoncurrentVersionExpiration={"NoncurrentDays": rule.replaced})
+    if place != "minio":  # which has a setting of the server for it: minio/compose.yaml
+        abort = {"DaysAfterInitiation": rule.incomplete}
+        yield named("abort-incomplete-uploads", AbortIncompleteMultipartUpload=abort)

@@ -162,6 +162,7 @@ def _lifecycle_rule(rule: Rule) -> dict[str, Any]:
         "Prefix": f"{rule.prefix}/",
         "ExpirationInDays": rule.entries,
         "NoncurrentVersionExpiration": {"NoncurrentDays": rule.replaced},
+        "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": rule.incomplete},
     }
 
 

@@ -238,7 +238,8 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
             for each in header.sections
         ],
         "signatures": [
-            {name: getattr(each, name) for name in said} for each in unpack(head.signatures)
+            {**{name: getattr(each, name) for name in said}, "algorithm": each.algorithm.name}
+            for each in unpack(head.signatures)
         ],
         "trust": _verdict(head, policy),
         "components": meta.get("components"),

@@ -30,7 +30,7 @@ from s3cache.records import (
 )
 from s3cache.settings import Settings
 from s3cache.store import parse_url
-from s3cache.trust import VerifyKey, generate
+from s3cache.trust import Algorithm, VerifyKey, generate
 from s3cache.util import __version__
 from s3cache.util.text import command as command_on
 from s3cache.util.text import counted, footer, pointer, sections, sections_on
@@ -440,6 +440,9 @@ def keygen(
     to: str | None = Option(
         None, metavar="FILE", help="For the secret key.", show_default="NAME.key"
     ),
+    shared: bool = Option(
+        False, "--shared", help="One secret for all machines: each of them can then sign."
+    ),
 ) -> None:
     """Make a key that signs entries, and the public key to trust.
 
@@ -447,7 +450,7 @@ def keygen(
     that save and for machines that read.
     """
     path = to or f"{name}.key"
-    key = generate(name)
+    key = generate(name, Algorithm.HMAC_SHA256 if shared else Algorithm.ED25519)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as exc:
@@ -457,13 +460,14 @@ def keygen(
         os.fchmod(fd, 0o600)  # whatever the umask
         file.write(f"{key.secret_text()}\n")
     file_name = os.path.abspath(path)
-    public = key.public_text()
-    fingerprint = VerifyKey.parse(public).fingerprint
+    trusted = f"$(cat {file_name})" if shared else key.public_text()
+    fingerprint = VerifyKey.parse(key.public_text()).fingerprint
     if out.json:
+        public = None if shared else trusted
         out.record({"signing_key": file_name, "trusted_key": public, "fingerprint": fingerprint})
         return
     sys.stdout.write(
         f"S3CACHE_SIGNING_KEY={file_name}  # where entries are saved\n"
-        f'S3CACHE_TRUSTED_KEYS="{public}"  # where they are read\n'
+        f'S3CACHE_TRUSTED_KEYS="{trusted}"  # where they are read\n'
         f"# to revoke it: S3CACHE_REVOKED={fingerprint}\n"
     )

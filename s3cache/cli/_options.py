@@ -7,7 +7,7 @@ import json as json_of
 import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -155,9 +155,9 @@ def size_bytes(option: str, text: str) -> int:
 def named_in(manifest: str) -> list[str]:
     """Return the keys, and names of objects, that a file has; ``-`` is standard input."""
     try:
-        if manifest == "-":
-            return manage.read_manifest(manifest, sys.stdin)
-        with open(manifest, encoding="utf-8") as file:
+        with (
+            nullcontext(sys.stdin) if manifest == "-" else open(manifest, encoding="utf-8") as file
+        ):
             return manage.read_manifest(manifest, file)
     except (OSError, UnicodeDecodeError) as exc:
         thing = f"manifest {manifest}"

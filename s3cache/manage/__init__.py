@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from s3cache.manage._bulk import BatchResult as BatchResult
     from s3cache.manage._bulk import Place as Place
     from s3cache.manage._bulk import Scan as Scan
-    from s3cache.manage._bulk import concurrently as concurrently
     from s3cache.manage._bulk import copy as copy
     from s3cache.manage._bulk import open_place as open_place
     from s3cache.manage._bulk import remove as remove
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from s3cache.manage._selection import Item as Item
     from s3cache.manage._selection import Selection as Selection
     from s3cache.manage._selection import read_manifest as read_manifest
+    from s3cache.store import concurrently as concurrently
     from s3cache.tier import read_head as read_head
 else:
     __getattr__, __dir__, __all__ = lazy_exports(

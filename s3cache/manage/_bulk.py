@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from s3cache import entries
 from s3cache.errors import (
@@ -33,23 +33,19 @@ from s3cache.store import (
     RetryingStore,
     RetryPolicy,
     Store,
+    concurrently,
     open_store,
     parse_url,
 )
-from s3cache.tier import Budget, DiskTier, TierStore, background, cancel_all, read_head
+from s3cache.tier import Budget, DiskTier, TierStore, background, read_head
 from s3cache.trust import Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_T = TypeVar("_T")
-_R = TypeVar("_R")
-
 _CLOSE_S = 5.0
 # Objects that are looked at together, which bounds the memory.
 _BATCH = 256
-# Requests at once.
-_CONCURRENCY = 16
 # A store that retries remembers the names of a listing, so a bucket is listed in sixteenths.
 _PREFIXES = tuple(f"{entries.NAMES}{digit}" for digit in "0123456789abcdef")
 # Bytes of objects that are in memory at once. A larger object is read alone.
@@ -59,7 +55,7 @@ _Advance: TypeAlias = Callable[[int], object]
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(contextlib.AbstractContextManager["Place"]):
     """A store of entries and who is trusted there; as a context manager it is closed at the end."""
 
     store: Store
@@ -74,9 +70,6 @@ class Place:
         """Close the store, waiting a few seconds at most."""
         with contextlib.suppress(S3CacheError, concurrent.futures.TimeoutError):
             background().wait(self.store.aclose(), _CLOSE_S)
-
-    def __enter__(self) -> Place:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -122,11 +115,8 @@ def open_place(
         attempts=settings.retry_attempts,
         total_timeout_s=settings.retry_timeout_s,
         attempt_timeout_s=settings.attempt_timeout_s,
-        base_delay_s=0.1,
-        max_delay_s=10.0,
     )
-    store = RetryingStore(open_store(remote, **of_store), retries)
-    return Place(store, False, policy)
+    return Place(RetryingStore(open_store(remote, **of_store), retries), False, policy)
 
 
 class Scan:
@@ -165,13 +155,11 @@ class Scan:
         self.absent = sorted(missing)
 
     async def _objects(self) -> AsyncGenerator[ObjectInfo, None]:
-        named = self.selection.manifest
-        prefixes: Iterable[str] = (
-            _PREFIXES
-            if named is None
-            else sorted({entries.name_prefix(entries.key_of(name)) for name in named})
-        )
-        for prefix in ("",) if self.place.is_local else prefixes:
+        prefixes: Iterable[str] = ("",) if self.place.is_local else _PREFIXES
+        if self.selection.manifest is not None and not self.place.is_local:
+            keys = map(entries.key_of, self.selection.manifest)
+            prefixes = sorted({entries.name_prefix(key) for key in keys})
+        for prefix in prefixes:
             async for info in self.place.store.list(prefix):
                 yield info
 
@@ -193,21 +181,6 @@ class Scan:
         except (CorruptError, UntrustedError) as exc:
             return replace(item, problem=exc)
         return replace(item, about=_about(head))
-
-
-async def concurrently(work: Callable[[_T], Awaitable[_R]], items: Iterable[_T]) -> list[_R]:
-    """Return the results in order, with a bounded number at once; none runs on when this ends."""
-    limit = asyncio.Semaphore(_CONCURRENCY)
-
-    async def one(item: _T) -> _R:
-        async with limit:
-            return await work(item)
-
-    tasks = [asyncio.ensure_future(one(item)) for item in items]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await cancel_all(tasks)
 
 
 def _about(head: Head) -> dict[str, Any]:

@@ -24,11 +24,7 @@ from statistics import median
 from typing import Any, Literal, TypeAlias
 
 from s3cache.entries import name_prefix
-from s3cache.errors import (
-    AccessDeniedError,
-    ConfigError,
-    UnsupportedTorchError,
-)
+from s3cache.errors import AccessDeniedError, ConfigError, UnsupportedTorchError
 from s3cache.graph import BypassReason, Component, Graph, GraphBreak, Report
 from s3cache.manage._bulk import Place, open_place, url_of
 from s3cache.records import JOB, Record, Run, job_here, read_run, run_names

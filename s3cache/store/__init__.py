@@ -34,7 +34,7 @@ from s3cache.store._file import (
     make_parents,
     mark_used,
 )
-from s3cache.store._s3 import S3Store
+from s3cache.store._s3 import S3Store, concurrently
 from s3cache.store._s3_client import credentials_source
 from s3cache.store._url import (
     STORE_OPTIONS,
@@ -70,6 +70,7 @@ __all__ = [
     "StoreOptions",
     "WrapperStore",
     "check_key",
+    "concurrently",
     "credentials_source",
     "is_key",
     "is_writable_by_others",

@@ -339,8 +339,8 @@ class RetryPolicy:
     # The pause before try n + 1 is drawn from [0, base_delay_s * 2**(n-1)], so that clients that
     # failed together do not come back together:
     # https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
-    base_delay_s: float
-    max_delay_s: float  # no pause is longer
+    base_delay_s: float = 0.1
+    max_delay_s: float = 10.0  # no pause is longer
 
 
 class RetryingStore(WrapperStore):

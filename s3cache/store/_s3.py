@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from s3cache.errors import (
@@ -25,6 +26,7 @@ from s3cache.store._base import (
     check_key,
     check_range,
     is_key,
+    logger,
 )
 from s3cache.store._s3_client import CHUNK_BYTES, Clients
 from s3cache.store._s3_errors import error_status, is_absent, refuses_condition, translate
@@ -33,9 +35,16 @@ if TYPE_CHECKING:
     from s3cache.store._url import S3Options
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 # Enough to fill a connection-limited link, few enough to leave small requests their share.
 _PARTS_AT_ONCE = 8
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
+MIN_PART_BYTES = 5 * 2**20
+_MAX_PARTS = 10_000
+# What a request of an upload in parts waits before each try, at most.
+_PAUSES_S = (0.0, 1.0, 4.0, 16.0)
+_ABORT_TIMEOUT_S = 5.0
 _CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
 
 # The name of the object that the server is asked with, under the store's prefix. It is no key.
@@ -48,11 +57,14 @@ class S3Store(Store):
 
     The client is opened by the first call (about 0.8 s, see :meth:`connect`) and belongs to the
     event loop that made it. Where its credentials are refused the next call looks for others, as
-    far as they were left to botocore. Nothing is retried here: wrap the store for that.
+    far as they were left to botocore. Nothing is retried here but parts of an upload, so that one
+    lost request does not have all of them sent again: wrap the store for the rest.
 
     The server verifies the SHA-256 of every uploaded body, as it is part of the signature. A
     download is one version of an object: parts of two versions are never joined. Large objects are
-    read in parallel ranges. An object is written by one request, which holds 5 GiB at most.
+    read in parallel ranges, and written in parallel parts; but with ``put(mode="create")`` in one
+    request, which holds 5 GiB at most, where CompleteMultipartUpload ignores the condition (all
+    but AWS and MinIO).
 
     With ``conditional_create="auto"`` the first ``put(mode="create")`` writes a marker named
     ``.s3cache-probe``, which is no key, under the prefix to learn whether the server honours
@@ -150,8 +162,10 @@ class S3Store(Store):
                     target["IfNoneMatch"] = "*"
                 else:
                     await self._require_absent(client, target["Key"])
-            answer = await client.put_object(Body=_Body(body), **target)
-            _ = answer["ETag"]  # which a portal that wants a login does not give
+            is_large = len(body) > self._options.multipart_bytes
+            if not (is_large and await self._put_in_parts(client, target, body)):
+                answer = await client.put_object(Body=_Body(body), **target)
+                _ = answer["ETag"]  # which a portal that wants a login does not give
 
         await self._call("put", key, put)
 
@@ -261,6 +275,43 @@ class S3Store(Store):
             raise
         raise PreconditionError("an object is already there")
 
+    # -- writing in parts
+
+    async def _put_in_parts(self, client: Any, target: dict[str, Any], body: memoryview) -> bool:
+        """Write an object in parts; return False where the server would ignore ``IfNoneMatch``."""
+        condition = {name: target[name] for name in target if name == "IfNoneMatch"}
+        others = {name: target[name] for name in target if name != "IfNoneMatch"}
+        begun = await client.create_multipart_upload(**others)
+        upload = {"Key": target["Key"], "UploadId": begun["UploadId"]}
+        part_of = {**upload, **self._for_read}
+        size = max(self._options.part_bytes, MIN_PART_BYTES, -(-len(body) // _MAX_PARTS))
+        written = False
+
+        async def send(start: int) -> dict[str, Any]:
+            number, part = start // size + 1, body[start : start + size]
+            etag = await _persistently(
+                lambda: client.upload_part(PartNumber=number, Body=_Body(part), **part_of)
+            )
+            return {"PartNumber": number, "ETag": etag}
+
+        try:
+            if condition:
+                server = begun["ResponseMetadata"]["HTTPHeaders"].get("server", "")
+                if not server.lower().startswith(("amazons3", "minio")):
+                    return False
+                # S3 looks at the condition last, after all the bytes.
+                await self._require_absent(client, target["Key"])
+            parts = await concurrently(send, range(0, len(body), size), at_once=_PARTS_AT_ONCE)
+            whole = {"MultipartUpload": {"Parts": parts}, **part_of, **condition}
+            await _persistently(lambda: client.complete_multipart_upload(**whole))
+            written = True
+            return True
+        finally:
+            if not written:  # what cannot be freed is for the bucket's lifecycle rule
+                abort = client.abort_multipart_upload(**upload, **self._common)
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(abort, _ABORT_TIMEOUT_S)
+
     # -- reading
 
     async def _get_range(
@@ -305,7 +356,8 @@ class S3Store(Store):
                         return await _fill(into, part["Body"])
             raise TransientError("the object was overwritten while it was read")
 
-        await _all(partial(read_part, start) for start in range(len(first), total, part_bytes))
+        starts = range(len(first), total, part_bytes)
+        await concurrently(read_part, starts, at_once=_PARTS_AT_ONCE)
         return whole
 
     def _total_bytes(self, answer: Mapping[str, Any]) -> tuple[int, bool]:
@@ -337,17 +389,39 @@ async def _fill(into: memoryview, body: Any) -> None:
         raise TransientError(f"{filled} bytes came, not {len(into)}")
 
 
-async def _all(calls: Iterable[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-    """Make calls, a few at a time; a failure or cancellation ends all."""
-    limit = asyncio.Semaphore(_PARTS_AT_ONCE)
+async def _persistently(request: Callable[[], Awaitable[Mapping[str, Any]]]) -> Any:
+    """Return the ETag in the answer to a request, and repeat it where that may help.
 
-    async def limited(call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    A server refuses to complete an upload twice. So what is raised is the first failure, even if
+    the last is another: who tries again finds what is there.
+    """
+    failure: Exception | None = None
+    for pause_s in _PAUSES_S:
+        await asyncio.sleep(random.uniform(0, pause_s))  # noqa: S311 - no secret
+        try:
+            return (await request())["ETag"]  # Ceph RGW gives an empty one
+        except Exception as error:  # noqa: BLE001 - what remains is raised
+            failure, ours = failure or error, translate(error, op="put", store="")
+            if not isinstance(ours, TransientError):
+                break
+            logger.info("a part of an upload: %s", ours)
+    assert failure is not None
+    raise failure
+
+
+async def concurrently(
+    work: Callable[[_T], Awaitable[_R]], items: Iterable[_T], *, at_once: int = 16
+) -> list[_R]:
+    """Return the results in order; a failure or cancellation ends all, and none runs on."""
+    limit = asyncio.Semaphore(at_once)
+
+    async def one(item: _T) -> _R:
         async with limit:
-            await call()
+            return await work(item)
 
-    tasks = [asyncio.ensure_future(limited(call)) for call in calls]
+    tasks = [asyncio.ensure_future(one(item)) for item in items]
     try:
-        await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
     except BaseException:
         for task in tasks:
             task.cancel()

@@ -28,7 +28,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 from s3cache.errors import ConfigError
 from s3cache.store._base import MAX_KEY_BYTES, MemoryStore, Store
 from s3cache.store._file import FileStore
-from s3cache.store._s3 import S3Store
+from s3cache.store._s3 import MIN_PART_BYTES, S3Store
 from s3cache.util import options as _options
 from s3cache.util.options import FLAG, KEY, PREFIX, choice, count, option, seconds, size
 
@@ -86,6 +86,7 @@ class S3Options:
     read_timeout_s: float = option(30.0, seconds(0.001, 3600))
     max_pool_connections: int = option(32, count(10_000))
     part_bytes: int = option(16 << 20, size(1, _MAX_PUT_BYTES))
+    multipart_bytes: int = option(64 << 20, size(MIN_PART_BYTES, _MAX_PUT_BYTES))
     max_object_bytes: int = option(4 << 30, size(1, _MAX_PUT_BYTES))
     conditional_create: ConditionalCreate = option("auto", choice(*get_args(ConditionalCreate)))
     anonymous: bool = option(False, FLAG)
@@ -125,7 +126,8 @@ class S3Options:
     @property
     def url(self) -> str:
         """Return bucket, prefix and endpoint, with ``allow_http`` where needed, to parse again."""
-        return f"{self._place}&allow_http=true" if _is_exposed(self.endpoint) else self._place
+        is_exposed = _is_exposed(self.endpoint, self.proxy)
+        return f"{self._place}&allow_http=true" if is_exposed else self._place
 
     @property
     def _place(self) -> str:
@@ -155,6 +157,7 @@ class StoreOptions(TypedDict, total=False):
     read_timeout_s: float | str | None
     max_pool_connections: int | str | None
     part_bytes: int | str | None
+    multipart_bytes: int | str | None
     max_object_bytes: int | str | None
     conditional_create: ConditionalCreate | None
     anonymous: bool | str | None
@@ -368,27 +371,40 @@ def _check_together(options: S3Options) -> None:
          "is given without keys", "give access_key and secret_key too"),
         (options.anonymous and has_keys, "option anonymous",
          "contradicts access_key", "leave one of the two out"),
-        (not options.allow_http and is_secret and _is_exposed(options.endpoint),
+        (not options.allow_http and is_secret and _is_exposed(options.endpoint, options.proxy),
          "option endpoint_url",
-         "is plain http to another machine",
-         "use https, or give allow_http=true in a safe network"),
+         "is plain http to another machine, or to this one through a proxy elsewhere",
+         "use https, name this machine in NO_PROXY, or give allow_http=true in a safe network"),
     ):
         # fmt: on
         if is_wrong:
             raise ConfigError(thing, cause, fix)
 
 
-def _is_exposed(endpoint: str | None) -> bool:
-    """Return whether requests can be read on the way: they leave this machine by plain http."""
+def _is_exposed(endpoint: str | None, proxy: str | None) -> bool:
+    """Return whether requests can be read on the way: they leave this machine by plain http.
+
+    To a proxy elsewhere, "this machine" is that one.
+    """
     if endpoint is None or urlsplit(endpoint).scheme != "http":
         return False
-    host = urlsplit(endpoint).hostname or ""
-    if host == "localhost" or host.endswith(".localhost"):
-        return False
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
+    if not _is_loopback(endpoint):
         return True
+    if proxy is None:  # botocore takes one from the environment
+        from urllib.request import getproxies, proxy_bypass
+
+        if not proxy_bypass(urlsplit(endpoint).netloc):
+            proxy = getproxies().get("http")
+    return proxy is not None and not _is_loopback(proxy if "//" in proxy else f"//{proxy}")
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        host = urlsplit(url).hostname or ""
+        is_named = host == "localhost" or host.endswith(".localhost")
+        return is_named or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name, or no URL at all, which is an error once it is used
+        return False
 
 
 def _endpoint_of_profile(profile: str | None) -> str | None:

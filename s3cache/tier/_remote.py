@@ -47,8 +47,6 @@ _T = TypeVar("_T")
 
 _STOP_TIMEOUT_S = 2.0
 _BREATHE_S, _MOMENT_S = 0.01, 0.1
-_BASE_DELAY_S = 0.1
-_MAX_DELAY_S = 10.0
 _REMOVED_AT_ONCE = 16
 # A server that was down is waited for so long; what comes later lands on the disk all the same.
 _PROBE_WAIT_S = 0.5
@@ -295,8 +293,6 @@ class RemoteTier:
             attempts=settings.retry_attempts,
             total_timeout_s=settings.retry_timeout_s,
             attempt_timeout_s=settings.attempt_timeout_s,
-            base_delay_s=_BASE_DELAY_S,
-            max_delay_s=_MAX_DELAY_S,
         )
         limit_s = settings.upload_timeout_s
         writes = replace(reads, total_timeout_s=limit_s, attempt_timeout_s=limit_s)

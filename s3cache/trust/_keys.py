@@ -4,25 +4,29 @@ r"""Signatures of an entry, as they lie in a frame, and the keys that make and v
 
     block      = signature*                    at most 16, nothing between or behind them
     signature  = statement value
-    statement  =  0  signer_size     u8
-                  1  audience_size   u8
-                  2  issued_s        u64       Unix time in seconds
-                 10  expires_s       u64       when it becomes void; 0 for never
-                 18  signer, audience          names
-    value      = 64 bytes, Ed25519 (RFC 8032) over  "s3cache entry signature 1" 00 digest statement
+    statement  =  0  algorithm       u8        1 Ed25519 (RFC 8032), 2 HMAC-SHA256 (RFC 2104)
+                  1  signer_size     u8
+                  2  audience_size   u8
+                  3  value_size      u8
+                  4  issued_s        u64       Unix time in seconds
+                 12  expires_s       u64       when it becomes void; 0 for never
+                 20  signer, audience          names
+    value      = the signature, over  "s3cache entry signature 1" 00 digest statement
 
 Integers are big-endian. The digest is that of the frame (:mod:`s3cache.frame`), which stands for
 its version, header and sections, so for its key and variant. The statement begins with its own
 sizes: no two of them make the same bytes. It names the audience because a key may sign for one
 purpose and not for another: a signature for ``pulls`` is void in ``main``.
 
-Keys are written as Nix writes those of its binary caches, and either makes them
+Ed25519 keys are written as Nix writes those of its binary caches, and either makes them
 (https://nix.dev/manual/nix/latest/command-ref/new-cli/nix3-key-generate-secret)::
 
     public   name:base64(32 bytes)
     secret   name:base64(seed, 32 bytes, and public key, 32 bytes)
 
-Ed25519 is libsodium's, through PyNaCl, which is imported where a key is first used. It takes
+A shared secret is ``name:hmac-sha256:base64(32 bytes or more)`` for both.
+
+Ed25519 is libsodium's, through PyNaCl, which is imported where such a key is first used. It takes
 half as long as OpenSSL's, lets other threads run meanwhile, and refuses what only forgers make:
 numbers that are not reduced, keys and points of small order, keys in another form than RFC 8032's
 (https://doc.libsodium.org/public-key_cryptography/public-key_signatures).
@@ -33,11 +37,14 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import hmac
 import os
 import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from itertools import accumulate, pairwise
 from typing import Final, Protocol, runtime_checkable
 
 from s3cache.errors import ConfigError, CorruptError, TransientError, UntrustedError
@@ -46,6 +53,7 @@ from s3cache.util.threads import DeadlineExecutor
 
 __all__ = [
     "MAX_SIGNATURES",
+    "Algorithm",
     "Signature",
     "Signer",
     "SigningKey",
@@ -60,10 +68,22 @@ __all__ = [
 MAX_SIGNATURES: Final = 16
 
 _DOMAIN: Final = b"s3cache entry signature 1\x00"
-_FIELDS: Final = struct.Struct(">BBQQ")
+_FIELDS: Final = struct.Struct(">BBBBQQ")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@+-]{0,127}")
+_HMAC: Final = "hmac-sha256"
 _KEY_BYTES: Final = 32
-_VALUE_BYTES: Final = 64
+
+
+class Algorithm(IntEnum):
+    """How a signature is made; a key is for one of them and no other."""
+
+    ED25519 = 1
+    HMAC_SHA256 = 2
+
+    @property
+    def size(self) -> int:
+        """Bytes of each signature."""
+        return 64 if self is Algorithm.ED25519 else 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +95,14 @@ class Signature:
     issued_s: int  # Unix time in seconds
     expires_s: int = 0  # Unix time in seconds; 0 for never
     value: bytes = b""
+    algorithm: Algorithm = Algorithm.ED25519
 
     @property
     def statement(self) -> bytes:
         signer, audience = self.signer.encode(), self.audience.encode()
-        sizes = len(signer), len(audience)
-        return _FIELDS.pack(*sizes, self.issued_s, self.expires_s) + signer + audience
+        sizes = len(signer), len(audience), self.algorithm.size
+        fields = _FIELDS.pack(self.algorithm, *sizes, self.issued_s, self.expires_s)
+        return fields + signer + audience
 
     def over(self, digest: bytes) -> bytes:
         """Return the bytes that are signed."""
@@ -109,16 +131,14 @@ def unpack(block: bytes) -> list[Signature]:
     at = 0
     try:
         while at < len(block):
-            signer_size, audience_size, issued_s, expires_s = _FIELDS.unpack_from(block, at)
-            signer_at = at + _FIELDS.size
-            audience_at = signer_at + signer_size
-            value_at = audience_at + audience_size
-            at = value_at + _VALUE_BYTES
-            if at > len(block):
-                raise ValueError("it ends early")
-            signer = check_name("name", block[signer_at:audience_at].decode("ascii"))
-            audience = check_name("name", block[audience_at:value_at].decode("ascii"))
-            found.append(Signature(signer, audience, issued_s, expires_s, block[value_at:at]))
+            number, *sizes, issued_s, expires_s = _FIELDS.unpack_from(block, at)
+            ends = [*accumulate(sizes, initial=at + _FIELDS.size)]
+            signer, audience, value = (block[start:end] for start, end in pairwise(ends))
+            at, algorithm = ends[-1], Algorithm(number)
+            if at > len(block) or len(value) != algorithm.size:
+                raise ValueError("it ends early, or has another size than its algorithm's")
+            by, to = (check_name("name", each.decode("ascii")) for each in (signer, audience))
+            found.append(Signature(by, to, issued_s, expires_s, value, algorithm))
     except (struct.error, ValueError) as exc:
         raise CorruptError("signatures", f"one cannot be read ({exc})") from None
     if len(found) > MAX_SIGNATURES:
@@ -131,78 +151,97 @@ def unpack(block: bytes) -> list[Signature]:
 
 @runtime_checkable
 class Signer(Protocol):
-    """Signs: a key that is here, or one that a service keeps, which may take long and may fail."""
+    """Signs: a key that is here, or one that a service keeps, which may take long and may fail.
+
+    It signs with Ed25519 unless it has an attribute ``algorithm``, an :class:`Algorithm`.
+    """
 
     @property
     def name(self) -> str: ...
 
     def sign(self, message: bytes) -> bytes:
-        """Return the Ed25519 signature over ``message``."""
+        """Return the signature over ``message``, as long as the algorithm's are."""
         ...
 
 
 @dataclass(frozen=True)
 class VerifyKey:
-    """Verifies signatures of one signer."""
+    """Verifies signatures of one signer; a shared secret can make them too."""
 
     name: str
-    _bytes: bytes
+    _bytes: bytes = field(repr=False)
+    algorithm: Algorithm = Algorithm.ED25519
 
     @classmethod
     def parse(cls, text: str) -> VerifyKey:
-        """Read a public key; no message repeats what may be secret."""
+        """Read a public key, or a shared secret; no message repeats what may be secret."""
         fix = "give the public key that keygen printed, and never the secret one"
         return cls(*_parse("trusted key", text, _KEY_BYTES, fix))
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Return the name of the key in revocation lists: 32 hexadecimal digits."""
-        return hashlib.sha256(self._bytes).hexdigest()[:32]
+        return hashlib.sha256(bytes([self.algorithm]) + self._bytes).hexdigest()[:32]
 
     def proves(self, signature: Signature, digest: bytes) -> bool:
         """Return whether ``signature`` was made with this key for the entry with that digest."""
-        return (
-            signature.signer == self.name
-            and len(signature.value) == _VALUE_BYTES
-            and _is_signed(self._bytes, signature.value, signature.over(digest))
-        )
+        said = signature.signer, signature.algorithm, len(signature.value)
+        if said != (self.name, self.algorithm, self.algorithm.size):
+            return False
+        message = signature.over(digest)
+        if self.algorithm is Algorithm.HMAC_SHA256:
+            made = hmac.digest(self._bytes, message, "sha256")
+            return hmac.compare_digest(made, signature.value)
+        return _is_signed(self._bytes, signature.value, message)
 
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A key in this process that signs."""
+    """A key in this process that signs; ``_secret`` is the seed of a pair, or a shared secret."""
 
     name: str
-    _seed: bytes = field(repr=False)
+    _secret: bytes = field(repr=False)
+    algorithm: Algorithm = Algorithm.ED25519
 
     @classmethod
     def parse(cls, text: str) -> SigningKey:
-        """Read a secret key; no message repeats what is secret."""
+        """Read a secret key, or a shared secret; no message repeats what is secret."""
         fix = "give the secret key that keygen wrote"
-        name, key = _parse("signing key", text, 2 * _KEY_BYTES, fix)
+        name, key, algorithm = _parse("signing key", text, 2 * _KEY_BYTES, fix)
+        if algorithm is Algorithm.HMAC_SHA256:
+            return cls(name, key, algorithm)
         found = cls(name, key[:_KEY_BYTES])
         if found._pair[0] != key[_KEY_BYTES:]:
             raise ConfigError(f"signing key {name!r}", "holds two keys that are no pair", fix)
         return found
 
     def sign(self, message: bytes) -> bytes:
+        if self.algorithm is Algorithm.HMAC_SHA256:
+            return hmac.digest(self._secret, message, "sha256")
         from nacl.bindings import crypto_sign
 
-        return crypto_sign(message, self._pair[1])[:_VALUE_BYTES]
+        return crypto_sign(message, self._pair[1])[: self.algorithm.size]
 
     def secret_text(self) -> str:
         """Return the key as it is written into a file that only its owner reads."""
-        return f"{self.name}:{base64.b64encode(self._pair[1]).decode()}"
+        return self._text(self._pair[1])
 
     def public_text(self) -> str:
-        """Return what readers need."""
-        return f"{self.name}:{base64.b64encode(self._pair[0]).decode()}"
+        """Return what readers need: the public key, or the shared secret itself."""
+        return self._text(self._pair[0])
+
+    def _text(self, key: bytes) -> str:
+        kind = f"{_HMAC}:" if self.algorithm is Algorithm.HMAC_SHA256 else ""
+        return f"{self.name}:{kind}{base64.b64encode(key).decode()}"
 
     @functools.cached_property
     def _pair(self) -> tuple[bytes, bytes]:
+        """Return what verifies and what signs; a shared secret does both."""
+        if self.algorithm is Algorithm.HMAC_SHA256:
+            return self._secret, self._secret
         from nacl.bindings import crypto_sign_seed_keypair
 
-        return crypto_sign_seed_keypair(self._seed)
+        return crypto_sign_seed_keypair(self._secret)
 
 
 class TimeLimitedSigner:
@@ -212,11 +251,12 @@ class TimeLimitedSigner:
     the end of the program does not wait for it.
 
     Raises:
-        ConfigError: it has no name that a signature could bear.
+        ConfigError: it has no name or algorithm that a signature could bear.
     """
 
     def __init__(self, signer: Signer, timeout_s: float) -> None:
         self.name = check_name("signer's name", signer.name)
+        self.algorithm = _algorithm_of(signer)
         self._signer = signer
         self._executor = DeadlineExecutor(f"signer {self.name!r}")
         self._executor.limit_s = timeout_s
@@ -229,9 +269,9 @@ class TimeLimitedSigner:
         """
         try:
             answer: object = self._executor.call(lambda: self._signer.sign(message))
-            if isinstance(answer, bytes) and len(answer) == _VALUE_BYTES:
+            if isinstance(answer, bytes) and len(answer) == self.algorithm.size:
                 return answer
-            raise ValueError(f"it gave no {_VALUE_BYTES} bytes")
+            raise ValueError(f"it gave no {self.algorithm.size} bytes")
         except TransientError as exc:
             raise UntrustedError("unsigned", str(exc)) from None
         except Exception as exc:  # of any library
@@ -239,28 +279,46 @@ class TimeLimitedSigner:
             raise UntrustedError("unsigned", problem) from exc
 
 
-def generate(name: str) -> SigningKey:
+def generate(name: str, algorithm: Algorithm = Algorithm.ED25519) -> SigningKey:
     """Return a new key."""
-    return SigningKey(check_name("key name", name), os.urandom(_KEY_BYTES))
+    return SigningKey(check_name("key name", name), os.urandom(_KEY_BYTES), algorithm)
 
 
 def sign(digest: bytes, signer: Signer, *, audience: str, issued_s: int, ttl_s: int) -> Signature:
     """Return the signature of ``signer`` for the entry; a ``ttl_s`` of 0 is for ever."""
-    unsigned = Signature(signer.name, audience, issued_s, issued_s + ttl_s if ttl_s else 0)
+    expires_s, algorithm = issued_s + ttl_s if ttl_s else 0, _algorithm_of(signer)
+    unsigned = Signature(signer.name, audience, issued_s, expires_s, algorithm=algorithm)
     return replace(unsigned, value=signer.sign(unsigned.over(digest)))
 
 
-def _parse(thing: str, text: str, size: int, fix: str) -> tuple[str, bytes]:
+def _algorithm_of(signer: Signer) -> Algorithm:
+    named = getattr(signer, "algorithm", Algorithm.ED25519)
+    try:
+        return Algorithm(named)
+    except ValueError:
+        thing, fix = f"signer {signer.name!r}", "give it one of s3cache.trust.Algorithm"
+        raise ConfigError(thing, f"has algorithm {named!r}", fix) from None
+
+
+def _parse(thing: str, text: str, size: int, fix: str) -> tuple[str, bytes, Algorithm]:
+    """Read a key; ``size`` is that of an Ed25519 key."""
     name, _, rest = text.strip().partition(":")
     check_name(f"{thing}: name", name)
+    algorithm = Algorithm.ED25519
+    if rest.startswith(f"{_HMAC}:"):
+        algorithm, rest = Algorithm.HMAC_SHA256, rest.partition(":")[2]
     shown = thing if may_be_a_key(name) else f"{thing} {name!r}"
     try:
         key = base64.b64decode(rest, validate=True)
     except ValueError:
         raise ConfigError(shown, "is not base64 behind its name", fix) from None
-    if len(key) != size:
+    if algorithm is Algorithm.HMAC_SHA256:
+        if len(key) < _KEY_BYTES:
+            fix = "copy the file that keygen --shared wrote"
+            raise ConfigError(shown, f"has {len(key)} bytes, and not {_KEY_BYTES} or more", fix)
+    elif len(key) != size:
         raise ConfigError(shown, f"has {len(key)} bytes, and not {size}", fix)
-    return name, key
+    return name, key, algorithm
 
 
 # A verified signature stays valid, and an entry is often verified twice in a process: when it is

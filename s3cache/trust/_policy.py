@@ -232,10 +232,8 @@ def _read_machine_file(path: str) -> dict[str, Any]:
     except (AttributeError, TypeError, ValueError):
         is_right = False
     if not is_right:
-        fix = (
-            "write {'trust': 'off', 'prefer' or 'require', 'trusted_keys': [...], 'revoked': [...]}"
-        )
-        raise ConfigError(thing, "is something else", fix.replace("'", '"'))
+        fix = 'write {"trust": "off|prefer|require", "trusted_keys": [...], "revoked": [...]}'
+        raise ConfigError(thing, "is something else", fix)
     return cast("dict[str, Any]", found)
 
 

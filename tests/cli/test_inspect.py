@@ -10,6 +10,7 @@ import pytest
 
 from s3cache import frame
 from s3cache.entries import first_name
+from s3cache.trust import Algorithm, generate, pack, sign
 from tests.cli.commands import Call
 from tests.support.imports import modules_after
 from tests.support.shelves import Shelf
@@ -64,6 +65,20 @@ def test_all_that_an_entry_says(call: Call, shelf: Shelf, name: str) -> None:
         *("MUTATED_IN_GRAPH", "requires_grad", "alias_of_input", "L['x']"),
     ):
         assert words in text
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_it_names_who_signed_and_how(
+    call: Call, shelf: Shelf, name: str, algorithm: Algorithm
+) -> None:
+    key = generate("ci", algorithm)
+    plain = frame.decode(shelf.files.read(name) or b"")
+    when = {"issued_s": 1, "ttl_s": 0}
+    data = frame.signed(plain, lambda digest: pack([sign(digest, key, audience="main", **when)]))
+    shelf.put(name, data)
+    (found,) = call("inspect", KEY, "--url", shelf.url, "--json").json["signatures"]
+    who = {"signer": "ci", "audience": "main", "issued_s": 1, "expires_s": 0}
+    assert found == {**who, "algorithm": algorithm.name}
 
 
 def test_torch_is_not_needed_and_nothing_is_unpickled(shelf: Shelf, name: str) -> None:

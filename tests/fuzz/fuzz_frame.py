@@ -22,7 +22,7 @@ import atheris
 with atheris.instrument_imports(include=["s3cache"]):
     from s3cache.errors import CorruptError
     from s3cache.frame import PRELUDE_BYTES, decode, decode_header, encode, signed
-    from s3cache.trust import generate, pack, sign, unpack
+    from s3cache.trust import Algorithm, generate, pack, sign, unpack
     from tests.support.forging import resealed, split, with_section_digests
 
 
@@ -48,7 +48,7 @@ def seeds() -> dict[str, bytes]:
         name: encode(kind="fuzz", key="k", created_ns=1, **arguments)  # type: ignore[arg-type]
         for name, arguments in cases.items()
     }
-    key = generate("ci")
+    key = generate("ci", Algorithm.HMAC_SHA256)
     for count in (1, 3):
         frames[f"signed {count}"] = signed(
             decode(frames["mixed"]),

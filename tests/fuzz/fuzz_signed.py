@@ -5,7 +5,7 @@
 
 Inputs are made of frames that are signed, some of them for others, by libFuzzer's own mutations and
 by those of ``tests/support/forging.py`` in turns. Each is tried as it is, with the prelude's digest
-made right, and with the sections' digests made right as well.
+made right, and with the sections' digests made right as well, for readers of either algorithm.
 
 It needs atheris, msgpack, zstandard and pynacl, not torch.
 """
@@ -19,15 +19,19 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["s3cache"]):
+    from s3cache.trust import Algorithm
     from tests.support.forging import Forgery, Reader
 
-READER = Reader()
-FRAMES = (*READER.good, *READER.ample, *READER.refused)
+READERS = {algorithm: Reader(algorithm) for algorithm in Algorithm}
+FRAMES = tuple(
+    data for each in READERS.values() for data in (*each.good, *each.ample, *each.refused)
+)
 
 
 def try_one_input(data: bytes) -> None:
-    found = READER.forgery(data)
-    assert found is None, f"the reader took {found!r}"
+    for algorithm, reader in READERS.items():
+        found = reader.forgery(data)
+        assert found is None, f"{algorithm.name} reader took {found!r}"
 
 
 def mutated(data: bytes, max_size: int, seed: int) -> bytes:

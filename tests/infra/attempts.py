@@ -63,6 +63,16 @@ class Bucket:
         version = self.owner.put_object(Body=b"more", **target)["VersionId"]
         return {**target, "VersionId": version}
 
+    def begun(self, prefix: str) -> dict[str, str]:
+        target = self.new(prefix)
+        return {**target, "UploadId": self.owner.create_multipart_upload(**target)["UploadId"]}
+
+    def sent(self, prefix: str) -> dict[str, Any]:
+        upload = self.begun(prefix)
+        part = self.owner.upload_part(PartNumber=1, Body=b"bytes", **upload)
+        parts = [{"PartNumber": 1, "ETag": part["ETag"]}]
+        return {**upload, "MultipartUpload": {"Parts": parts}}
+
 
 Attempt = Callable[[Any, Bucket], object]
 
@@ -82,6 +92,16 @@ def _of_prefix(prefix: str) -> dict[str, Attempt]:
         ),
         f"overwrite {p}": lambda client, b: client.put_object(Body=b"other", **b.fresh(p)),
         f"begin parts in {p}": lambda client, b: client.create_multipart_upload(**b.new(p)),
+        f"send a part to {p}": lambda client, b: client.upload_part(
+            PartNumber=1, Body=b"bytes", **b.begun(p)
+        ),
+        f"add parts to {p}": lambda client, b: client.complete_multipart_upload(
+            IfNoneMatch="*", **b.sent(p)
+        ),
+        f"overwrite {p} with parts": lambda client, b: client.complete_multipart_upload(
+            **b.sent(p)
+        ),
+        f"abort parts in {p}": lambda client, b: client.abort_multipart_upload(**b.begun(p)),
         f"copy to {p}": lambda client, b: client.copy_object(
             CopySource=b.there("main"), **b.new(p)
         ),
@@ -119,12 +139,13 @@ _EVERYBODY = "main pulls reader operator"
 
 def _rights(prefix: str, readers: str, writers: str) -> dict[str, str]:
     reading = ("read", "look at", "list")
-    changing = ("overwrite", "begin parts in", "copy to", "delete from")
-    versions = ("read a version in", "delete a version in")
+    adding = ("add to", "begin parts in", "send a part to", "add parts to", "abort parts in")
+    changing = ("overwrite", "copy to", "delete from", "read a version in", "delete a version in")
     return {
         **{f"{verb} {prefix}": readers for verb in reading},
-        f"add to {prefix}": writers,
-        **{f"{verb} {prefix}": "operator" for verb in (*changing, *versions)},
+        **{f"{verb} {prefix}": writers for verb in adding},
+        **{f"{verb} {prefix}": "operator" for verb in changing},
+        f"overwrite {prefix} with parts": "operator",
     }
 
 

@@ -132,11 +132,14 @@ _OF_OBJECTS = {
     ("HEAD", ""): "GetObject",
     ("GET", "versionId"): "GetObjectVersion",
     ("PUT", ""): "PutObject",
+    ("PUT", "uploadId"): "PutObject",
     ("POST", "uploads"): "PutObject",
+    ("POST", "uploadId"): "PutObject",
     ("PUT", "acl"): "PutObjectAcl",
     ("PUT", "tagging"): "PutObjectTagging",
     ("DELETE", ""): "DeleteObject",
     ("DELETE", "versionId"): "DeleteObjectVersion",
+    ("DELETE", "uploadId"): "AbortMultipartUpload",
 }
 _SUBRESOURCES = {name for _, name in {**_OF_BUCKETS, **_OF_OBJECTS}} - {""}
 
@@ -158,6 +161,9 @@ def s3_requests(
     if "if-none-match" in sent:
         context["s3:if-none-match"] = sent["if-none-match"]
     action = (_OF_OBJECTS if key else _OF_BUCKETS)[method, subresource]
+    if action == "PutObject":
+        begins_or_sends_a_part = (method, subresource) in (("POST", "uploads"), ("PUT", "uploadId"))
+        context["s3:ObjectCreationOperation"] = str(not begins_or_sends_a_part).lower()
     arn = f"arn:aws:s3:::{bucket}"
     yield Request(principal, f"s3:{action}", f"{arn}/{key}" if key else arn, context)
     if source := sent.get("x-amz-copy-source"):

@@ -20,6 +20,9 @@ STORE_SOURCES = sorted((ROOT / "s3cache" / "store").glob("_s3*.py"))
 
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
 IAM_ACTION = {
+    "abort_multipart_upload": "s3:AbortMultipartUpload",
+    "complete_multipart_upload": "s3:PutObject",
+    "create_multipart_upload": "s3:PutObject",
     "delete_object": "s3:DeleteObject",
     "delete_objects": "s3:DeleteObject",
     "get_object": "s3:GetObject",
@@ -27,6 +30,7 @@ IAM_ACTION = {
     "head_object": "s3:GetObject",
     "list_objects_v2": "s3:ListBucket",
     "put_object": "s3:PutObject",
+    "upload_part": "s3:PutObject",
 }
 # Without it S3 answers 403 where there is no object, and each miss would look like an outage:
 # https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
@@ -122,7 +126,7 @@ def test_a_lookup_that_carries_no_prefix_tells_absent_from_forbidden(
 
 @pytest.mark.parametrize(("place", "days"), [("minio", 30), ("aws", 90)])
 def test_entries_expire(place: str, days: int) -> None:
-    """... and so do old versions: nothing else frees their bytes."""
+    """... and so do old versions, and on AWS incomplete uploads: nothing else frees their bytes."""
     rules = {rule["ID"]: rule for rule in load(place, "lifecycle")["Rules"]}
     assert {rule["Status"] for rule in rules.values()} == {"Enabled"}
     for prefix, age in (("main", days), ("pulls", 14)):
@@ -130,3 +134,6 @@ def test_entries_expire(place: str, days: int) -> None:
         assert rules[f"expire-{prefix}"]["Filter"]["Prefix"] == f"{prefix}/"
         old = rules[f"forget-versions-{prefix}"]["NoncurrentVersionExpiration"]
         assert old == {"NoncurrentDays": 7}
+        if place == "aws":
+            rule = rules[f"abort-incomplete-uploads-{prefix}"]
+            assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}

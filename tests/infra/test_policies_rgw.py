@@ -35,10 +35,10 @@ pytestmark = [
 # Who may do what where Ceph differs.
 OF_CEPH = {
     "overwrite main": "main operator",
-    "begin parts in main": "main operator",
+    "overwrite main with parts": "main operator",
     "copy to main": "main operator",
     "overwrite pulls": "pulls operator",
-    "begin parts in pulls": "pulls operator",
+    "overwrite pulls with parts": "pulls operator",
     "copy to pulls": "pulls operator",
 }
 

@@ -297,7 +297,7 @@ def test_without_a_cluster_there_is_no_readers_role_but_its_policy() -> None:
 async def test_a_writers_store_works_and_overwrites_nothing(
     role: str, deployed: Deployed, over_tls: str
 ) -> None:
-    """Each object that a job adds is sent with ``If-None-Match``."""
+    """Each object that a job adds is sent with ``If-None-Match``, large ones too."""
     url = deployed.outputs[f"{role.title()}Url"]
     store = open_store(
         url,
@@ -306,18 +306,22 @@ async def test_a_writers_store_works_and_overwrites_nothing(
         access_key=role,
         secret_key="secret",
         conditional_create="native",
+        multipart_bytes=5 * 2**20,
+        part_bytes=5 * 2**20,
     )
     try:
         assert await store.get("absent") is None
-        await store.put("key", b"data", mode="create")
-        with pytest.raises(PreconditionError):
-            await store.put("key", b"other", mode="create")
-        with pytest.raises(AccessDeniedError):
-            await store.put("key", b"other")
-        with pytest.raises(AccessDeniedError):
-            await store.delete("key")
-        assert await store.get("key") == b"data"
-        assert "key" in {info.key async for info in store.list("")}
+        for name, data in {"small": b"small", "large": bytes(5 * 2**20 + 1)}.items():
+            await store.put(name, data, mode="create")
+            assert await store.get(name) == data
+            with pytest.raises(PreconditionError):
+                await store.put(name, b"other", mode="create")
+            with pytest.raises(AccessDeniedError):
+                await store.put(name, b"other")
+            with pytest.raises(AccessDeniedError):
+                await store.delete(name)
+            assert await store.get(name) == data
+        assert {info.key async for info in store.list("")} >= {"small", "large"}
     finally:
         await store.aclose()
 

@@ -1,7 +1,7 @@
 """S3Store keeps the contract on moto.
 
 ``make test`` has one case of each test on the store as it is by default, ``make test-all`` the
-others, and one case of each on a store that reads all but small objects in ranges.
+others, and one case of each on a store that reads and writes all but small objects in parts.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class TestS3OnMoto(StoreContract):
 
 @slow
 class TestS3InPartsOnMoto(TestS3OnMoto):
-    """Every object over 1 MiB is read in ranges."""
+    """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
 
     big_bytes = 6 * MIB + 3
     many = 30
-    parts: ClassVar[dict[str, Any]] = {"part_bytes": MIB}
+    parts: ClassVar[dict[str, Any]] = {"part_bytes": MIB, "multipart_bytes": 5 * MIB}

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
+from typing import Any
 
 import pytest
 
 from s3cache.errors import (
     ClosedError,
+    MissingContainerError,
     PermanentError,
     PreconditionError,
     TransientError,
 )
-from s3cache.store import S3Store
+from s3cache.store import S3Store, _s3
 from tests.support.scripted import Reply, Request, ScriptedServer, error_reply
 
 MIB = 1 << 20
@@ -238,6 +240,148 @@ async def test_a_probe_that_met_an_outage_is_made_again(
     assert await store.atomic_create()
 
 
+# --- parts
+
+COMPLETED = Reply(
+    body=b'<CompleteMultipartUploadResult><ETag>"e"</ETag></CompleteMultipartUploadResult>'
+)
+LARGE = bytes(11 * MIB)
+IN_PARTS: dict[str, Any] = {"multipart_bytes": 5 * MIB, "part_bytes": 5 * MIB}
+
+
+@pytest.fixture
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_s3, "_PAUSES_S", (0.0, 0.0, 0.0))
+
+
+def parts_answer(request: Request, complete: Reply, server_name: str = "AmazonS3") -> Reply:
+    if request.method == "HEAD":
+        return error_reply(404, "NoSuchKey")
+    if request.method == "POST" and "uploads" in request.target:
+        begun = b"<InitiateMultipartUploadResult><UploadId>u1</UploadId>"
+        return Reply(200, {"server": server_name}, begun + b"</InitiateMultipartUploadResult>")
+    if request.method == "POST":
+        return complete
+    return error_reply(412, "PreconditionFailed") if "probe" in request.target else PUT_OK
+
+
+async def test_a_large_object_goes_in_parts(server: ScriptedServer, open_scripted: Open) -> None:
+    server.answer = lambda request: parts_answer(request, COMPLETED)
+    await open_scripted(**IN_PARTS).put("k", LARGE)
+    sent = sorted(server.made("PUT"), key=lambda request: request.target)
+    assert [len(request.body) for request in sent] == [5 * MIB, 5 * MIB, MIB]
+    assert not server.made("DELETE")
+
+
+@pytest.mark.usefixtures("_hasty")
+@pytest.mark.parametrize("lost", ["PUT partNumber=2", "POST uploadId=u1"])
+async def test_what_fails_is_sent_again_and_nothing_else(
+    server: ScriptedServer, open_scripted: Open, lost: str
+) -> None:
+    """A link that loses a request costs one part, and not hundreds of megabytes."""
+    method, name = lost.split()
+    failures = [error_reply(500, "InternalError")]
+
+    def answer(request: Request) -> Reply:
+        is_lost = request.method == method and name in request.target and failures
+        return failures.pop() if is_lost else parts_answer(request, COMPLETED)
+
+    server.answer = answer
+    await open_scripted(**IN_PARTS).put("k", LARGE)
+    assert len(server.made("POST", "uploads")) == 1
+    sizes = [len(request.body) // MIB for request in server.made("PUT")]
+    assert sorted(sizes) == ([1, 5, 5, 5] if method == "PUT" else [1, 5, 5])
+    assert not server.made("DELETE")
+
+
+@pytest.mark.usefixtures("_hasty")
+@pytest.mark.parametrize(
+    ("complete", "kind"),
+    [
+        (error_reply(200, "SlowDown"), TransientError),
+        (error_reply(200, "InternalError"), TransientError),
+        (Reply(body=b"<Complete"), TransientError),
+        (Reply(body=b""), TransientError),
+        (error_reply(404, "NoSuchBucket"), MissingContainerError),
+    ],
+    ids=["slow-down", "internal", "cut", "empty", "no-bucket"],
+)
+async def test_a_failed_completion_is_an_error_and_frees_the_parts(
+    server: ScriptedServer, open_scripted: Open, complete: Reply, kind: type[Exception]
+) -> None:
+    """S3 may answer 200 and put the error into the body."""
+    server.answer = lambda request: parts_answer(request, complete)
+    with pytest.raises(kind):
+        await open_scripted(**IN_PARTS).put("k", LARGE)
+    assert len(server.made("DELETE", "uploadId=u1")) == 1
+
+
+@pytest.mark.usefixtures("_hasty")
+async def test_a_completion_with_a_lost_answer_may_pass(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    """The second time the server knows the upload no more: who tries again finds the object."""
+    answers = iter([error_reply(500, "InternalError"), error_reply(404, "NoSuchUpload")])
+
+    def answer(request: Request) -> Reply:
+        is_completion = request.method == "POST" and "uploadId" in request.target
+        return next(answers) if is_completion else parts_answer(request, COMPLETED)
+
+    server.answer = answer
+    with pytest.raises(TransientError, match="InternalError"):
+        await open_scripted(**IN_PARTS).put("k", LARGE)
+
+
+async def test_a_cancelled_upload_frees_its_parts(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    started = asyncio.Event()
+
+    def answer(request: Request) -> Reply:
+        if "partNumber" in request.target:
+            started.set()
+            return Reply(delay_s=30)
+        return parts_answer(request, COMPLETED)
+
+    server.answer = answer
+    task = asyncio.ensure_future(open_scripted(**IN_PARTS).put("k", LARGE))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(server.made("DELETE", "uploadId=u1")) == 1
+
+
+@pytest.mark.parametrize(("name", "in_parts"), [("AmazonS3", True), ("MinIO", True), ("x", False)])
+async def test_create_goes_in_parts_where_completion_is_conditional(
+    server: ScriptedServer, open_scripted: Open, name: str, in_parts: bool
+) -> None:
+    server.answer = lambda request: parts_answer(request, COMPLETED, server_name=name)
+    await open_scripted(**IN_PARTS).put("k", LARGE, mode="create")
+    if in_parts:
+        assert server.made("POST", "uploadId")[0].headers["if-none-match"] == "*"
+    else:
+        (put,) = server.made("PUT", "/p/k")
+        assert put.headers["if-none-match"] == "*"
+        assert len(put.body) == len(LARGE)
+        assert len(server.made("DELETE", "uploadId=u1")) == 1
+
+
+async def test_what_is_there_already_costs_no_large_upload(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    def answer(request: Request) -> Reply:
+        is_question = request.method == "HEAD"
+        headers = {"last-modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        return Reply(200, headers) if is_question else parts_answer(request, COMPLETED)
+
+    server.answer = answer
+    with pytest.raises(PreconditionError):
+        await open_scripted(**IN_PARTS).put("k", LARGE, mode="create")
+    assert not server.made("PUT", "partNumber")
+    assert len(server.made("DELETE", "uploadId=u1")) == 1
+
+
 # --- the store as a whole
 
 
@@ -253,16 +397,20 @@ async def test_nothing_is_sent_to_where_a_server_redirects(
         assert elsewhere.requests == []
 
 
-@pytest.mark.parametrize("verb", ["put", "head", "list"])
+@pytest.mark.parametrize("verb", ["put", "put in parts", "head", "list"])
 async def test_what_a_portal_answers_is_no_success(
     server: ScriptedServer, open_scripted: Open, verb: str
 ) -> None:
     server.answer = lambda _: Reply(200, {"content-type": "text/html"}, b"<html>Log in</html>")
-    store = open_scripted()
+    store = open_scripted(**IN_PARTS)
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "put": lambda: store.put("k", b"x"),
+        "put in parts": lambda: store.put("k", LARGE),
+        "head": lambda: store.head("k"),
+        "list": lambda: store.list_page(""),
+    }
     with pytest.raises(TransientError, match="not S3's"):
-        await {"put": lambda: store.put("k", b"x"), "head": lambda: store.head("k")}.get(
-            verb, lambda: store.list_page("")
-        )()
+        await calls[verb]()
 
 
 async def test_a_closed_store_says_so(server: ScriptedServer, open_scripted: Open) -> None:

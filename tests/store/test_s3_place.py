@@ -37,6 +37,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text(CONFIG)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(path))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    for variable in ("http_proxy", "https_proxy", "no_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.upper(), raising=False)
     return path
 
 
@@ -93,3 +96,43 @@ def test_plain_http_to_other_machines_has_to_be_allowed(
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(ConfigError, match="plain http"):
         S3Options("bucket")
+
+
+def test_by_a_proxy_elsewhere_plain_http_leaves_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """... with all that is signed, and the proxy's idea of this machine is its own."""
+    endpoint = "http://localhost:9000"
+    monkeypatch.setenv("HTTP_PROXY", "user:secret@proxy.example:3128")
+    with pytest.raises(ConfigError, match="NO_PROXY"):
+        S3Options("bucket", endpoint_url=endpoint)
+    assert "allow_http=true" in S3Options("bucket", endpoint_url=endpoint, allow_http=True).url
+    assert S3Options("bucket", endpoint_url=endpoint, anonymous=True)
+    assert S3Options("bucket", endpoint_url="https://localhost:9000")
+    monkeypatch.setenv("NO_PROXY", "localhost")
+    with pytest.raises(ConfigError, match="NO_PROXY"):
+        S3Options("bucket", endpoint_url=endpoint, proxy="http://proxy.example:3128")
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:3128", "localhost:3128", "http://[::1]:1"])
+def test_a_proxy_on_this_machine_is_as_good_as_the_machine(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    assert S3Options("bucket", endpoint_url="http://localhost:9000")
+
+
+@pytest.mark.parametrize("no_proxy", ["", "*", "localhost", "localhost:9000", ".localhost"])
+@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1:9000", "minio.localhost", "[::1]:1"])
+def test_botocore_finds_the_same_proxy(
+    host: str, no_proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from botocore.utils import get_environ_proxies
+
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    if get_environ_proxies(f"http://{host}"):
+        with pytest.raises(ConfigError, match="NO_PROXY"):
+            S3Options("bucket", endpoint_url=f"http://{host}")
+    else:
+        assert S3Options("bucket", endpoint_url=f"http://{host}")

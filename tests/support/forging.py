@@ -20,6 +20,7 @@ from s3cache import frame
 from s3cache.errors import CorruptError, UntrustedError
 from s3cache.frame import MAGIC, PRELUDE_BYTES, VERSION
 from s3cache.trust import (
+    Algorithm,
     Policy,
     Signature,
     SigningKey,
@@ -85,7 +86,8 @@ Judge: TypeAlias = Callable[[bytes, bytes], "Signature | None"]
 class Reader:
     """Requires signatures, and knows each frame that it may take.
 
-    Its keys are the same in every process, as a fuzzer's corpus has to be.
+    Args:
+        algorithm: of the keys; they are the same in every process, as a fuzzer's corpus has to be.
 
     Attributes:
         judge: decides; another may be put here.
@@ -94,9 +96,9 @@ class Reader:
         refused: frames that are signed, and not for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, algorithm: Algorithm) -> None:
         key, stranger, pulls, stolen = (
-            SigningKey(name, bytes([number]) * 32)
+            SigningKey(name, bytes([number]) * 32, algorithm)
             for number, name in enumerate(["ci", "ci", "pulls", "stolen"])
         )
         may_sign = [("main", key), ("main", stolen), ("pulls", pulls)]

@@ -7,6 +7,7 @@ trusts one key and finds nothing, and nothing of it lands.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import struct
 from dataclasses import replace
@@ -20,7 +21,9 @@ from s3cache.cache import Hit, Saved
 from s3cache.errors import UntrustedError
 from s3cache.store import MemoryStore
 from s3cache.trust import (
+    Algorithm,
     Policy,
+    Signature,
     SigningKey,
     Trusted,
     VerifyKey,
@@ -39,9 +42,12 @@ if TYPE_CHECKING:
     from s3cache.store import Store
 
 MAIN, PULLS = generate("ci-main"), generate("ci-pulls")
+SHARED = generate("ci", Algorithm.HMAC_SHA256)
 SAME_NAME = generate("ci-main")
 NOW = 1_800_000_000
-READS: dict[str, Any] = {"trusted_keys": f"{MAIN.public_text()} pulls={PULLS.public_text()}"}
+READS: dict[str, Any] = {
+    "trusted_keys": f"{MAIN.public_text()} {SHARED.public_text()} pulls={PULLS.public_text()}"
+}
 EVIL = b"evil" * 70  # as long as the good one
 
 
@@ -52,6 +58,18 @@ def signed(found: Frame, key: SigningKey = MAIN, audience: str = "main", **when:
 
 def with_signatures(found: Frame, block: bytes) -> bytes:
     return frame.signed(found, lambda _: block)
+
+
+def confused(found: Frame, algorithm: Algorithm, secret: bytes) -> bytes:
+    """With a MAC whose secret is a public key, said to be of ``algorithm``."""
+    forger = SigningKey("ci-main", secret, Algorithm.HMAC_SHA256)
+
+    def block(digest: bytes) -> bytes:
+        unsigned = Signature("ci-main", "main", 1, algorithm=algorithm)
+        value = forger.sign(unsigned.over(digest)).ljust(algorithm.size, b"\0")
+        return pack([replace(unsigned, value=value)])
+
+    return frame.signed(found, block)
 
 
 def unparsable(data: bytes) -> bytes:
@@ -66,6 +84,7 @@ GOOD_SIGNED = signed(GOOD)
 PLAIN_EVIL = entry(payload=EVIL)
 SIZE = int.from_bytes(GOOD_SIGNED[10:12], "big")
 PUBLIC = VerifyKey.parse(MAIN.public_text())
+PUBLIC_BYTES = base64.b64decode(MAIN.public_text().partition(":")[2])
 
 FORGERIES: dict[str, tuple[bytes, str]] = {
     "unsigned": (bytes(PLAIN_EVIL.data), "unsigned"),
@@ -94,6 +113,18 @@ FORGERIES: dict[str, tuple[bytes, str]] = {
     "signed by nobody known": (signed(PLAIN_EVIL, generate("eve")), "unknown-key"),
     "expired": (signed(PLAIN_EVIL, ttl_s=1), "expired"),
     "signed in years to come": (signed(PLAIN_EVIL, issued_s=1 << 40), "expired"),
+    "a MAC by the public key": (
+        confused(PLAIN_EVIL, Algorithm.HMAC_SHA256, PUBLIC_BYTES), "bad-signature",
+    ),
+    "a MAC by the public key, said to be Ed25519": (
+        confused(PLAIN_EVIL, Algorithm.ED25519, PUBLIC_BYTES), "bad-signature",
+    ),
+    "a MAC by the text of the public key": (
+        confused(PLAIN_EVIL, Algorithm.HMAC_SHA256, MAIN.public_text().encode()), "bad-signature",
+    ),
+    "an Ed25519 signature under a shared secret's name": (
+        signed(PLAIN_EVIL, generate("ci")), "bad-signature",
+    ),
     "with a header that harms who parses it": (unparsable(EVIL), "unsigned"),
 }  # fmt: skip
 

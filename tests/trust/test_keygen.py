@@ -42,9 +42,10 @@ cache.close()
 """
 
 
+@pytest.mark.parametrize("shared", [[], ["--shared"]], ids=["a pair", "a shared secret"])
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_what_it_prints_works_when_pasted(umask: int, tmp_path: Path) -> None:
-    done = keygen(tmp_path, "ci-1", umask=umask)
+def test_what_it_prints_works_when_pasted(shared: list[str], umask: int, tmp_path: Path) -> None:
+    done = keygen(tmp_path, "ci-1", *shared, umask=umask)
     assert (done.returncode, done.stderr) == (0, "")
     path = tmp_path / "ci-1.key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -65,7 +66,7 @@ def test_what_it_prints_works_when_pasted(umask: int, tmp_path: Path) -> None:
     assert run("read", lines[1]) == "remote"
     revoked = re.sub(".*: ", "", lines[2])
     assert run("read", lines[1], revoked) == "untrusted"
-    other = keygen(tmp_path, "other").stdout.splitlines()
+    other = keygen(tmp_path, "other", *shared).stdout.splitlines()
     assert run("read", other[1]) == "untrusted"
 
 

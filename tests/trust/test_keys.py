@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from s3cache.errors import ConfigError, CorruptError
 from s3cache.trust import (
     MAX_SIGNATURES,
+    Algorithm,
     Signature,
     SigningKey,
     VerifyKey,
@@ -56,8 +57,9 @@ def test_ed25519_is_that_of_the_rfc() -> None:
     assert key.secret_text() == text("rfc", SEED + PUBLIC)
 
 
-def test_a_key_proves_what_its_pair_has_signed_and_nothing_else() -> None:
-    key, other = generate("ci"), generate("ci")
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_a_key_proves_what_its_pair_has_signed_and_nothing_else(algorithm: Algorithm) -> None:
+    key, other = generate("ci", algorithm), generate("ci", algorithm)
     public = VerifyKey.parse(key.public_text())
     good = signature(SigningKey.parse(key.secret_text()))
     assert public.proves(good, DIGEST)
@@ -72,6 +74,9 @@ def test_a_key_proves_what_its_pair_has_signed_and_nothing_else() -> None:
         assert not public.proves(replace(good, value=cut), DIGEST)
     renamed = VerifyKey.parse("other" + key.public_text().removeprefix("ci"))
     assert not renamed.proves(good, DIGEST)
+    assert not any(
+        public.proves(replace(good, algorithm=each), DIGEST) for each in {*Algorithm} - {algorithm}
+    )
 
 
 NEUTRAL = (1).to_bytes(32, "little")
@@ -101,6 +106,10 @@ def test_keys_keep_their_secrets() -> None:
     key = generate("ci")
     secret = key.secret_text().partition(":")[2]
     assert secret not in repr(key)
+    shared = generate("ci", Algorithm.HMAC_SHA256)
+    for shown in (repr(shared), repr(VerifyKey.parse(shared.public_text()))):
+        assert shared.secret_text().rpartition(":")[2] not in shown
+        assert repr(shared._secret) not in shown
     for parse in (SigningKey.parse, VerifyKey.parse):
         for damaged in (f"ci:{secret[:-9]}", f"ci:{secret}=!", f"ci:{secret}AAAA"):
             with pytest.raises(ConfigError) as caught:
@@ -112,6 +121,8 @@ def test_keys_keep_their_secrets() -> None:
     ("parse", "key", "message"),
     [
         (VerifyKey.parse, text("ci", SEED + PUBLIC), "64 bytes.*never the secret one"),
+        (VerifyKey.parse, "ci:hmac-sha256:c2hvcnQ=", "5 bytes"),
+        (SigningKey.parse, "ci:hmac-sha256:c2hvcnQ=", "5 bytes"),
         (VerifyKey.parse, "ci", "0 bytes"),
         (VerifyKey.parse, ":" + text("", PUBLIC), "name"),
         (VerifyKey.parse, text("c i", PUBLIC), "name"),
@@ -154,6 +165,9 @@ def test_what_is_no_key_file_is_named(tmp_path: Path) -> None:
 def test_no_library_is_imported_before_a_key_is_used() -> None:
     program = (
         "import sys, s3cache.trust as trust\n"
+        "key = trust.generate('a', trust.Algorithm.HMAC_SHA256)\n"
+        "signed = trust.sign(bytes(32), key, audience='main', issued_s=1, ttl_s=0)\n"
+        "assert trust.VerifyKey.parse(key.public_text()).proves(signed, bytes(32))\n"
         f"trust.VerifyKey.parse({generate('a').public_text()!r}).fingerprint\n"
         "print([name for name in sys.modules if name.partition('.')[0] == 'nacl'])\n"
     )
@@ -167,8 +181,12 @@ def test_no_library_is_imported_before_a_key_is_used() -> None:
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._/@+-]{0,127}", fullmatch=True)
 seconds = st.integers(0, 2**64 - 1)
-signatures = st.builds(
-    Signature, names, names, seconds, seconds, st.binary(min_size=64, max_size=64)
+signatures = st.sampled_from(Algorithm).flatmap(
+    lambda algorithm: st.builds(
+        *(Signature, names, names, seconds, seconds),
+        st.binary(min_size=algorithm.size, max_size=algorithm.size),
+        st.just(algorithm),
+    )
 )
 
 
@@ -189,7 +207,7 @@ def test_whatever_is_read_is_packed_to_the_same_bytes(data: bytes) -> None:
 
 def test_the_layout_is_the_documented_one() -> None:
     one = Signature("ci", "main", 7, 9, b"v" * 64)
-    statement = struct.pack(">BBQQ", 2, 4, 7, 9) + b"cimain"
+    statement = struct.pack(">BBBBQQ", 1, 2, 4, 64, 7, 9) + b"cimain"
     assert pack([one]) == statement + b"v" * 64
     assert one.over(DIGEST) == b"s3cache entry signature 1\x00" + DIGEST + statement
     assert len(unpack(pack([one] * MAX_SIGNATURES))) == MAX_SIGNATURES
@@ -198,10 +216,20 @@ def test_the_layout_is_the_documented_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "names"),
-    [((0, 1), b"b"), ((1, 0), b"a"), ((1, 1), b"a\xff"), ((1, 1), b"\nb"), ((1, 9), b"ab")],
+    ("fields", "names"),
+    [
+        ((3, 1, 1, 64), b"ab"),  # no such algorithm
+        ((0, 1, 1, 64), b"ab"),
+        ((1, 1, 1, 32), b"ab"),  # the size of another algorithm's
+        ((2, 1, 1, 64), b"ab"),
+        ((1, 0, 1, 64), b"b"),
+        ((1, 1, 0, 64), b"a"),
+        ((1, 1, 1, 64), b"a\xff"),
+        ((1, 1, 1, 64), b"\nb"),
+        ((1, 1, 9, 64), b"ab"),
+    ],
 )
-def test_what_is_no_statement_is_refused(sizes: tuple[int, int], names: bytes) -> None:
-    block = struct.pack(">BBQQ", *sizes, 0, 0) + names + bytes(64)
+def test_what_is_no_statement_is_refused(fields: tuple[int, ...], names: bytes) -> None:
+    block = struct.pack(">BBBBQQ", *fields, 0, 0) + names + bytes(fields[3])
     with pytest.raises(CorruptError, match="signatures"):
         unpack(block)

@@ -11,6 +11,7 @@ import random
 
 import pytest
 
+from s3cache.trust import Algorithm
 from tests.support.forging import Forgery, Reader
 
 COUNT = int(os.environ.get("S3CACHE_TEST_MUTATIONS", "3000"))
@@ -18,10 +19,11 @@ COUNT = int(os.environ.get("S3CACHE_TEST_MUTATIONS", "3000"))
 pytestmark = pytest.mark.timeout(60 + COUNT / 100)
 
 
-def test_no_mutation_is_accepted() -> None:
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_no_mutation_is_accepted(algorithm: Algorithm) -> None:
     """Nor with its digests made right, which anybody can do."""
-    reader = Reader()
-    forgery = Forgery((*reader.good, *reader.refused), random.Random(COUNT))
+    reader = Reader(algorithm)
+    forgery = Forgery((*reader.good, *reader.refused), random.Random(f"{algorithm} {COUNT}"))
     changed = 0
     for _ in range(COUNT):
         data = forgery.any()
@@ -32,10 +34,11 @@ def test_no_mutation_is_accepted() -> None:
     assert changed > COUNT * 0.9
 
 
-def test_beside_a_signature_that_proves_others_may_be_anything() -> None:
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_beside_a_signature_that_proves_others_may_be_anything(algorithm: Algorithm) -> None:
     """They prove nothing, and take nothing away; what was signed is still what is read."""
-    reader = Reader()
-    forgery = Forgery(reader.ample, random.Random(COUNT))
+    reader = Reader(algorithm)
+    forgery = Forgery(reader.ample, random.Random(f"{algorithm} {COUNT}"))
     taken = 0
     for _ in range(COUNT):
         data = forgery.any()
@@ -46,7 +49,7 @@ def test_beside_a_signature_that_proves_others_may_be_anything() -> None:
 
 def test_a_reader_that_asks_nobody_is_caught() -> None:
     """So what finds no forgery would have found one."""
-    reader = Reader()
+    reader = Reader(Algorithm.ED25519)
     forgery = Forgery(reader.good, random.Random(1))
     reader.judge = lambda _digest, _block: None
     assert any(reader.forgery(forgery.any()) for _ in range(100))

@@ -11,6 +11,7 @@ import pytest
 from s3cache import frame
 from s3cache.errors import ConfigError, CorruptError, UntrustedError
 from s3cache.trust import (
+    Algorithm,
     Policy,
     SigningKey,
     Trusted,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 NOW = 1_800_000_000
 MAIN, PULLS, STRANGER = generate("ci-main"), generate("ci-pulls"), generate("stranger")
+SHARED = generate("team", Algorithm.HMAC_SHA256)
 
 
 def public(key: SigningKey) -> VerifyKey:
@@ -77,6 +79,7 @@ BOTH = (Trusted("main", public(MAIN)), Trusted("pulls", public(PULLS)))
         (entry(MAIN, issued_s=NOW + 3601), {}, "expired"),
         (entry(MAIN), {"revoked_keys": frozenset({public(MAIN).fingerprint})}, "revoked"),
         (entry(generate("ci-main")), {}, "bad-signature"),
+        (entry(SHARED), {"trusted": (Trusted("main", public(SHARED)),)}, "trusted"),
         (entry(), {"level": "prefer"}, "trusted"),
         (entry(STRANGER), {"level": "prefer"}, "trusted"),
         (entry(generate("ci-main")), {"level": "prefer"}, "bad-signature"),
@@ -124,12 +127,12 @@ def test_a_policy_that_nothing_can_satisfy_is_refused() -> None:
 
 
 def test_trusted_keys_are_written_with_what_they_sign_for() -> None:
-    text = f"{MAIN.public_text()}, pulls={PULLS.public_text()}\n main={STRANGER.public_text()}"
+    text = f"{MAIN.public_text()}, pulls={PULLS.public_text()}\n main={SHARED.public_text()}"
     found = parse_trusted(text, audience="main")
     assert [(each.audience, each.key) for each in found] == [
         ("main", public(MAIN)),
         ("pulls", public(PULLS)),
-        ("main", public(STRANGER)),
+        ("main", public(SHARED)),
     ]
     with pytest.raises(ConfigError, match="audience"):
         parse_trusted(f"a!b={MAIN.public_text()}", audience="main")
@@ -137,7 +140,7 @@ def test_trusted_keys_are_written_with_what_they_sign_for() -> None:
 
 def test_a_digest_tells_policies_apart() -> None:
     """Whom it trusts for what, and what it has revoked; in whatever order that is written."""
-    both = f"{MAIN.public_text()} {PULLS.public_text()}"
+    both = f"{MAIN.public_text()} {SHARED.public_text()}"
     texts = [both, MAIN.public_text(), f"pulls={MAIN.public_text()}"]
     policies = [Policy("require", parse_trusted(text, audience="main")) for text in texts]
     policies += [

@@ -13,7 +13,7 @@ from s3cache.cache import Cache
 from s3cache.errors import ConfigError, S3CacheError
 from s3cache.settings import Settings
 from s3cache.store import S3Options, S3Store, parse_url
-from s3cache.trust import generate
+from s3cache.trust import Algorithm, generate
 from s3cache.util.options import kinds
 from tests.support.scripted import raw_server
 
@@ -134,26 +134,26 @@ def test_options_do_not_show_secrets() -> None:
     assert SECRET not in repr(options) + options.url
 
 
-WHOLE = generate("ci").secret_text()
-#: A secret, and parts of one, as somebody may paste them.
+#: Secrets, and parts of them, as somebody may paste them; and what no message may have of each.
 PASTED = [
-    WHOLE,
-    WHOLE[3:],
-    f"main={WHOLE}",
-    f"ci={WHOLE[3:]}",
+    (pasted, whole.rpartition(":")[2][10:30])
+    for algorithm in Algorithm
+    for whole in [generate("ci", algorithm).secret_text()]
+    for pasted in (whole, whole.rpartition(":")[2], f"main={whole}", whole[3:], f"ci={whole[3:]}")
 ]
 
 
-@pytest.mark.parametrize("pasted", PASTED, ids=range(len(PASTED)))
+@pytest.mark.parametrize(("pasted", "secret"), PASTED, ids=range(len(PASTED)))
 @pytest.mark.parametrize("by", ["code", "environment"])
 def test_a_key_that_signs_is_in_no_message_whatever_it_was_given_as(
     pasted: str,
+    secret: str,
     by: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Where it does not belong, and where a part of it is missing."""
-    refused, secret = 0, WHOLE[13:33]
+    refused = 0
     for name in sorted(kinds(Settings)):
         if name in ("url", "local_dir", "metrics_file"):  # places, which messages name
             continue

@@ -12,13 +12,16 @@ from s3cache.cache import Hit, NotSaved, Saved
 from s3cache.errors import ConfigError, UntrustedError
 from s3cache.settings import Settings
 from s3cache.store import MemoryStore
-from s3cache.trust import TimeLimitedSigner, generate
+from s3cache.trust import Algorithm, TimeLimitedSigner, generate
 from tests.support.caching import KEY, OTHER, entry, open_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from s3cache.trust import SigningKey
+
 MAIN = generate("ci-main")
+SHARED = generate("ci-main", Algorithm.HMAC_SHA256)
 
 
 class Service:
@@ -48,10 +51,19 @@ def service() -> Iterator[Service]:
     found.released.set()
 
 
-def test_what_it_signs_is_as_good_as_by_the_key(service: Service) -> None:
-    assert TimeLimitedSigner(service, 30).sign(b"message") == MAIN.sign(b"message")
-    store = MemoryStore()
-    engine = open_engine(None, store, signing_key=service, trusted_keys=MAIN.public_text())
+class Sharing(Service):
+    """Signs with a secret that readers have too."""
+
+    algorithm = Algorithm.HMAC_SHA256
+
+    def sign(self, message: bytes) -> bytes:
+        return SHARED.sign(message)
+
+
+@pytest.mark.parametrize(("kind", "key"), [(Service, MAIN), (Sharing, SHARED)])
+def test_what_it_signs_is_as_good_as_by_the_key(kind: type[Service], key: SigningKey) -> None:
+    assert TimeLimitedSigner(kind(), 30).sign(b"message") == key.sign(b"message")
+    engine = open_engine(None, MemoryStore(), signing_key=kind(), trusted_keys=key.public_text())
     assert isinstance(engine.save(KEY, entry()), Saved)
     assert engine.flush(20).complete
     assert isinstance(engine.lookup(KEY), Hit)
@@ -103,7 +115,11 @@ def test_what_cannot_sign_is_refused() -> None:
     class Nameless(Service):
         name = "no name"
 
-    with pytest.raises(ConfigError, match=r"signer"):
-        open_engine(None, None, signing_key=Nameless())
+    class Unknown(Service):
+        algorithm = 7
+
+    for wrong in (Nameless(), Unknown()):
+        with pytest.raises(ConfigError, match=r"signer"):
+            open_engine(None, None, signing_key=wrong)
     with pytest.raises(ConfigError, match="give Signer or str"):
         Settings(signing_key=object())  # type: ignore[arg-type]

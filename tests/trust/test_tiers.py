@@ -14,7 +14,7 @@ from s3cache.cache import Hit, Miss, Saved
 from s3cache.errors import ConfigError
 from s3cache.settings import Settings
 from s3cache.store import MemoryStore
-from s3cache.trust import SigningKey, VerifyKey, generate, policy_of
+from s3cache.trust import Algorithm, SigningKey, VerifyKey, generate, policy_of
 from tests.support.caching import KEY, OTHER, entry, open_engine, payload
 from tests.support.faulty import FaultyStore
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from s3cache.frame import Frame
     from s3cache.store import Store
 
-MAIN, PULLS = generate("ci-main"), generate("ci-pulls")
+MAIN, PULLS = generate("ci-main"), generate("ci-pulls", Algorithm.HMAC_SHA256)
 BOTH = f"{MAIN.public_text()} pulls={PULLS.public_text()}"
 
 
