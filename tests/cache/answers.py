@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from s3cache import entries
 from s3cache.cache import Cache, Hit, Miss
+from s3cache.frame import Frame
 from s3cache.stats import Reason
 from tests.support.caching import KEY, payload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from s3cache.frame import Frame
-
 
 FIRST = entries.first_name(KEY)
 

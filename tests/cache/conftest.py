@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,10 +12,6 @@ from s3cache.cache import Cache
 from s3cache.store import MemoryStore
 from tests.support.caching import open_cache
 from tests.support.stores import GatedStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache import entries
 from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
 from s3cache.errors import ConfigError, CorruptError
+from s3cache.frame import Frame
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from tests.cache.answers import FIRST, calls, hit, miss, variant_is
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.stores import GatedStore, holds, names, put
 from tests.support.waiting import LONG_S, eventually, in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from s3cache.frame import Frame
 
 
 def test_what_one_machine_saves_another_finds(machine: Callable[..., Cache]) -> None:

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -20,10 +21,6 @@ from tests.support.faulty import FaultyStore
 from tests.support.scripts import run_script
 from tests.support.stores import GatedStore, holds
 from tests.support.waiting import LONG_S, eventually, in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_closing_flushes(machine: Callable[..., Cache], memory: MemoryStore) -> None:

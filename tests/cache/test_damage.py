@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from s3cache import entries
 from s3cache.cache import Cache, Hit
+from s3cache.frame import Frame
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from s3cache.tier import DiskTier
 from tests.cache.answers import FIRST, hit, local_files, miss
 from tests.support.caching import KEY, OTHER, broken, entry
-from tests.support.faulty import FaultyStore
+from tests.support.faulty import Fault, FaultyStore
 from tests.support.stores import names, put
 from tests.support.waiting import LONG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from s3cache.frame import Frame
-    from tests.support.faulty import Fault
 
 
 def _forgeries() -> dict[str, tuple[str, bytes]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,10 +29,6 @@ from tests.cache.answers import FIRST, miss
 from tests.support.caching import KEY, OTHER, broken, entry, open_cache, settings
 from tests.support.stores import FailingStore, GatedStore, holds, put
 from tests.support.waiting import LONG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from s3cache.store import S3Options
 from tests.support.warm import WarmStart
-
-if TYPE_CHECKING:
-    from s3cache.store import S3Options
 
 
 class TestWarmStartOverMoto(WarmStart):

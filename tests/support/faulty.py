@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from s3cache.errors import ConfigError, PermanentError, TransientError
 from s3cache.store import NotAccepted, Store, WrapperStore
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
 
 #: ``error`` and ``permanent`` raise :class:`~s3cache.errors.TransientError` and
 #: :class:`~s3cache.errors.PermanentError` with nothing done (a listing yields a part first),

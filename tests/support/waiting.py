@@ -7,12 +7,10 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from s3cache.tier import BackgroundLoop
+from s3cache.tier import BackgroundLoop
 
 __all__ = ["LONG_S", "eventually", "in_thread", "join_child", "tasks_on"]
 

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from s3cache.store import S3Options
 from tests.support.machines import Machine
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from s3cache.store import S3Options
 
 __all__ = ["WarmStart", "train"]
 

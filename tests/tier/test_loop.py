@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,9 +13,6 @@ from s3cache.errors import ClosedError
 from s3cache.tier import BackgroundLoop
 from tests.support.scripts import run_script
 from tests.support.waiting import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,6 @@ from tests.support.caching import broken, entry, payload, settings
 from tests.support.stores import GatedStore
 from tests.support.stores import put as damage
 from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 ONE = entries.first_name("one")
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from s3cache.errors import ClosedError, NoSpaceError
 from s3cache.stats import TransferEvent
+from s3cache.store import Buffer
 from s3cache.tier import DiskTier, FlushReport
 from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
 from tests.tier.sites import MIB, Remote, Site
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from s3cache.store import Buffer
 
 
 def test_a_put_is_durable_and_waits_for_no_network(site: Site, remote: Remote) -> None:

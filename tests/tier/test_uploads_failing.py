@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,9 +22,6 @@ from s3cache.tier import DiskTier, FlushReport
 from tests.support.scripts import run_script
 from tests.support.waiting import LONG_S, eventually, in_thread
 from tests.tier.sites import MIB, Remote, Site
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_a_failure_that_may_pass_is_tried_again_after_a_pause(site: Site, remote: Remote) -> None:
