@@ -9,8 +9,6 @@ import torch
 
 import s3cache
 
-__all__ = ["checked", "codes", "key_of", "sine"]
-
 
 def sine(x: torch.Tensor) -> torch.Tensor:
     return x.sin() + 1

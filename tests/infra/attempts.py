@@ -17,8 +17,6 @@ from botocore.exceptions import ClientError
 from infra.policies import ROLES
 from tests.support.marks import slow
 
-__all__ = ["ATTEMPTS", "MAY", "Bucket", "Case", "cases", "config", "is_refused"]
-
 _COUNT = itertools.count()
 
 # What s3cache asks botocore for, and Ceph 16 needs.

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from tests.perturb.histories import Call, History
 
-__all__ = ["guards", "offsets", "subclasses", "triples"]
-
 
 def _flat(size: int) -> Tensor:
     return torch.arange(1.0, 1 + size)

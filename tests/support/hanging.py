@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["FreezableDisk", "dead_mount"]
-
 _TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze")
 _DETACH = 2  # umount2(2)
 

@@ -15,8 +15,6 @@ from typing import Any
 from s3cache import testing
 from s3cache.testing import Outcome
 
-__all__ = ["ROOT", "Machine", "remote_url"]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

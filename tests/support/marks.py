@@ -13,8 +13,6 @@ import pytest
 from _pytest.mark import ParameterSet
 from hypothesis import settings
 
-__all__ = ["cases", "examples", "nightly", "selected", "slow"]
-
 slow = pytest.mark.slow
 nightly = pytest.mark.nightly
 

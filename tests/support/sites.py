@@ -16,8 +16,6 @@ import pytest
 
 from tests.support import machines
 
-__all__ = ["Machine", "Site", "site", "written"]
-
 
 class Machine:
     """A disk, and processes of which each may have an environment of its own."""

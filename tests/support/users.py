@@ -14,8 +14,6 @@ import pytest
 
 from tests.support.waiting import join_child
 
-__all__ = ["ATTACKER", "VICTIM", "as_user", "begun_as", "common", "needs_users"]
-
 VICTIM, ATTACKER = 12_001, 12_002
 needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 

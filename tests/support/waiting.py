@@ -12,8 +12,6 @@ from typing import Any
 
 from s3cache.tier import BackgroundLoop
 
-__all__ = ["LONG_S", "eventually", "in_thread", "join_child", "tasks_on"]
-
 # Longer than anything takes on a busy machine; only a test that fails waits so long.
 LONG_S = 200.0
 

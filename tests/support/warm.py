@@ -13,8 +13,6 @@ import pytest
 from s3cache.store import S3Options
 from tests.support.machines import Machine
 
-__all__ = ["WarmStart", "train"]
-
 WIDTH = 24
 
 
