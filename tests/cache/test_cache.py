@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from s3cache.store import MemoryStore
 from tests.cache.answers import FIRST, calls, hit, miss, variant_is
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.stores import GatedStore, holds, names, put
-from tests.support.waiting import LONG_S, eventually, in_thread
+from tests.support.waiting import LONG_S, eventually
 
 
 def test_what_one_machine_saves_another_finds(machine: Callable[..., Cache]) -> None:
@@ -84,14 +83,6 @@ def test_places_do_not_mix_in_one_local_tier(tmp_path: Path) -> None:
     ):
         one.save(KEY, entry())
         assert miss(two.lookup(KEY)) == Reason.ABSENT
-
-
-def test_a_cache_by_url(tmp_path: Path) -> None:
-    url = f"file://{tmp_path / 'shared'}"
-    with Cache.open(url, local_dir=str(tmp_path / "a")) as a:
-        a.save(KEY, entry(payload=b"compiled"))
-    with Cache.open(url, local_dir=tmp_path / "b") as b:
-        assert hit(b.lookup(KEY), "remote") == b"compiled"
 
 
 def test_a_default_directory_that_is_not_safe_costs_a_warning(
@@ -238,21 +229,6 @@ def test_a_lookup_by_a_listener_is_a_miss_not_a_hang(machine: Callable[..., Cach
 # -- several entries under one key: none is lost, none is returned that was not accepted
 
 
-def test_variants_of_two_machines_both_stay_readable(machine: Callable[..., Cache]) -> None:
-    a, b, c = machine("a"), machine("b"), machine("c")
-    joins = [
-        in_thread(partial(cache.save, KEY, entry(variant=variant)))
-        for cache, variant in ((a, "va"), (b, "vb"))
-    ]
-    assert all(isinstance(join(), Saved) for join in joins)
-    assert a.flush(20).complete
-    assert b.flush(20).complete
-    for variant in ("va", "vb"):
-        found = c.lookup(KEY, variant_is(variant))
-        assert isinstance(found, Hit)
-        assert found.entry.header.variant == variant
-
-
 def test_entries_that_the_caller_does_not_accept_are_guard_misses(
     machine: Callable[..., Cache],
 ) -> None:
@@ -295,32 +271,3 @@ def test_recache_looks_nothing_up_and_overwrites(
     c = machine("c")
     assert hit(c.lookup(KEY, variant_is("v1")), "remote") == b"old"
     assert hit(c.lookup(KEY, variant_is("v2")), "remote") == b"new"
-
-
-# -- nobody waits for the network but a lookup, and that not for long
-
-
-def test_a_lookup_waits_so_long_and_the_late_result_still_lands(
-    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore, tmp_path: Path
-) -> None:
-    put(memory, FIRST, entry().data)
-    remote.is_open = False
-    cache = machine(lookup_timeout_s=0.02)
-    assert miss(cache.lookup(KEY)) == Reason.TIMEOUT
-    remote.is_open = True
-    eventually(lambda: cache.stats().downloaded == 1)
-    assert isinstance(cache.lookup(KEY), Hit)
-    assert cache.stats().hits == {"local": 1, "remote": 0}
-    assert calls(cache) == {"get": 1}
-
-
-def test_a_prefetched_entry_is_a_local_hit(
-    machine: Callable[..., Cache], memory: MemoryStore
-) -> None:
-    put(memory, FIRST, entry().data)
-    cache = machine()
-    report = cache.prefetch([KEY, OTHER]).wait(LONG_S)
-    assert (report.found, report.absent, report.complete) == (1, 1, True)
-    assert isinstance(cache.lookup(KEY), Hit)
-    assert cache.stats().hits == {"local": 1, "remote": 0}
-    assert cache.prefetch([KEY]).wait(LONG_S).present == 1

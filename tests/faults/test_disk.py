@@ -2,7 +2,7 @@
 
 A fault is an error of the system calls that would meet it on a real disk, in the local directory
 only. Hangs are in ``tests/trust/test_hanging_disk.py``; full and read-only ones, mounted, in
-``tests/tier/test_disk_full.py``.
+``tests/tier/test_disk.py``.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from torch._inductor.codegen import cpp, cpp_gemm_template, cpp_utils
 from torch._subclasses import fake_tensor
 from torch.utils._ordered_set import OrderedSet
 
-from s3cache.graph._surface import Surface, is_same_value
-from s3cache.util.snapshot import ABSENT
+from s3cache.graph._surface import is_same_value
 from tests.graph.checking import key_of
 from tests.support.machines import Machine
 from tests.support.marks import slow
@@ -74,6 +73,8 @@ _SOME = [op for op in _REALIZED if isinstance(op, torch._ops.OpOverload)]
         lambda by: _REDUCED.discard("max" if by == 2 else "min"),
         lambda by: _REDUCED.add(f"mine{by}"),
         lambda by: _REALIZED.remove(_SOME[by]),
+        lambda by: _TYPES.update({key: _TYPES.pop(key) for key in list(_TYPES)[:by]}),  # the order
+        lambda by: _VECTORIZED.insert(0, _VECTORIZED.pop(by)),
     ],
 )
 def test_what_is_in_a_table_is_in_the_key(change: Callable[[int], Any]) -> None:
@@ -121,64 +122,6 @@ def test_no_work_of_torchs_changes_a_key(tmp_path: Path) -> None:
     before, after = Machine(tmp_path).run(f"{__name__}:_keys_while_torch_works").result
     assert before == after
     assert before is not None
-
-
-# -- by themselves
-
-
-class _Watched:
-    """Tables of a class that are watched by themselves."""
-
-    def __init__(self, **tables: Any) -> None:
-        self.surface = Surface()
-        for name, table in tables.items():
-            self.surface.add_constants(f"here.{name}", table)
-
-    def changed(self) -> list[tuple[str, object]]:
-        found = self.surface.in_containers()
-        return [(each.place, each.value) for each in found]
-
-
-def test_tables_with_other_things_in_them_are_caches() -> None:
-    cache, counts, numbers = {"a": object()}, [0], {"a": [1, 2]}
-    empty: dict[str, int] = {}
-    watched = _Watched(cache=cache, counts=counts, empty=empty, numbers=numbers)
-    cache["a"] = object()
-    counts[0] += 1
-    empty["a"] = 1
-    assert watched.changed() == []
-    numbers["a"].append(3)
-    assert watched.changed() == [("here.numbers[a][2]", 3)]
-    numbers["a"].pop()
-    assert watched.changed() == []
-    del numbers["a"]
-    assert watched.changed() == watched.changed() == [("here.numbers[a]", ABSENT)]
-
-
-def test_names_and_order_of_what_is_in_a_table_matter() -> None:
-    named, ordered, unordered = {"a": "x", "b": "y"}, OrderedSet(["a", "b"]), {"a", "b"}
-    watched = _Watched(named=named, ordered=ordered, unordered=unordered)
-    named["c"] = named.pop("b")
-    assert watched.changed() == [("here.named[b]", ABSENT), ("here.named[c]", "y")]
-    named["b"] = named.pop("c")
-    assert watched.changed() == []
-    named["a"] = named.pop("a")
-    assert watched.changed() == [("here.named[in another order]", ["b", "a"])]
-    named["b"] = named.pop("b")
-    for table in (ordered, unordered):
-        table.discard("a")
-        table.add("a")
-    assert watched.changed() == [("here.ordered[in another order]", ["b", "a"])]
-
-
-def test_functions_that_are_added_count_if_they_are_not_torchs() -> None:
-    functions: dict[str, Any] = {"a": torch.sin}
-    watched = _Watched(functions=functions)
-    functions["b"] = torch._refs.sinc
-    functions["c"] = torch.ops.aten.sin.default
-    assert watched.changed() == []
-    functions["d"] = key_of
-    assert watched.changed() == [("here.functions[d]", key_of)]
 
 
 class _Equal:

@@ -21,8 +21,6 @@ import yaml
 from infra.policies import ROLES
 from s3cache import entries
 from s3cache.cache import Cache, Hit, Miss, Saved
-from s3cache.errors import AccessDeniedError, PreconditionError
-from s3cache.store import open_store
 from s3cache.testing import MotoServer
 from tests.infra.attempts import Bucket, Case, cases, config, is_refused
 from tests.infra.iam import Policy, Request, is_allowed, s3_requests
@@ -291,35 +289,6 @@ def test_without_a_cluster_there_is_no_readers_role_but_its_policy() -> None:
 
 
 # -- s3cache with these rights
-
-
-@pytest.mark.parametrize("role", ["main", "pulls"])
-async def test_a_writers_store_works_and_overwrites_nothing(
-    role: str, deployed: Deployed, over_tls: str
-) -> None:
-    """Each object that a job adds is sent with ``If-None-Match``."""
-    url = deployed.outputs[f"{role.title()}Url"]
-    store = open_store(
-        url,
-        endpoint_url=over_tls,
-        region="us-east-1",
-        access_key=role,
-        secret_key="secret",
-        conditional_create="native",
-    )
-    try:
-        assert await store.get("absent") is None
-        await store.put("key", b"data", mode="create")
-        with pytest.raises(PreconditionError):
-            await store.put("key", b"other", mode="create")
-        with pytest.raises(AccessDeniedError):
-            await store.put("key", b"other")
-        with pytest.raises(AccessDeniedError):
-            await store.delete("key")
-        assert await store.get("key") == b"data"
-        assert "key" in {info.key async for info in store.list("")}
-    finally:
-        await store.aclose()
 
 
 def test_a_damaged_entry_waits_for_the_operator_and_holds_up_no_other(

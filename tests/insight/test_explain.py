@@ -180,16 +180,6 @@ def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
 # -- a run
 
 
-def test_other_runs_of_the_machine_are_compared(tmp_path: Path) -> None:
-    first = write(tmp_path, lookup("a", 1, of=OLD))
-    second = write(tmp_path, lookup("b", 2))
-    for asked in (second, second[:-1], "b"):
-        one = last(tmp_path, what=asked)
-        assert (one.entry, one.known_from) == ("a", f"run {first}")
-        assert [each.text for each in one.differences] == ["torch 2.11.0 → 2.12.1"]
-    assert last(tmp_path, what=first).entry == ""
-
-
 def test_hits_are_counted_and_others_explained(tmp_path: Path) -> None:
     """FX graphs of a whole graph that missed were looked up because of that: not again."""
     hit, half = lookup("a", 1, "hit", reason="local"), lookup("c", 3, level="fx", of_whole=True)

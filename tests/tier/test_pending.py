@@ -6,8 +6,8 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,10 +15,7 @@ from s3cache.store import Directory
 from s3cache.tier._pending import Pending
 from tests.support.contract import ODD_KEYS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Another = Callable[..., Pending]
+Another = Callable[..., Pending]
 
 NAMES_THAT_COULD_CLASH = ["lock", ".lock", "%2Elock", ".nfs0001", "a@b", "pending", "~"]
 

@@ -14,11 +14,11 @@ from s3cache import entries
 from s3cache.cache import LocalTier
 from s3cache.entries import Replaceable
 from s3cache.errors import ClosedError, CorruptError, DownloadTimeoutError
-from s3cache.stats import Counters, LevelStats, Listeners, TransferEvent
+from s3cache.stats import Counters, Listeners, TransferEvent
 from s3cache.store import MemoryStore, Store
 from s3cache.tier import DiskTier, RemoteTier, background
 from s3cache.util.logs import Problems
-from tests.support.caching import broken, entry, payload, settings
+from tests.support.caching import entry, settings
 from tests.support.stores import GatedStore
 from tests.support.stores import put as damage
 from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
@@ -47,13 +47,6 @@ class Remote:
             listeners=listeners,
             on_problem=lambda _: None,
         )
-
-    def set_aside(self) -> int:
-        """How many entries were found damaged."""
-        stats = self.counters.snapshot(
-            local=None, pending=0, breaker="none", remote={}, fx=LevelStats()
-        )
-        return stats.set_aside["remote"]
 
 
 @pytest.fixture
@@ -109,16 +102,6 @@ def tasks() -> int:
     return tasks_on(background())
 
 
-def test_there_or_not(remote: Remote, memory: MemoryStore, disk: DiskTier) -> None:
-    """What was there has landed on the disk."""
-    put(memory, "one")
-    found = remote.tier.load(ONE, 20)
-    assert found is not None
-    assert payload(found) == b"x" * 100
-    assert disk.get(ONE) == bytes(found.data)
-    assert remote.tier.load(entries.first_name("absent"), 20) is None
-
-
 def test_its_steps_can_be_watched(remote: Remote, memory: MemoryStore) -> None:
     put(memory, "one")
     damage(memory, entries.first_name("bad"), b"no frame")
@@ -139,19 +122,6 @@ def test_its_steps_can_be_watched(remote: Remote, memory: MemoryStore) -> None:
     assert isinstance(remote.events[-1].error, CorruptError)
 
 
-def test_damage_is_counted_kept_off_the_disk_and_may_be_overwritten(
-    remote: Remote, memory: MemoryStore, disk: DiskTier
-) -> None:
-    damaged = entry("one", "v")
-    damage(memory, ONE, broken(damaged))
-    with pytest.raises(CorruptError):
-        remote.tier.load(ONE, 20)
-    assert remote.set_aside() == 1
-    assert damaged.digest in remote.replaceable
-    assert entry("one", "w").digest not in remote.replaceable
-    assert disk.objects() == []
-
-
 def test_concurrent_requests_share_one_download(
     remote: Remote, memory: MemoryStore, gated: GatedStore
 ) -> None:
@@ -163,19 +133,6 @@ def test_concurrent_requests_share_one_download(
     gated.is_open = True
     assert all(join() is not None for join in joins)
     assert gated.count("get") == 1
-
-
-def test_a_late_download_still_lands_and_others_still_get_it(
-    remote: Remote, memory: MemoryStore, gated: GatedStore, disk: DiskTier
-) -> None:
-    put(memory, "one")
-    gated.is_open = False
-    with pytest.raises(DownloadTimeoutError, match="no answer within"):
-        remote.tier.load(ONE, 0.01)
-    join = in_thread(lambda: remote.tier.load(ONE, 20))
-    gated.is_open = True
-    assert join() is not None
-    assert disk.holds(ONE)
 
 
 def test_a_late_error_makes_no_noise(

@@ -16,19 +16,6 @@ from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
 from tests.tier.sites import MIB, Remote, Site
 
 
-def test_a_put_is_durable_and_waits_for_no_network(site: Site, remote: Remote) -> None:
-    remote.is_open = False
-    site.put("one")
-    assert site.tier is not None
-    assert site.tier.get("one") == b"data"
-    assert site.tier.pending() == ["one"]
-    assert remote.objects == {}
-    remote.is_open = True
-    assert site.uploads.flush(20) == FlushReport(0, 0, None)
-    assert remote.objects == {"one": b"data"}
-    assert site.tier.pending() == []
-
-
 def test_its_steps_can_be_watched(site: Site) -> None:
     site.put("one", b"12345")
     site.uploads.flush(20)

@@ -105,14 +105,6 @@ def test_a_flush_tries_all_that_was_refused(site: Site, remote: Remote, at_exit:
     assert len(remote.objects) == 20
 
 
-def test_a_flush_says_what_remains_and_why(site: Site, remote: Remote) -> None:
-    remote.errors["bad"] = [AccessDeniedError("no")] * 9
-    site.put("bad")
-    report = site.uploads.flush(20)
-    assert (report.remaining, report.in_memory, report.complete) == (1, 0, False)
-    assert isinstance(report.error, AccessDeniedError)
-
-
 def test_a_flush_has_an_end_even_where_every_thread_hangs(site: Site, remote: Remote) -> None:
     """As in lookups of a name server that is gone."""
     remote.is_open = False
