@@ -12,6 +12,8 @@ from s3cache.stats import Reason
 from tests.support.caching import KEY, payload
 
 FIRST = entries.first_name(KEY)
+#: Opens the cache of a machine, named by its local directory; all share one remote.
+Machines = Callable[..., Cache]
 
 
 def variant_is(*wanted: str) -> Callable[[Frame], bool]:

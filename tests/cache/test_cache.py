@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,13 @@ from s3cache.errors import ConfigError, CorruptError
 from s3cache.frame import Frame
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
-from tests.cache.answers import FIRST, calls, hit, miss, variant_is
+from tests.cache.answers import FIRST, Machines, calls, hit, miss, variant_is
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.stores import GatedStore, holds, names, put
 from tests.support.waiting import LONG_S, eventually
 
 
-def test_what_one_machine_saves_another_finds(machine: Callable[..., Cache]) -> None:
+def test_what_one_machine_saves_another_finds(machine: Machines) -> None:
     a, b = machine("a"), machine("b")
     saved = a.save(KEY, entry(payload=b"compiled"))
     assert isinstance(saved, Saved)
@@ -31,13 +30,13 @@ def test_what_one_machine_saves_another_finds(machine: Callable[..., Cache]) -> 
     assert hit(b.lookup(KEY), "local") == b"compiled"
 
 
-def test_what_was_not_saved_is_absent(machine: Callable[..., Cache], remote: GatedStore) -> None:
+def test_what_was_not_saved_is_absent(machine: Machines, remote: GatedStore) -> None:
     cache = machine()
     assert miss(cache.lookup(KEY)) == Reason.ABSENT
     assert remote.calls == [("get", FIRST)]
 
 
-def test_one_entry_costs_one_get_and_no_list(machine: Callable[..., Cache]) -> None:
+def test_one_entry_costs_one_get_and_no_list(machine: Machines) -> None:
     a, b = machine("a"), machine("b")
     a.save(KEY, entry(variant="v"))
     a.flush(20)
@@ -46,7 +45,7 @@ def test_one_entry_costs_one_get_and_no_list(machine: Callable[..., Cache]) -> N
     assert calls(b) == {"get": 1}
 
 
-def test_without_a_local_tier_every_hit_is_remote(machine: Callable[..., Cache]) -> None:
+def test_without_a_local_tier_every_hit_is_remote(machine: Machines) -> None:
     cache = machine(None)
     saved = cache.save(KEY, entry(payload=b"compiled"))
     assert isinstance(saved, Saved)
@@ -56,7 +55,7 @@ def test_without_a_local_tier_every_hit_is_remote(machine: Callable[..., Cache])
     assert hit(cache.lookup(KEY), "remote") == b"compiled"
 
 
-def test_without_a_remote_everything_is_local(machine: Callable[..., Cache]) -> None:
+def test_without_a_remote_everything_is_local(machine: Machines) -> None:
     cache = machine(store=None)
     assert miss(cache.lookup(KEY)) == Reason.ABSENT
     assert isinstance(cache.save(KEY, entry()), Saved)
@@ -66,7 +65,7 @@ def test_without_a_remote_everything_is_local(machine: Callable[..., Cache]) -> 
     assert cache.stats().breaker == "none"
 
 
-def test_without_either_nothing_is_kept(machine: Callable[..., Cache]) -> None:
+def test_without_either_nothing_is_kept(machine: Machines) -> None:
     cache = machine(None, None)
     assert miss(cache.lookup(KEY)) == Reason.ABSENT
     saved = cache.save(KEY, entry())
@@ -115,7 +114,7 @@ def test_a_default_directory_that_is_not_safe_costs_a_warning(
 
 
 @pytest.mark.parametrize("key", ["", "Not/legal", "a" * 200])
-def test_an_illegal_key_is_refused_everywhere(machine: Callable[..., Cache], key: str) -> None:
+def test_an_illegal_key_is_refused_everywhere(machine: Machines, key: str) -> None:
     cache = machine()
     with pytest.raises(ConfigError):
         cache.lookup(key)
@@ -125,7 +124,7 @@ def test_an_illegal_key_is_refused_everywhere(machine: Callable[..., Cache], key
         cache.prefetch([key])
 
 
-def test_what_is_no_frame_is_refused(machine: Callable[..., Cache]) -> None:
+def test_what_is_no_frame_is_refused(machine: Machines) -> None:
     with pytest.raises(CorruptError):
         machine().save(KEY, b"no frame")
     with pytest.raises(ConfigError, match="not the key in the frame"):
@@ -142,7 +141,7 @@ def test_what_is_no_frame_is_refused(machine: Callable[..., Cache]) -> None:
     ],
 )
 def test_modes(
-    machine: Callable[..., Cache],
+    machine: Machines,
     memory: MemoryStore,
     mode: str,
     looks_up: bool,
@@ -164,7 +163,7 @@ def test_modes(
 
 
 def test_a_reader_uploads_nothing_not_even_what_others_left(
-    machine: Callable[..., Cache], memory: MemoryStore, remote: GatedStore
+    machine: Machines, memory: MemoryStore, remote: GatedStore
 ) -> None:
     remote.is_open = False
     writer = machine()
@@ -186,7 +185,7 @@ def test_a_reader_uploads_nothing_not_even_what_others_left(
 # -- what is counted and reported of lookups, saves and transfers
 
 
-def test_everything_is_counted(machine: Callable[..., Cache], memory: MemoryStore) -> None:
+def test_everything_is_counted(machine: Machines, memory: MemoryStore) -> None:
     one, two = entry(), entry(OTHER, payload=b"x" * 1000)
     a, b = machine("a"), machine("b")
     a.save(KEY, one)
@@ -217,7 +216,7 @@ def test_everything_is_counted(machine: Callable[..., Cache], memory: MemoryStor
     assert looked.set_aside == {"local": 0, "remote": 1}
 
 
-def test_a_lookup_by_a_listener_is_a_miss_not_a_hang(machine: Callable[..., Cache]) -> None:
+def test_a_lookup_by_a_listener_is_a_miss_not_a_hang(machine: Machines) -> None:
     cache = machine()
     found: list[Hit | Miss] = []
     cache.subscribe(lambda event: found.append(cache.lookup(OTHER)))
@@ -230,7 +229,7 @@ def test_a_lookup_by_a_listener_is_a_miss_not_a_hang(machine: Callable[..., Cach
 
 
 def test_entries_that_the_caller_does_not_accept_are_guard_misses(
-    machine: Callable[..., Cache],
+    machine: Machines,
 ) -> None:
     a, b = machine("a"), machine("b")
     for variant in ("v1", "v2"):
@@ -249,7 +248,7 @@ def test_entries_that_the_caller_does_not_accept_are_guard_misses(
     assert b.stats().downloaded == 2  # the second time they were here
 
 
-def test_local_variants_are_asked_before_the_remote(machine: Callable[..., Cache]) -> None:
+def test_local_variants_are_asked_before_the_remote(machine: Machines) -> None:
     cache = machine()
     for variant in ("", "v1", "v2"):
         cache.save(KEY, entry(variant=variant, payload=variant.encode()))
@@ -257,9 +256,7 @@ def test_local_variants_are_asked_before_the_remote(machine: Callable[..., Cache
         assert hit(cache.lookup(KEY, variant_is(variant)), "local") == variant.encode()
 
 
-def test_recache_looks_nothing_up_and_overwrites(
-    machine: Callable[..., Cache], memory: MemoryStore
-) -> None:
+def test_recache_looks_nothing_up_and_overwrites(machine: Machines, memory: MemoryStore) -> None:
     a = machine("a")
     for variant in ("v1", "v2"):
         a.save(KEY, entry(variant=variant, payload=b"old"))

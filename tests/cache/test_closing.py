@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from s3cache.cache import Cache, Hit, NotSaved
 from s3cache.stats import Reason
 from s3cache.store import FileStore, MemoryStore
-from tests.cache.answers import FIRST, miss
+from tests.cache.answers import FIRST, Machines, miss
 from tests.support.caching import KEY, OTHER, entry, open_cache, open_engine
 from tests.support.faulty import FaultyStore
 from tests.support.scripts import run_script
@@ -23,7 +22,7 @@ from tests.support.stores import GatedStore, holds
 from tests.support.waiting import LONG_S, eventually, in_thread
 
 
-def test_closing_flushes(machine: Callable[..., Cache], memory: MemoryStore) -> None:
+def test_closing_flushes(machine: Machines, memory: MemoryStore) -> None:
     cache = machine()
     cache.save(KEY, entry())
     assert cache.close().complete
@@ -31,7 +30,7 @@ def test_closing_flushes(machine: Callable[..., Cache], memory: MemoryStore) -> 
     assert cache.close().complete
 
 
-def test_a_closed_cache_is_disabled(machine: Callable[..., Cache]) -> None:
+def test_a_closed_cache_is_disabled(machine: Machines) -> None:
     cache = machine()
     cache.save(KEY, entry())
     cache.close()
@@ -46,7 +45,7 @@ def test_a_closed_cache_is_disabled(machine: Callable[..., Cache]) -> None:
 
 
 def test_a_flush_after_the_end_says_what_the_end_left(
-    machine: Callable[..., Cache], remote: GatedStore
+    machine: Machines, remote: GatedStore
 ) -> None:
     remote.is_open = False
     cache = machine()
@@ -58,7 +57,7 @@ def test_a_flush_after_the_end_says_what_the_end_left(
 
 
 def test_closing_while_threads_look_up_and_save_raises_nothing(
-    machine: Callable[..., Cache], caplog: pytest.LogCaptureFixture
+    machine: Machines, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10):
         cache = machine(store=FaultyStore(MemoryStore(), {"slow": 1.0}, slow_s=0.001))
@@ -83,7 +82,7 @@ def test_closing_while_threads_look_up_and_save_raises_nothing(
 
 
 def test_a_lookup_that_waits_is_released_when_the_cache_closes(
-    machine: Callable[..., Cache], remote: GatedStore
+    machine: Machines, remote: GatedStore
 ) -> None:
     remote.is_open = False
     cache = machine()

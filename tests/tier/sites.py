@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from s3cache.settings import Settings
@@ -75,3 +76,6 @@ class Site:
         if self.tier is not None:
             self.tier.close()
         self.loop.stop()
+
+
+NewSite = Callable[..., Site]

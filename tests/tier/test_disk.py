@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -82,24 +81,6 @@ def test_files_added_by_hand_are_noticed_at_the_bound(open_tier: OpenTier, root:
 # -- the bounds: who goes first, what does not fit, and trimming
 
 
-def test_the_least_recently_used_goes_first(open_tier: OpenTier) -> None:
-    """In the order of last use, also where all happens within one tick of the clock."""
-    tier = open_tier(max_files=200)
-    order = [f"{i:03d}" for i in range(200)]
-    random.Random(1).shuffle(order)
-    for name in order:
-        tier.put(name, b"x")
-    used = random.Random(2).sample(order, 100)
-    for name in used:
-        tier.get(name)
-    order = [name for name in order if name not in used] + used
-    for i in range(200):
-        tier.put(f"new{i}", b"x")
-        left = set(names(tier))
-        assert 180 < len(left) <= 200
-        assert left == {*[*order, *(f"new{n}" for n in range(i + 1))][-len(left) :]}
-
-
 def test_smaller_bounds_are_met_by_the_next_put(open_tier: OpenTier) -> None:
     tier = open_tier()
     for i in range(1_000):
@@ -107,20 +88,6 @@ def test_smaller_bounds_are_met_by_the_next_put(open_tier: OpenTier) -> None:
     tier = open_tier(max_files=10)
     tier.put("new", b"x")
     assert names(tier) == [*(f"{i}" for i in range(991, 1_000)), "new"]
-
-
-def test_where_evicting_all_would_not_do_nothing_is_evicted(open_tier: OpenTier) -> None:
-    tier = open_tier(max_bytes=100)
-    tier.put("a", b"a" * 20)
-    tier.put_pending("pinned", b"p" * 60)
-    tier.put("b", b"b" * 20)
-    for put in (tier.put, tier.put_pending):
-        with pytest.raises(NoSpaceError, match="may not be evicted"):
-            put("c", b"c" * 41)
-    assert names(tier) == ["a", "b", "pinned"]
-    assert tier.pending() == ["pinned"]
-    tier.put("c", b"c" * 40)
-    assert names(tier) == ["c", "pinned"]
 
 
 @pytest.mark.parametrize("verb", ["put", "put_pending"])
@@ -136,19 +103,6 @@ def test_an_illegal_name_is_refused_and_leaves_nothing(
 
 
 # -- what is still to upload never goes, however old it is
-
-
-def test_a_failing_put_pending_leaves_an_earlier_record(open_tier: OpenTier) -> None:
-    tier = open_tier(max_bytes=100)
-    tier.put_pending("a", b"a" * 60)
-    tier.put_pending("b", b"b" * 40)
-    for size in (61, 101):
-        with pytest.raises(NoSpaceError):
-            tier.put_pending("a", b"x" * size)
-        with pytest.raises(NoSpaceError):
-            tier.put_pending("new", b"x" * size)
-    assert sorted(tier.pending()) == ["a", "b"]
-    assert tier.get("a") == b"a" * 60
 
 
 def test_a_put_pending_that_cannot_rename_takes_only_its_own_record_back(

@@ -49,6 +49,9 @@ class Remote:
         )
 
 
+NewRemote = Callable[..., Remote]
+
+
 @pytest.fixture
 def memory() -> MemoryStore:
     return MemoryStore()
@@ -67,7 +70,7 @@ def disk(tmp_path: Path) -> Iterator[DiskTier]:
 
 
 @pytest.fixture
-def open_remote(disk: DiskTier, gated: GatedStore) -> Iterator[Callable[..., Remote]]:
+def open_remote(disk: DiskTier, gated: GatedStore) -> Iterator[NewRemote]:
     opened: list[Remote] = []
 
     def opener(store: Store = gated, **changes: Any) -> Remote:
@@ -81,7 +84,7 @@ def open_remote(disk: DiskTier, gated: GatedStore) -> Iterator[Callable[..., Rem
 
 
 @pytest.fixture
-def remote(open_remote: Callable[..., Remote]) -> Remote:
+def remote(open_remote: NewRemote) -> Remote:
     return open_remote()
 
 
@@ -149,7 +152,7 @@ def test_a_late_error_makes_no_noise(
 
 
 def test_a_request_joins_what_is_in_flight_and_passes_what_is_queued(
-    open_remote: Callable[..., Remote], memory: MemoryStore, gated: GatedStore
+    open_remote: NewRemote, memory: MemoryStore, gated: GatedStore
 ) -> None:
     keys = [f"key{number}" for number in range(50)]
     put(memory, *keys)
@@ -170,7 +173,7 @@ def test_a_request_joins_what_is_in_flight_and_passes_what_is_queued(
 
 
 def test_a_cancelled_prefetch_lands_what_was_under_way(
-    open_remote: Callable[..., Remote], memory: MemoryStore, gated: GatedStore, disk: DiskTier
+    open_remote: NewRemote, memory: MemoryStore, gated: GatedStore, disk: DiskTier
 ) -> None:
     keys = [f"key{number}" for number in range(50)]
     put(memory, *keys)
@@ -187,7 +190,7 @@ def test_a_cancelled_prefetch_lands_what_was_under_way(
 
 
 def test_a_caller_gets_what_a_prefetch_puts_off_for_lack_of_memory(
-    open_remote: Callable[..., Remote], memory: MemoryStore, gated: GatedStore
+    open_remote: NewRemote, memory: MemoryStore, gated: GatedStore
 ) -> None:
     """It does not wait for memory, but reads the object itself."""
     keys = [*(f"other{number}" for number in range(7)), "large"]
@@ -206,7 +209,7 @@ def test_a_caller_gets_what_a_prefetch_puts_off_for_lack_of_memory(
 
 
 def test_closing_cancels_downloads_and_prefetches_and_releases_callers(
-    open_remote: Callable[..., Remote], memory: MemoryStore, gated: GatedStore
+    open_remote: NewRemote, memory: MemoryStore, gated: GatedStore
 ) -> None:
     keys = [f"key{number}" for number in range(50)]
     put(memory, "one", *keys)
