@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from blockbuster import blockbuster_ctx
@@ -14,10 +16,6 @@ from hypothesis import HealthCheck, settings
 from s3cache.util.threads import DeadlineExecutor
 from tests.support import compiled
 from tests.support.clock import FakeClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # make test-all asks for --hypothesis-profile=thorough. CI draws the same examples each time, so a
 # failure is about the commit. No deadline: a busy machine is no fault of the code.

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from s3cache import entries, frame
 from s3cache.entries import Replaceable, digest_of
 from s3cache.errors import ConfigError, CorruptError, TransientError
-from s3cache.store import MemoryStore, MeteredStore
+from s3cache.frame import Frame
+from s3cache.store import MemoryStore, MeteredStore, Store
 from tests.support.caching import KEY, OTHER, broken, entry, payload
 from tests.support.contract import listed
-from tests.support.faulty import FaultyStore
+from tests.support.faulty import Fault, FaultyStore
 from tests.support.stores import RacyStore, variants
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from s3cache.frame import Frame
-    from s3cache.store import Store
-    from tests.support.faulty import Fault
 
 
 async def publish(store: Store, *found: Frame) -> None:

@@ -7,7 +7,8 @@ import signal
 import stat
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -28,9 +29,6 @@ from s3cache.records import (
 from s3cache.stats import Step, TransferEvent
 from tests.support.hanging import FreezableDisk
 from tests.support.waiting import LONG_S, eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MISS = Record(
     level="aot",

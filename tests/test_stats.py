@@ -56,26 +56,6 @@ def test_saves_at_the_second_level_are_shown_unless_superseded() -> None:
     assert "0 saved, 1 uploaded" in said
 
 
-def test_failures_are_counted_by_reason_and_tier() -> None:
-    """What a cache counts of hits, misses and transfers is in ``tests/cache/test_cache.py``."""
-    counters = Counters()
-    before = counters.snapshot()
-    counters.miss(Reason.TIMEOUT, 3.0)
-    counters.miss(Reason.TIMEOUT, 5.0)
-    counters.not_saved(Reason.FULL, 0.3)
-    counters.transferred(TransferEvent("upload", "started", "name", 1))
-    counters.upload_failed()
-    counters.set_aside("local")
-    stats = counters.snapshot(pending=3, breaker="open")
-    assert (before.lookups, stats.lookups) == (0, 2)
-    assert stats.misses == {Reason.TIMEOUT: 2}
-    assert stats.miss_latency.max_s == 5.0
-    assert (stats.not_saved, stats.save_latency.count) == ({Reason.FULL: 1}, 1)
-    assert (stats.uploaded, stats.upload_failures) == (0, 1)
-    assert stats.set_aside == {"local": 1, "remote": 0}
-    assert (stats.pending, stats.breaker) == (3, "open")
-
-
 def test_no_count_is_lost_between_threads() -> None:
     counters = Counters()
 

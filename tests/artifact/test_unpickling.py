@@ -17,7 +17,8 @@ import pickle
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jinja2.utils
 import numpy as np
@@ -29,9 +30,6 @@ from s3cache.artifact import unpickled
 from s3cache.artifact._artifact import is_listed
 from s3cache.errors import CorruptError
 from s3cache.torch_api.internals import UNPICKLED
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Colour(enum.Enum):

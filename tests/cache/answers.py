@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from s3cache import entries
 from s3cache.cache import Cache, Hit, Miss
+from s3cache.frame import Frame
 from s3cache.stats import Reason
 from tests.support.caching import KEY, payload
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from s3cache.frame import Frame
-
-
 FIRST = entries.first_name(KEY)
+#: Opens the cache of a machine, named by its local directory; all share one remote.
+Machines = Callable[..., Cache]
 
 
 def variant_is(*wanted: str) -> Callable[[Frame], bool]:

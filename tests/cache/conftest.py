@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from s3cache.cache import Cache
 from s3cache.store import MemoryStore
+from tests.cache.answers import Machines
 from tests.support.caching import open_cache
 from tests.support.stores import GatedStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -27,8 +26,7 @@ def remote(memory: MemoryStore) -> GatedStore:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, remote: GatedStore) -> Iterator[Callable[..., Cache]]:
-    """Opens the cache of a machine, named by its local directory; all share one remote."""
+def machine(tmp_path: Path, remote: GatedStore) -> Iterator[Machines]:
     caches: list[Cache] = []
 
     def open_machine(name: str | None = "a", store: Any = remote, **changes: Any) -> Cache:

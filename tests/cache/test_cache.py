@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import tempfile
-from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache import entries
 from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
 from s3cache.errors import ConfigError, CorruptError
+from s3cache.frame import Frame
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
-from tests.cache.answers import FIRST, calls, hit, miss, variant_is
+from tests.cache.answers import FIRST, Machines, calls, hit, miss, variant_is
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.stores import GatedStore, holds, names, put
-from tests.support.waiting import LONG_S, eventually, in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from s3cache.frame import Frame
+from tests.support.waiting import LONG_S, eventually
 
 
-def test_what_one_machine_saves_another_finds(machine: Callable[..., Cache]) -> None:
+def test_what_one_machine_saves_another_finds(machine: Machines) -> None:
     a, b = machine("a"), machine("b")
     saved = a.save(KEY, entry(payload=b"compiled"))
     assert isinstance(saved, Saved)
@@ -36,13 +30,13 @@ def test_what_one_machine_saves_another_finds(machine: Callable[..., Cache]) -> 
     assert hit(b.lookup(KEY), "local") == b"compiled"
 
 
-def test_what_was_not_saved_is_absent(machine: Callable[..., Cache], remote: GatedStore) -> None:
+def test_what_was_not_saved_is_absent(machine: Machines, remote: GatedStore) -> None:
     cache = machine()
     assert miss(cache.lookup(KEY)) == Reason.ABSENT
     assert remote.calls == [("get", FIRST)]
 
 
-def test_one_entry_costs_one_get_and_no_list(machine: Callable[..., Cache]) -> None:
+def test_one_entry_costs_one_get_and_no_list(machine: Machines) -> None:
     a, b = machine("a"), machine("b")
     a.save(KEY, entry(variant="v"))
     a.flush(20)
@@ -51,7 +45,7 @@ def test_one_entry_costs_one_get_and_no_list(machine: Callable[..., Cache]) -> N
     assert calls(b) == {"get": 1}
 
 
-def test_without_a_local_tier_every_hit_is_remote(machine: Callable[..., Cache]) -> None:
+def test_without_a_local_tier_every_hit_is_remote(machine: Machines) -> None:
     cache = machine(None)
     saved = cache.save(KEY, entry(payload=b"compiled"))
     assert isinstance(saved, Saved)
@@ -61,7 +55,7 @@ def test_without_a_local_tier_every_hit_is_remote(machine: Callable[..., Cache])
     assert hit(cache.lookup(KEY), "remote") == b"compiled"
 
 
-def test_without_a_remote_everything_is_local(machine: Callable[..., Cache]) -> None:
+def test_without_a_remote_everything_is_local(machine: Machines) -> None:
     cache = machine(store=None)
     assert miss(cache.lookup(KEY)) == Reason.ABSENT
     assert isinstance(cache.save(KEY, entry()), Saved)
@@ -71,7 +65,7 @@ def test_without_a_remote_everything_is_local(machine: Callable[..., Cache]) -> 
     assert cache.stats().breaker == "none"
 
 
-def test_without_either_nothing_is_kept(machine: Callable[..., Cache]) -> None:
+def test_without_either_nothing_is_kept(machine: Machines) -> None:
     cache = machine(None, None)
     assert miss(cache.lookup(KEY)) == Reason.ABSENT
     saved = cache.save(KEY, entry())
@@ -88,14 +82,6 @@ def test_places_do_not_mix_in_one_local_tier(tmp_path: Path) -> None:
     ):
         one.save(KEY, entry())
         assert miss(two.lookup(KEY)) == Reason.ABSENT
-
-
-def test_a_cache_by_url(tmp_path: Path) -> None:
-    url = f"file://{tmp_path / 'shared'}"
-    with Cache.open(url, local_dir=str(tmp_path / "a")) as a:
-        a.save(KEY, entry(payload=b"compiled"))
-    with Cache.open(url, local_dir=tmp_path / "b") as b:
-        assert hit(b.lookup(KEY), "remote") == b"compiled"
 
 
 def test_a_default_directory_that_is_not_safe_costs_a_warning(
@@ -128,7 +114,7 @@ def test_a_default_directory_that_is_not_safe_costs_a_warning(
 
 
 @pytest.mark.parametrize("key", ["", "Not/legal", "a" * 200])
-def test_an_illegal_key_is_refused_everywhere(machine: Callable[..., Cache], key: str) -> None:
+def test_an_illegal_key_is_refused_everywhere(machine: Machines, key: str) -> None:
     cache = machine()
     with pytest.raises(ConfigError):
         cache.lookup(key)
@@ -138,7 +124,7 @@ def test_an_illegal_key_is_refused_everywhere(machine: Callable[..., Cache], key
         cache.prefetch([key])
 
 
-def test_what_is_no_frame_is_refused(machine: Callable[..., Cache]) -> None:
+def test_what_is_no_frame_is_refused(machine: Machines) -> None:
     with pytest.raises(CorruptError):
         machine().save(KEY, b"no frame")
     with pytest.raises(ConfigError, match="not the key in the frame"):
@@ -155,7 +141,7 @@ def test_what_is_no_frame_is_refused(machine: Callable[..., Cache]) -> None:
     ],
 )
 def test_modes(
-    machine: Callable[..., Cache],
+    machine: Machines,
     memory: MemoryStore,
     mode: str,
     looks_up: bool,
@@ -177,7 +163,7 @@ def test_modes(
 
 
 def test_a_reader_uploads_nothing_not_even_what_others_left(
-    machine: Callable[..., Cache], memory: MemoryStore, remote: GatedStore
+    machine: Machines, memory: MemoryStore, remote: GatedStore
 ) -> None:
     remote.is_open = False
     writer = machine()
@@ -199,7 +185,7 @@ def test_a_reader_uploads_nothing_not_even_what_others_left(
 # -- what is counted and reported of lookups, saves and transfers
 
 
-def test_everything_is_counted(machine: Callable[..., Cache], memory: MemoryStore) -> None:
+def test_everything_is_counted(machine: Machines, memory: MemoryStore) -> None:
     one, two = entry(), entry(OTHER, payload=b"x" * 1000)
     a, b = machine("a"), machine("b")
     a.save(KEY, one)
@@ -230,7 +216,7 @@ def test_everything_is_counted(machine: Callable[..., Cache], memory: MemoryStor
     assert looked.set_aside == {"local": 0, "remote": 1}
 
 
-def test_a_lookup_by_a_listener_is_a_miss_not_a_hang(machine: Callable[..., Cache]) -> None:
+def test_a_lookup_by_a_listener_is_a_miss_not_a_hang(machine: Machines) -> None:
     cache = machine()
     found: list[Hit | Miss] = []
     cache.subscribe(lambda event: found.append(cache.lookup(OTHER)))
@@ -242,23 +228,8 @@ def test_a_lookup_by_a_listener_is_a_miss_not_a_hang(machine: Callable[..., Cach
 # -- several entries under one key: none is lost, none is returned that was not accepted
 
 
-def test_variants_of_two_machines_both_stay_readable(machine: Callable[..., Cache]) -> None:
-    a, b, c = machine("a"), machine("b"), machine("c")
-    joins = [
-        in_thread(partial(cache.save, KEY, entry(variant=variant)))
-        for cache, variant in ((a, "va"), (b, "vb"))
-    ]
-    assert all(isinstance(join(), Saved) for join in joins)
-    assert a.flush(20).complete
-    assert b.flush(20).complete
-    for variant in ("va", "vb"):
-        found = c.lookup(KEY, variant_is(variant))
-        assert isinstance(found, Hit)
-        assert found.entry.header.variant == variant
-
-
 def test_entries_that_the_caller_does_not_accept_are_guard_misses(
-    machine: Callable[..., Cache],
+    machine: Machines,
 ) -> None:
     a, b = machine("a"), machine("b")
     for variant in ("v1", "v2"):
@@ -277,7 +248,7 @@ def test_entries_that_the_caller_does_not_accept_are_guard_misses(
     assert b.stats().downloaded == 2  # the second time they were here
 
 
-def test_local_variants_are_asked_before_the_remote(machine: Callable[..., Cache]) -> None:
+def test_local_variants_are_asked_before_the_remote(machine: Machines) -> None:
     cache = machine()
     for variant in ("", "v1", "v2"):
         cache.save(KEY, entry(variant=variant, payload=variant.encode()))
@@ -285,9 +256,7 @@ def test_local_variants_are_asked_before_the_remote(machine: Callable[..., Cache
         assert hit(cache.lookup(KEY, variant_is(variant)), "local") == variant.encode()
 
 
-def test_recache_looks_nothing_up_and_overwrites(
-    machine: Callable[..., Cache], memory: MemoryStore
-) -> None:
+def test_recache_looks_nothing_up_and_overwrites(machine: Machines, memory: MemoryStore) -> None:
     a = machine("a")
     for variant in ("v1", "v2"):
         a.save(KEY, entry(variant=variant, payload=b"old"))
@@ -299,32 +268,3 @@ def test_recache_looks_nothing_up_and_overwrites(
     c = machine("c")
     assert hit(c.lookup(KEY, variant_is("v1")), "remote") == b"old"
     assert hit(c.lookup(KEY, variant_is("v2")), "remote") == b"new"
-
-
-# -- nobody waits for the network but a lookup, and that not for long
-
-
-def test_a_lookup_waits_so_long_and_the_late_result_still_lands(
-    machine: Callable[..., Cache], remote: GatedStore, memory: MemoryStore, tmp_path: Path
-) -> None:
-    put(memory, FIRST, entry().data)
-    remote.is_open = False
-    cache = machine(lookup_timeout_s=0.02)
-    assert miss(cache.lookup(KEY)) == Reason.TIMEOUT
-    remote.is_open = True
-    eventually(lambda: cache.stats().downloaded == 1)
-    assert isinstance(cache.lookup(KEY), Hit)
-    assert cache.stats().hits == {"local": 1, "remote": 0}
-    assert calls(cache) == {"get": 1}
-
-
-def test_a_prefetched_entry_is_a_local_hit(
-    machine: Callable[..., Cache], memory: MemoryStore
-) -> None:
-    put(memory, FIRST, entry().data)
-    cache = machine()
-    report = cache.prefetch([KEY, OTHER]).wait(LONG_S)
-    assert (report.found, report.absent, report.complete) == (1, 1, True)
-    assert isinstance(cache.lookup(KEY), Hit)
-    assert cache.stats().hits == {"local": 1, "remote": 0}
-    assert cache.prefetch([KEY]).wait(LONG_S).present == 1

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pickle
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from s3cache import Cache, ConfigError, FlushReport, flush_at_checkpoint
+from s3cache.cache import Framework
 from tests.support.scripts import run_script
-
-if TYPE_CHECKING:
-    from s3cache.cache import Framework
 
 
 class Watched:

@@ -7,26 +7,22 @@ import subprocess
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache.cache import Cache, Hit, NotSaved
 from s3cache.stats import Reason
 from s3cache.store import FileStore, MemoryStore
-from tests.cache.answers import FIRST, miss
+from tests.cache.answers import FIRST, Machines, miss
 from tests.support.caching import KEY, OTHER, entry, open_cache, open_engine
 from tests.support.faulty import FaultyStore
 from tests.support.scripts import run_script
 from tests.support.stores import GatedStore, holds
 from tests.support.waiting import LONG_S, eventually, in_thread
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
-
-def test_closing_flushes(machine: Callable[..., Cache], memory: MemoryStore) -> None:
+def test_closing_flushes(machine: Machines, memory: MemoryStore) -> None:
     cache = machine()
     cache.save(KEY, entry())
     assert cache.close().complete
@@ -34,7 +30,7 @@ def test_closing_flushes(machine: Callable[..., Cache], memory: MemoryStore) -> 
     assert cache.close().complete
 
 
-def test_a_closed_cache_is_disabled(machine: Callable[..., Cache]) -> None:
+def test_a_closed_cache_is_disabled(machine: Machines) -> None:
     cache = machine()
     cache.save(KEY, entry())
     cache.close()
@@ -49,7 +45,7 @@ def test_a_closed_cache_is_disabled(machine: Callable[..., Cache]) -> None:
 
 
 def test_a_flush_after_the_end_says_what_the_end_left(
-    machine: Callable[..., Cache], remote: GatedStore
+    machine: Machines, remote: GatedStore
 ) -> None:
     remote.is_open = False
     cache = machine()
@@ -61,7 +57,7 @@ def test_a_flush_after_the_end_says_what_the_end_left(
 
 
 def test_closing_while_threads_look_up_and_save_raises_nothing(
-    machine: Callable[..., Cache], caplog: pytest.LogCaptureFixture
+    machine: Machines, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10):
         cache = machine(store=FaultyStore(MemoryStore(), {"slow": 1.0}, slow_s=0.001))
@@ -86,7 +82,7 @@ def test_closing_while_threads_look_up_and_save_raises_nothing(
 
 
 def test_a_lookup_that_waits_is_released_when_the_cache_closes(
-    machine: Callable[..., Cache], remote: GatedStore
+    machine: Machines, remote: GatedStore
 ) -> None:
     remote.is_open = False
     cache = machine()
@@ -175,69 +171,41 @@ def test_what_only_memory_holds_is_reported_lost_at_exit() -> None:
         assert line.endswith("this machine: 0; lost: 1")
 
 
-FORK = """
-import pathlib
-from tests.support.locks import locks_of
-remote = FileStore(sys.argv[2])
-gate = GatedStore(remote, is_open=False)
-cache = open_cache(pathlib.Path(sys.argv[1]), {store})
-cache.save("before", entry("before"))
-{before}
-child = os.fork()
-if child == 0:
-    try:
-        assert isinstance(cache.lookup("absent"), Miss)
-        assert isinstance(cache.lookup("before"), Hit)
-        assert isinstance(cache.save("child", entry("child")), Saved)
-        assert cache.stats().lookups == 2, cache.stats()
-        {child}
-        cache.close()
-        os._exit(0)
-    except BaseException:
-        import traceback
-        traceback.print_exc()
-        os._exit(1)
-assert join(child) == 0
-{after}
-assert isinstance(cache.lookup("before"), Hit)
-assert isinstance(cache.save("parent", entry("parent")), Saved)
-assert cache.flush(20).complete
-"""
-
-
-def test_a_forked_child_and_its_parent_both_go_on(tmp_path: Path) -> None:
-    done = run_script(
-        FORK.format(
-            store="remote",
-            before="cache.flush(20)",
-            child="assert cache.flush(20).complete",
-            after="",
-        ),
-        tmp_path / "tier",
-        tmp_path / "remote",
-    )
-    assert done.stderr == ""
-    with open_cache(None, FileStore(tmp_path / "remote")) as reader:
-        for key in ("before", "child", "parent"):
-            assert isinstance(reader.lookup(key), Hit)
-
-
 def test_a_fork_amid_transfers_with_every_lock_held(tmp_path: Path) -> None:
     """The child inherits neither the parent's transfers nor locks that stay locked."""
     done = run_script(
-        FORK.format(
-            store="gate",
-            before="""
-cache.prefetch([f"key{number}" for number in range(40)])
-eventually(lambda: gate.waiting == 17)  # 16 downloads, by default, and the upload
-locks = locks_of(cache, background())
-assert len(locks) > 10, locks
-for lock in locks: assert lock.acquire(timeout=100)
-gate.is_open = True  # for the child; the parent's transfers are in the middle
-""",
-            child="assert cache.flush(20).complete",
-            after="for lock in locks: lock.release()",
-        ),
+        """
+        import pathlib, traceback
+        from tests.support.locks import locks_of
+        remote = FileStore(sys.argv[2])
+        gate = GatedStore(remote, is_open=False)
+        cache = open_cache(pathlib.Path(sys.argv[1]), gate)
+        cache.save("before", entry("before"))
+        cache.prefetch([f"key{number}" for number in range(40)])
+        eventually(lambda: gate.waiting == 17)  # 16 downloads, by default, and the upload
+        locks = locks_of(cache, background())
+        assert len(locks) > 10, locks
+        for lock in locks: assert lock.acquire(timeout=100)
+        gate.is_open = True  # for the child; the parent's transfers are in the middle
+        child = os.fork()
+        if child == 0:
+            try:
+                assert isinstance(cache.lookup("absent"), Miss)
+                assert isinstance(cache.lookup("before"), Hit)
+                assert isinstance(cache.save("child", entry("child")), Saved)
+                assert cache.stats().lookups == 2, cache.stats()
+                assert cache.flush(20).complete
+                cache.close()
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        assert join(child) == 0
+        for lock in locks: lock.release()
+        assert isinstance(cache.lookup("before"), Hit)
+        assert isinstance(cache.save("parent", entry("parent")), Saved)
+        assert cache.flush(20).complete
+        """,
         tmp_path / "tier",
         tmp_path / "remote",
     )

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from s3cache import entries
 from s3cache.cache import Cache, Hit
+from s3cache.frame import Frame
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from s3cache.tier import DiskTier
-from tests.cache.answers import FIRST, hit, local_files, miss
+from tests.cache.answers import FIRST, Machines, hit, local_files, miss
 from tests.support.caching import KEY, OTHER, broken, entry
-from tests.support.faulty import FaultyStore
+from tests.support.faulty import Fault, FaultyStore
 from tests.support.stores import names, put
 from tests.support.waiting import LONG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from s3cache.frame import Frame
-    from tests.support.faulty import Fault
 
 
 def _forgeries() -> dict[str, tuple[str, bytes]]:
@@ -40,7 +35,7 @@ def _forgeries() -> dict[str, tuple[str, bytes]]:
 
 @pytest.mark.parametrize(("name", "data"), _forgeries().values(), ids=_forgeries())
 def test_a_damaged_remote_entry_is_a_miss_and_the_next_save_replaces_it(
-    machine: Callable[..., Cache],
+    machine: Machines,
     memory: MemoryStore,
     caplog: pytest.LogCaptureFixture,
     name: str,
@@ -58,7 +53,7 @@ def test_a_damaged_remote_entry_is_a_miss_and_the_next_save_replaces_it(
 
 
 def test_behind_a_damaged_first_entry_the_others_are_found(
-    machine: Callable[..., Cache], memory: MemoryStore
+    machine: Machines, memory: MemoryStore
 ) -> None:
     put(memory, FIRST, broken(entry(variant="v1")))
     put(memory, entries.variant_name(KEY, "v2"), entry(variant="v2").data)
@@ -68,7 +63,7 @@ def test_behind_a_damaged_first_entry_the_others_are_found(
 
 @pytest.mark.parametrize("damage", [broken, lambda found: entry(OTHER).data, lambda found: b""])
 def test_a_damaged_local_file_is_set_aside_and_had_again_from_the_remote(
-    machine: Callable[..., Cache],
+    machine: Machines,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     damage: Callable[[Frame], bytes],
@@ -87,7 +82,7 @@ def test_a_damaged_local_file_is_set_aside_and_had_again_from_the_remote(
 
 @pytest.mark.parametrize("fault", ["truncate", "bit_flip"])
 def test_damage_on_the_way_is_never_a_hit(
-    machine: Callable[..., Cache], memory: MemoryStore, fault: Fault
+    machine: Machines, memory: MemoryStore, fault: Fault
 ) -> None:
     put(memory, FIRST, entry(payload=b"compiled" * 50).data)
     faulty = FaultyStore(memory, seed=7)
@@ -106,7 +101,7 @@ FOREIGN = bytes(entry(OTHER).data)
 
 @pytest.mark.parametrize("name", [FIRST, entries.variant_name(KEY, "v")], ids=["first", "listed"])
 def test_an_entry_of_another_key_in_the_remote_is_corrupt_and_does_not_land(
-    machine: Callable[..., Cache], memory: MemoryStore, tmp_path: Path, name: str
+    machine: Machines, memory: MemoryStore, tmp_path: Path, name: str
 ) -> None:
     put(memory, FIRST, entry(variant="other").data)
     put(memory, name, FOREIGN)
@@ -116,7 +111,7 @@ def test_an_entry_of_another_key_in_the_remote_is_corrupt_and_does_not_land(
 
 
 def test_an_entry_of_another_key_does_not_land_by_a_prefetch(
-    machine: Callable[..., Cache], memory: MemoryStore, tmp_path: Path
+    machine: Machines, memory: MemoryStore, tmp_path: Path
 ) -> None:
     put(memory, FIRST, FOREIGN)
     cache = machine()
@@ -126,7 +121,7 @@ def test_an_entry_of_another_key_does_not_land_by_a_prefetch(
 
 
 def test_an_entry_of_another_key_that_a_process_left_is_not_uploaded(
-    machine: Callable[..., Cache], memory: MemoryStore, tmp_path: Path
+    machine: Machines, memory: MemoryStore, tmp_path: Path
 ) -> None:
     """It is not uploaded, and not served."""
     cache = machine("a")

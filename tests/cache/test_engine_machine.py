@@ -9,7 +9,6 @@ import logging
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,11 +19,8 @@ from s3cache import entries
 from s3cache.cache import Engine, Hit, Saved
 from s3cache.store import MemoryStore
 from tests.support.caching import entry, open_engine, payload
-from tests.support.faulty import FaultyStore
+from tests.support.faulty import Fault, FaultyStore, FaultyVerb
 from tests.support.waiting import LONG_S
-
-if TYPE_CHECKING:
-    from tests.support.faulty import Fault, FaultyVerb
 
 keys = st.sampled_from(["aa" * 16, "bb" * 16])
 variants = st.sampled_from(["", "one", "two"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,14 +25,10 @@ from s3cache.errors import (
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from s3cache.tier import DiskTier
-from tests.cache.answers import FIRST, miss
+from tests.cache.answers import FIRST, Machines, miss
 from tests.support.caching import KEY, OTHER, broken, entry, open_cache, settings
 from tests.support.stores import FailingStore, GatedStore, holds, put
 from tests.support.waiting import LONG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
     ids=lambda each: type(each).__name__ if isinstance(each, Exception) else str(each),
 )
 def test_whatever_a_store_raises_is_a_miss_with_its_reason_and_one_warning(
-    machine: Callable[..., Cache],
+    machine: Machines,
     caplog: pytest.LogCaptureFixture,
     error: Exception,
     reason: Reason,
@@ -75,9 +73,7 @@ def test_whatever_a_store_raises_is_a_miss_with_its_reason_and_one_warning(
     assert cache.stats().misses == {reason: 5}
 
 
-def test_a_guard_that_fails_is_a_miss(
-    machine: Callable[..., Cache], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_guard_that_fails_is_a_miss(machine: Machines, caplog: pytest.LogCaptureFixture) -> None:
     cache = machine()
     cache.save(KEY, entry())
     found = cache.lookup(KEY, lambda found: 1 / 0 > 1)
@@ -119,7 +115,7 @@ def test_a_remote_that_cannot_be_opened_costs_no_save(
 
 
 @pytest.fixture
-def strict(tmp_path: Path) -> Iterator[Callable[..., Cache]]:
+def strict(tmp_path: Path) -> Iterator[Machines]:
     caches: list[Cache] = []
 
     def open_strict(store: Any, *, local: bool = True, **changes: Any) -> Cache:
@@ -137,7 +133,7 @@ def strict(tmp_path: Path) -> Iterator[Callable[..., Cache]]:
     [TransientError("reset"), PermanentError("gone"), AccessDeniedError("no"), RuntimeError("bug")],
 )
 def test_a_lookup_raises_what_the_store_raised_and_counts_it(
-    strict: Callable[..., Cache], error: Exception, caplog: pytest.LogCaptureFixture
+    strict: Machines, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = strict(FailingStore(error))
     for _ in range(2):
@@ -148,7 +144,7 @@ def test_a_lookup_raises_what_the_store_raised_and_counts_it(
     assert caplog.records == []
 
 
-def test_a_lookup_raises_when_nothing_came_in_time(strict: Callable[..., Cache]) -> None:
+def test_a_lookup_raises_when_nothing_came_in_time(strict: Machines) -> None:
     gated = GatedStore(MemoryStore(), is_open=False)
     cache = strict(gated, lookup_timeout_s=0.01)
     with pytest.raises(DownloadTimeoutError):
@@ -156,9 +152,7 @@ def test_a_lookup_raises_when_nothing_came_in_time(strict: Callable[..., Cache])
     assert cache.stats().misses == {Reason.TIMEOUT: 1}
 
 
-def test_a_lookup_raises_on_damage_in_either_tier(
-    strict: Callable[..., Cache], tmp_path: Path
-) -> None:
+def test_a_lookup_raises_on_damage_in_either_tier(strict: Machines, tmp_path: Path) -> None:
     memory = MemoryStore()
     cache = strict(memory)
     put(memory, entries.first_name(KEY), broken(entry()))
@@ -172,7 +166,7 @@ def test_a_lookup_raises_on_damage_in_either_tier(
         cache.lookup(OTHER)
 
 
-def test_absence_modes_and_guards_are_no_failures(strict: Callable[..., Cache]) -> None:
+def test_absence_modes_and_guards_are_no_failures(strict: Machines) -> None:
     cache = strict(MemoryStore())
     assert isinstance(cache.lookup(KEY), Miss)
     assert isinstance(cache.save(KEY, entry()), Saved)
@@ -184,14 +178,14 @@ def test_absence_modes_and_guards_are_no_failures(strict: Callable[..., Cache]) 
     assert isinstance(off.lookup(KEY), Miss)
 
 
-def test_a_guard_that_fails_raises(strict: Callable[..., Cache]) -> None:
+def test_a_guard_that_fails_raises(strict: Machines) -> None:
     cache = strict(MemoryStore())
     cache.save(KEY, entry())
     with pytest.raises(ZeroDivisionError):
         cache.lookup(KEY, lambda found: 1 / 0 > 1)
 
 
-def test_a_save_raises_when_the_queue_is_full(strict: Callable[..., Cache]) -> None:
+def test_a_save_raises_when_the_queue_is_full(strict: Machines) -> None:
     gated = GatedStore(MemoryStore(), is_open=False)
     cache = strict(gated, local=False, upload_queue_max_count=1)
     cache.save(KEY, entry())
@@ -218,7 +212,7 @@ def test_a_remote_that_cannot_be_opened_raises(tmp_path: Path) -> None:
 
 
 def test_an_upload_that_fails_is_warned_of_not_raised(
-    strict: Callable[..., Cache], caplog: pytest.LogCaptureFixture
+    strict: Machines, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It happens later, on another thread: there is no caller to raise it to."""
     cache = strict(FailingStore(AccessDeniedError("403")))
@@ -263,7 +257,7 @@ def test_a_flush_does_not_call_complete_what_a_broken_disk_holds(
 
 
 def test_a_local_directory_that_is_removed_is_made_again(
-    machine: Callable[..., Cache], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    machine: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = machine()
     cache.save(KEY, entry())
@@ -278,7 +272,7 @@ def test_a_local_directory_that_is_removed_is_made_again(
 
 
 def test_without_a_usable_local_directory_there_is_a_cache_all_the_same(
-    machine: Callable[..., Cache], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    machine: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     cache = machine("file/below")
@@ -289,7 +283,7 @@ def test_without_a_usable_local_directory_there_is_a_cache_all_the_same(
 
 
 def test_a_full_memory_queue_refuses(
-    machine: Callable[..., Cache], remote: GatedStore, caplog: pytest.LogCaptureFixture
+    machine: Machines, remote: GatedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     remote.is_open = False
     cache = machine(None, upload_queue_max_count=2)

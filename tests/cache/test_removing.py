@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,6 @@ from s3cache.errors import AccessDeniedError, ClosedError, ConfigError, ReadOnly
 from s3cache.store import MemoryStore
 from tests.support.caching import KEY, OTHER, entry, open_cache
 from tests.support.stores import names
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_key_is_removed_with_all_its_variants_and_no_other(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 from s3cache.records import Record, Recorder
 from tests.support.waiting import LONG_S
 
-__all__ = ["Call", "Done", "record"]
-
 
 @dataclass(frozen=True)
 class Done:

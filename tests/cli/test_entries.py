@@ -111,20 +111,6 @@ def test_entries_and_sizes_are_summed_up(
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_what_is_named_and_not_there_is_said(call: Call, shelf: Shelf, tmp_path: Path) -> None:
-    for key in ("a", "b"):
-        shelf.add(key)
-    manifest = tmp_path / "keys"
-    manifest.write_text("a\ngone\n")
-    done = call("du", "--manifest", manifest, "--url", shelf.url)
-    assert (done.code, done.err) == (1, "gone: nothing is there\n")
-    done = call("du", "--manifest", manifest, "--url", shelf.url, "--json")
-    assert (done.code, done.err) == (1, "")
-    assert (done.json["entries"], done.json["absent"]) == (1, ["gone"])
-    manifest.write_text("a\n")
-    assert call("du", "--manifest", manifest, "--url", shelf.url).code == 0
-
-
 # -- verify
 
 

@@ -7,7 +7,8 @@ on as it is.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -18,18 +19,12 @@ from s3cache.store import (
     MeteredStore,
     RetryingStore,
     RetryPolicy,
+    Store,
     WrapperStore,
 )
 from s3cache.util.threads import Breaker
 from tests.support.contract import StoreContract
-from tests.support.faulty import FaultyStore
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from s3cache.store import Store
-    from tests.support.faulty import Fault
+from tests.support.faulty import Fault, FaultyStore
 
 RETRIES = RetryPolicy(
     attempts=30, total_timeout_s=30, attempt_timeout_s=20, base_delay_s=0.0, max_delay_s=0.0

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,10 +18,6 @@ from s3cache.errors import PreconditionError
 from s3cache.store import FileStore
 from tests.support.contract import listed
 from tests.support.marks import examples
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
 
 _T = TypeVar("_T")
 

@@ -2,7 +2,7 @@
 
 A fault is an error of the system calls that would meet it on a real disk, in the local directory
 only. Hangs are in ``tests/trust/test_hanging_disk.py``; full and read-only ones, mounted, in
-``tests/tier/test_disk_full.py``.
+``tests/tier/test_disk.py``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -22,9 +23,6 @@ from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from s3cache.tier import DiskTier
 from tests.support.caching import KEY, OTHER, entry, open_cache, payload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 

@@ -7,17 +7,15 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.marks import slow
+from tests.support.processes import Machine
+from tests.support.served import NewMachine
 from tests.support.waiting import LONG_S
 from tests.support.worker import keys
-
-if TYPE_CHECKING:
-    from tests.support.processes import Machine
-    from tests.support.served import NewMachine
 
 REPOSITORY = Path(__file__).parents[2]
 MIB = 1 << 20

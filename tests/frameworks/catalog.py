@@ -7,8 +7,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FOLDER", "PROGRAMS", "Program"]
-
 FOLDER = Path(__file__).parent / "programs"
 
 

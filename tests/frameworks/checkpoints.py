@@ -19,8 +19,6 @@ import s3cache
 if TYPE_CHECKING:
     from s3cache import Cache
 
-__all__ = ["TRAINERS", "flushes"]
-
 
 class _Watched:
     """Stands in for a cache: notes how many checkpoints there are when it is flushed."""

@@ -21,8 +21,6 @@ from typing import Any
 from s3cache import testing
 from tests.frameworks.catalog import FOLDER, Program
 
-__all__ = ["RUNS", "complaints", "run_program"]
-
 #: Which machine, and how s3cache is turned on there: ``url`` is by ``S3CACHE_URL`` alone.
 #: A name with ``again`` is a second process there.
 RUNS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import sys
 import types
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch._inductor.codegen.cpp
 import torch._inductor.compile_fx
+import torch.nn.functional as F  # noqa: N812 - as everybody does
 from torch._inductor import ir, lowering, scheduler
 from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
 from torch._inductor.fx_passes import post_grad
@@ -23,14 +25,9 @@ from torch.fx.experimental import proxy_tensor
 
 import s3cache
 from s3cache.graph._overrides import all_overrides
+from tests.graph.checking import checked, codes, key_of
 from tests.support.machines import Machine
 from tests.support.marks import slow
-
-
-def keys() -> list[str | None]:
-    report = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4))
-    return [graph.key for graph in report.graphs]
-
 
 _LIBRARY = """
 import functools
@@ -50,19 +47,6 @@ def library(install: Callable[[str], Any]) -> Any:
 
 def _plainly(original: Any, by: float) -> Any:
     return lambda *args, **kwargs: (original(*args, **kwargs), by)
-
-
-def codes() -> list[str]:
-    report = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4))
-    return [reason.code for graph in report.graphs for reason in graph.reasons]
-
-
-class _Callable:
-    def __init__(self, by: float) -> None:
-        self.by = by
-
-    def __call__(self, *args: Any) -> Any:
-        return args, self.by
 
 
 Make = Callable[[Any, Any, float], Any]
@@ -93,15 +77,15 @@ def test_what_a_library_puts_there_is_in_the_key(
 ) -> None:
     """Alike if the same stands there, and as before once torch's own is back."""
     there = inspect.getattr_static(owner, name)
-    plain = keys()
+    plain = key_of()
     found = []
     for by in (2.0, 3.0, 2.0):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, make(library, there, by))
-            found.append(tuple(keys()))
+            found.append(key_of())
     assert found[0] == found[2] != found[1]
-    assert len({tuple(plain), (None,), *found}) == 4
-    assert keys() == plain
+    assert len({plain, None, *found}) == 4
+    assert key_of() == plain
 
 
 def test_what_has_no_identity_is_a_reason_that_names_the_place(
@@ -117,8 +101,7 @@ def test_what_has_no_identity_is_a_reason_that_names_the_place(
     ):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, double)
-            (graph,) = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4)).graphs
-        (reason,) = graph.reasons
+            (reason,) = checked().reasons
         assert reason.code == "generator"
         assert reason.blocks_fx_level
         assert f"{owner.__name__}.{name}" in reason.message
@@ -138,34 +121,34 @@ def test_what_has_no_identity_is_a_reason_that_names_the_place(
 def test_torchs_own_in_anothers_place_is_in_the_key(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, other: Any
 ) -> None:
-    plain = keys()
+    plain = key_of()
     there = inspect.getattr_static(owner, name)
     monkeypatch.setattr(owner, name, other)
-    assert keys()[0] not in (*plain, None)
+    assert key_of() not in (plain, None)
     monkeypatch.setattr(owner, name, there)
-    assert keys() == plain
+    assert key_of() == plain
 
 
 def test_what_torch_makes_anew_of_its_own_is_not_in_the_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It keeps Dynamo out of some, and others it only takes apart and puts together again."""
-    plain = keys()
+    plain = key_of()
     monkeypatch.setattr(
         post_grad, "remove_noop_ops", torch.compiler.disable(post_grad.remove_noop_ops)
     )
     monkeypatch.setattr(post_grad, "s3cache_number", 7, raising=False)
-    assert keys() == plain
+    assert key_of() == plain
 
 
 def test_what_dynamo_adds_to_a_module_of_torchs_is_in_no_key() -> None:
     """``torch.cond`` without ``torch.compile`` leaves a compiled function there."""
-    plain = keys()
+    plain = key_of()
     x = torch.ones(3)
     torch.cond(x.sum() > 1, lambda x: x + 1, lambda x: x - 1, (x,))
     module = sys.modules["torch._higher_order_ops.cond"]
     assert any(name.startswith("__compiled_fn_") for name in vars(module))
-    assert keys() == plain
+    assert key_of() == plain
 
 
 def _closure() -> tuple[Any, str]:
@@ -191,7 +174,7 @@ def test_what_is_put_into_torchs_own_function_has_no_identity(
     owner: Any, name: str, code: str
 ) -> None:
     """Which leaves every name with the object that it had."""
-    plain, old = keys(), getattr(owner, name)
+    plain, old = key_of(), getattr(owner, name)
     others = {
         "__code__": (lambda *args: args).__code__,
         "__defaults__": (lambda *_: False, 2),
@@ -202,11 +185,14 @@ def test_what_is_put_into_torchs_own_function_has_no_identity(
         assert codes() == [code]
     finally:
         setattr(owner, name, old)
-    assert keys() == plain
+    assert key_of() == plain
 
 
-class _Alike(_Callable):
+class _Alike:
     """Says that it equals anything."""
+
+    def __call__(self, *args: Any) -> Any:
+        return args
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -214,54 +200,59 @@ class _Alike(_Callable):
     __hash__ = None  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"), [(post_grad, "remove_noop_ops"), (torch.nn.functional, "gelu")]
-)
+@pytest.mark.parametrize(("owner", "name"), [(post_grad, "remove_noop_ops"), (F, "gelu")])
 def test_what_stands_there_is_not_asked_whether_it_is_alike(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
-    plain = keys()
-    monkeypatch.setattr(owner, name, _Alike(2.0))
-    assert keys() != plain
+    plain = key_of()
+    monkeypatch.setattr(owner, name, _Alike())
+    assert key_of() != plain
 
 
 def test_a_module_in_the_place_of_torchs_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch imports from it as it works."""
-    plain = keys()
+    plain = key_of()
     other = types.ModuleType(post_grad.__name__)
     vars(other).update(vars(post_grad), remove_noop_ops=_plainly(post_grad.remove_noop_ops, 2.0))
     monkeypatch.setitem(sys.modules, post_grad.__name__, other)
-    (graph,) = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4)).graphs
-    (reason,) = graph.reasons
+    (reason,) = checked().reasons
     assert "torch._inductor.fx_passes.post_grad was replaced" in reason.message
     monkeypatch.setitem(sys.modules, post_grad.__name__, post_grad)
-    assert keys() == plain
+    assert key_of() == plain
 
 
 def test_seams_are_not_in_the_key(tmp_path: Path) -> None:
-    plain = keys()
+    plain = key_of()
     with s3cache.enabled(local_dir=tmp_path):
-        assert keys() == plain
+        assert key_of() == plain
         assert all_overrides() == []
 
 
 def _keys_of_machine() -> list[Any]:
-    """With something in place from before anybody looked, then without; whose all the rest is."""
-    exp: Any = vars(CppVecOverrides)["exp"]
-    CppVecOverrides.exp = staticmethod(_plainly(exp.__func__, 2.0))  # type: ignore[method-assign]
-    replaced = codes()
-    CppVecOverrides.exp = exp  # type: ignore[method-assign]
-    import torch.distributed.tensor
-    import torch.nn.attention.flex_attention
-
+    """With others' functions in place from before anybody looked, then without them."""
+    exp, norm, relu = vars(CppVecOverrides)["exp"], torch.layer_norm, F.relu
+    replaced = []
+    for owner, name, value in (
+        (CppVecOverrides, "exp", staticmethod(_plainly(exp.__func__, 2.0))),
+        (torch, "layer_norm", functools.wraps(norm)(_plainly(norm, 2.0))),
+        (F, "relu", F.silu),
+    ):
+        setattr(owner, name, value)
+        replaced.append(codes())
+        CppVecOverrides.exp, torch.layer_norm, F.relu = exp, norm, relu  # type: ignore[method-assign]
+    for name in ("torch.distributed.tensor", "torch.nn.attention.flex_attention"):
+        importlib.import_module(name)
     torch.compile(lambda x: torch.vmap(torch.sin)(x) + 1)(torch.ones(2, 2, requires_grad=True))
-    return [replaced, keys(), [each.place for each in all_overrides()]]
+    return [replaced, key_of(), [each.place for each in all_overrides()]]
 
 
 @slow
 @pytest.mark.timeout(900)
 def test_it_does_not_matter_when_torch_was_first_looked_at(tmp_path: Path) -> None:
-    """Nor what was imported since: in a process all of torch's is taken for torch's."""
+    """Nor what was imported since: in a process all of torch's is taken for torch's.
+
+    Without the entry point torch is seen late.
+    """
     ways = {"early": {}, "late": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
     early, late = (
         Machine(tmp_path / name, **environment).run(f"{__name__}:_keys_of_machine").result
@@ -269,5 +260,5 @@ def test_it_does_not_matter_when_torch_was_first_looked_at(tmp_path: Path) -> No
     )
     assert early == late
     replaced, plain, others = early
-    assert (replaced, others) == (["generator"], [])
-    assert None not in plain
+    assert (replaced, others) == ([["generator"], ["override"], ["override"]], [])
+    assert plain is not None

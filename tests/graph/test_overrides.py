@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +25,7 @@ from s3cache.graph._identity import UnidentifiedError, identity
 from s3cache.graph._overrides import forget_kernels, overrides, replaced_kernels
 from s3cache.torch_api import installed_release
 from s3cache.util.snapshot import FUNCTIONS
+from tests.graph import checking
 from tests.support.machines import Machine
 from tests.support.marks import slow
 
@@ -32,14 +34,8 @@ def _normed(x: Tensor) -> Tensor:
     return F.layer_norm(x, (4,)) + x.softmax(-1)
 
 
-def keys() -> list[str | None]:
-    report = s3cache.check(torch.compile(_normed), torch.ones(4, 4))
-    return [graph.key for graph in report.graphs]
-
-
-def codes() -> list[str]:
-    report = s3cache.check(torch.compile(_normed), torch.ones(4, 4))
-    return [reason.code for graph in report.graphs for reason in graph.reasons]
+key = functools.partial(checking.key_of, _normed)
+codes = functools.partial(checking.codes, _normed)
 
 
 def replaced() -> tuple[str, str]:
@@ -63,7 +59,7 @@ def test_what_torch_calls_below_a_graph_keeps_it_from_the_first_level(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second level's key has the file that it is from, and no state."""
-    plain = keys()
+    plain = key()
     found = []
     for owner, name in ((torch, "layer_norm"), (torch.Tensor, "softmax"), (torch._VF, "dropout")):
         for by in (2.0, 3.0):
@@ -73,7 +69,7 @@ def test_what_torch_calls_below_a_graph_keeps_it_from_the_first_level(
                 found.append(replaced())
     assert found[0::2] == found[1::2]
     assert len(set(found)) == 3
-    assert keys() == plain
+    assert key() == plain
 
 
 def test_a_library_that_replaces_functions_leaves_the_second_level(
@@ -88,38 +84,32 @@ def test_a_library_that_replaces_functions_leaves_the_second_level(
 
     for owner, name in ((torch, "stack"), (torch, "cat"), (vmap, "_add_batch_dim")):
         monkeypatch.setattr(owner, name, library.wrapped(getattr(owner, name)))
-    (graph,) = s3cache.check(torch.compile(_normed), torch.ones(4, 4)).graphs
+    graph = checking.checked(_normed)
     assert {reason.code for reason in graph.reasons} == {"override"}
     assert graph.in_halves
     assert replaced()[0] == "override"
 
 
-def test_so_does_torchs_own_in_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "softmax", torch.Tensor.log_softmax)
-    assert codes() == ["override"]
-
-
 def test_what_torch_does_not_look_at_is_not_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = keys()
+    before = key()
     ticks = itertools.count()
     monkeypatch.setattr(torch, "s3cache_mine", lambda: next(ticks), raising=False)
     monkeypatch.setattr(torch, "load", lambda *_: time.time())
     monkeypatch.setattr(torch, "layer_norm", torch.layer_norm)
-    assert keys() == before
+    assert key() == before
 
 
 def test_a_replacement_that_is_registered_is_in_the_key_of_the_first_level(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch, "layer_norm", _timed)
-    (graph,) = s3cache.check(torch.compile(_normed), torch.ones(4, 4)).graphs
-    (reason,) = graph.reasons
+    (reason,) = checking.checked(_normed).reasons
     assert reason.code == "override"
     assert "torch.layer_norm" in reason.message
     assert "put torch's own back" in reason.fix
     assert not reason.blocks_fx_level
     exec(reason.fix)  # as users do who paste it
-    assert keys() != [None]
+    assert key() is not None
 
 
 def _timed(*args: Any) -> Any:
@@ -127,31 +117,7 @@ def _timed(*args: Any) -> Any:
     return norm(*args[:4], 1e-5)[0] * time.time()
 
 
-def _codes_of_machine() -> list[list[str]]:
-    """Replaced before anybody has had a look at torch, and put back."""
-    original, relu = torch.layer_norm, F.relu
-    torch.layer_norm = _doubled(original, 2.0)
-    replaced = codes()
-    torch.layer_norm = original
-    F.relu = F.silu
-    swapped = codes()
-    F.relu = relu
-    return [replaced, swapped, codes()]
-
-
-@slow
-@pytest.mark.timeout(900)
-def test_it_does_not_matter_how_early_torch_was_seen(tmp_path: Path) -> None:
-    """Without the entry point torch is seen late: by itself it says as little, changed as much."""
-    environments = {"early": {}, "late": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
-    early, late = (
-        Machine(tmp_path / name, **environment).run(f"{__name__}:_codes_of_machine").result
-        for name, environment in environments.items()
-    )
-    assert early == late == [["override"], ["override"], []]
-
-
-# -- what is inside of functions and operators
+# -- what is altered: a name, the inside of a function, what operators do
 
 
 def _other_code(x: Tensor, inplace: bool = False) -> Tensor:
@@ -162,54 +128,118 @@ def _another_code(x: Tensor, inplace: bool = False) -> Tensor:
     return x * 6
 
 
+def _tripled(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x * 3
+
+
 def _under_torchs_name(code: types.CodeType) -> types.CodeType:
     old = F.relu.__code__
     return code.replace(co_filename=old.co_filename, co_name=old.co_name)
 
 
-@pytest.mark.parametrize(
-    ("attribute", "ways"),
-    [
-        ("__code__", [_other_code.__code__, _another_code.__code__, F.silu.__code__]),
-        ("__code__", [_under_torchs_name(_other_code.__code__), F.relu6.__code__]),
-        ("__defaults__", [(True,), (1,), (0,)]),
+@contextlib.contextmanager
+def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Put ``value`` there for a while; None takes what is there away."""
+    with pytest.MonkeyPatch.context() as patched:
+        if value is None:
+            patched.delattr(owner, name)
+        else:
+            patched.setattr(owner, name, value)
+        yield
+
+
+_SILU = torch.ops.aten.silu.default
+_KEY = torch._C.DispatchKey.AutogradCPU
+
+
+@contextlib.contextmanager
+def _rule(how: str) -> Iterator[None]:
+    with patch.dict(_SILU.py_kernels):
+        if how == "given":
+            _SILU.py_impl(_KEY)(_tripled)
+        else:
+            _SILU.py_kernels[_KEY] = _tripled
+        yield
+
+
+@contextlib.contextmanager
+def _kernel(name: str, function: Any) -> Iterator[None]:
+    namespace, _, operator = name.partition("::")
+    library = torch.library.Library(namespace, "IMPL")
+    library.impl(operator, function, "AutogradCPU")
+    yield
+    library._destroy()
+
+
+@contextlib.contextmanager
+def _formula() -> Iterator[None]:
+    """torch keeps it with the definition; a library's is as good as a program's."""
+    definition = torch._library.custom_ops.OPDEFS["prims::fma"]
+    with patch.dict(vars(definition)):
+        definition.register_autograd(lambda ctx, grad: grad)
+        yield
+
+
+_CODES = [each.__code__ for each in (_other_code, _another_code, F.silu, F.relu6)]
+# A decomposition asks for an operator where it stands; what is not there torch would make anew.
+_PLACES: list[tuple[Any, str, list[Any]]] = [
+    (torch.ops.aten.silu, "default", [torch.ops.aten.relu.default, _tripled, None]),
+    (torch.ops.aten, "silu", [torch.ops.aten.relu, _tripled, None]),
+]
+if installed_release() < (2, 15):  # which cannot trace a normalization with others there
+    _PLACES.append((torch.ops, "prims", [torch.ops.aten, torch.ops.quantized]))
+ALTERED: dict[str, list[Callable[[], contextlib.AbstractContextManager[None]]]] = {
+    "torch's own in another place": [
+        lambda: _set(torch.Tensor, "softmax", torch.Tensor.log_softmax)
     ],
-)
-def test_so_does_a_function_of_torchs_that_is_altered(
-    monkeypatch: pytest.MonkeyPatch, attribute: str, ways: list[Any]
-) -> None:
+    "code": [
+        functools.partial(_set, F.relu, "__code__", each)
+        for each in (*_CODES, _under_torchs_name(_CODES[0]))
+    ],
+    "defaults": [
+        functools.partial(_set, F.relu, "__defaults__", each) for each in ((True,), (1,), (0,))
+    ],
+    "tables of operators": [functools.partial(_rule, how) for how in ("given", "written")],
+    "places of operators": [
+        functools.partial(_set, owner, name, value)
+        for owner, name, values in _PLACES
+        for value in values
+    ],
+    "kernels": [
+        functools.partial(_kernel, name, function)
+        for name in ("prims::sin", "aten::silu", "quantized::add_relu")
+        for function in (_tripled, torch._refs.cos)
+    ],
+    "a rule for an operator defined in Python": [_formula],
+}
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_so_does_what_is_altered_inside_of_torch(what: str, tmp_path: Path) -> None:
     """And it is as before once it is put back."""
-    plain = keys()
-    for way in ways:
-        with monkeypatch.context() as patched:
-            patched.setattr(F.relu, attribute, way)
-            assert codes() == ["override"]
-    assert keys() == plain
-
-
-def _formula(name: str) -> Any:
-    function = torch._decomp.decomposition_table[getattr(torch.ops.aten, name).default]
-    assert isinstance(function, types.FunctionType)
-    return function
-
-
-def _tripled(x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return x * 3
+    with s3cache.enabled(local_dir=tmp_path):
+        plain = key()
+        for altered in ALTERED[what]:
+            with altered():
+                assert set(codes()) == {"override"}
+            assert key() == plain
 
 
 def test_so_does_what_a_wrapper_of_torchs_wraps() -> None:
     """And which of the many that one decorator made."""
-    plain = keys()
+    plain = key()
     found = []
     for name in ("mish", "elu", "mish"):
-        formula = _formula(name)
-        (cell,) = formula.__closure__
-        old = cell.cell_contents
-        cell.cell_contents = _tripled
-        found.append(replaced())
-        cell.cell_contents = old
+        formula = torch._decomp.decomposition_table[getattr(torch.ops.aten, name).default]
+        assert isinstance(formula, types.FunctionType)
+        (cell,) = formula.__closure__ or ()
+        with _set(cell, "cell_contents", _tripled):
+            found.append(replaced())
     assert found[0] == found[2] != found[1]
-    assert keys() == plain
+    assert key() == plain
+
+
+# -- what is no alteration
 
 
 def test_what_torch_keeps_in_a_closure_is_not_in_the_key() -> None:
@@ -226,124 +256,36 @@ def test_what_torch_keeps_in_a_closure_is_not_in_the_key() -> None:
 
     add, read = make()
     FUNCTIONS.add([read])
-    before = keys()
+    before = key()
     add()
     assert read() == 1
-    assert keys() == before
+    assert key() == before
 
 
-_SILU = torch.ops.aten.silu.default
-_KEY = torch._C.DispatchKey.AutogradCPU
-
-
-def _given(function: Any) -> None:
-    _SILU.py_impl(_KEY)(function)
-
-
-def _written(function: Any) -> None:
-    _SILU.py_kernels[_KEY] = function
-
-
-@pytest.mark.parametrize("put", [_given, _written])
-def test_so_does_what_is_put_into_tables_of_operators(
-    put: Callable[[Any], None], tmp_path: Path
-) -> None:
+def test_operators_of_the_users_may_come_and_go(tmp_path: Path) -> None:
+    """With rules of their own: they are in no key but theirs."""
     with s3cache.enabled(local_dir=tmp_path):
-        plain = keys()
-        put(_tripled)
-        try:
-            assert codes() == ["override"]
-        finally:
-            del _SILU.py_kernels[_KEY]
-        assert keys() == plain
-
-
-def _no_operator(x: Tensor) -> Tensor:
-    return x * 3
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "others"),
-    [
-        (torch.ops.aten.silu, "default", [torch.ops.aten.relu.default, _no_operator, None]),
-        (torch.ops.aten, "silu", [torch.ops.aten.relu, _no_operator, None]),
-        (torch.ops, "prims", [torch.ops.aten, torch.ops.quantized]),
-    ],
-)
-def test_so_does_what_is_in_the_place_of_an_operator(
-    owner: Any, name: str, others: list[Any]
-) -> None:
-    """A decomposition asks for it there; ``None`` is nothing: torch would make it anew."""
-    if name == "prims" and installed_release() >= (2, 15):
-        pytest.skip("this torch cannot trace a normalization with another namespace there")
-    plain = keys()
-    old = getattr(owner, name)
-    for value in others:
-        if value is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, value)
-        try:
-            assert set(codes()) == {"override"}
-        finally:
-            setattr(owner, name, old)
-    assert keys() == plain
-
-
-def test_operators_of_the_users_may_come_and_go() -> None:
-    plain = keys()
-    for factor in (2, 3):
-        library = torch.library.Library("s3cache_overrides", "FRAGMENT")
-        library.define("passing(Tensor x) -> Tensor")
-        library.impl("passing", lambda x, by=factor: x * by, "CompositeImplicitAutograd")
-        assert torch.ops.s3cache_overrides.passing.default(torch.ones(1)) == factor
-        assert keys() == plain
-        library._destroy()
-        assert keys() == plain
-    delattr(torch.ops, "s3cache_overrides")
-    assert keys() == plain
-
-
-def test_so_do_kernels_for_operators_in_each_namespace_of_torchs(tmp_path: Path) -> None:
-    with s3cache.enabled(local_dir=tmp_path):
-        plain = keys()
-        for name in ("prims::sin", "aten::silu", "quantized::add_relu"):
-            for function in (_tripled, torch._refs.cos):
-                library = torch.library.Library(name.partition("::")[0], "IMPL")
-                library.impl(name.partition("::")[2], function, "AutogradCPU")
-                assert codes() == ["override"]
-                library._destroy()
-        assert keys() == plain
+        plain = key()
+        for factor in (2, 3):
+            library = torch.library.Library("s3cache_overrides", "FRAGMENT")
+            library.define("passing(Tensor x) -> Tensor")
+            library.impl("passing", lambda x, by=factor: x * by, "CompositeImplicitAutograd")
+            operator = torch.ops.s3cache_overrides.passing.default
+            assert operator(torch.ones(1)) == factor
+            operator.py_impl(_KEY)(_tripled)
+            assert key() == plain
+            library._destroy()
+            assert key() == plain
+        delattr(torch.ops, "s3cache_overrides")
+        assert key() == plain
 
 
 def test_what_python_keeps_in_a_class_that_was_copied_is_in_no_key() -> None:
     """``copyreg`` keeps the names of slots there, the first time."""
-    plain = keys()
+    plain = key()
     for kind in (Tensor, torch.nn.Parameter):
         with patch.object(kind, "__slotnames__", [], create=True):
-            assert keys() == plain
-
-
-def test_so_do_rules_for_operators_that_torch_defines_in_python(tmp_path: Path) -> None:
-    """torch keeps such a formula with the definition; a library's is as good as a program's."""
-    with s3cache.enabled(local_dir=tmp_path):
-        plain = keys()
-        definition = torch._library.custom_ops.OPDEFS["prims::fma"]
-        with patch.dict(vars(definition)):
-            definition.register_autograd(lambda ctx, grad: grad)
-            assert codes() == ["override"]
-        assert keys() == plain
-
-
-def test_kernels_of_others_operators_are_in_no_key_but_theirs(tmp_path: Path) -> None:
-    with s3cache.enabled(local_dir=tmp_path):
-        plain = keys()
-        library = torch.library.Library("s3cache_overrides", "FRAGMENT")
-        library.define("mine(Tensor x) -> Tensor")
-        library.impl("mine", _tripled, "CompositeImplicitAutograd")
-        torch.ops.s3cache_overrides.mine.default.py_impl(_KEY)(_tripled)
-        assert keys() == plain
-        library._destroy()
+            assert key() == plain
 
 
 def _keys_after_much_of_torch(late: bool) -> list[str | None]:
@@ -357,10 +299,10 @@ def _keys_after_much_of_torch(late: bool) -> list[str | None]:
         importlib.import_module("torch.ao.quantization.fx._decomposed")
         importlib.import_module("torch.distributed._symmetric_memory")
         torch.compile(lambda x: torch.vmap(torch.sin)(x) + 1)(torch.ones(2, 2))
-    found = keys()
+    found = key()
     importlib.import_module("torch.ao.quantization.fx._decomposed")
     importlib.import_module("torch.distributed._symmetric_memory")
-    return [*found, *keys()]
+    return [found, key()]
 
 
 @slow
@@ -374,17 +316,16 @@ def test_what_torch_does_by_itself_alters_nothing(tmp_path: Path) -> None:
         for late in (False, True)
         for url in (False, True)
     ]
-    assert len({key for each in found for key in each}) == 1
-    assert found[0] == [found[0][0]] * 2
-    assert found[0][0] is not None
+    (one,) = {each for keys in found for each in keys}
+    assert one is not None
 
 
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
-@pytest.mark.parametrize("key", ["Autograd", "AutogradCPU", "CPU"])
-def test_kernels_are_seen_that_are_registered_while_nobody_looks(key: str) -> None:
+@pytest.mark.parametrize("dispatch_key", ["Autograd", "AutogradCPU", "CPU"])
+def test_kernels_are_seen_that_are_registered_while_nobody_looks(dispatch_key: str) -> None:
     """Where another one was seen before: what is read of an operator is read again."""
     forget_kernels()
-    for each in ("CompositeImplicitAutograd", key):
+    for each in ("CompositeImplicitAutograd", dispatch_key):
         library = torch.library.Library("aten", "IMPL")
         try:
             library.impl("celu", lambda x, alpha=1.0: torch.sin(x), each)

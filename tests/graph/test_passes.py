@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import s3cache
 from s3cache.graph import settings_digest
 from s3cache.torch_api import installed_release
+from tests.graph.checking import checked, key_of
 
 # One of each kind of option; test_safety.py has all of them.
 OPTIONS = [
@@ -32,14 +33,6 @@ OPTIONS = [
     (functorch, "activation_memory_budget_solver"),
 ]
 GENERATING = {"post_grad_custom_post_pass", "_fuse_ddp_communication_passes"}
-
-
-def keys(function: Callable[..., Any], *args: Any) -> list[str | None]:
-    return [graph.key for graph in s3cache.check(torch.compile(function), *args).graphs]
-
-
-def sine(x: Tensor) -> Tensor:
-    return x.sin() * 2
 
 
 Install = Callable[[str], Any]
@@ -53,7 +46,7 @@ def test_a_pass_of_a_library_is_in_the_key_by_its_source(
     def key_with(function: Any) -> str | None:
         value = [function] if option.startswith("_fuse") else function
         with config.patch({option: value}):
-            (key,) = keys(sine, torch.ones(3))
+            key = key_of()
             assert getattr(config, option) == value
         return key
 
@@ -62,7 +55,7 @@ def test_a_pass_of_a_library_is_in_the_key_by_its_source(
     assert first is not None
     assert key_with(library.of(1)) == first
     assert key_with(library.of(2)) not in (first, None)
-    assert keys(sine, torch.ones(3)) != [first]
+    assert key_of() != first
 
 
 @pytest.mark.parametrize(("config", "option"), OPTIONS)
@@ -74,8 +67,7 @@ def test_a_pass_of_a_program_blocks_the_fx_level_only_if_it_generates(
     def mine(*args: Any) -> Any: ...
 
     with config.patch({option: [mine] if option.startswith("_fuse") else mine}):
-        (graph,) = s3cache.check(torch.compile(sine), torch.ones(3)).graphs
-    (reason,) = graph.reasons
+        (reason,) = checked().reasons
     assert (reason.code == "custom-pass") == reason.blocks_fx_level == (option in GENERATING)
     assert "register_cacheable(tests.graph.test_passes.mine, version" in reason.fix
 
@@ -92,7 +84,7 @@ def test_each_of_several_passes_is_in_the_key(install: Install) -> None:
     other = install(LIBRARY).of(1)
     for passes in ([Known()], [Known(), other], [other, Known()]):
         with inductor.patch(joint_custom_pre_pass=passes):
-            found |= set(keys(sine, torch.ones(3)))
+            found.add(key_of())
     assert len(found) == 3
     assert None not in found
 
@@ -123,8 +115,7 @@ def test_a_context_function_is_in_the_key_by_its_identity(install: Install) -> N
             return checkpoint(body, x, use_reentrant=False, context_fn=context_fn)
 
         matrix = torch.ones(3, 3, requires_grad=True)
-        (key,) = keys(function, matrix, matrix.detach())
-        return key
+        return key_of(function, matrix, matrix.detach())
 
     create = create_selective_checkpoint_contexts
     lists = [[AT.mm.default], [AT.mm.out], [AT.bmm.default], [AT.mm.default, AT.bmm.default]]
@@ -151,8 +142,7 @@ def fresh() -> Iterator[None]:
 
 def graph_by(backend: Callable[..., Any] | str) -> s3cache.Graph:
     program = torch.compile(lambda x: torch.tanh(x) + 1, backend=backend)
-    (graph,) = s3cache.check(program, torch.ones(3)).graphs
-    return graph
+    return checked(program, torch.ones(3))
 
 
 def giving(**given: Any) -> Callable[..., Any]:

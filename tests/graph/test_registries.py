@@ -24,10 +24,10 @@ from torch._inductor.pattern_matcher import (
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_impls import register_op_impl
 
-import s3cache
 from s3cache.graph._identity import UnidentifiedError
 from s3cache.graph._overrides import registered_overrides, unused_kept
 from s3cache.torch_api import installed_release, internals
+from tests.graph.checking import checked, key_of
 from tests.support.scripts import run_script
 
 Register = Callable[[float], object]
@@ -142,7 +142,7 @@ def test_what_others_register_is_found(register: Register) -> None:
     """And what generates code has no identity, as it is of no distribution."""
     register(2.0)
     (line,) = lines()
-    (graph,) = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4)).graphs
+    graph = checked()
     codes = [reason.code for reason in graph.reasons]
     if register is side_effect:
         assert graph.key is not None
@@ -160,8 +160,7 @@ def test_what_a_library_registers_is_in_the_key(install: Callable[[str], Any]) -
         for by in numbers:
             call = CallFunction(torch.ops.aten.sin.default, Arg())
             register_graph_pattern(call, pass_dict=where)(library.of(by))
-        (graph,) = s3cache.check(torch.compile(lambda x: x.sin() + 1), torch.ones(4, 4)).graphs
-        found.append(graph.key)
+        found.append(key_of())
         where.patterns["call_function", torch.ops.aten.sin.default].clear()
     assert found[0] == found[4]
     assert len({None, *found}) == 5

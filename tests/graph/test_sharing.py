@@ -12,15 +12,15 @@ import torch._functorch.config as functorch
 import torch._inductor.config as inductor
 from torch._inductor.codecache import FxGraphHashDetails
 
-import s3cache
 from s3cache.torch_api import installed_release
+from tests.graph.checking import checked
 from tests.graph.programs import Squared
 from tests.support.switches import threads
 
 
 def key_of(function: Callable[..., Any], *args: Any) -> str:
     """The key of the one graph that the function makes."""
-    (graph,) = s3cache.check(torch.compile(function), *args).graphs
+    graph = checked(function, *args)
     assert graph.key is not None, graph.reasons
     return graph.key
 

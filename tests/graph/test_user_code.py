@@ -15,6 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import s3cache
 from s3cache.graph._user_code import custom_operators, refaked_operators, traced_operators
+from tests.graph.checking import checked, sine
 
 _names = itertools.count()
 
@@ -159,18 +160,13 @@ def test_a_function_that_torch_knows_by_name_is_identified_by_its_file(
         made.__module__, made.__qualname__ = "einops.einops", "rearrange"
         monkeypatch.setattr(einops.einops, "rearrange", made)
         torch.compiler.allow_in_graph(made)
-        return graph_of(lambda x: made(x) + 1, torch.ones(3))
+        return checked(lambda x: made(x) + 1, torch.ones(3))
 
     def rearrange(x: Tensor) -> Tensor:
         return x * 2
 
     assert graph_with(library.rearrange).key
     assert _codes([*graph_with(rearrange).reasons]) == ["function"]
-
-
-def graph_of(function: Callable[..., Any], *args: Any) -> s3cache.Graph:
-    (graph,) = s3cache.check(torch.compile(function), *args).graphs
-    return graph
 
 
 # -- tensor subclasses
@@ -218,13 +214,9 @@ class Wrapped(torch.Tensor):
 class Registered(Wrapped): ...
 
 
-def sine(x: Any) -> Any:
-    return torch.sin(x) + 1
-
-
 @pytest.mark.parametrize("config", [None, Config(), [{"k": Config()}]])
 def test_code_of_a_subclass_keeps_a_graph_from_the_first_level(config: Any) -> None:
-    graph = graph_of(sine, Wrapped(torch.ones(3), config))
+    graph = checked(sine, Wrapped(torch.ones(3), config))
     assert (graph.key, _codes([*graph.reasons])) == (None, ["subclass"])
     assert "register_cacheable" in graph.reasons[0].fix
     assert graph.in_halves
@@ -233,14 +225,14 @@ def test_code_of_a_subclass_keeps_a_graph_from_the_first_level(config: Any) -> N
 @pytest.mark.filterwarnings("ignore:TwoTensor does not implement")
 def test_a_subclass_of_torch_has_a_key_and_one_inside_of_it_is_seen() -> None:
     x = torch.ones(3)
-    assert "TwoTensor" in graph_of(sine, TwoTensor(x, x * 2)).components["graph.subclasses"].value
-    assert graph_of(sine, TwoTensor(Wrapped(x), Wrapped(x))).key is None
+    assert "TwoTensor" in checked(sine, TwoTensor(x, x * 2)).components["graph.subclasses"].value
+    assert checked(sine, TwoTensor(Wrapped(x), Wrapped(x))).key is None
 
 
 def test_a_registered_subclass_is_in_the_key_by_its_version() -> None:
     s3cache.register_cacheable(Registered, version="1")
-    first = graph_of(sine, Registered(torch.ones(3)))
+    first = checked(sine, Registered(torch.ones(3)))
     assert "version 1" in first.components["graph.subclasses"].value
     s3cache.register_cacheable(Registered, version="2")
-    assert graph_of(sine, Registered(torch.ones(3))).key not in (first.key, None)
-    assert "graph.subclasses" not in graph_of(sine, torch.ones(3)).components
+    assert checked(sine, Registered(torch.ones(3))).key not in (first.key, None)
+    assert "graph.subclasses" not in checked(sine, torch.ones(3)).components

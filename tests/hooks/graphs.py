@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from s3cache import frame
 from tests.hooks.jobs import account, machine_here
 from tests.hooks.switches import compiled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KERNELS = ("cut short", "no symbol", "no kernel")
 ENTRIES = ("no pickle", "another type", "raises", "bad guards", "bad backward")

@@ -7,14 +7,12 @@ choose by themselves, mistakes, and each way of starting processes.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from tests.support.sites import Machine, Site
+from tests.support.sites import Machine, Site
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from tests.support.sites import Site
+from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -71,14 +69,3 @@ def test_a_backward_is_lowered_under_the_settings_of_its_own_program(site: Site)
         assert (found[name]["hits"], found[name]["uncompiled"]) == (1, 1), name
         for row, expected in zip(found[name]["grad"], found["strict"]["grad"], strict=True):
             assert row == pytest.approx(expected, rel=1e-2, abs=5e-3)
-
-
-@slow
-def test_inputs_that_overlap_later_are_compiled_again(site: Site) -> None:
-    """As without a cache, and the next machine hits both. Blind to conditions it would be wrong."""
-    machine = site.machine("one")
-    ran = machine.run("guard_programs:overlapping", site.url, [False, False, True])
-    first, second, third = ran
-    assert (first["right"], first["hits"], first["saved"]) == (True, 0, 2)
-    assert (second["right"], second["hits"], second["saved"]) == (True, 2, 0)
-    assert not third["right"]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.sites import Site
+from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
 

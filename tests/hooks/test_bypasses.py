@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,7 @@ from s3cache.cache import Engine
 from s3cache.graph import BypassReason
 from s3cache.hooks._watching import Bypasses
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.sites import Site
-
+from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -49,24 +49,6 @@ def answered(mode: FakeTensorMode, described: Any) -> list[Any]:
     return cast("list[Any]", outputs)
 
 
-def test_outputs_are_made_again_as_they_were(mode: FakeTensorMode) -> None:
-    with mode:
-        tensor = torch.empty_strided((4, 3), (1, 4), dtype=torch.bfloat16)
-    first, nothing, number, again = answered(
-        mode, describe_outputs([tensor, None, 7, tensor], metadata())
-    )
-    assert (first.shape, first.stride()) == (tensor.shape, (1, 4))
-    assert (first.dtype, first.device, first.requires_grad) == (
-        torch.bfloat16,
-        tensor.device,
-        False,
-    )
-    assert first.fake_mode is mode
-    assert nothing is None
-    assert number == 7
-    assert again is first
-
-
 def test_what_cannot_be_described_is_refused(mode: FakeTensorMode) -> None:
     with mode:
         base = torch.empty(4, 3)

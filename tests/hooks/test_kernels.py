@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from s3cache.hooks._kernels import opened
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from tests.support.sites import Machine, Site
+from tests.support.sites import Machine, Site
 
 pytestmark = pytest.mark.timeout(900)
 

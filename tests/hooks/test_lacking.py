@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from s3cache.torch_api import internals
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from tests.support.sites import Site
+from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
 

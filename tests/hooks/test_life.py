@@ -6,17 +6,14 @@ import os
 import sys
 import threading
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.hooks.jobs import account
 from tests.hooks.switches import compiled
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from tests.support.sites import Site
-
+from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,6 @@ from s3cache.torch_api import internals
 from tests.hooks.triton import KERNEL, bundled, emit
 from tests.support.users import ATTACKER, VICTIM, as_user, begun_as, common, needs_users
 from tests.support.waiting import join_child
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 __all__ = ["common"]
 

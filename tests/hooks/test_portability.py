@@ -5,17 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.marks import nightly, slow
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.support.sites import Site
+from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from s3cache.hooks._conditions import failing_guards, misfits
 from tests.hooks.conditions import NOTHING
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.sites import Site
+from tests.support.sites import Site
 
 
 @pytest.fixture

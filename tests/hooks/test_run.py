@@ -7,18 +7,15 @@ import subprocess
 import sys
 import textwrap
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import machines
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tests.support.sites import Machine, Site
+from tests.support.sites import Machine, Site
 
 pytestmark = pytest.mark.timeout(900)
 

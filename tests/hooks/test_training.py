@@ -11,16 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from tests.support.sites import Site
-
+from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -7,9 +7,10 @@ import json
 import os
 import pickle
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from s3cache.errors import is_machine_trouble
 from s3cache.hooks._kernels import Kernels, portable
 from s3cache.hooks._keys import CompileState, Patches
 from tests.hooks.triton import KERNEL, bundled, emit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SHARED_GROUP = 12_003
 

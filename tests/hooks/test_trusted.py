@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,10 +20,7 @@ from s3cache.trust import generate, pack, sign
 from tests.hooks.graphs import encoded
 from tests.hooks.jobs import account
 from tests.support.marks import nightly, slow
-
-if TYPE_CHECKING:
-    from tests.support.sites import Machine, Site
-
+from tests.support.sites import Machine, Site
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -7,19 +7,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from infra.policies import ROLES
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from _pytest.mark import ParameterSet
-
-__all__ = ["ATTEMPTS", "MAY", "Bucket", "Case", "cases", "config", "is_refused"]
 
 _COUNT = itertools.count()
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-__all__ = ["Policy", "Request", "is_allowed", "s3_requests"]
-
 Policy: TypeAlias = Mapping[str, Any]
 
 _ELEMENTS = {"Sid", "Effect", "Principal", "Action", "NotAction", "Resource", "Condition"}

@@ -74,10 +74,6 @@ def test_what_is_deployed_is_written_from_one_source(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == generate.files()[path]
 
 
-def test_every_operation_the_store_uses_has_a_known_action() -> None:
-    assert operations_used() - IAM_ACTION.keys() == set()
-
-
 @places
 @roles
 def test_a_role_may_do_what_the_store_does_for_it(place: str, role: Role) -> None:

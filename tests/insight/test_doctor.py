@@ -6,8 +6,10 @@ import asyncio
 import shutil
 import sys
 import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -35,11 +37,6 @@ from s3cache.util.threads import DeadlineExecutor
 from tests.support.faulty import FaultyStore
 from tests.support.hanging import dead_mount
 from tests.support.waiting import LONG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-    from pathlib import Path
-
 
 # -- the remote
 

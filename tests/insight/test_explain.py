@@ -7,28 +7,23 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from s3cache import explain, frame
+from s3cache import Explanation, explain, frame
 from s3cache.entries import NAMES, first_name
 from s3cache.errors import ConfigError
 from s3cache.insight._differences import RemoteEntries
 from s3cache.manage import Place
 from s3cache.records import Record, Recorder
-from s3cache.store import MemoryStore, WrapperStore
+from s3cache.store import MemoryStore, ObjectInfo, WrapperStore
 from s3cache.trust import generate, policy_of
 from tests.support.shelves import Shelf
 from tests.support.waiting import LONG_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
-
-    from s3cache import Explanation
-    from s3cache.store import ObjectInfo
 
 
 def lookup(key: str, time: float, outcome: str = "miss", **changes: Any) -> Record:
@@ -183,16 +178,6 @@ def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
 
 
 # -- a run
-
-
-def test_other_runs_of_the_machine_are_compared(tmp_path: Path) -> None:
-    first = write(tmp_path, lookup("a", 1, of=OLD))
-    second = write(tmp_path, lookup("b", 2))
-    for asked in (second, second[:-1], "b"):
-        one = last(tmp_path, what=asked)
-        assert (one.entry, one.known_from) == ("a", f"run {first}")
-        assert [each.text for each in one.differences] == ["torch 2.11.0 → 2.12.1"]
-    assert last(tmp_path, what=first).entry == ""
 
 
 def test_hits_are_counted_and_others_explained(tmp_path: Path) -> None:

@@ -48,16 +48,6 @@ class Elements(html.parser.HTMLParser):
         self.text += f"{data}\n"
 
 
-def test_numbers_are_those_of_the_records() -> None:
-    totals = sum_up(two_ranks())
-    assert (totals.hits, totals.misses, totals.bypasses, totals.hit_rate) == (2, 2, 1, 0.5)
-    assert (totals.spared_s, totals.waited_s) == (87, pytest.approx(0.621))
-    ended = ("miss absent", "bypass custom-operator", "miss guard", "hit remote", "hit local")
-    assert totals.outcomes == {tuple(each.split()): 1 for each in ended}
-    assert not totals.complete
-    assert sum_up([]).hit_rate is None
-
-
 def test_an_fx_graph_that_misses_after_its_whole_graph_is_not_counted() -> None:
     """One that hits counts, as it spares something."""
     run, _ = two_ranks()

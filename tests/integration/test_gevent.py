@@ -5,16 +5,12 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from s3cache.testing import MotoServer
 from tests.support.buckets import moto_place
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from s3cache.testing import MotoServer
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("gevent") is None, reason="gevent is not installed"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from s3cache.errors import AccessDeniedError
 from s3cache.store import S3Options, S3Store
 from tests.support.scripted import Reply, Request, ScriptedServer, error_reply
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
 GOOD = "AKIAGOOD"
 

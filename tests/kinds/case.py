@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["CASES", "Case", "Compile", "case", "matrix", "train"]
-
 Compile: TypeAlias = Callable[..., Any]
 Program: TypeAlias = Callable[[Compile], Any]
 

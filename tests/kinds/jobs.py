@@ -17,8 +17,6 @@ from tests.kinds.case import CASES, Case
 from tests.support.descriptions import differences_from_torch
 from tests.support.watch import Watch
 
-__all__ = ["ROWS", "load_cases", "run"]
-
 ROWS = (
     "safety",
     "outputs",

@@ -8,18 +8,15 @@ graph), and ``make test-nightly`` all of them.
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.kinds.case import Case
 from tests.kinds.jobs import ROWS, load_cases
 from tests.support.machines import Machine, remote_url
 from tests.support.marks import cases, nightly, selected, slow
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.kinds.case import Case
 
 CASES = load_cases()
 SLOW = {name for name, case in CASES.items() if case.slow}

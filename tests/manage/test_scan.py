@@ -35,28 +35,6 @@ def found(shelf: Shelf, **how: Any) -> dict[str, Item]:
     return asyncio.run(listed())
 
 
-def test_every_entry_is_listed_with_its_key_and_size(shelf: Shelf) -> None:
-    names = {shelf.add(f"key{number}") for number in range(40)}
-    names.add(shelf.add("key1", variant="v", first=False))
-    shelf.put("elsewhere/key.0", b"none of ours")
-    items = found(shelf)
-    assert set(items) == names
-    assert {item.key for item in items.values()} == {f"key{number}" for number in range(40)}
-    assert all(item.size > 100 and item.about is None for item in items.values())
-
-
-def test_entries_that_cannot_be_used_are_listed_with_the_reason(shelf: Shelf) -> None:
-    damaged, cut, moved = (shelf.add(key) for key in ("damaged", "cut", "moved"))
-    shelf.damage(damaged, at=70)
-    shelf.put(cut, (shelf.files.read(cut) or b"")[:-1])
-    strange = shelf.put(entries.first_name("strange"), shelf.files.read(moved) or b"")
-    items = found(shelf, headers=True)
-    for name in (damaged, cut, strange):
-        assert isinstance(items[name].problem, CorruptError)
-        assert items[name].about is None
-    assert items[moved].problem is None
-
-
 def test_untrusted_entries_are_not_parsed(shelf: Shelf) -> None:
     name = shelf.add("k")
     policy = policy_of("require", generate("ci").public_text(), "", audience="main")

@@ -12,8 +12,6 @@ from typing import Any
 
 from tests.support.watch import Watch
 
-__all__ = ["names_of_all", "run"]
-
 
 def names_of_all() -> list[str]:
     """Every operator that torch has samples of, and that takes float32 on the CPU."""

@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.opinfo.__main__ import PROCESS_TIMEOUT_S, report, run_twice, verdict
 from tests.support.marks import nightly, slow
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Of every kind, four of them first: pointwise, reductions, views, indexing, scatter, sorting,
 # linear algebra, convolution, pooling, losses, factories, several outputs. Each is one graph, which

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from tests.perturb.histories import Call, History
 
-__all__ = ["guards", "offsets", "subclasses", "triples"]
-
 
 def _flat(size: int) -> Tensor:
     return torch.arange(1.0, 1 + size)
@@ -193,30 +191,6 @@ def _input(offset: int) -> tuple[Tensor]:
     return (_flat(24)[offset : offset + 6],)
 
 
-def _as_is(x: Tensor) -> Tensor:
-    return x.as_strided((3,), (1,)) + 1
-
-
-def _from(x: Tensor) -> Tensor:
-    return torch.as_strided(x, (3,), (1,), 5) * 2
-
-
-def _aten(x: Tensor) -> Tensor:
-    return torch.ops.aten.as_strided.default(x, [2, 2], [2, 1], 4) + 1
-
-
-def _copy(x: Tensor) -> Tensor:
-    return torch.as_strided_copy(x, (3,), (1,), 5) + 1
-
-
-def _of_a_view(x: Tensor) -> Tensor:
-    return x[1:].as_strided((2,), (2,)) + x[:2]
-
-
-def _of_a_view_from(x: Tensor) -> Tensor:
-    return x.view(2, 3)[1].as_strided((2,), (1,), 6) + 1
-
-
 def _changed(x: Tensor) -> Tensor:
     x.as_strided((2,), (1,), 5).mul_(7)
     return x + 1
@@ -227,35 +201,35 @@ def _changed_here(x: Tensor) -> Tensor:
     return x * 2
 
 
-def _scatter(x: Tensor) -> Tensor:
-    return torch.as_strided_scatter(x, torch.zeros(2), (2,), (1,), 5) + 1
-
-
 def _in_place(x: Tensor) -> Tensor:
-    y = x.clone()
-    return y.as_strided_((2,), (1,), 1) + x.as_strided((2,), (1,), 4)
-
-
-def _told(x: Tensor) -> Any:
-    return x + x.storage_offset()
-
-
-def _with_grad(x: Tensor) -> Tensor:
-    return x.as_strided((3,), (1,), 5).sin() * 2
-
-
-def _parts_returned(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x[2:], x.as_strided((2,), (1,), 5)
+    return x.clone().as_strided_((2,), (1,), 1) + x.as_strided((2,), (1,), 4)
 
 
 def _diagonal(x: Tensor) -> Tensor:
     return x.view(2, 3).diagonal() + x.unfold(0, 2, 2).sum()
 
 
-_SEEING: tuple[Callable[[Tensor], Any], ...] = (
-    _as_is, _from, _aten, _copy, _of_a_view, _of_a_view_from, _changed, _changed_here, _scatter,
-    _in_place, _told, _parts_returned, _diagonal,
-)  # fmt: skip
+def _with_grad(x: Tensor) -> Tensor:
+    return x.as_strided((3,), (1,), 5).sin() * 2
+
+
+# Programs that see where in its storage an input begins; those of _WRITING are given no leaf.
+_WRITING: dict[str, Callable[[Tensor], Any]] = {
+    "changed": _changed, "changed here": _changed_here, "in place": _in_place,
+}  # fmt: skip
+_SEEING: dict[str, Callable[[Tensor], Any]] = {
+    "as is": lambda x: x.as_strided((3,), (1,)) + 1,
+    "from": lambda x: torch.as_strided(x, (3,), (1,), 5) * 2,
+    "aten": lambda x: torch.ops.aten.as_strided.default(x, [2, 2], [2, 1], 4) + 1,
+    "copy": lambda x: torch.as_strided_copy(x, (3,), (1,), 5) + 1,
+    "of a view": lambda x: x[1:].as_strided((2,), (2,)) + x[:2],
+    "of a view from": lambda x: x.view(2, 3)[1].as_strided((2,), (1,), 6) + 1,
+    "scatter": lambda x: torch.as_strided_scatter(x, torch.zeros(2), (2,), (1,), 5) + 1,
+    **_WRITING,
+    "told": lambda x: x + x.storage_offset(),
+    "parts returned": lambda x: (x[2:], x.as_strided((2,), (1,), 5)),
+    "diagonal": _diagonal,
+}
 
 
 _PLACES = (0, 1, 2, 4, 5)
@@ -271,34 +245,28 @@ def _slot(offset: int, kind: str) -> tuple[Any, ...]:
     return (flat[offset : offset + 6],)
 
 
-def _plain(x: Tensor) -> Tensor:
-    return x.sin() + 1
-
-
-def _view(x: Tensor) -> Tensor:
-    return x[1:].view(5, 1).t()
-
-
-def _filled(x: Tensor) -> Tensor:
-    return x.mul_(3)
-
-
 def offsets() -> Iterator[History]:
     """From each place to some others: of tensors, leaves and parameters, sizes fixed or not.
 
     What sees nothing of the place must hit.
     """
-    for function in (_plain, _view, _filled, _diagonal):
+    blind: dict[str, Callable[[Tensor], Any]] = {
+        "plain": lambda x: x.sin() + 1,
+        "view": lambda x: x[1:].view(5, 1).t(),
+        "filled": lambda x: x.mul_(3),
+        "diagonal": _diagonal,
+    }
+    for name, function in blind.items():
         calls = [Call(functools.partial(_input, start)) for start in (0, 3)]
-        name = f"{function.__name__} sees no place"
+        name = f"{name} sees no place"
         yield History("offsets", name, function, (calls[0],), tuple(calls[::-1]), must_hit=True)
     kinds = itertools.cycle(("tensor", "leaf", "parameter"))
-    for function, dynamic in itertools.product((*_SEEING, _with_grad), (None, True)):
+    seeing = {**_SEEING, "with grad": _with_grad}
+    for (name, function), dynamic in itertools.product(seeing.items(), (None, True)):
         for number, before in enumerate(_PLACES):
-            kind = next(kinds) if function is not _with_grad else "leaf"
-            if "change" in function.__name__ or function is _in_place:
-                kind = "tensor"
-            how = f"{function.__name__} of a {kind} from {before}, {dynamic=}"
+            kind = next(kinds) if name in _SEEING else "leaf"
+            kind = "tensor" if name in _WRITING else kind
+            how = f"{name} of a {kind} from {before}, {dynamic=}"
 
             def called(at: int, kind: str = kind) -> Call:
                 backward = contextlib.nullcontext if kind != "tensor" else None
@@ -313,7 +281,7 @@ def offsets() -> Iterator[History]:
                     (called(before),),
                     (called(after), called(before), called(after)),
                     {"dynamic": dynamic},
-                    native=function in _SEEING and before == 0 and not dynamic,
+                    native=name in _SEEING and before == 0 and not dynamic,
                     filled=how,
                 )
 

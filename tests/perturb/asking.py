@@ -37,8 +37,6 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from tests.perturb.histories import Call, History, judge_histories
 from tests.perturb.judge import Verdicts
 
-__all__ = ["asked", "judged"]
-
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 Ask = Callable[[], int]
 _aten = torch.ops.aten

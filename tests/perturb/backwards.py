@@ -19,8 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from tests.perturb.histories import Call, Context, History
 from tests.support.switches import deterministic, precision, threads
 
-__all__ = ["backwards"]
-
 
 def _cubed(x: Tensor) -> Tensor:
     return (x.half() * x.half() * 1.1).float().sin() * x

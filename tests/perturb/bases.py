@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from tests.perturb.program import Program
 
-__all__ = ["BASES", "mlp", "pointwise"]
-
 
 def pointwise(x: Tensor, y: Tensor) -> Tensor:
     return torch.sin(x) * y + x

@@ -23,8 +23,6 @@ from tests.perturb.operators import OPERATORS
 from tests.perturb.program import Change, Program
 from tests.support.switches import switched
 
-__all__ = ["all_bases", "all_changes", "all_histories", "surroundings"]
-
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 

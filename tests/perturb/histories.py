@@ -26,8 +26,6 @@ import s3cache
 from tests.perturb.judge import Verdicts
 from tests.perturb.program import difference_of, record
 
-__all__ = ["Call", "History", "judge_histories"]
-
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 import s3cache
 from tests.perturb.program import Change, Program, Record, compiled, difference, eager, keys
 
-__all__ = ["Verdicts", "judge"]
-
 
 class Judged(Protocol):
     """What is judged; ``str()`` of it says what it is."""

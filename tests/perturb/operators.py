@@ -12,8 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody does
 
-__all__ = ["OPERATORS"]
-
 Operator = tuple[Callable[..., Any], tuple[tuple[int, ...], ...], dict[str, list[Any]]]
 
 _X = ((4, 8),)

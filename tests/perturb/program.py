@@ -13,19 +13,6 @@ from torch import Tensor, nn
 
 import s3cache
 
-__all__ = [
-    "Change",
-    "Program",
-    "Record",
-    "compiled",
-    "difference",
-    "difference_of",
-    "eager",
-    "keys",
-    "record",
-    "report_of",
-]
-
 Record = list[Any]
 
 

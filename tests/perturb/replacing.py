@@ -43,8 +43,6 @@ from torch._inductor.pattern_matcher import (
 
 from tests.perturb.histories import Call, History
 
-__all__ = ["replacements"]
-
 Context = contextlib.AbstractContextManager[Any]
 _aten, _prims = torch.ops.aten, torch.ops.prims
 _lowerings = torch._inductor.lowering.lowerings

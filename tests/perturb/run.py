@@ -21,8 +21,6 @@ from tests.perturb.judge import judge
 from tests.perturb.program import keys
 from tests.perturb.workers import Changes, Chunk, Histories, in_processes
 
-__all__ = ["keys_here", "part", "settings_kept", "with_torchs_own_key"]
-
 ENOUGH = 4_300  # changes that `make test-perturb` has to judge
 _CHUNK = 60  # that one process judges: what torch keeps of each is gone with it
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from tests.perturb.program import Change, Program
 
-__all__ = ["bases", "changes"]
-
 _COUNT = 12  # variants of each thing
 
 

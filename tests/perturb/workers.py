@@ -26,8 +26,6 @@ from tests.perturb.histories import History, judge_histories
 from tests.perturb.judge import Verdicts, judge
 from tests.perturb.program import Change
 
-__all__ = ["Changes", "Chunk", "Histories", "in_processes"]
-
 _TIMEOUT_S = 1800
 _THREADS = 2  # whatever the machine has: code differs with it
 

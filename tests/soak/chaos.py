@@ -15,8 +15,6 @@ from pathlib import Path
 
 from tests.support.proxy import Link, Proxy
 
-__all__ = ["Chaos"]
-
 _LINKS: dict[str, Callable[[random.Random], Link]] = {
     "link hangs": lambda _: Link(flows=False),
     "link slow": lambda draw: Link(bytes_per_s=draw.choice([20_000, 200_000])),

@@ -22,8 +22,6 @@ from tests.soak.chaos import Chaos
 from tests.support.processes import Machine
 from tests.support.proxy import Proxy
 
-__all__ = ["Account", "Growth", "soak"]
-
 MACHINES, PROCESSES = 2, 8
 _SAMPLE_S = 2.0
 # Once all is well again: what was saved has that long to arrive.

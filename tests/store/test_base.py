@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Awaitable, Callable
+from typing import Any, get_args
 
 import pytest
 
 from s3cache.errors import ConfigError
 from s3cache.stats import Verb
 from s3cache.store import MemoryStore, NotAccepted, WrapperStore, check_key
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 
 class Noting(WrapperStore):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,11 +15,9 @@ from s3cache.errors import (
 )
 from s3cache.store import BreakingStore, MemoryStore, RetryingStore, RetryPolicy
 from s3cache.util.threads import Breaker
+from tests.support.clock import FakeClock
 from tests.support.contract import VERBS, listed
 from tests.support.faulty import FaultyStore
-
-if TYPE_CHECKING:
-    from tests.support.clock import FakeClock
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import itertools
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -26,9 +27,6 @@ from s3cache.errors import (
 from s3cache.store import MAX_KEY_BYTES, FileStore, NotAccepted, ObjectFiles, is_key
 from tests.support.contract import LONG_KEYS
 from tests.support.marks import examples
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.fixture(autouse=True)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import array
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from s3cache.errors import PreconditionError, TransientError
-from s3cache.store import MemoryStore, MeteredStore, WrapperStore
+from s3cache.store import AcceptSize, MemoryStore, MeteredStore, WrapperStore
+from tests.support.clock import FakeClock
 from tests.support.faulty import FaultyStore
-
-if TYPE_CHECKING:
-    from s3cache.store import AcceptSize
-    from tests.support.clock import FakeClock
 
 
 class Slow(WrapperStore):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,10 +16,7 @@ from s3cache.errors import (
 )
 from s3cache.store import MemoryStore, MeteredStore, RetryingStore, RetryPolicy
 from tests.support.contract import VERBS, listed
-from tests.support.faulty import FaultyStore
-
-if TYPE_CHECKING:
-    from tests.support.faulty import FaultyVerb
+from tests.support.faulty import FaultyStore, FaultyVerb
 
 QUICK = RetryPolicy(
     attempts=4, total_timeout_s=30, attempt_timeout_s=30, base_delay_s=0.0, max_delay_s=0.0

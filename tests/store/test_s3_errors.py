@@ -20,7 +20,7 @@ from s3cache.errors import (
     StoreError,
     TransientError,
 )
-from s3cache.store._s3_errors import is_absent, refuses_condition, translate
+from s3cache.store._s3_errors import refuses_condition, translate
 
 
 def answer(status: int, code: str = "", message: str = "", **more: Any) -> ClientError:
@@ -141,11 +141,6 @@ def test_what_will_not_pass_is_permanent(
     result = translated(error)
     assert type(result) is kind
     assert says in str(result)
-
-
-def test_absent() -> None:
-    answers = [(404, "NoSuchKey"), (404, "404"), (404, "NoSuchBucket"), (403, "403")]
-    assert [is_absent(answer(*each)) for each in answers] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from s3cache.store import S3Options
-
-if TYPE_CHECKING:
-    from s3cache.testing import MotoServer
+from s3cache.testing import MotoServer
 
 
 def moto_place(server: MotoServer) -> S3Options:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from s3cache import frame
 from s3cache.cache import Cache, Engine
+from s3cache.frame import Frame
 from s3cache.settings import Settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from s3cache.frame import Frame
-    from s3cache.store import Store
+from s3cache.store import Store
 
 __all__ = [
     "KEY",

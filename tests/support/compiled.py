@@ -20,8 +20,6 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["put_first"]
-
 _ROOT = Path(__file__).resolve().parents[2] / "build" / "compiled"
 _SCRIPT = Path(__file__).with_name("compiled.sh")
 _MOST_BYTES = 2 << 30

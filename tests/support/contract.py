@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
@@ -15,9 +16,6 @@ import pytest
 
 from s3cache.errors import ConfigError, PreconditionError
 from s3cache.store import MAX_KEY_BYTES, Buffer, NotAccepted, ObjectInfo, Store
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
 
 ODD_KEYS = [
     "-rf", "=", "-.-", "trailing.", "trailing...", "nul.txt", "x.tmp", "0",

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
-__all__ = ["differences_from_torch"]
-
 _SAID_BY_TEXT = ("device", "dtype", "layout", "memory_format")
 
 

@@ -6,8 +6,6 @@ import os
 
 import pytest
 
-__all__ = ["clean_environment"]
-
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:

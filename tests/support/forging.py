@@ -31,8 +31,6 @@ from s3cache.trust import (
     unpack,
 )
 
-__all__ = ["NOW", "Forgery", "Reader", "resealed", "signed_by", "split", "with_section_digests"]
-
 # What lies in front of the digest, in the grammar at the top of s3cache/frame.py.
 _FIELDS = struct.Struct(">8sHHI")
 NOW = 1_000_000

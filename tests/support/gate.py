@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 
 from tests.support.waiting import LONG_S
 
-__all__ = ["Answer", "Gate", "refusal", "refusing"]
-
 #: Status, headers and body.
 Answer: TypeAlias = "tuple[int, dict[str, str], bytes]"
 Rule: TypeAlias = "Callable[[str, str, Mapping[str, str]], Answer | None]"

@@ -7,15 +7,10 @@ import ctypes
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["FreezableDisk", "dead_mount"]
 
 _TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze")
 _DETACH = 2  # umount2(2)

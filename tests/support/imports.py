@@ -7,8 +7,6 @@ import sys
 
 from tests.support.waiting import LONG_S
 
-__all__ = ["modules_after"]
-
 
 def modules_after(code: str) -> set[str]:
     """Top-level modules that a new process has imported after it ran ``code``."""

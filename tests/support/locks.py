@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["locks_of"]
-
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 

@@ -10,14 +10,10 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from s3cache import testing
-
-if TYPE_CHECKING:
-    from s3cache.testing import Outcome
-
-__all__ = ["ROOT", "Machine", "remote_url"]
+from s3cache.testing import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 

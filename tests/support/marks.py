@@ -7,17 +7,11 @@ A nightly one takes minutes, or measures time or memory, which a slow machine mu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterable
 
 import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import settings
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
-
-    from _pytest.mark import ParameterSet
-
-__all__ = ["cases", "examples", "nightly", "selected", "slow"]
 
 slow = pytest.mark.slow
 nightly = pytest.mark.nightly

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 CALLS = (
     "open", "close", "read", "pread", "write", "pwrite", "replace", "link", "unlink", "mkdir",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["differences", "observe"]
-
 
 def observe(values: Any) -> list[dict[str, Any]]:
     """One observation for each value in nested lists, tuples, sets and dicts, in order.

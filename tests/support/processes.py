@@ -17,8 +17,6 @@ from urllib.parse import unquote
 from s3cache import testing
 from tests.support.waiting import LONG_S
 
-__all__ = ["KEYS", "Machine", "Process"]
-
 ROOT = Path(__file__).parents[2]
 KEYS: dict[str, Any] = {
     "access_key": "testing",

@@ -22,8 +22,6 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Link", "Proxy"]
-
 _CHUNK_BYTES = 16 << 10
 _REQUEST = re.compile(rb"(GET|PUT|HEAD|POST|DELETE) (\S{1,2000}) HTTP/1\.1\r\n")
 _LONGEST_REQUEST_LINE = 2048

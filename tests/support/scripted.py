@@ -12,17 +12,6 @@ import pytest
 
 from s3cache.store import S3Options, S3Store
 
-__all__ = [
-    "KEYS",
-    "Reply",
-    "Request",
-    "ScriptedServer",
-    "error_reply",
-    "open_scripted",
-    "raw_server",
-    "server",
-]
-
 KEYS: dict[str, Any] = {
     "access_key": "testing",
     "secret_key": "testing-secret",

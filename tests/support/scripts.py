@@ -8,8 +8,6 @@ import textwrap
 
 from tests.support.waiting import LONG_S
 
-__all__ = ["run_script"]
-
 # The start of every script: a cache over a directory that other processes share, or a store that
 # never answers.
 PRELUDE = """

@@ -15,8 +15,6 @@ from tests.support.buckets import moto_place
 from tests.support.processes import KEYS, Machine
 from tests.support.proxy import Proxy
 
-__all__ = ["NewMachine", "bucket", "moto_port", "new_machine", "proxy", "url"]
-
 NewMachine = Callable[..., Machine]
 
 

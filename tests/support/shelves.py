@@ -9,8 +9,6 @@ from pathlib import Path
 from s3cache import entries, frame
 from s3cache.store import ObjectFiles
 
-__all__ = ["Shelf", "path_of"]
-
 
 def path_of(files: ObjectFiles, key: str) -> Path:
     """Return the file that holds an object."""

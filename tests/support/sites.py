@@ -8,17 +8,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support import machines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["Machine", "Site", "site", "written"]
 
 
 class Machine:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from s3cache import entries
-from s3cache.store import MemoryStore, WrapperStore
+from s3cache.store import Buffer, MemoryStore, PutMode, Store, WrapperStore
 from tests.support.caching import KEY
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from s3cache.store import Buffer, PutMode, Store
 
 __all__ = ["FailingStore", "GatedStore", "RacyStore", "holds", "names", "put", "variants"]
 

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["deterministic", "precision", "switched", "threads"]
-
 T = TypeVar("T")
 
 

@@ -7,17 +7,12 @@ import shutil
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.waiting import join_child
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-__all__ = ["ATTACKER", "VICTIM", "as_user", "begun_as", "common", "needs_users"]
 
 VICTIM, ATTACKER = 12_001, 12_002
 needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")

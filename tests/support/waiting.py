@@ -7,14 +7,10 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from s3cache.tier import BackgroundLoop
-
-__all__ = ["LONG_S", "eventually", "in_thread", "join_child", "tasks_on"]
+from s3cache.tier import BackgroundLoop
 
 # Longer than anything takes on a busy machine; only a test that fails waits so long.
 LONG_S = 200.0

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Watch", "lowerings", "processes"]
-
 
 class Watch:
     """Counts, of one job after another, all that it compiles, starts, looks up and saves."""

@@ -31,8 +31,6 @@ from typing import Any
 from s3cache import Cache, Hit, Saved, TransferEvent, frame
 from s3cache.frame import Frame
 
-__all__ = ["entry", "key", "keys"]
-
 
 def key(name: str) -> str:
     return f"key-{name}"

@@ -5,13 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.support.waiting import LONG_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 HEAVY = ("torch", "numpy", "boto3", "botocore", "aioboto3", "moto", "flask", "hypothesis", "http")
 

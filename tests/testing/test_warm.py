@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache.stats import Counters, LevelStats, Reason
 from s3cache.testing import Machine, Outcome, assert_warm_start
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HIT = replace(
     Counters().snapshot(local=None, pending=0, breaker="none", remote={}, fx=LevelStats()),

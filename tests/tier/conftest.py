@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from tests.support.waiting import LONG_S
 from tests.tier.disks import MANY
 from tests.tier.processes import PRELUDE, REPOSITORY
 from tests.tier.sites import MIB, Remote, Site
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(autouse=True)

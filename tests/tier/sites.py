@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from s3cache.settings import Settings
 from s3cache.stats import Listeners, TransferEvent
+from s3cache.store import Buffer
 from s3cache.tier import BackgroundLoop, DiskTier, Uploads
-
-if TYPE_CHECKING:
-    from s3cache.store import Buffer
-
 
 MIB = 1 << 20
 
@@ -78,3 +76,6 @@ class Site:
         if self.tier is not None:
             self.tier.close()
         self.loop.stop()
+
+
+NewSite = Callable[..., Site]

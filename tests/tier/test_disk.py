@@ -1,25 +1,25 @@
-"""The disk tier: its lock, files changed by hand, and what lies in its root."""
+"""The disk tier: its lock, its bounds, pending uploads, files changed by hand, and a full disk."""
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
-from s3cache.errors import TransientError
+from s3cache.errors import ConfigError, NoSpaceError, ReadOnlyError, TransientError
 from s3cache.stats import Usage
 from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
 from s3cache.tier import _disk as module
 from s3cache.util.threads import close_unshared
-from tests.tier.disks import exact, names, use
+from tests.tier.disks import MANY, exact, names, on_disk, use
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    OpenTier = Callable[..., DiskTier]
+OpenTier = Callable[..., DiskTier]
 
 
 def test_a_lock_that_is_never_released_is_a_transient_error(
@@ -76,3 +76,152 @@ def test_files_added_by_hand_are_noticed_at_the_bound(open_tier: OpenTier, root:
         tier.put(f"{i:03d}", b"x")
     assert names(tier) == [f"{i:03d}" for i in range(10, 101)]
     assert exact(tier)
+
+
+# -- the bounds: who goes first, what does not fit, and trimming
+
+
+def test_smaller_bounds_are_met_by_the_next_put(open_tier: OpenTier) -> None:
+    tier = open_tier()
+    for i in range(1_000):
+        tier.put(f"{i:03d}", b"x")
+    tier = open_tier(max_files=10)
+    tier.put("new", b"x")
+    assert names(tier) == [*(f"{i}" for i in range(991, 1_000)), "new"]
+
+
+@pytest.mark.parametrize("verb", ["put", "put_pending"])
+@pytest.mark.parametrize("name", ["", "a//b", "..", "\ud800", "k" * 901])
+def test_an_illegal_name_is_refused_and_leaves_nothing(
+    open_tier: OpenTier, root: Path, verb: str, name: str
+) -> None:
+    tier = open_tier()
+    with pytest.raises(ConfigError):
+        getattr(tier, verb)(name, b"x")
+    assert os.listdir(root / "staging") == []
+    assert tier.pending() == []
+
+
+# -- what is still to upload never goes, however old it is
+
+
+def test_a_put_pending_that_cannot_rename_takes_only_its_own_record_back(
+    open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier()
+    tier.put_pending("a", b"old")
+
+    def fails(source: str, target: str, **_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "replace", fails)
+    for name in ("a", "b"):
+        with pytest.raises(Exception, match="Input/output"):
+            tier.put_pending(name, b"new")
+    monkeypatch.undo()
+    assert tier.pending() == ["a"]
+    assert tier.get("a") == b"old"
+    assert exact(tier)
+
+
+def test_put_pending_reaches_the_disk_before_it_gets_its_name(
+    open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is pending before it has its name: no crash leaves an object that is never uploaded."""
+    tier = open_tier()
+    order: list[str] = []
+    for call in ("fdatasync", "replace"):
+        original = getattr(os, call)
+
+        def watched(*args: Any, call: str = call, original: Any = original, **fds: int) -> None:
+            order.append(f"{call}, {len(tier.pending())} pending, there: {tier.holds('a')}")
+            original(*args, **fds)
+
+        monkeypatch.setattr(os, call, watched)
+    (Path(tier.root) / "objects").mkdir(exist_ok=True)
+    tier.put_pending("a", b"x")
+    # First its bytes, then its record, and its name at the end.
+    assert order == [
+        "fdatasync, 0 pending, there: False",
+        "replace, 1 pending, there: False",
+    ]
+    order.clear()
+    tier.put("b", b"x")  # it can be had again: not worth the wait
+    assert [step.split(",")[0] for step in order] == ["replace"]
+
+
+def test_namespaces_share_a_root_and_its_bounds_and_nothing_else(root: Path) -> None:
+    """Neither objects nor uploads; the oldest goes, in any namespace."""
+    one = DiskTier(root, namespace="one", max_bytes=MANY, max_files=3)
+    two = DiskTier(root, namespace="two", max_bytes=MANY, max_files=3)
+    one.put("a", b"1")
+    two.put("a", b"22")
+    assert (one.get("a"), two.get("a")) == (b"1", b"22")
+    assert [(info.key, info.size) for info in two.objects()] == [("a", 2)]
+    two.put_pending("b", b"x")
+    assert (one.pending(), two.pending()) == ([], ["b"])
+    assert not one.holds("b")
+    assert one.usage() == two.usage() == Usage(4, 3)
+    two.put("c", b"x")
+    assert (names(one), names(two)) == ([], ["a", "b", "c"])
+    one.delete("b")
+    assert names(two) == ["a", "b", "c"]
+    two.close()
+    assert one.adopt() == []
+    adopter = DiskTier(root, namespace="two", max_bytes=MANY, max_files=3)
+    assert adopter.adopt() == ["b"]
+    adopter.close()
+    one.close()
+
+
+# -- a disk that is full or cannot be written
+
+
+def test_a_full_disk(open_tier: OpenTier, small_disk: Path) -> None:
+    """The put fails whole, what was there stays, and room made elsewhere can be used."""
+    root = small_disk / "root"
+    tier = open_tier(at=root)
+    tier.put("old", b"o" * 1_000)
+    (small_disk / "others").write_bytes(b"x" * 700_000)
+    for put in (tier.put, tier.put_pending):
+        for name in ("old", "new"):
+            with pytest.raises(NoSpaceError) as caught:
+                put(name, b"n" * 600_000)
+            assert isinstance(caught.value.__cause__, OSError)
+    assert tier.get("old") == b"o" * 1_000
+    assert tier.get("new") is None
+    assert tier.pending() == []
+    assert os.listdir(root / "staging") == []
+    assert tier.usage() == on_disk(root) == Usage(1_000, 1)
+    (small_disk / "others").unlink()
+    tier.put("new", b"n" * 600_000)
+    assert tier.usage() == on_disk(root) == Usage(601_000, 2)
+
+
+def test_a_disk_that_becomes_read_only(open_tier: OpenTier, small_disk: Path) -> None:
+    root = small_disk / "root"
+    tier = open_tier(at=root)
+    tier.put("a", b"x")
+    tier.put("b", b"y")
+    remount = ["mount", "-o", "remount,ro", str(small_disk)]
+    subprocess.run(remount, check=True, capture_output=True)
+    opened_later = open_tier(at=root)
+    for each in (tier, opened_later):
+        assert each.get("a") == b"x"
+        assert each.peek("a") == b"x"
+        assert each.holds("a")
+        assert names(each) == ["a", "b"]
+        assert each.usage() == Usage(2, 2)
+        for change in (
+            lambda tier: tier.put("c", b"x"),
+            lambda tier: tier.put_pending("c", b"x"),
+            lambda tier: tier.delete("a"),
+            lambda tier: tier.adopt(),
+        ):
+            with pytest.raises(ReadOnlyError) as caught:
+                change(each)
+            assert isinstance(caught.value.__cause__, OSError)
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    for each in (tier, opened_later):
+        each.put("c", b"x")
+        assert each.usage() == on_disk(root) == Usage(3, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,9 +13,6 @@ from s3cache.errors import ClosedError
 from s3cache.tier import BackgroundLoop
 from tests.support.scripts import run_script
 from tests.support.waiting import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -154,51 +151,6 @@ def test_a_worker_that_hangs_does_not_keep_the_process_alive() -> None:
         async def work(): await asyncio.to_thread(hang)
         background().submit(work())
         assert entered.wait(10)
-        """
-    )
-    assert done.stderr == ""
-
-
-def test_threads_that_outlive_the_main_one_get_an_error_not_a_hang() -> None:
-    done = run_script(
-        """
-        from s3cache.errors import ClosedError
-        async def answer(): return 42
-        def work():
-            threading.main_thread().join()
-            while True:
-                try:
-                    background().wait(answer(), 5)
-                except ClosedError:
-                    return print("released")
-        threading.Thread(target=work).start()
-        """
-    )
-    assert (done.stdout.strip(), done.stderr) == ("released", "")
-
-
-def test_a_forked_child_has_its_own() -> None:
-    done = run_script(
-        """
-        async def where(): return os.getpid()
-        async def for_ever(): await asyncio.Event().wait()
-        def main(): return background().wait(where(), 10)
-        main()
-        inherited = background()
-        running = background().submit(for_ever())  # nothing else holds it
-        # Somebody holds every lock there is at the moment of the fork.
-        import s3cache.tier._remote as module
-        from tests.support.locks import locks_of
-        locks = locks_of(inherited, vars(module))
-        assert len(locks) >= 2
-        for lock in locks: assert lock.acquire(timeout=100)
-        child = os.fork()
-        if child == 0:
-            assert background() is not inherited
-            os._exit(0 if main() == os.getpid() else 1)
-        for lock in locks: lock.release()
-        assert join(child) == 0
-        assert main() == os.getpid()
         """
     )
     assert done.stderr == ""

@@ -6,8 +6,8 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,10 +15,7 @@ from s3cache.store import Directory
 from s3cache.tier._pending import Pending
 from tests.support.contract import ODD_KEYS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Another = Callable[..., Pending]
+Another = Callable[..., Pending]
 
 NAMES_THAT_COULD_CLASH = ["lock", ".lock", "%2Elock", ".nfs0001", "a@b", "pending", "~"]
 
@@ -71,29 +68,6 @@ def test_names_as_long_as_the_cache_makes_them_fit(pending: Pending) -> None:
     assert pending.mine() == [name]
 
 
-def test_what_was_adopted_before_that_failed_is_ours(
-    pending: Pending, another: Another, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No other could adopt it, and the rest is adopted later."""
-    for name in ("a", "b", "c"):
-        pending.add(name)
-    pending.close()
-    adopter = another()
-    replace = os.replace
-
-    def full(source: str, target: str, **fds: int) -> None:
-        if len(adopter.mine()) == 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        replace(source, target, **fds)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", full)
-        with pytest.raises(OSError, match="No space"):
-            adopter.adopt()
-    first = adopter.mine()
-    assert sorted(first + adopter.adopt()) == ["a", "b", "c"]
-
-
 def test_so_many_are_adopted_as_were_asked_for(pending: Pending, another: Another) -> None:
     for name in ("a/1", "b/1", "b/2", "b/3"):
         pending.add(name)
@@ -144,17 +118,6 @@ def test_what_is_no_file_is_no_upload_and_is_not_waited_for(
     pending.close()
     adopter = another()
     assert sorted(adopter.adopt()) == ["a", "c"]
-    assert adopter.holds("a")
-
-
-def test_an_adopted_upload_is_our_own_once_it_is_saved_again(another: Another) -> None:
-    saver, adopter = another(), another()
-    saver.add("a")
-    saver.close()
-    assert adopter.adopt() == ["a"]
-    assert adopter.adopted == {"a"}
-    assert not adopter.add("a")
-    assert adopter.adopted == set()
     assert adopter.holds("a")
 
 

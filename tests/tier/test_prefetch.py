@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from s3cache.errors import AccessDeniedError
+from s3cache.frame import Frame
 from s3cache.store import AcceptSize, NotAccepted
 from s3cache.tier import BackgroundLoop, Budget, Prefetch
 from tests.support.caching import entry
 from tests.support.waiting import LONG_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from s3cache.frame import Frame
 
 THING = entry()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,18 +14,14 @@ from s3cache import entries
 from s3cache.cache import LocalTier
 from s3cache.entries import Replaceable
 from s3cache.errors import ClosedError, CorruptError, DownloadTimeoutError
-from s3cache.stats import Counters, LevelStats, Listeners, TransferEvent
+from s3cache.stats import Counters, Listeners, TransferEvent
 from s3cache.store import MemoryStore, Store
 from s3cache.tier import DiskTier, RemoteTier, background
 from s3cache.util.logs import Problems
-from tests.support.caching import broken, entry, payload, settings
+from tests.support.caching import entry, settings
 from tests.support.stores import GatedStore
 from tests.support.stores import put as damage
 from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 ONE = entries.first_name("one")
 
@@ -50,12 +48,8 @@ class Remote:
             on_problem=lambda _: None,
         )
 
-    def set_aside(self) -> int:
-        """How many entries were found damaged."""
-        stats = self.counters.snapshot(
-            local=None, pending=0, breaker="none", remote={}, fx=LevelStats()
-        )
-        return stats.set_aside["remote"]
+
+NewRemote = Callable[..., Remote]
 
 
 @pytest.fixture
@@ -76,7 +70,7 @@ def disk(tmp_path: Path) -> Iterator[DiskTier]:
 
 
 @pytest.fixture
-def open_remote(disk: DiskTier, gated: GatedStore) -> Iterator[Callable[..., Remote]]:
+def open_remote(disk: DiskTier, gated: GatedStore) -> Iterator[NewRemote]:
     opened: list[Remote] = []
 
     def opener(store: Store = gated, **changes: Any) -> Remote:
@@ -90,7 +84,7 @@ def open_remote(disk: DiskTier, gated: GatedStore) -> Iterator[Callable[..., Rem
 
 
 @pytest.fixture
-def remote(open_remote: Callable[..., Remote]) -> Remote:
+def remote(open_remote: NewRemote) -> Remote:
     return open_remote()
 
 
@@ -109,16 +103,6 @@ DOWNLOAD_TASKS = 1 if sys.version_info >= (3, 11) else 2
 
 def tasks() -> int:
     return tasks_on(background())
-
-
-def test_there_or_not(remote: Remote, memory: MemoryStore, disk: DiskTier) -> None:
-    """What was there has landed on the disk."""
-    put(memory, "one")
-    found = remote.tier.load(ONE, 20)
-    assert found is not None
-    assert payload(found) == b"x" * 100
-    assert disk.get(ONE) == bytes(found.data)
-    assert remote.tier.load(entries.first_name("absent"), 20) is None
 
 
 def test_its_steps_can_be_watched(remote: Remote, memory: MemoryStore) -> None:
@@ -141,19 +125,6 @@ def test_its_steps_can_be_watched(remote: Remote, memory: MemoryStore) -> None:
     assert isinstance(remote.events[-1].error, CorruptError)
 
 
-def test_damage_is_counted_kept_off_the_disk_and_may_be_overwritten(
-    remote: Remote, memory: MemoryStore, disk: DiskTier
-) -> None:
-    damaged = entry("one", "v")
-    damage(memory, ONE, broken(damaged))
-    with pytest.raises(CorruptError):
-        remote.tier.load(ONE, 20)
-    assert remote.set_aside() == 1
-    assert damaged.digest in remote.replaceable
-    assert entry("one", "w").digest not in remote.replaceable
-    assert disk.objects() == []
-
-
 def test_concurrent_requests_share_one_download(
     remote: Remote, memory: MemoryStore, gated: GatedStore
 ) -> None:
@@ -165,19 +136,6 @@ def test_concurrent_requests_share_one_download(
     gated.is_open = True
     assert all(join() is not None for join in joins)
     assert gated.count("get") == 1
-
-
-def test_a_late_download_still_lands_and_others_still_get_it(
-    remote: Remote, memory: MemoryStore, gated: GatedStore, disk: DiskTier
-) -> None:
-    put(memory, "one")
-    gated.is_open = False
-    with pytest.raises(DownloadTimeoutError, match="no answer within"):
-        remote.tier.load(ONE, 0.01)
-    join = in_thread(lambda: remote.tier.load(ONE, 20))
-    gated.is_open = True
-    assert join() is not None
-    assert disk.holds(ONE)
 
 
 def test_a_late_error_makes_no_noise(
@@ -194,7 +152,7 @@ def test_a_late_error_makes_no_noise(
 
 
 def test_a_request_joins_what_is_in_flight_and_passes_what_is_queued(
-    open_remote: Callable[..., Remote], memory: MemoryStore, gated: GatedStore
+    open_remote: NewRemote, memory: MemoryStore, gated: GatedStore
 ) -> None:
     keys = [f"key{number}" for number in range(50)]
     put(memory, *keys)
@@ -215,7 +173,7 @@ def test_a_request_joins_what_is_in_flight_and_passes_what_is_queued(
 
 
 def test_a_cancelled_prefetch_lands_what_was_under_way(
-    open_remote: Callable[..., Remote], memory: MemoryStore, gated: GatedStore, disk: DiskTier
+    open_remote: NewRemote, memory: MemoryStore, gated: GatedStore, disk: DiskTier
 ) -> None:
     keys = [f"key{number}" for number in range(50)]
     put(memory, *keys)
@@ -232,7 +190,7 @@ def test_a_cancelled_prefetch_lands_what_was_under_way(
 
 
 def test_a_caller_gets_what_a_prefetch_puts_off_for_lack_of_memory(
-    open_remote: Callable[..., Remote], memory: MemoryStore, gated: GatedStore
+    open_remote: NewRemote, memory: MemoryStore, gated: GatedStore
 ) -> None:
     """It does not wait for memory, but reads the object itself."""
     keys = [*(f"other{number}" for number in range(7)), "large"]
@@ -251,7 +209,7 @@ def test_a_caller_gets_what_a_prefetch_puts_off_for_lack_of_memory(
 
 
 def test_closing_cancels_downloads_and_prefetches_and_releases_callers(
-    open_remote: Callable[..., Remote], memory: MemoryStore, gated: GatedStore
+    open_remote: NewRemote, memory: MemoryStore, gated: GatedStore
 ) -> None:
     keys = [f"key{number}" for number in range(50)]
     put(memory, "one", *keys)

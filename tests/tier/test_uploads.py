@@ -4,33 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 
 from s3cache.errors import ClosedError, NoSpaceError
 from s3cache.stats import TransferEvent
+from s3cache.store import Buffer
 from s3cache.tier import DiskTier, FlushReport
 from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
-from tests.tier.sites import MIB, Remote, Site
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from s3cache.store import Buffer
-
-
-def test_a_put_is_durable_and_waits_for_no_network(site: Site, remote: Remote) -> None:
-    remote.is_open = False
-    site.put("one")
-    assert site.tier is not None
-    assert site.tier.get("one") == b"data"
-    assert site.tier.pending() == ["one"]
-    assert remote.objects == {}
-    remote.is_open = True
-    assert site.uploads.flush(20) == FlushReport(0, 0, None)
-    assert remote.objects == {"one": b"data"}
-    assert site.tier.pending() == []
+from tests.tier.sites import MIB, NewSite, Remote, Site
 
 
 def test_its_steps_can_be_watched(site: Site) -> None:
@@ -52,7 +34,7 @@ def test_a_listener_that_waits_for_uploads_fails_instead_of_hanging(
     assert "wait for itself" in caplog.text
 
 
-def test_only_so_many_at_once(new_site: Callable[..., Site], remote: Remote) -> None:
+def test_only_so_many_at_once(new_site: NewSite, remote: Remote) -> None:
     site = new_site(upload_concurrency=3)
     remote.is_open = False
     for number in range(10):
@@ -78,7 +60,7 @@ def test_an_object_replaced_while_it_is_uploaded_is_uploaded_again(
 
 
 def test_an_object_that_another_process_replaced_does_not_outlive_the_exit(
-    new_site: Callable[..., Site], remote: Remote
+    new_site: NewSite, remote: Remote
 ) -> None:
     """Two ranks of a job save one entry, and each one's bytes differ a little."""
     ours, theirs = new_site(), new_site()
@@ -102,7 +84,7 @@ def test_records_made_before_there_was_a_queue_are_uploaded(site: Site, remote: 
     eventually(lambda: remote.objects == {"one": b"data"})
 
 
-def test_without_a_tier_bytes_wait_in_memory(new_site: Callable[..., Site], remote: Remote) -> None:
+def test_without_a_tier_bytes_wait_in_memory(new_site: NewSite, remote: Remote) -> None:
     site = new_site(local=False)
     remote.is_open = False
     buffer = bytearray(b"data")
@@ -114,9 +96,7 @@ def test_without_a_tier_bytes_wait_in_memory(new_site: Callable[..., Site], remo
     assert remote.objects == {"one": b"data"}
 
 
-def test_memory_is_bounded_by_bytes_and_count(
-    new_site: Callable[..., Site], remote: Remote
-) -> None:
+def test_memory_is_bounded_by_bytes_and_count(new_site: NewSite, remote: Remote) -> None:
     site = new_site(local=False, upload_queue_max_count=3, upload_queue_max_bytes=100)
     remote.is_open = False
     for number in range(3):
@@ -148,9 +128,7 @@ def test_what_is_on_disk_supersedes_what_waits_in_memory(site: Site, remote: Rem
 # -- closing
 
 
-def test_a_delayed_upload_may_be_cancelled_until_a_flush(
-    new_site: Callable[..., Site], remote: Remote
-) -> None:
+def test_a_delayed_upload_may_be_cancelled_until_a_flush(new_site: NewSite, remote: Remote) -> None:
     for local in (True, False):
         site = new_site(local=local)
         for name in ("taken", "sent"):
@@ -168,9 +146,7 @@ def test_a_delayed_upload_may_be_cancelled_until_a_flush(
     eventually(lambda: remote.objects == {"soon": b"data"})
 
 
-def test_closing_releases_a_flush_and_leaves_the_records(
-    new_site: Callable[..., Site], remote: Remote
-) -> None:
+def test_closing_releases_a_flush_and_leaves_the_records(new_site: NewSite, remote: Remote) -> None:
     site = new_site()
     remote.is_open = False
     site.put("one")

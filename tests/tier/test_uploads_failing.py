@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,10 +20,7 @@ from s3cache.errors import (
 from s3cache.tier import DiskTier, FlushReport
 from tests.support.scripts import run_script
 from tests.support.waiting import LONG_S, eventually, in_thread
-from tests.tier.sites import MIB, Remote, Site
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.tier.sites import MIB, NewSite, Remote, Site
 
 
 def test_a_failure_that_may_pass_is_tried_again_after_a_pause(site: Site, remote: Remote) -> None:
@@ -35,9 +31,7 @@ def test_a_failure_that_may_pass_is_tried_again_after_a_pause(site: Site, remote
     assert [str(each) for each in site.problems] == ["reset"]
 
 
-def test_uploads_that_fail_together_pause_once(
-    new_site: Callable[..., Site], remote: Remote
-) -> None:
+def test_uploads_that_fail_together_pause_once(new_site: NewSite, remote: Remote) -> None:
     """Eight failures of one outage are no reason to wait 64 times as long."""
     site = new_site(upload_concurrency=8)
     remote.is_open = False
@@ -84,7 +78,7 @@ def test_what_was_refused_is_tried_again_by_itself(
 
 
 def test_of_many_that_are_refused_a_few_are_tried_at_once(
-    new_site: Callable[..., Site], remote: Remote
+    new_site: NewSite, remote: Remote
 ) -> None:
     """Less and less often, each in turn."""
     site = new_site(upload_concurrency=2)
@@ -108,14 +102,6 @@ def test_a_flush_tries_all_that_was_refused(site: Site, remote: Remote, at_exit:
     assert len(remote.objects) == 20
 
 
-def test_a_flush_says_what_remains_and_why(site: Site, remote: Remote) -> None:
-    remote.errors["bad"] = [AccessDeniedError("no")] * 9
-    site.put("bad")
-    report = site.uploads.flush(20)
-    assert (report.remaining, report.in_memory, report.complete) == (1, 0, False)
-    assert isinstance(report.error, AccessDeniedError)
-
-
 def test_a_flush_has_an_end_even_where_every_thread_hangs(site: Site, remote: Remote) -> None:
     """As in lookups of a name server that is gone."""
     remote.is_open = False
@@ -136,7 +122,7 @@ def test_a_flush_has_an_end_even_where_every_thread_hangs(site: Site, remote: Re
 
 
 def test_even_a_mistake_in_the_store_stops_no_other_upload(
-    new_site: Callable[..., Site], remote: Remote
+    new_site: NewSite, remote: Remote
 ) -> None:
     site = new_site(upload_concurrency=1)
     remote.errors = {"bad": [RuntimeError("bug")]}

@@ -6,8 +6,9 @@ import gc
 import os
 import threading
 import weakref
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +16,6 @@ from s3cache.errors import CircuitOpenError, TransientError
 from s3cache.util import threads as module
 from s3cache.util.threads import DeadlineExecutor
 from tests.support.waiting import LONG_S, eventually, join_child
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -5,27 +5,6 @@ from __future__ import annotations
 from tests.support.scripts import run_script
 
 
-def test_a_fork_waits_for_the_end_of_a_callback() -> None:
-    done = run_script(
-        """
-        state = "before"
-        def work():
-            global state
-            state = "amid"
-            time.sleep(0.2)
-            state = "after"
-        background().call(work)
-        eventually(lambda: state == "amid")
-        child = os.fork()
-        if child == 0:
-            print("child:", state, flush=True)
-            os._exit(0)
-        assert join(child) == 0
-        """
-    )
-    assert (done.stdout.split(), done.stderr) == (["child:", "after"], "")
-
-
 def test_a_fork_does_not_wait_for_a_loop_that_waits_or_was_closed() -> None:
     done = run_script(
         """

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache.util.importing import before_import, when_imported
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

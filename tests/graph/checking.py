@@ -1,0 +1,30 @@
+"""What ``s3cache.check`` says of a program that makes one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import s3cache
+
+
+def sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() + 1
+
+
+def checked(program: Callable[..., Any] = sine, *inputs: Any) -> s3cache.Graph:
+    """Return the one graph of ``program``, which is called with ``inputs`` or a matrix."""
+    (graph,) = s3cache.check(program, *(inputs or (torch.ones(4, 4),))).graphs
+    return graph
+
+
+def key_of(program: Callable[..., Any] = sine, *inputs: Any) -> str | None:
+    """Return the key of that graph, or None where it has none."""
+    return checked(program, *inputs).key
+
+
+def codes(program: Callable[..., Any] = sine, *inputs: Any) -> list[str]:
+    """Return the codes of the reasons why that graph is not cached."""
+    return [reason.code for reason in checked(program, *inputs).reasons]
