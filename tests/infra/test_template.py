@@ -21,6 +21,8 @@ import yaml
 from infra.policies import ROLES
 from s3cache import entries
 from s3cache.cache import Cache, Hit, Miss, Saved
+from s3cache.errors import AccessDeniedError, PreconditionError
+from s3cache.store import open_store
 from s3cache.testing import MotoServer
 from tests.infra.attempts import Bucket, Case, cases, config, is_refused
 from tests.infra.iam import Policy, Request, is_allowed, s3_requests
