@@ -18,10 +18,10 @@ from s3cache import entries, frame
 from s3cache.artifact import Artifact
 from s3cache.errors import CorruptError, S3CacheError, UntrustedError
 from s3cache.frame import Header
-from s3cache.manage import Place, concurrently, read_head
+from s3cache.manage import Place
 from s3cache.records import Record, Run
-from s3cache.store import ObjectInfo
-from s3cache.tier import background
+from s3cache.store import ObjectInfo, concurrently
+from s3cache.tier import background, read_head
 
 _T = TypeVar("_T")
 

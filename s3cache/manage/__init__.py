@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from s3cache.manage._selection import Item as Item
     from s3cache.manage._selection import Selection as Selection
     from s3cache.manage._selection import read_manifest as read_manifest
-    from s3cache.store import concurrently as concurrently
     from s3cache.tier import read_head as read_head
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,
-        _bulk="BatchResult Place Scan concurrently copy open_place read_head remove url_of verify",
+        _bulk="BatchResult Place Scan copy open_place read_head remove url_of verify",
         _selection="Item Selection read_manifest",
     )

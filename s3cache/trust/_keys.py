@@ -165,12 +165,14 @@ class Signer(Protocol):
 
 
 @dataclass(frozen=True)
-class VerifyKey:
-    """Verifies signatures of one signer; a shared secret can make them too."""
-
+class _Key:
     name: str
     _bytes: bytes = field(repr=False)
     algorithm: Algorithm = Algorithm.ED25519
+
+
+class VerifyKey(_Key):
+    """Verifies signatures of one signer; a shared secret can make them too."""
 
     @classmethod
     def parse(cls, text: str) -> VerifyKey:
@@ -195,13 +197,8 @@ class VerifyKey:
         return _is_signed(self._bytes, signature.value, message)
 
 
-@dataclass(frozen=True)
-class SigningKey:
-    """A key in this process that signs; ``_secret`` is the seed of a pair, or a shared secret."""
-
-    name: str
-    _secret: bytes = field(repr=False)
-    algorithm: Algorithm = Algorithm.ED25519
+class SigningKey(_Key):
+    """A key in this process that signs: the seed of a pair, or a shared secret."""
 
     @classmethod
     def parse(cls, text: str) -> SigningKey:
@@ -217,7 +214,7 @@ class SigningKey:
 
     def sign(self, message: bytes) -> bytes:
         if self.algorithm is Algorithm.HMAC_SHA256:
-            return hmac.digest(self._secret, message, "sha256")
+            return hmac.digest(self._bytes, message, "sha256")
         from nacl.bindings import crypto_sign
 
         return crypto_sign(message, self._pair[1])[: self.algorithm.size]
@@ -238,10 +235,10 @@ class SigningKey:
     def _pair(self) -> tuple[bytes, bytes]:
         """Return what verifies and what signs; a shared secret does both."""
         if self.algorithm is Algorithm.HMAC_SHA256:
-            return self._secret, self._secret
+            return self._bytes, self._bytes
         from nacl.bindings import crypto_sign_seed_keypair
 
-        return crypto_sign_seed_keypair(self._secret)
+        return crypto_sign_seed_keypair(self._bytes)
 
 
 class TimeLimitedSigner:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from s3cache.errors import AccessDeniedError, MissingContainerError
+from s3cache.errors import AccessDeniedError, MissingContainerError, PreconditionError
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
 from tests.support.buckets import RawBucket
 from tests.support.contract import StoreContract
@@ -35,13 +37,31 @@ class TestS3OnRGW(StoreContract):
 
 @pytest.fixture
 async def store(rgw_options: S3Options) -> AsyncIterator[S3Store]:
-    store = S3Store(rgw_options)
+    store = S3Store(replace(rgw_options, multipart_bytes=5 << 20))
     yield store
     await store.aclose()
 
 
 async def test_condition_is_found_to_be_honoured(store: S3Store) -> None:
     assert await store.atomic_create()
+
+
+async def test_a_large_object_goes_in_parts_and_is_read_back(store: S3Store) -> None:
+    body = os.urandom(40 << 20)
+    await store.put("parts", body)
+    assert await store.get("parts") == body
+
+
+async def test_one_creator_of_a_large_object_wins(store: S3Store) -> None:
+    """RGW ignores the condition where an upload in parts is completed: one request must do."""
+    bodies = [os.urandom(6 << 20) for _ in range(4)]
+    results = await asyncio.gather(
+        *(store.put("large", body, mode="create") for body in bodies), return_exceptions=True
+    )
+    lost = [result for result in results if result is not None]
+    assert len(lost) == 3
+    assert all(isinstance(error, PreconditionError) for error in lost)
+    assert await store.get("large") == bodies[results.index(None)]
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_keys_keep_their_secrets() -> None:
     shared = generate("ci", Algorithm.HMAC_SHA256)
     for shown in (repr(shared), repr(VerifyKey.parse(shared.public_text()))):
         assert shared.secret_text().rpartition(":")[2] not in shown
-        assert repr(shared._secret) not in shown
+        assert repr(shared._bytes) not in shown
     for parse in (SigningKey.parse, VerifyKey.parse):
         for damaged in (f"ci:{secret[:-9]}", f"ci:{secret}=!", f"ci:{secret}AAAA"):
             with pytest.raises(ConfigError) as caught:
