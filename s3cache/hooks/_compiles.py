@@ -39,14 +39,7 @@ from s3cache.graph import (
 )
 from s3cache.hooks._conditions import Conditions, NotSharableError, conditions_of, described
 from s3cache.hooks._kernels import Kernels, portable
-from s3cache.hooks._keys import (
-    CacheCall,
-    CompileState,
-    KeyHook,
-    Patches,
-    around,
-    is_made_for_threads,
-)
+from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches, around
 from s3cache.hooks._lookups import AOT, FX, LEVELS, Level, Result, compile_ns
 from s3cache.records import Event
 from s3cache.torch_api import internals
@@ -68,6 +61,8 @@ if TYPE_CHECKING:
 
 logger = logger_of("saves")
 
+# Components of keys of code that is made for a number of threads.
+_OF_THREADS = {"cpp_runtime_thread_count", "torch.num_threads"}
 #: The attribute of a compiled graph that has what was noted of it.
 FX_INFO = "s3cache_fx_info"
 
@@ -230,7 +225,7 @@ class Compiles:
     def begin(self, lookup: CacheCall, sources: Sequence[object]) -> None:
         """Have what is compiled after this lookup, a miss, end in an entry."""
         key = str(lookup.key)
-        of_threads = is_made_for_threads(self._keys.known(key))
+        of_threads = not _OF_THREADS.isdisjoint(self._keys.known(key).components)
         try:
             context = internals.current_tracing_context.get()()
             if context is not None:

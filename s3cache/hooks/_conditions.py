@@ -28,12 +28,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from s3cache.hooks._keys import CompileState
-    from s3cache.torch_api.protocols import (
-        AOTResult,
-        BackwardModule,
-        Function,
-        RuntimeMetadata,
-    )
+    from s3cache.torch_api.protocols import AOTResult, BackwardModule, Function, RuntimeMetadata
 
 logger = logger_of("lookups")
 

@@ -20,12 +20,7 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from s3cache.torch_api.protocols import (
-        AOTResult,
-        Function,
-        RuntimeMetadata,
-        TracingContext,
-    )
+    from s3cache.torch_api.protocols import AOTResult, Function, RuntimeMetadata, TracingContext
 
 
 class OutputDescription(TypedDict, total=False):

@@ -406,11 +406,6 @@ class KeyHook:
             del self._keys[names[0]]
 
 
-def is_made_for_threads(key: Key) -> bool:
-    """Return whether code under this key is made for the number of threads."""
-    return bool({"cpp_runtime_thread_count", "torch.num_threads"} & set(key.components))
-
-
 def _reasons_for(error: Exception) -> tuple[BypassReason, ...]:
     """Return why torch gave a graph up; code ``error`` if it was not on purpose."""
     if options := tuple(unpicklable_options()):

@@ -25,12 +25,7 @@ from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, watch_
 from s3cache.hooks._lookups import Lookups
 from s3cache.hooks._watching import Bypasses, Progress, checked
 from s3cache.settings import WATCHED, is_strict_by_environment
-from s3cache.torch_api import (
-    check_names,
-    installed_version,
-    internals,
-    require,
-)
+from s3cache.torch_api import check_names, internals, require
 from s3cache.torch_api.protocols import Function
 from s3cache.util.importing import when_imported
 from s3cache.util.logs import logger_of
@@ -86,7 +81,10 @@ class Session:
             require()
             if internals.is_untested():
                 check_names()
-                _warn_untested()
+                internals.warn_of_release(
+                    "is newer than any release that was tried",
+                    "every name that the cache needs is there, so it is on",
+                )
             self._install_hooks()
         except Exception as exc:
             self._patches.close()
@@ -144,19 +142,6 @@ class Session:
             logger.warning("%s is off: %s", feature, exc)
         else:
             self._patches.callback(patches.close)
-
-
-@functools.cache
-def _warn_untested() -> None:
-    """Warn once that this release of torch is newer than any that was tried."""
-    logger.warning(
-        "torch %s is newer than any release that was tried (%d.%d to %d.%d); every name that "
-        "the cache needs is there, so it is on %s",
-        installed_version(),
-        *internals.OLDEST,
-        *internals.NEWEST,
-        pointer("UnsupportedTorchError"),
-    )
 
 
 _mutex = threading.RLock()

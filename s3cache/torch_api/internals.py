@@ -26,18 +26,16 @@ def is_supported() -> bool:
     """Return whether the installed torch is new enough; if not, log one warning."""
     if installed_release() >= OLDEST:
         return True
-    _warn_once(installed_version())
+    warn_of_release("is not supported", "it compiles without a cache")
     return False
 
 
 @functools.cache
-def _warn_once(version: str) -> None:
-    logger_of().warning(
-        "torch %s is not supported (%d.%d and later are); it compiles without a cache %s",
-        version,
-        *OLDEST,
-        pointer("UnsupportedTorchError"),
-    )
+def warn_of_release(what: str, so: str) -> None:
+    """Warn once of the installed torch, with the releases that were tried."""
+    tried = "{}.{} to {}.{} were tried".format(*OLDEST, *NEWEST)
+    hint = pointer("UnsupportedTorchError")
+    logger_of().warning("torch %s %s (%s); %s %s", installed_version(), what, tried, so, hint)
 
 
 def is_untested() -> bool:

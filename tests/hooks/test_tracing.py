@@ -7,8 +7,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.profiler import ProfilerActivity, profile
 
 from s3cache import frame
+from s3cache.torch_api import internals
 from tests.support.marks import slow
 
 if TYPE_CHECKING:
@@ -37,12 +39,30 @@ def ended(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for each in payloads if each["tid"] == 0 and each["ph"] == "E"]
 
 
-def told_of(events: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+def summaries(events: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Name, level and outcome of our events, in their order."""
     ours = [each for each in events if each["name"].startswith("s3cache.")]
     return [
         (each["name"], each["args"]["level"], each["args"].get("outcome", "saved")) for each in ours
     ]
+
+
+def test_an_event_is_shown_where_a_profiler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One inside of another with the same name is not; torch would end the wrong one."""
+    monkeypatch.setattr(internals.trace_log.get(), "handlers", [])  # no trace, nor pytest's own
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        with internals.shown("s3cache.lookup", "aot") as about:
+            about["key"] = "a1"
+            with internals.shown("s3cache.lookup", "fx"):
+                pass
+        with internals.shown("s3cache.save", "aot"):
+            pass
+    with internals.shown("s3cache.lookup", "aot") as about:
+        pass
+    # Without what torch adds of each.
+    names = [event.name for event in profiled.events() if "_data" not in event.name]
+    assert names == ["s3cache.lookup", "s3cache.save"]
+    assert about == {"level": "aot"}  # torch was not asked to end it, and to add to this
 
 
 @slow
@@ -52,11 +72,11 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
     for outcome, reason in (("miss", "absent"), ("hit", "remote")):
         folder = tmp_path / outcome
         machine = site.machine(outcome, TORCH_TRACE=str(folder), TORCH_LOGS=logs)
-        told = machine.run("tracing:compiled", site.url)
+        ran = machine.run("tracing:compiled", site.url)
         is_miss = outcome == "miss"
-        assert told["profiled"] == ["s3cache.lookup"] + ["s3cache.save"] * is_miss
+        assert ran["profiled"] == ["s3cache.lookup"] + ["s3cache.save"] * is_miss
         logged = {"miss": " (absent)", "hit": " (remote), "}[outcome]
-        assert re.search(rf"\] {outcome} \w+{re.escape(logged)}", told["stderr"])  # TORCH_LOGS
+        assert re.search(rf"\] {outcome} \w+{re.escape(logged)}", ran["stderr"])  # TORCH_LOGS
         lines = traced(folder)
         artifacts = [line["artifact"]["name"] for line in lines if "artifact" in line]
         assert f"aotautograd_cache_{outcome}" in artifacts
@@ -67,7 +87,7 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
             whole += [("s3cache.save", "fx", "saved"), ("s3cache.save", "aot", "saved")]
         half = [("s3cache.lookup", "aot", "miss"), ("s3cache.lookup", "fx", outcome)]
         half += [("s3cache.save", "fx", "saved")] * is_miss
-        assert told_of(events) == whole + half
+        assert summaries(events) == whole + half
         payloads = [json.loads(line["payload"]) for line in lines if "chromium_event" in line]
         ours = [each for each in payloads if each["tid"] == 0 and "s3cache." in each["name"]]
         about = ours[1]["args"]
@@ -81,7 +101,7 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
         if is_miss:
             headers = [frame.decode(path.read_bytes()).header for path in site.entries()]
             (entry,) = (header for header in headers if header.kind == "aot")
-            assert f"Autograd graph cache hash details for key {entry.key}" in told["stderr"]
+            assert f"Autograd graph cache hash details for key {entry.key}" in ran["stderr"]
             assert len(entry.meta["components"]) > 9
             for name, (digest, _) in entry.meta["components"].items():
-                assert f"[{digest}] {name}: " in told["stderr"]
+                assert f"[{digest}] {name}: " in ran["stderr"]
