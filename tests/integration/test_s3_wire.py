@@ -17,7 +17,7 @@ from s3cache.errors import (
     PreconditionError,
     TransientError,
 )
-from s3cache.store import S3Store, _s3
+from s3cache.store import S3Store
 from tests.support.scripted import Reply, Request, ScriptedServer, error_reply
 
 MIB = 1 << 20
@@ -251,7 +251,7 @@ IN_PARTS: dict[str, Any] = {"multipart_bytes": 5 * MIB, "part_bytes": 5 * MIB}
 
 @pytest.fixture
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_s3, "_PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("s3cache.store._s3._PAUSES_S", (0.0, 0.0, 0.0))
 
 
 def parts_answer(request: Request, complete: Reply, server_name: str = "AmazonS3") -> Reply:
