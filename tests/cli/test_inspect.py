@@ -11,7 +11,7 @@ import pytest
 from s3cache import frame
 from s3cache.entries import first_name
 from tests.cli.commands import Call
-from tests.support.imports import modules_after
+from tests.support.scripts import modules_after
 from tests.support.shelves import Shelf
 
 KEY = "ab" * 16
