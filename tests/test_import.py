@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.imports import modules_after
+from tests.support.scripts import modules_after
 
 HEAVY = ("torch", "boto3", "botocore", "aioboto3", "aiobotocore", "aiohttp", "typer", "numpy")
 
@@ -20,6 +20,7 @@ def test_importing_s3cache_imports_next_to_nothing() -> None:
         "import s3cache.cache, s3cache.store, s3cache.settings",
         # A cache with an S3 store imports botocore when it connects, in the background.
         "from s3cache import Cache, Settings; Cache(Settings(local=False))",
+        "from s3cache.store import open_store; open_store('s3://bucket/p')",
     ],
 )
 def test_using_it_imports_nothing_heavy(code: str) -> None:

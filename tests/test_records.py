@@ -16,7 +16,6 @@ from s3cache.records import (
     Event,
     Record,
     Recorder,
-    RecordLimits,
     Run,
     folded,
     in_jobs,
@@ -28,6 +27,7 @@ from s3cache.records import (
 )
 from s3cache.stats import Step, TransferEvent
 from tests.support.hanging import FreezableDisk
+from tests.support.runs import record
 from tests.support.waiting import LONG_S, eventually
 
 MISS = Record(
@@ -48,31 +48,23 @@ BYPASS = Record(
 )
 
 
-def write(root: Path, *records: Record | Event, **limits: int) -> str:
-    recorder = Recorder(str(root), RecordLimits(**limits))
-    for record in records:
-        recorder.add(record)
-    recorder.close(LONG_S)
-    return recorder.run
-
-
 def test_lookups_and_events_are_read_as_written(tmp_path: Path) -> None:
     events = (Event("download", 3.0, 0.5, "name", 7), Event("compile", 4.0, 2.0, "key"))
-    run = read_run(str(tmp_path), write(tmp_path, events[0], MISS, events[1], BYPASS))
+    run = read_run(str(tmp_path), record(tmp_path, events[0], MISS, events[1], BYPASS))
     assert (run.records, run.events) == ((MISS, BYPASS), events)
     assert run.complete
     assert run.program == sys.argv[0]
 
 
 def test_without_a_lookup_nothing_is_written(tmp_path: Path) -> None:
-    write(tmp_path, *[Event("download", 3.0, 0.5)] * 2000)
+    record(tmp_path, *[Event("download", 3.0, 0.5)] * 2000)
     assert list(tmp_path.iterdir()) == []
     assert run_names(str(tmp_path)) == []
 
 
 def test_events_take_no_room_from_lookups(tmp_path: Path) -> None:
     events = [Event("download", 3.0, 0.5)] * 600
-    run = read_run(str(tmp_path), write(tmp_path, *events, MISS, BYPASS))
+    run = read_run(str(tmp_path), record(tmp_path, *events, MISS, BYPASS))
     assert run.records == (MISS, BYPASS)
     assert len(run.events) < 600
 
@@ -100,7 +92,7 @@ def test_a_transfer_is_one_event_from_its_last_start_to_its_end(tmp_path: Path) 
 def test_only_this_user_can_read_it(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        name = write(tmp_path, MISS)
+        name = record(tmp_path, MISS)
     finally:
         os.umask(before)
     file = tmp_path / "records" / f"{name}.jsonl"
@@ -120,7 +112,7 @@ def test_without_a_directory_the_last_lookups_are_held_in_memory() -> None:
 
 
 def test_a_file_is_bounded_and_marked_incomplete(tmp_path: Path) -> None:
-    run = read_run(str(tmp_path), write(tmp_path, *[MISS] * 50, run_bytes=700))
+    run = read_run(str(tmp_path), record(tmp_path, *[MISS] * 50, run_bytes=700))
     assert 1 <= len(run.records) <= 3
     assert not run.complete
 
@@ -136,7 +128,7 @@ def test_the_oldest_runs_are_removed(
     old.mkdir(mode=0o700)
     for second in range(5):
         (old / f"20200101-00000{second}-1-aaaa.jsonl").write_bytes(b"x" * 600)
-    name = write(tmp_path, MISS, **limits)
+    name = record(tmp_path, MISS, **limits)
     assert run_names(str(tmp_path)) == [name, *(f"20200101-0000{each}-1-aaaa" for each in kept)]
 
 
@@ -156,7 +148,7 @@ def test_a_killed_process_keeps_what_it_has_appended(tmp_path: Path) -> None:
 
 
 def test_a_damaged_line_is_left_out(tmp_path: Path) -> None:
-    name = write(tmp_path, MISS)
+    name = record(tmp_path, MISS)
     file = tmp_path / "records" / f"{name}.jsonl"
     bad = [b"{", b"[]", b"7", b'{"outcome": "miss"}', b'{"outcome": "hit"']
     file.write_bytes(file.read_bytes() + b"\n".join(bad))
@@ -166,7 +158,7 @@ def test_a_damaged_line_is_left_out(tmp_path: Path) -> None:
 def test_nothing_is_written_where_other_users_may_write(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     (tmp_path / "records").chmod(0o777)
-    write(tmp_path, MISS)
+    record(tmp_path, MISS)
     assert list((tmp_path / "records").iterdir()) == []
 
 
@@ -251,7 +243,7 @@ def test_the_environment_names_the_job_of_a_process(
 def test_a_head_has_the_job_of_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("S3CACHE_JOB", "nightly-7")
-    head = read_head(str(tmp_path), write(tmp_path, MISS))
+    head = read_head(str(tmp_path), record(tmp_path, MISS))
     assert (head.rank, head.job, head.pid, head.parent) == (
         *("3", "job:nightly-7"),
         *(os.getpid(), os.getppid()),
@@ -274,14 +266,14 @@ def test_ranks_in_words(ranks: list[str], expected: str) -> None:
     assert ranks_in_words(run(rank, 50 + i) for i, rank in enumerate(ranks)) == expected
 
 
-def record(key: str, outcome: str = "miss", **changes: Any) -> Record:
+def of(key: str, outcome: str = "miss", **changes: Any) -> Record:
     return Record("aot", outcome, key=key, reason="absent", **changes)
 
 
 def test_equal_lookups_of_several_processes_are_folded() -> None:
     """As often as each happened; with different details they stay apart."""
-    zero = Run("0", (record("a", elapsed_s=1, saved_s=2), record("a"), record("b")), rank="0")
-    one = Run("1", (record("a", elapsed_s=3, saved_s=5), record("b", "hit")), rank="1")
+    zero = Run("0", (of("a", elapsed_s=1, saved_s=2), of("a"), of("b")), rank="0")
+    one = Run("1", (of("a", elapsed_s=3, saved_s=5), of("b", "hit")), rank="1")
     found = folded([zero, one])
     assert [(each.record.key, each.record.outcome, len(each.runs)) for each in found] == [
         ("a", "miss", 2),
@@ -290,5 +282,5 @@ def test_equal_lookups_of_several_processes_are_folded() -> None:
         ("b", "hit", 1),
     ]
     assert (found[0].elapsed_s, found[0].saved_s) == (3, 7)
-    rejecting = [Run(why, (record("a", rejected=(why,)),)) for why in ("x is 1", "x is 2")]
+    rejecting = [Run(why, (of("a", rejected=(why,)),)) for why in ("x is 1", "x is 2")]
     assert len(folded(rejecting)) == 2

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import s3cache
-from tests.support.waiting import LONG_S
+from tests.support.scripts import python
 
 ROOT = Path(s3cache.__file__).resolve().parent
 LAZY_PACKAGES = ("s3cache", "s3cache.manage", "s3cache.testing")
@@ -86,9 +84,7 @@ def test_a_new_process_shows_each_name_before_and_after_its_use(package: str) ->
         "    assert getattr(package, name) is getattr(package, name)\n"
         "assert set(package.__all__) <= set(dir(package))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S
-    )
+    done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -148,12 +144,8 @@ def test_where_torch_is_not_supported_the_cache_is_inert(tmp_path: Path) -> None
     metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.9.0\n")
     home = tmp_path / "home"
     home.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", INERT],
-        env={"HOME": str(home), "PYTHONPATH": f"{metadata.parents[1]}:{ROOT.parent}"},
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
+    done = python(
+        "-c", INERT, env={"HOME": str(home), "PYTHONPATH": f"{metadata.parents[1]}:{ROOT.parent}"}
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "did you mean 'strict'?\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 from pathlib import Path
@@ -17,7 +15,7 @@ from s3cache.store import FileStore, MemoryStore
 from tests.cache.answers import FIRST, Machines, miss
 from tests.support.caching import KEY, OTHER, entry, open_cache, open_engine
 from tests.support.faulty import FaultyStore
-from tests.support.scripts import run_script
+from tests.support.scripts import python, run_script
 from tests.support.stores import GatedStore, holds
 from tests.support.waiting import LONG_S, eventually, in_thread
 
@@ -133,13 +131,7 @@ def test_a_cache_that_is_first_used_while_the_interpreter_exits_misses(
 ) -> None:
     """There are no threads any more: nothing is raised, and a later process uploads the rest."""
     places = (str(tmp_path / "remote"), str(tmp_path / "local"))
-    done = subprocess.run(
-        [sys.executable, "-c", _FIRST_USE + when, *places],
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=True,
-    )
+    done = python("-c", _FIRST_USE + when, *places)
     assert done.stdout.splitlines() == ["Miss", "True Hit", "True False"]
     assert "Traceback" not in done.stderr
     with Cache.open(f"file://{places[0]}?create=1", local_dir=places[1]) as cache:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from s3cache.records import Record, Recorder
-from tests.support.waiting import LONG_S
 
 
 @dataclass(frozen=True)
@@ -33,13 +29,3 @@ class Done:
 
 #: Calls a command with these arguments, in this process.
 Call = Callable[..., Done]
-
-
-def record(root: Path, *records: Record) -> str:
-    """Leave records of one process in a local tier; returns the name of the run."""
-    root.mkdir(mode=0o700, exist_ok=True)
-    recorder = Recorder(str(root))
-    for each in records:
-        recorder.add(each)
-    recorder.close(LONG_S)
-    return recorder.run

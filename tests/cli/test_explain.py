@@ -8,7 +8,8 @@ import pytest
 
 from s3cache.records import Record
 from s3cache.util.text import sections
-from tests.cli.commands import Call, record
+from tests.cli.commands import Call
+from tests.support.runs import record
 
 
 def looked_up(key: str, time: float, version: str) -> Record:

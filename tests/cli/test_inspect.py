@@ -12,7 +12,7 @@ from s3cache import frame
 from s3cache.entries import first_name
 from s3cache.trust import Algorithm, generate, pack, sign
 from tests.cli.commands import Call
-from tests.support.imports import modules_after
+from tests.support.scripts import modules_after
 from tests.support.shelves import Shelf
 
 KEY = "ab" * 16

@@ -19,7 +19,7 @@ from s3cache import Cache, frame
 from s3cache.cli._options import Output, redacted
 from s3cache.errors import ConfigError
 from tests.cli.commands import Call
-from tests.support.imports import modules_after
+from tests.support.scripts import modules_after, python
 from tests.support.shelves import Shelf
 from tests.support.waiting import LONG_S
 
@@ -55,13 +55,13 @@ def test_the_installed_command_is_the_same_program(tmp_path: Path) -> None:
         "import sys; from importlib.util import find_spec; "
         "print(sys.path[0] == '', find_spec('helper'), 'typer' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, str(script), "run", "-c", shows],
+    done = python(
+        str(script),
+        "run",
+        "-c",
+        shows,
         env={**os.environ, "PYTHONPATH": str(ROOT), "S3CACHE_LOCAL": "0", "S3CACHE_SUMMARY": "0"},
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "True None False\n"), done.stderr
 

@@ -6,14 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from s3cache.torch_api import internals
 from tests.cli.commands import Call
 from tests.support.marks import slow
 from tests.support.shelves import Shelf
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, is_running
 
 # Records lookups as the compile cache does: nothing is compiled.
 LOOKS_UP = """
@@ -38,13 +37,6 @@ def program(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "program.py"
     path.write_text(text)
     return path
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 # -- check

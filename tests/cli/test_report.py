@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from s3cache.records import Event, Record, Recorder
+from s3cache.records import Event, Record
 from s3cache.settings import Settings
 from tests.cli.commands import Call
-from tests.support.runs import two_ranks
-from tests.support.waiting import LONG_S
+from tests.support.runs import record, two_ranks
 
 
 @pytest.fixture
 def runs() -> list[str]:
     """The names of two recorded runs, the earliest first."""
-    names = []
-    root = Settings.load()[0].local_dir
-    os.makedirs(root, mode=0o700)
-    for run in two_ranks():
-        recorder = Recorder(root)
-        for record in run.records:
-            recorder.add(record)
-        recorder.close(LONG_S)
-        names.append(recorder.run)
-    return names
+    return [record(local(), *run.records) for run in two_ranks()]
+
+
+def local() -> Path:
+    return Path(Settings.load()[0].local_dir)
 
 
 def test_several_runs_are_counted_together(call: Call, runs: list[str], tmp_path: Path) -> None:
@@ -49,13 +42,10 @@ def test_several_runs_are_counted_together(call: Call, runs: list[str], tmp_path
 def test_the_ranks_of_a_job_are_counted_together(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runs: list[str]
 ) -> None:
-    root = Settings.load()[0].local_dir
     monkeypatch.setenv("S3CACHE_JOB", "nightly")
     for rank in ("1", "0"):
         monkeypatch.setenv("RANK", rank)
-        recorder = Recorder(root)
-        recorder.add(two_ranks()[0].records[0])
-        recorder.close(LONG_S)
+        record(local(), two_ranks()[0].records[0])
     path = tmp_path / "report.html"
     found = call("report", "--json").json
     assert (len(found["runs"]), found["misses"]) == (2, 2)
@@ -68,15 +58,11 @@ def test_the_ranks_of_a_job_are_counted_together(
 
 def test_the_keys_that_were_used_are_written(call: Call, tmp_path: Path) -> None:
     """What hit and what was saved, and no miss that was not saved."""
-    root = Settings.load()[0].local_dir
-    os.makedirs(root, mode=0o700)
-    recorder = Recorder(root)
-    for outcome, key in (("hit", "a1"), ("miss", "a2"), ("miss", "a3"), ("bypass", "")):
-        recorder.add(Record("aot", outcome, key=key, time=1.0))
-    recorder.add(Event("save", 2.0, 0.1, "a2", 10))
-    recorder.close(LONG_S)
+    outcomes = (("hit", "a1"), ("miss", "a2"), ("miss", "a3"), ("bypass", ""))
+    lookups = [Record("aot", outcome, key=key, time=1.0) for outcome, key in outcomes]
+    run = record(local(), *lookups, Event("save", 2.0, 0.1, "a2", 10))
     path = tmp_path / "keys"
     call("report", "--manifest", str(path))
     comment, *keys = path.read_text(encoding="utf-8").splitlines()
-    assert comment == f"# 2 keys that {recorder.run} used"
+    assert comment == f"# 2 keys that {run} used"
     assert keys == ["a1", "a2"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from examples.gpt_demo import Report, verdict
 from tests.support.marks import slow
+from tests.support.scripts import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,13 +24,16 @@ def test_one_machine_compiles_for_all_of_them(tmp_path: Path) -> None:
         for name, value in os.environ.items()
         if not name.startswith(("AWS_", "S3CACHE_", "TORCH")) and name != "FORCE_COLOR"
     }
-    demo = subprocess.run(
-        [sys.executable, "-m", "examples.gpt_demo", "--layers", "1", "--steps", "3"],
-        cwd=ROOT,
+    demo = python(
+        "-m",
+        "examples.gpt_demo",
+        "--layers",
+        "1",
+        "--steps",
+        "3",
         env={**clean, "TMPDIR": str(tmp_path), "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=800,
+        cwd=ROOT,
+        timeout_s=800,
     )
     assert demo.returncode == 0, demo.stdout + demo.stderr
     cells = {

@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.marks import slow
 from tests.support.pages import ROOT, printed, programs
-from tests.support.waiting import LONG_S
+from tests.support.scripts import python
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -38,14 +36,7 @@ def test_it_runs_and_prints_what_it_says(code: str, tmp_path: Path) -> None:
     environment["PYTHONWARNINGS"] = "ignore:Failed to initialize NumPy:UserWarning"
     for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
         environment[name] = str(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-    )
+    done = python("-c", code, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     expected = printed(code)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.support.marks import slow
+from tests.support.scripts import python
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "warm_start_ci"
@@ -26,13 +26,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run_tests(project: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *ARGUMENTS],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        timeout=550,
-    )
+    return python("-m", "pytest", *ARGUMENTS, cwd=project, timeout_s=550)
 
 
 # Compiles, and hits elsewhere, as tests/kinds does in every run.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from tests.support.marks import slow
 from tests.support.processes import Machine
+from tests.support.scripts import python
 from tests.support.served import NewMachine
 from tests.support.waiting import LONG_S
 from tests.support.worker import keys
@@ -27,19 +27,12 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ne
 
 def run(script: str, machine: Machine, *arguments: Any, **environment: str) -> tuple[Any, str]:
     """Return what the script printed, and what it said on standard error."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent(script),
-            json.dumps([machine.options, *arguments]),
-        ],
-        cwd=REPOSITORY,
+    done = python(
+        "-c",
+        textwrap.dedent(script),
+        json.dumps([machine.options, *arguments]),
         env={**machine.environment, "PYTHONPATH": str(REPOSITORY), **environment},
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
+        cwd=REPOSITORY,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr

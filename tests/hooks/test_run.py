@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 import zipfile
 from collections.abc import Sequence
@@ -15,6 +13,7 @@ import pytest
 
 from tests.support import machines
 from tests.support.marks import slow
+from tests.support.scripts import python
 from tests.support.sites import Machine, Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -69,14 +68,17 @@ def test_a_program_runs_as_if_python_had_started_it(
     }[how]
 
     def run(*command: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, *flags, *command, "--lr", "1", "-m", "--", "-h"],
+        done = python(
+            *flags,
+            *command,
+            "--lr",
+            "1",
+            "-m",
+            "--",
+            "-h",
             env=machines.Machine(machine.root, **machine.environment).environment,
             cwd=machine.root,
-            capture_output=True,
-            text=True,
-            timeout=800,
-            check=False,
+            timeout_s=800,
         )
         return done.returncode, done.stdout, done.stderr
 

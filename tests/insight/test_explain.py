@@ -19,11 +19,11 @@ from s3cache.entries import NAMES, first_name
 from s3cache.errors import ConfigError
 from s3cache.insight._differences import RemoteEntries
 from s3cache.manage import Place
-from s3cache.records import Record, Recorder
+from s3cache.records import Record
 from s3cache.store import MemoryStore, ObjectInfo, WrapperStore
 from s3cache.trust import generate, policy_of
+from tests.support.runs import record
 from tests.support.shelves import Shelf
-from tests.support.waiting import LONG_S
 
 
 def lookup(key: str, time: float, outcome: str = "miss", **changes: Any) -> Record:
@@ -34,15 +34,6 @@ def lookup(key: str, time: float, outcome: str = "miss", **changes: Any) -> Reco
     }
     given = {"reason": "absent", "components": components, "level": "aot", **changes}
     return Record(outcome=outcome, key=key, time=time, **given)
-
-
-def write(root: Path, *records: Record) -> str:
-    root.mkdir(exist_ok=True)
-    recorder = Recorder(str(root))
-    for record in records:
-        recorder.add(record)
-    recorder.close(LONG_S)
-    return recorder.run
 
 
 def last(root: Path, **options: Any) -> Explanation:
@@ -87,7 +78,7 @@ NO_GRAD = {"grad_enabled": "False"}
     ids=["graph", "components", "code", "details", "none"],
 )  # fmt: skip
 def test_the_nearest_entry(tmp_path: Path, expected: str, records: list[Record]) -> None:
-    write(tmp_path, *records)
+    record(tmp_path, *records)
     assert last(tmp_path).entry == expected
 
 
@@ -117,7 +108,7 @@ def test_an_entry_is_compared_by_its_details(tmp_path: Path, recorded: bool) -> 
     remote, local = Shelf(tmp_path / "remote"), tmp_path / "local"
     remote.put(first_name(TUNED.key), entry(TUNED, parts=PARTS))
     other = lookup("b", 1, of={"inductor_config": "x", "grad_enabled": "False"})
-    write(local, TUNED if recorded else other, MISSED)
+    record(local, TUNED if recorded else other, MISSED)
     found = explain(url=remote.url, local_dir=str(local))
     one = found.explanations[-1]
     assert (one.entry, found.unasked) == ("ab", "")
@@ -131,7 +122,7 @@ def test_an_entry_that_is_damaged_newer_or_not_trusted_is_skipped(tmp_path: Path
     remote, local = Shelf(tmp_path / "remote"), tmp_path / "local"
     keys = {"trust": "require", "trusted_keys": f"team={generate('mine').public_text()}"}
     name = remote.put(first_name(TUNED.key), entry(TUNED))
-    write(local, MISSED)
+    record(local, MISSED)
     assert last(local, url=remote.url).entry == "ab"
     assert last(local, url=remote.url, **keys).entry == ""
     remote.damage(name, at=70)
@@ -170,7 +161,7 @@ async def test_a_large_remote_takes_few_requests() -> None:
 
 
 def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
-    write(tmp_path / "local", lookup("c", 2))
+    record(tmp_path / "local", lookup("c", 2))
     found = explain(url=f"file://{tmp_path}/absent", local_dir=str(tmp_path / "local"))
     assert found.explanations[0].entry == ""
     assert found.unasked
@@ -183,7 +174,7 @@ def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
 def test_hits_are_counted_and_others_explained(tmp_path: Path) -> None:
     """FX graphs of a whole graph that missed were looked up because of that: not again."""
     hit, half = lookup("a", 1, "hit", reason="local"), lookup("c", 3, level="fx", of_whole=True)
-    write(tmp_path, hit, lookup("b", 2), half)
+    record(tmp_path, hit, lookup("b", 2), half)
     found = explain(local_dir=str(tmp_path))
     assert [each.record.key for each in found.explanations] == ["b"]
     assert found.hits == 1
@@ -192,7 +183,7 @@ def test_hits_are_counted_and_others_explained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reason", ["guard", "timeout", "untrusted"])
 def test_only_absent_entries_are_compared(tmp_path: Path, reason: str) -> None:
-    write(tmp_path, lookup("a", 1, of={"gm": "h"}), lookup("b", 2, reason=reason))
+    record(tmp_path, lookup("a", 1, of={"gm": "h"}), lookup("b", 2, reason=reason))
     assert last(tmp_path).why
     assert not last(tmp_path).differences
 
@@ -201,7 +192,7 @@ def test_a_bypass_has_its_reasons_lines_and_fixes(tmp_path: Path) -> None:
     said = {"message": "calls mine", "fix": "vouch", "node": "mine", "line": "m.py:3"}
     where = ("t.py", 7, "main")
     reasons = ({"code": "function", **said},)
-    write(tmp_path, lookup("", 1, "bypass", reason="function", where=where, reasons=reasons))
+    record(tmp_path, lookup("", 1, "bypass", reason="function", where=where, reasons=reasons))
     text = str(explain(local_dir=str(tmp_path)))
     for words in ("t.py:7 in main", "mine: calls mine (function)", "m.py:3", "fix: vouch"):
         assert words in text
@@ -210,7 +201,7 @@ def test_a_bypass_has_its_reasons_lines_and_fixes(tmp_path: Path) -> None:
 def test_foreign_text_is_shown_as_printable_text(tmp_path: Path) -> None:
     """Also where an object is shown by its ``repr``, as IPython does."""
     hostile = "\x1b[31m"
-    write(
+    record(
         tmp_path,
         lookup("a", 1, of={"gm": hostile}),
         lookup("b", 2, where=(hostile, 3, "step"), rejected=(hostile,)),
@@ -226,7 +217,7 @@ def test_foreign_text_is_shown_as_printable_text(tmp_path: Path) -> None:
 def test_without_a_record_the_error_names_the_fix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="s3cache run PROGRAM leaves a record"):
         explain(local_dir=str(tmp_path))
-    write(tmp_path, lookup("a", 1))
+    record(tmp_path, lookup("a", 1))
     for what in ("19990101", "b", "train.py"):
         with pytest.raises(ConfigError, match=f"explain {what}: no such run, key or program"):
             explain(what, local_dir=str(tmp_path))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from s3cache.testing import MotoServer
 from tests.support.buckets import moto_place
+from tests.support.scripts import python
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("gevent") is None, reason="gevent is not installed"
@@ -63,13 +63,7 @@ with open_cache("b") as cache:
 def run(server: MotoServer, root: Path, first: str) -> subprocess.CompletedProcess[str]:
     place = moto_place(server)
     program = [_PROGRAM.format(first=first), str(root), f"s3://{place.bucket}/{root.name}"]
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", *program, f"http://127.0.0.1:{server.port}"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    return python("-W", "ignore", "-c", *program, f"http://127.0.0.1:{server.port}", timeout_s=200)
 
 
 def test_it_works_where_gevent_comes_first(s3cache_moto_server: MotoServer, tmp_path: Path) -> None:

@@ -1,11 +1,24 @@
-"""Runs as two ranks of a job leave them."""
+"""Records of runs: left in a local tier, and as two ranks of a job leave them."""
 
 from __future__ import annotations
 
-from s3cache.records import Record, Run
+from pathlib import Path
+
+from s3cache.records import Event, Record, Recorder, RecordLimits, Run
+from tests.support.waiting import LONG_S
 
 HOSTILE = "<script>alert(1)</script>&\"'\x1b[31m"
 BEGAN = 1_790_000_000.0
+
+
+def record(root: Path, *records: Record | Event, **limits: int) -> str:
+    """Leave records of one process in a local tier; returns the name of the run."""
+    root.mkdir(mode=0o700, exist_ok=True)
+    recorder = Recorder(str(root), RecordLimits(**limits))
+    for each in records:
+        recorder.add(each)
+    recorder.close(LONG_S)
+    return recorder.run
 
 
 def two_ranks() -> list[Run]:

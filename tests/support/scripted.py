@@ -11,12 +11,7 @@ from typing import Any
 import pytest
 
 from s3cache.store import S3Options, S3Store
-
-KEYS: dict[str, Any] = {
-    "access_key": "testing",
-    "secret_key": "testing-secret",
-    "region": "us-east-1",
-}
+from tests.support.processes import KEYS
 
 
 @dataclass

@@ -1,10 +1,11 @@
-"""Python code that a test runs in a process of its own."""
+"""Python code that a test runs in a process of its own, and what it imports."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 from tests.support.waiting import LONG_S
 
@@ -25,16 +26,27 @@ class Hanging(MemoryStore):
 """
 
 
+def python(
+    *arguments: str, timeout_s: float = LONG_S, **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments to its end, good or bad."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, check=False, **how
+    )
+
+
 def run_script(code: str, *args: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run Python code in a process of its own, with :data:`PRELUDE` and ``sys.argv[1:]``."""
-    done = subprocess.run(
-        # -W: Pythons from 3.12 on warn of any fork of a process with threads
-        [sys.executable, "-W", "ignore", "-c", PRELUDE + textwrap.dedent(code), *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
+    # -W: Pythons from 3.12 on warn of any fork of a process with threads
+    done = python("-W", "ignore", "-c", PRELUDE + textwrap.dedent(code), *map(str, args))
     if check:
         assert done.returncode == 0, done.stderr
     return done
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level modules that a new process has imported after it ran ``code``."""
+    done = python("-c", f"import sys; {code}; print(*sys.modules)")
+    assert (done.returncode, done.stderr) == (0, "")
+    return {name.partition(".")[0] for name in done.stdout.split()}

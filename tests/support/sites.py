@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support import machines
+from tests.support.scripts import python
 
 
 class Machine:
@@ -37,15 +38,7 @@ class Machine:
     def start(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run ``python command`` to its end, good or bad."""
         machine = machines.Machine(self.root, **{**self.environment, **environment})
-        return subprocess.run(
-            [sys.executable, *command],
-            env=machine.environment,
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            timeout=800,
-            check=False,
-        )
+        return python(*command, env=machine.environment, cwd=self.root, timeout_s=800)
 
 
 class Site:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 from s3cache.tier import BackgroundLoop
 
 # Longer than anything takes on a busy machine; only a test that fails waits so long.
@@ -59,6 +61,13 @@ def join_child(child: int) -> int | str:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return "hangs"
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def tasks_on(loop: BackgroundLoop) -> int:

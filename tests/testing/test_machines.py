@@ -8,13 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from s3cache.stats import Reason, Usage
 from s3cache.testing import Machine, Outcome, ProgramError
 from tests.support.marks import slow
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, is_running
 
 SHOW = """
 import json, os, sys
@@ -104,13 +103,6 @@ def test_what_takes_too_long_is_ended_with_all_it_started(machine: Machine, tmp_
     child = int(caught.value.outcome.stdout)
     # It was killed; the kernel takes a moment to end it, and init to forget it.
     eventually(lambda: not is_running(child))
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 # -- functions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from s3cache.errors import ConfigError
 from s3cache.testing import Machine, MotoBucket, MotoServer
+from tests.support.scripts import python
 
 
 def use_the_bucket() -> str:
@@ -50,7 +50,7 @@ def test_it_ends_with_the_process_that_started_it() -> None:
         "print(psutil.Process().children()[0].pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python("-c", code)
     assert done.returncode == -9, done.stderr
     with suppress(psutil.NoSuchProcess):
         psutil.Process(int(done.stdout)).wait(30)

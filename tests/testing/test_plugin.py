@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from tests.support.waiting import LONG_S
+from tests.support.scripts import python
 
 HEAVY = ("torch", "numpy", "boto3", "botocore", "aioboto3", "moto", "flask", "hypothesis", "http")
 
@@ -21,13 +19,7 @@ def test_a_run_that_uses_no_fixture_of_ours_has_imported_nothing_for_it(tmp_path
     )
     plugins = {each.name for each in entry_points(group="pytest11")} - {"s3cache"}
     others = [f"-pno:{name}" for name in sorted(plugins)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rP", *others],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-    )
+    done = python("-m", "pytest", "-p", "no:cacheprovider", "-q", "-rP", *others, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     loaded = set(done.stdout.split())
     assert "s3cache.testing.plugin" in loaded

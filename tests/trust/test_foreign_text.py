@@ -14,7 +14,8 @@ from s3cache.cli import main
 from s3cache.util.logs import Topic, logger_of
 from s3cache.util.text import escape
 from tests.support.caching import KEY
-from tests.support.scripted import KEYS, ScriptedServer, error_reply
+from tests.support.processes import KEYS
+from tests.support.scripted import ScriptedServer, error_reply
 from tests.support.shelves import Shelf
 
 if TYPE_CHECKING:

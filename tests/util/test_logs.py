@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from typing import get_args
 
 import pytest
 
 from s3cache.util.logs import Topic
 from tests.support.pages import ROOT
-from tests.support.waiting import LONG_S
+from tests.support.scripts import python
 
 
 def test_each_logger_is_documented() -> None:
@@ -54,10 +52,5 @@ logger_of().warning("not enabled")
 def test_a_warning_says_once_who_warns_however_logging_is_set_up(
     setup: str, expected: list[str]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(setup=setup)],
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-    )
+    done = python("-c", PROGRAM.format(setup=setup))
     assert (done.returncode, done.stderr.splitlines()) == (0, expected)
