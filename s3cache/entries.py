@@ -39,23 +39,6 @@ from s3cache.errors import (
 from s3cache.frame import Frame, Header, TrustCheck
 from s3cache.store import Buffer, Store
 
-__all__ = [
-    "KEY_DIGITS",
-    "NAMES",
-    "Replaceable",
-    "check_entry",
-    "check_key",
-    "check_place",
-    "digest_of",
-    "first_name",
-    "key_of",
-    "name_prefix",
-    "names_of",
-    "publish",
-    "variant_name",
-    "verify",
-]
-
 #: What the names of all entries begin with.
 NAMES = "v1/"
 #: A key ends in so many hexadecimal digits, those of :func:`digest_of`.

@@ -48,24 +48,6 @@ import zstandard
 from s3cache.errors import ConfigError, CorruptError, TruncatedError
 from s3cache.util import __version__
 
-__all__ = [
-    "HEADER_HINT_BYTES",
-    "PRELUDE_BYTES",
-    "VERSION",
-    "Buffer",
-    "Codec",
-    "Frame",
-    "Head",
-    "Header",
-    "Section",
-    "TrustCheck",
-    "decode",
-    "decode_head",
-    "decode_header",
-    "encode",
-    "signed",
-]
-
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 Codec: TypeAlias = Literal["zstd", "none"]
 #: Given a frame's digest and the bytes of its signatures; raises if it may not be used.

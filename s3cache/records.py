@@ -28,23 +28,6 @@ from s3cache.util.logs import logger_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "JOB",
-    "Event",
-    "Folded",
-    "Record",
-    "RecordLimits",
-    "Recorder",
-    "Run",
-    "folded",
-    "in_jobs",
-    "job_here",
-    "ranks_in_words",
-    "read_head",
-    "read_run",
-    "run_names",
-]
-
 logger = logger_of("records")
 
 #: The variable that names a job, whatever launches it.

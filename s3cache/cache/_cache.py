@@ -9,15 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, get_args
 
 from s3cache import entries, frame
-from s3cache.cache._lookup import (
-    CandidateLookup,
-    Hit,
-    LocalTier,
-    Miss,
-    NotSaved,
-    Saved,
-    open_disk,
-)
+from s3cache.cache._lookup import CandidateLookup, Hit, LocalTier, Miss, NotSaved, Saved, open_disk
 from s3cache.errors import (
     ClosedError,
     ConfigError,
@@ -32,7 +24,7 @@ from s3cache.settings import Options, Settings, warn_of_unknown_variables
 from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners
 from s3cache.store import Buffer, Store, open_store, parse_url
 from s3cache.tier import DiskTier, FlushReport, Prefetch, RemoteTier, before_exit
-from s3cache.trust import pack, sign
+from s3cache.trust import Policy, pack, sign
 from s3cache.util.logs import Problems, logger_of
 from s3cache.util.threads import call_in_child
 
@@ -160,13 +152,11 @@ class Cache:
         with self._candidates(key) as lookup:
             for hit in lookup:
                 try:
-                    accepted = accept is None or accept(hit.entry)
+                    if accept is None or accept(hit.entry):
+                        lookup.accept(hit)
+                        break
                 except Exception as exc:  # noqa: BLE001 - no reason to end the caller's program
                     lookup.fail(exc)
-                    continue
-                if accepted:
-                    lookup.accept(hit)
-                    break
         return lookup.close()
 
     def _candidates(
@@ -270,8 +260,6 @@ class Cache:
         share = share and self._open_remote is not None
         # If it cannot be opened now, it may be later, or by a later process.
         remote, error = self._try_remote() if share else (None, None)
-        if provisional:
-            self._provisional.add(name)
         durable = self._local.write(
             lambda disk: (disk.put_pending if share else disk.put)(name, data)
         )
@@ -284,6 +272,8 @@ class Cache:
             return None
         elif share:
             self._unsent.add(name)
+        if provisional:
+            self._provisional.add(name)
         return durable
 
     def _signed(self, entry: Frame) -> Frame:
@@ -323,10 +313,9 @@ class Cache:
         remote, disk = self._remote_now(), self._local.disk
         names = set() if remote is None else {*remote.remove(prefix)}
         if disk is not None:
-            here = [info.key for info in disk.objects(prefix)]
-            for name in here:
-                disk.delete(name)
-            names.update(here)
+            for info in disk.objects(prefix):
+                disk.delete(info.key)
+                names.add(info.key)
         return len(names)
 
     # -- counting
@@ -341,7 +330,7 @@ class Cache:
         more: dict[str, object] = {"local": usage, "fx": self._counters_of["fx"].level()}
         if (remote := self._remote) is not None:
             more |= {"pending": remote.uploads.pending, "breaker": remote.breaker}
-            more["remote"] = remote.statistics()
+            more |= {"remote": remote.statistics()}
         return self._counters.snapshot(**more)
 
     # -- the life of a cache
@@ -390,8 +379,7 @@ class Cache:
         limit_s = self.settings.exit_timeout_s
         end = time.monotonic() + limit_s + _RELEASE_S
         if self._remote is not None:
-            report = self._remote.uploads.flush(limit_s, until_a_pause=True)
-            self._last_report = report
+            report = self._last_report = self._remote.uploads.flush(limit_s, until_a_pause=True)
             if report.remaining:
                 logger.warning(
                     "uploads to %s that are unfinished: %d; on record for the next process on "
@@ -455,14 +443,9 @@ class Engine(Cache):
     save = Cache._save
 
     @property
-    def uses_trusted_only(self) -> bool:
-        """Whether only entries that a trusted key has signed are used."""
-        return self._policy.level == "require"
-
-    @property
-    def policy_digest(self) -> str:
-        """A digest of the list of trusted keys."""
-        return self._policy.digest
+    def policy(self) -> Policy:
+        """Which entries are trusted."""
+        return self._policy
 
     @property
     def has_remote(self) -> bool:
@@ -504,15 +487,10 @@ class Engine(Cache):
         """Count what making a hit took where it was made."""
         self._counters.time_saved(seconds)
 
-    def record(self, what: Record | Event) -> None:
-        """Record the outcome of a lookup, in the background."""
+    def record(self, what: Record | Event | dict[str, object]) -> None:
+        """Record a lookup, or how far the program is, in the background."""
         if self.settings.record:
             self._records.add(what)
-
-    def note(self, **values: object) -> None:
-        """Record how far the program is, for a process that watches it."""
-        if self.settings.record:
-            self._records.add(values)
 
     def recorded(self) -> Run:
         """Return the last few hundred lookups of this process, the oldest first; any thread."""

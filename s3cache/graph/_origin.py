@@ -96,10 +96,15 @@ def _origin_of_class(kind: type) -> Origin:
     in_c = not kind.__flags__ & _HEAP_TYPE or type(kind).__name__ == "pybind11_type"
     if origin.kind == "user" or in_c:
         return origin
-    found: object = sys.modules.get(kind.__module__)
-    for name in kind.__qualname__.split("."):
-        found = getattr(found, "__dict__", {}).get(name)
-    return origin if found is kind else _USER
+    return origin if value_at(module, kind.__qualname__) is kind else _USER
+
+
+def value_at(module: str, name: str) -> object:
+    """Return what an imported module has under a qualified name, or None."""
+    found: object = sys.modules.get(module)
+    for segment in name.split("."):
+        found = getattr(found, "__dict__", {}).get(segment)
+    return found
 
 
 def _origin_of_name(name: str) -> Origin:

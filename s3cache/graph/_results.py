@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from s3cache.graph._origin import value_at
 from s3cache.torch_api import internals
 from s3cache.util.text import counted, footer, printable
 
@@ -130,11 +130,11 @@ def suggested_fix(target: object, condition: str = "if it depends on its inputs 
         )
     if not module or not name:  # an object
         return suggested_fix(type(target), condition)
-    is_found = _value_at(module, name) is target
+    is_found = value_at(module, name) is target
     if isinstance(target, types.FunctionType) and hasattr(target, "__wrapped__") and not is_found:
         # functools.wraps gave it the names of what it wraps.
         module, name = str(target.__globals__.get("__name__")), target.__code__.co_name
-        is_found = _value_at(module, name) is target
+        is_found = value_at(module, name) is target
     plain = name.rpartition(".")[2]
     plain = plain if plain.isidentifier() else "your_function"
     if module == "__main__":  # no other module can import it from there
@@ -144,14 +144,6 @@ def suggested_fix(target: object, condition: str = "if it depends on its inputs 
     at = prefix + (name if is_found else plain)
     register = f"{imported}; s3cache.register_cacheable({at}, version='1')  # {condition}"
     return register if is_found else f"define {plain} at the top of {module}, then: {register}"
-
-
-def _value_at(module: str, name: str) -> object:
-    """Return what an imported module has under a qualified name, or None."""
-    found: object = sys.modules.get(module)
-    for segment in name.split("."):
-        found = getattr(found, "__dict__", {}).get(segment)
-    return found
 
 
 def qualified_name(target: object) -> str:
@@ -267,17 +259,14 @@ class Report:
             "breaks": [{"reason": place.reason, "where": place.where} for place in self.breaks],
         }
 
-    def _summary(self) -> str:
-        good = sum(graph.cacheable for graph in self.graphs)
-        return f"{good} of {counted(len(self.graphs), 'graph')} can be cached"
-
     def __str__(self) -> str:
         return "\n".join(map(printable, self._lines()))
 
     __repr__ = __str__
 
     def _lines(self) -> Iterator[str]:
-        yield self._summary()
+        good = sum(graph.cacheable for graph in self.graphs)
+        yield f"{good} of {counted(len(self.graphs), 'graph')} can be cached"
         for index, graph in enumerate(self.graphs):
             yield f"graph {index}: {', '.join(filter(None, (graph.origin, graph.verdict)))}"
             for reason in graph.reasons:

@@ -113,7 +113,7 @@ def lock_down(engine: Engine, patches: Patches, *, supported: bool = True) -> No
     """Keep torch from using what is not signed; where that fails, it has no caches."""
     try:
         if supported:
-            install_lockdown(engine.policy_digest, patches)
+            install_lockdown(engine.policy.digest, patches)
             return
     except Exception:
         patches.close()

@@ -64,7 +64,7 @@ class Session:
         if supported:
             undo.callback(self._patches.close)
             undo.callback(watch_registrations(self._early_failures.append))
-        if engine.uses_trusted_only:
+        if engine.policy.level == "require":
             lock = functools.partial(lock_down, engine, self._locked, supported=supported)
             undo.callback(when_imported(internals.CODE_CACHES, lock))
         if supported:
@@ -88,7 +88,7 @@ class Session:
             self._install_hooks()
         except Exception as exc:
             self._patches.close()
-            if self.engine.uses_trusted_only:
+            if self.engine.policy.level == "require":
                 lock_down(self.engine, self._locked, supported=False)
             if self.engine.settings.strict:
                 raise

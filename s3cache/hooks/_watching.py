@@ -250,7 +250,7 @@ class Progress:
     def install(self, patches: Patches) -> None:
         """Begin, perhaps inside the first compile: it is what imports torch's compiler."""
         patches.install(self)
-        self._engine.note(compiling=False, at=time.time())
+        self._engine.record({"compiling": False, "at": time.time()})
 
     @around(internals.while_compiling)
     @contextlib.contextmanager
@@ -268,13 +268,13 @@ class Progress:
         with self._mutex, contextlib.suppress(Exception):  # no training run ends for a note
             before, self._compiling = self._compiling, self._compiling + added
             if not (before and self._compiling):
-                self._engine.note(compiling=bool(self._compiling), at=time.time())
+                self._engine.record({"compiling": bool(self._compiling), "at": time.time()})
             if added < 0:
                 reasons = internals.graph_break_reasons.get()
                 if len(reasons) < self._breaks:  # the program has had Dynamo forget
                     self._breaks = 0
                 for reason in reasons[self._breaks :]:
-                    self._engine.note(graph_break=internals.describe_break(reason))
+                    self._engine.record({"graph_break": internals.describe_break(reason)})
                 self._breaks = len(reasons)
 
     @around(internals.should_use_local_cache)

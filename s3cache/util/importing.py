@@ -11,8 +11,6 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TypeAlias
 
-__all__ = ["before_import", "when_imported"]
-
 _Callback: TypeAlias = Callable[[], None]
 
 

@@ -13,8 +13,6 @@ from typing import Literal, TypeAlias
 from s3cache.errors import ConfigError, Reason, UntrustedError, code_of, reason_for
 from s3cache.util.text import pointer, printable_lines
 
-__all__ = ["Problems", "Topic", "logger_of"]
-
 _NAME = "s3cache"
 _PLAIN = logging.Formatter()
 

@@ -14,16 +14,6 @@ from itertools import chain, compress
 from operator import attrgetter, is_, ne
 from typing import Any, Generic, TypeAlias, TypeVar
 
-__all__ = [
-    "ABSENT",
-    "FUNCTIONS",
-    "Functions",
-    "Snapshot",
-    "are_identical",
-    "assigns",
-    "content_of",
-]
-
 #: Stands for what is not there.
 ABSENT = object()
 

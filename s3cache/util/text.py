@@ -13,24 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from s3cache.errors import printable, printable_lines
-
-__all__ = [
-    "PAGES",
-    "Kind",
-    "Section",
-    "command",
-    "counted",
-    "escape",
-    "footer",
-    "known",
-    "may_be_a_key",
-    "pointer",
-    "printable",
-    "printable_lines",
-    "sections",
-    "sections_on",
-]
+from s3cache.errors import printable as printable
+from s3cache.errors import printable_lines as printable_lines
 
 # 32 bytes, as base64 has them. A path has slashes too, but does not end like that.
 _KEY = re.compile(r"[A-Za-z0-9+=]{40,}|[A-Za-z0-9+/]{41,}=")

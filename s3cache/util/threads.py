@@ -40,17 +40,6 @@ from s3cache.util.text import counted
 with contextlib.suppress(RuntimeError):
     import concurrent.futures.thread  # noqa: F401
 
-__all__ = [
-    "Breaker",
-    "BreakerState",
-    "DeadlineExecutor",
-    "call_in_child",
-    "close_unshared",
-    "new_event_loop",
-    "open_unshared",
-    "threads_are_greenlets",
-]
-
 _T = TypeVar("_T")
 _Call: TypeAlias = "tuple[Callable[[], Any], Future[Any], bool]"
 
