@@ -2,7 +2,8 @@
 
 ``_session`` installs them. ``_keys`` makes the key of a graph, and ``_lookups`` goes through the
 entries under it. ``_conditions`` and ``_kernels`` check and load one of them. ``_compiles`` follows
-what torch compiles after a miss, and saves it.
+what torch compiles after a miss, and saves it. Where ranks exchange data while they compile,
+``_ranks`` has them agree on hits.
 """
 
 from s3cache.hooks._session import (
