@@ -69,21 +69,3 @@ def test_only_equal_input_starts_no_compiler(compiler: Compiler, tmp_path: Path)
         header.write_text(content)
         assert compiler.run(SOURCE, "-include", str(header))[1]
         assert not compiler.run(SOURCE, "-include", str(header))[1]
-
-
-def test_what_may_depend_on_more_or_fails_is_compiled_each_time(
-    compiler: Compiler, tmp_path: Path
-) -> None:
-    (tmp_path / "own.h").write_text("#define ONE 1\n")
-    for source, *options in (
-        (f'#include "{tmp_path}/own.h"\n',),
-        ('extern "C" const char *name() { return __FILE__; }\n',),
-        (SOURCE, f"-I{tmp_path}"),
-        (SOURCE, "-Wl,-z,now"),
-    ):
-        assert compiler.run(source, *options)[1]
-        assert compiler.run(source, *options)[1]
-    for _ in range(2):
-        with pytest.raises(subprocess.CalledProcessError, match="non-zero"):
-            compiler.run("error\n")
-    assert compiler.calls.read_text().count("k.cpp") == 10

@@ -144,12 +144,24 @@ def test_a_lookup_raises_what_the_store_raised_and_counts_it(
     assert caplog.records == []
 
 
-def test_a_lookup_raises_when_nothing_came_in_time(strict: Machines) -> None:
+def test_what_ends_late_does_not_fit_or_fails_in_a_guard_raises(
+    strict: Machines,
+) -> None:
+    """As a lookup without an answer, a save with the queue full, and a guard with a mistake."""
     gated = GatedStore(MemoryStore(), is_open=False)
-    cache = strict(gated, lookup_timeout_s=0.01)
+    cache = strict(gated, local=False, upload_queue_max_count=1, lookup_timeout_s=0.01)
     with pytest.raises(DownloadTimeoutError):
         cache.lookup(KEY)
+    cache.save(KEY, entry())
+    with pytest.raises(NoSpaceError):
+        cache.save(OTHER, entry(OTHER))
     assert cache.stats().misses == {Reason.TIMEOUT: 1}
+    assert cache.stats().not_saved == {Reason.FULL: 1}
+    gated.is_open = True
+    cache = strict(MemoryStore())
+    cache.save(KEY, entry())
+    with pytest.raises(ZeroDivisionError):
+        cache.lookup(KEY, lambda found: 1 / 0 > 1)
 
 
 def test_a_lookup_raises_on_damage_in_either_tier(strict: Machines, tmp_path: Path) -> None:
@@ -176,23 +188,6 @@ def test_absence_modes_and_guards_are_no_failures(strict: Machines) -> None:
     assert isinstance(reader.save(KEY, entry()), NotSaved)
     off = strict(MemoryStore(), mode="off")
     assert isinstance(off.lookup(KEY), Miss)
-
-
-def test_a_guard_that_fails_raises(strict: Machines) -> None:
-    cache = strict(MemoryStore())
-    cache.save(KEY, entry())
-    with pytest.raises(ZeroDivisionError):
-        cache.lookup(KEY, lambda found: 1 / 0 > 1)
-
-
-def test_a_save_raises_when_the_queue_is_full(strict: Machines) -> None:
-    gated = GatedStore(MemoryStore(), is_open=False)
-    cache = strict(gated, local=False, upload_queue_max_count=1)
-    cache.save(KEY, entry())
-    with pytest.raises(NoSpaceError):
-        cache.save(OTHER, entry(OTHER))
-    assert cache.stats().not_saved == {Reason.FULL: 1}
-    gated.is_open = True
 
 
 def test_a_remote_that_cannot_be_opened_raises(tmp_path: Path) -> None:

@@ -39,23 +39,6 @@ def test_several_runs_are_counted_together(call: Call, runs: list[str], tmp_path
     assert call("report", "--html", str(tmp_path / "nowhere" / "x.html")).code == 2
 
 
-def test_the_ranks_of_a_job_are_counted_together(
-    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runs: list[str]
-) -> None:
-    monkeypatch.setenv("S3CACHE_JOB", "nightly")
-    for rank in ("1", "0"):
-        monkeypatch.setenv("RANK", rank)
-        record(local(), two_ranks()[0].records[0])
-    path = tmp_path / "report.html"
-    found = call("report", "--json").json
-    assert (len(found["runs"]), found["misses"]) == (2, 2)
-    said = call("report", "--html", str(path)).out
-    assert ", ranks 0-1, 2 lookups" in said
-    assert path.read_text(encoding="utf-8").count("<tr><td>") == 1
-    assert "ranks 0-1" in path.read_text(encoding="utf-8")
-    assert len(call("report", "--last", "3", "--json").json["runs"]) == 4
-
-
 def test_the_keys_that_were_used_are_written(call: Call, tmp_path: Path) -> None:
     """What hit and what was saved, and no miss that was not saved."""
     outcomes = (("hit", "a1"), ("miss", "a2"), ("miss", "a3"), ("bypass", ""))

@@ -14,12 +14,10 @@ from torch._inductor.codegen import common
 from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.fx_passes import joint_graph, post_grad
-from torch._inductor.lowering import lowerings
 from torch._inductor.pattern_matcher import (
     Arg,
     CallFunction,
     register_graph_pattern,
-    register_lowering_pattern,
 )
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_impls import register_op_impl
@@ -164,37 +162,6 @@ def test_what_a_library_registers_is_in_the_key(install: Callable[[str], Any]) -
         where.patterns["call_function", torch.ops.aten.sin.default].clear()
     assert found[0] == found[4]
     assert len({None, *found}) == 5
-
-
-def test_where_a_pattern_comes_among_torchs_matters() -> None:
-    """The first one that matches is applied."""
-    where = post_grad.pass_patterns[1]
-    key = "call_function", torch.ops.aten.sin.default
-    torchs = post_grad.pass_patterns[2]
-    where.patterns[key].extend(next(iter(torchs.patterns.values())))
-    found = set()
-    for prepend in (True, False):
-        pattern(2.0, where, prepend)
-        found.add(str(lines()))
-        where.patterns[key].pop(0 if prepend else -1)
-    assert len(found) == 2
-
-
-def test_torchs_tables_of_lowerings_may_grow() -> None:
-    """They do while it compiles, and what others put there has a place of its own in keys."""
-
-    @register_lowering_pattern(
-        CallFunction(torch.ops.aten.sin.default, Arg()), pass_dict=post_grad.pass_patterns[1]
-    )
-    def lower(match: Any, x: Any) -> Any:
-        return lowerings[torch.ops.aten.mul.Tensor](x, 2.0)
-
-    before = lines()
-    lowerings["something"] = lower
-    try:
-        assert lines() == before
-    finally:
-        del lowerings["something"]
 
 
 def test_a_pattern_without_a_text_of_its_own_has_no_identity() -> None:

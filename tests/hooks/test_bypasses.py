@@ -33,25 +33,6 @@ def test_the_first_of_a_kind_is_a_warning_and_its_line_when_pasted_works(site: S
         assert told["after"] == [{code: 2}, 1]
 
 
-def test_of_several_reasons_those_that_are_new_are_pointed_to(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO", "s3cache.bypasses")
-    engine = Engine.open(None, local=False)
-    bypasses = Bypasses(engine)
-    function, kernel = (
-        BypassReason("function", "calls f", "vouch for f"),
-        BypassReason("kernel", "is foreign"),
-    )
-    for reasons in ([function], [kernel, function, kernel], [kernel]):
-        bypasses.warn(reasons)
-    engine.close()
-    first, second, third = caplog.messages
-    assert first.splitlines()[1:] == ["    vouch for f", "    read on: s3cache explain function"]
-    assert second.splitlines()[-1] == "    read on: s3cache explain kernel"
-    assert "s3cache explain" not in third
-
-
 def test_each_function_is_named_with_its_fix_and_no_message_is_long(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

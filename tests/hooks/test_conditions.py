@@ -16,7 +16,6 @@ from s3cache.hooks._conditions import (
     add_guards,
     conditions_of,
     described,
-    misfits,
 )
 from s3cache.torch_api.protocols import AOTResult
 from tests.hooks.conditions import NOTHING
@@ -75,46 +74,6 @@ def _note(
 ) -> None:
     noted = {"sees_places": sees_places, "late": late, "lowered": lowered}
     setattr(graph, FX_INFO, noted)
-
-
-def _overlap(compiling: Compiling, some: list[int], others: list[int]) -> Any:
-    from torch._guards import StorageOverlap
-
-    a, b = ([compiling.sources[i] for i in indices] for indices in (some, others))
-    return StorageOverlap(a, b)
-
-
-def test_guards_that_a_compile_adds_are_added_by_a_hit(compiling: Compiling) -> None:
-    guards = compiling.context.guards_context.aotautograd_guards
-    guards.append(_overlap(compiling, [0, 1], [2]))
-    noted: Any = compiling.noted()
-    assert noted["guards"] == [("StorageOverlap", [0, 1], [2])]
-
-    made = guards.pop()
-    add_guards(noted, compiling.sources)
-    assert guards == [made]
-
-
-def test_guards_of_graphs_before_and_after_are_not_its_own(compiling: Compiling) -> None:
-    """DDPOptimizer compiles several graphs in one context."""
-    guards = compiling.context.guards_context.aotautograd_guards
-    guards.append(_overlap(compiling, [0, 1], [2]))
-    compiling.begin()
-    assert compiling.begun is not None
-    compiling.begun.end(compiling.context)
-    guards.append(_overlap(compiling, [], [0, 2]))
-    assert compiling.noted()["guards"] == []
-
-
-def test_places_are_noted_if_code_depends_on_them_and_must_be_equal(compiling: Compiling) -> None:
-    assert compiling.noted()["places"] is None
-    _note(compiling.graphs[0], sees_places=True)
-    noted: Any = compiling.noted()
-    assert noted["places"] == "0@0/48 1@2/48 2@8/48"
-    assert not list(misfits(noted, compiling.inputs, compiling.sources))
-    assert list(misfits(noted, compiling.inputs[::-1], compiling.sources))
-    other: Any = {**noted, "places": "0@1/48"}
-    assert described(noted) != described(other)
 
 
 def test_conditions_tell_entries_under_one_key_apart() -> None:

@@ -85,37 +85,21 @@ def test_views_share_a_storage_of_the_same_size_and_begin_where_they_did(
         assert str(again.untyped_storage().nbytes()) == str(one.untyped_storage().nbytes())
 
 
+GOOD = {
+    "size": ["2"], "stride": ["1"], "offset": "0", "bytes": "8", "dtype": "float32",
+    "device": "cpu", "requires_grad": False,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "described",
     [
-        None,
-        [{"same": 3}],
-        [{"number": "s999"}],
-        [{"size": ["2"]}],
-        [
-            {
-                "size": ["2"],
-                "stride": ["1"],
-                "offset": "0",
-                "bytes": "8",
-                "dtype": "load",
-                "device": "cpu",
-                "requires_grad": False,
-            }
-        ],
-        [
-            {
-                "size": ["2"],
-                "stride": ["1"],
-                "offset": "0",
-                "within": 1,
-                "dtype": "float32",
-                "device": "cpu",
-                "requires_grad": False,
-            }
-        ],
+        *(None, [{"same": 3}], [{"number": "s999"}], [{"size": ["2"]}]),
+        [{**GOOD, "dtype": "load"}],
+        [{name: value for name, value in {**GOOD, "within": 1}.items() if name != "bytes"}],
     ],
 )
 def test_a_description_that_is_none_is_a_bad_entry(mode: FakeTensorMode, described: Any) -> None:
+    assert answered(mode, [GOOD])
     with pytest.raises(CorruptError):
         answered(mode, described)

@@ -21,16 +21,9 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*ADDED.values(), *(str(each.relative_to(DOCS)) for each in DOCS.rglob("*.md"))])
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads what MkDocs lets its file say beside YAML."""
-
-
-_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
-
-
 def navigation() -> list[Any]:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    nav: list[Any] = yaml.load(text, _Loader)["nav"]
+    nav: list[Any] = yaml.load(text, yaml.BaseLoader)["nav"]
     return nav
 
 

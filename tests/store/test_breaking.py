@@ -13,7 +13,7 @@ from s3cache.errors import (
     PreconditionError,
     TransientError,
 )
-from s3cache.store import BreakingStore, MemoryStore, RetryingStore, RetryPolicy
+from s3cache.store import BreakingStore, MemoryStore
 from s3cache.util.threads import Breaker
 from tests.support.clock import FakeClock
 from tests.support.contract import VERBS, listed
@@ -112,18 +112,3 @@ async def test_a_cancelled_or_illegal_probe_lets_the_next_call_probe(
     assert half_open.state == "half-open"
     assert await half_open.get("key") is None
     assert half_open.state == "closed"
-
-
-async def test_around_retries_a_hanging_server_opens_it(
-    faulty: FaultyStore, clock: FakeClock
-) -> None:
-    """Time-outs are cancellations inside the retries and errors outside of them."""
-    retries = RetryPolicy(
-        attempts=2, total_timeout_s=0.02, attempt_timeout_s=0.01, base_delay_s=0.0, max_delay_s=0.0
-    )
-    breaking = BreakingStore(RetryingStore(faulty, retries), Breaker(3, 10, clock=clock))
-    faulty.inject("get", "hang", times=99)
-    for _ in range(3):
-        with pytest.raises(TransientError, match="no answer"):
-            await breaking.get("key")
-    assert breaking.state == "open"

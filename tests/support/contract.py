@@ -1,7 +1,4 @@
-"""What every store promises, as tests: subclass :class:`StoreContract` and give it a store.
-
-Needs one package more than the fixtures: ``pip install pytest-asyncio``.
-"""
+"""What every store promises, as tests: subclass :class:`StoreContract` and give it a store."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,10 +19,7 @@ ODD_KEYS = [
     "v1/3fa/a0123.0", "a/b-.c_/d=../e.", "con", "-/-/-",
 ]  # fmt: skip
 
-LONG_KEYS = [
-    "/".join(["k" * 200] * 4),
-    "a/" * (MAX_KEY_BYTES // 2 - 1) + "aa",
-]
+LONG_KEYS = ["/".join(["k" * 200] * 4), "a/" * (MAX_KEY_BYTES // 2 - 1) + "aa"]
 
 VERBS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "get": lambda store, key: store.get(key),
@@ -90,10 +84,9 @@ class RawAccess(Protocol):
 class StoreContract:
     """The promises of :class:`~s3cache.store.Store`, one test each.
 
-    A subclass, named ``Test...``, overrides the fixture ``store`` to give a store that is empty,
-    and ``raw`` to give a way to its objects that does not lead through it; without that the tests
-    of truncated, foreign and half-written objects skip. It lowers the numbers below where the store
-    is slow. No test may be overridden to promise less. ``docs/testing.md`` has an example.
+    A subclass, named ``Test...``, has a fixture ``store`` that gives an empty store, and a fixture
+    ``raw`` that gives a way to its objects that does not lead through it. It lowers the numbers
+    below where the store is slow. No test may be overridden to promise less.
     """
 
     many: ClassVar[int] = 1_050  #: objects: more than one page of S3's listing holds
@@ -101,20 +94,6 @@ class StoreContract:
     big_bytes: ClassVar[int] = (5 << 20) + 3
     racers: ClassVar[int] = 16  #: writers in each race
     secrets: ClassVar[tuple[str, ...]] = ()  #: what must not show in the URL
-
-    # pytest and pytest-asyncio give a fixture different types; a subclass may use either.
-    if TYPE_CHECKING:
-        store: Any
-        raw: Any
-    else:
-
-        @pytest.fixture
-        def store(self) -> Store:
-            raise NotImplementedError("a subclass gives the store")
-
-        @pytest.fixture
-        def raw(self, store: Store) -> RawAccess:
-            pytest.skip(f"there is no way to the objects but through {store!r}")
 
     def _big(self) -> bytes:
         return (bytes(range(251)) * (self.big_bytes // 251 + 1))[: self.big_bytes]

@@ -44,14 +44,6 @@ def test_waiting_has_an_end_and_ends_the_work(loop: BackgroundLoop) -> None:
     assert ended.wait(10)
 
 
-def test_waiting_on_its_own_thread_is_refused(loop: BackgroundLoop) -> None:
-    async def wait_for_itself() -> None:
-        loop.wait(_for_ever(), None)
-
-    with pytest.raises(RuntimeError, match="wait for itself"):
-        loop.wait(wait_for_itself(), 10)
-
-
 def test_once_stopped_it_takes_nothing(loop: BackgroundLoop) -> None:
     loop.wait(_name_of_thread(), 10)
     loop.stop()

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from s3cache.errors import AccessDeniedError
 from s3cache.frame import Frame
 from s3cache.store import AcceptSize, NotAccepted
 from s3cache.tier import BackgroundLoop, Budget, Prefetch
@@ -50,23 +49,3 @@ def test_only_so_many_bytes_are_read_at_once(
     assert (prefetch.report().found, prefetch.report().failed) == (60, 0)
     assert most == at_once
     assert budget.grow(0, 2 * max_bytes), "all was given back"
-
-
-def test_a_prefetch_reports_what_it_found(loop: BackgroundLoop) -> None:
-    fetched: list[str] = []
-
-    async def fetch(name: str, admit: AcceptSize) -> Frame | None:
-        fetched.append(name)
-        if name == "bad":
-            raise AccessDeniedError("no")
-        return None if name == "absent" else THING
-
-    prefetch = Prefetch(["one", "two", "absent", "bad", "here", "one"])
-    prefetch.future = loop.submit(prefetch.run(fetch, "here".__eq__, Budget(1 << 20), 3))
-    report = prefetch.wait(LONG_S)
-    counts = (report.total, report.found, report.absent, report.failed, report.present)
-    assert counts == (5, 2, 1, 1, 1)
-    assert report.size == 2 * THING.size
-    assert report.complete
-    assert isinstance(report.error, AccessDeniedError)
-    assert sorted(fetched) == ["absent", "bad", "one", "two"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +10,6 @@ from tests.support.environment import clean_environment
 from tests.support.scripted import open_scripted, server
 from tests.support.served import bucket, moto_port, new_machine, proxy, url
 from tests.support.users import common
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = [
     "bucket",

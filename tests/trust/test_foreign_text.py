@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-from typing import TYPE_CHECKING, Any, get_args
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
@@ -17,9 +18,6 @@ from tests.support.caching import KEY
 from tests.support.processes import KEYS
 from tests.support.scripted import ScriptedServer, error_reply
 from tests.support.shelves import Shelf
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Of each kind: ESC, C1 (0x9b begins a sequence too), direction, separators of lines, BEL, a page.
 ORDERS = "\x1b]0;owned\x07\x9b2J\u202e\u2066\u2028\x85\r\n\x0c\x00\x7f"

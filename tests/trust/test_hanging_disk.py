@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +20,6 @@ from tests.support.caching import KEY, OTHER, entry, open_cache
 from tests.support.hanging import FreezableDisk, dead_mount
 from tests.support.marks import cases
 from tests.support.waiting import LONG_S, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="module")

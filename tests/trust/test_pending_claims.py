@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from s3cache import entries
 from s3cache.trust import generate
 from tests.support.gate import Gate, refusal, refusing
+from tests.support.processes import Machine
 from tests.support.proxy import Link, Proxy
+from tests.support.served import NewMachine
 from tests.support.waiting import eventually
 from tests.support.worker import keys
-
-if TYPE_CHECKING:
-    from tests.support.processes import Machine
-    from tests.support.served import NewMachine
 
 SIZE = 1_000
 QUICK = {"exit_timeout_s": 2.0, "lookup_timeout_s": 20.0}

@@ -43,15 +43,3 @@ def test_callbacks_run_before_and_after_the_import(module: str) -> None:
     assert sys.meta_path == finders
     before_import(module, before)  # at once
     assert order[2:] == [("before", True), ("after", True)]
-
-
-def test_all_callbacks_of_a_module_run(module: str) -> None:
-    called: list[str] = []
-    when_imported(module, lambda: called.append("first"))
-    when_imported(module, lambda: called.append("second"))
-    before_import(module, lambda: called.append("before"))
-    loaded = import_module(module)
-    assert sorted(called[1:]) == ["first", "second"]
-    assert called[0] == "before"
-    assert loaded.__loader__ is loaded.__spec__.loader  # type: ignore[union-attr]
-    assert type(loaded.__loader__).__module__ != "s3cache.util.importing"
