@@ -350,10 +350,10 @@ class RetryingStore(WrapperStore):
     in. An attempt that takes too long is cancelled and counts as a ``TransientError``. The
     ``CircuitOpenError`` of a breaker, which spares the caller the wait, is not retried.
 
-    ``put(mode="create")`` whose answer was lost finds its own object when it tries again. After a
-    failed attempt, then, an object that is there with the same bytes counts as written; one with
-    other bytes raises :class:`~s3cache.errors.PreconditionError`. Two writers of the same bytes
-    may so both succeed.
+    If the answer to ``put(mode="create")`` is lost, the next attempt finds its own object. So
+    after a failed attempt an object with the same bytes counts as written; one with other bytes
+    raises :class:`~s3cache.errors.PreconditionError`. Two writers of the same bytes may both
+    succeed.
 
     ``policy`` bounds each page of a listing, not the whole, and the consumer's own time does not
     count.
