@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from s3cache.cache import Cache
     from s3cache.stats import CacheStats, HistogramSnapshot
 
-__all__ = [
-    "FAMILIES",
-    "Family",
-    "Observation",
-    "PrometheusCollector",
-    "Sample",
-    "Source",
-    "families",
-    "leave_textfile",
-    "observe",
-    "write_textfile",
-]
-
 #: Gives the counts of a moment; ``None`` where no cache has been enabled yet.
 Source: TypeAlias = "Callable[[], CacheStats | None]"
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]

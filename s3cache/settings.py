@@ -44,8 +44,6 @@ from s3cache.util.threads import DeadlineExecutor
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["WATCHED", "Mode", "Options", "Settings", "Trust"]
-
 _T = TypeVar("_T")
 
 Mode: TypeAlias = Literal["read-write", "read-only", "write-only", "off"]

@@ -9,27 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from s3cache.errors import Reason
+from s3cache.errors import Reason as Reason
 from s3cache.util.logs import logger_of
-
-__all__ = [
-    "CacheStats",
-    "Counters",
-    "Histogram",
-    "HistogramSnapshot",
-    "Level",
-    "LevelStats",
-    "Listener",
-    "Listeners",
-    "Meter",
-    "Reason",
-    "Step",
-    "TierName",
-    "TransferEvent",
-    "Usage",
-    "Verb",
-    "VerbStats",
-]
 
 TierName: TypeAlias = Literal["local", "remote"]
 #: The kinds of entries, which are counted apart: whole graphs as AOTAutograd has them, Inductor's

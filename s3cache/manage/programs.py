@@ -33,8 +33,6 @@ from s3cache.store import Store
 from s3cache.tier import background
 from s3cache.torch_api import installed_version, internals
 
-__all__ = ["End", "bench", "check_program", "warm"]
-
 #: How a program ended: by itself; as it compiles nothing more; out of time; by Ctrl-C.
 End: TypeAlias = Literal["itself", "quiet", "timeout", "interrupted"]
 

@@ -29,8 +29,6 @@ from typing import Any
 from s3cache.stats import CacheStats
 from s3cache.util.text import counted
 
-__all__ = ["Machine", "Outcome", "ProgramError", "assert_warm_start"]
-
 _PLACES = {
     "HOME": "home",
     "XDG_CACHE_HOME": "home/.cache",
