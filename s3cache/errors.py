@@ -302,9 +302,9 @@ def code_of(error: Exception) -> str:
 def is_machine_trouble(error: BaseException) -> bool:
     """Return whether ``error`` says that this machine lacks something, not that an entry is bad.
 
-    The system refused to make, write or open a file (a missing one may be the entry's fault), or
-    the dynamic loader says in words that there is no room, a file system without execution, or a
-    library that is missing or too old.
+    The system refused to make, write or open a file; a missing file does not count, which may be
+    the entry's fault. Or the dynamic loader reports in words that there is no room, that the file
+    system forbids execution, or that a library is missing or too old.
     """
     return any(
         isinstance(cause, MemoryError)

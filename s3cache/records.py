@@ -111,7 +111,7 @@ class Run:
     """The lookups of one process, the oldest first.
 
     Attributes:
-        name: what ``--run`` takes.
+        name: by which ``s3cache explain`` finds it.
         program, file: the script that it ran, as it was called, and its whole path.
         module: the name of the module, if ``-m`` ran it.
         started, noted: Unix times of its start and of its last note; 0 for never.
@@ -143,7 +143,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RecordLimits:
-    """Bounds of what is kept on the disk: of one process, and of all together."""
+    """Bounds of the records on the disk: of one process, and of all together."""
 
     run_bytes: int = 8 << 20
     runs: int = 128

@@ -141,11 +141,11 @@ class VerbStats:
     """One verb of a store, as it stood at one moment.
 
     Attributes:
-        calls: calls that ended, well or not. A listing is one call, however long.
+        calls: calls that ended, well or not. Each page of a listing is one call.
         errors: how many of them raised, by the error's class name; ``CancelledError`` too.
         bytes_in: bytes that came from the store.
         bytes_out: bytes that were written to it.
-        latency: seconds spent waiting for the store; for a listing, without its consumer's time.
+        latency: seconds spent waiting for the store.
     """
 
     calls: int = 0

@@ -1,9 +1,9 @@
 """Identify code that is not torch's, without looking into what it does.
 
-Code that generates code is identified by its own ``uuid()``, by the version that it was registered
-with, or by the distribution that installed it, that one's version and a digest of the source file.
-What has none of these has no identity. Code that only takes part in tracing needs none at the
-second level, where the traced graph is in the key: there, :func:`rough_identity` helps to tell
+Code that generates code is identified by its own ``uuid()``, or by the version that it was
+registered with. Else its distribution identifies it, with the version and a digest of the source
+file. Code with none of these has no identity. Code that only takes part in tracing needs none at
+the second level, where the traced graph is in the key. There :func:`rough_identity` helps to tell
 programs apart, and never refuses.
 """
 

@@ -71,7 +71,7 @@ def take_baseline(*, early: bool) -> Callable[[], None]:
     before: set[str] = set()
 
     def compiler_imported() -> None:
-        """It brings most modules and operators along, and no program has touched those."""
+        """Record what the compiler's import brings along, before any program has touched it."""
         with suppress(Exception):  # the first key asks again, where it can be said what fails
             _surface.overrides(fresh=sys.modules.keys() - before)
             _operators.overrides()

@@ -377,7 +377,7 @@ class Surface:
         return list(itertools.chain.from_iterable(self._overrides.values()))
 
     def overrides(self, fresh: AbstractSet[str] = frozenset()) -> list[Override]:
-        """Return what stands in the places of what torch has, or was added where torch looks."""
+        """Return what replaced names of torch, and what was added where torch looks."""
         self.watch(fresh)
         found = self.in_containers()
         if not all(map(is_, map(sys.modules.get, self._modules), self._modules.values())):

@@ -1,4 +1,4 @@
-"""Components of what torch's own key is made of: one for each attribute of its details object.
+"""Components of torch's own key: one for each attribute of its details object.
 
 So what a newer torch adds to its details is in the key, too. torch's own pickler for keys makes the
 bytes of each value.

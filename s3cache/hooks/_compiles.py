@@ -70,8 +70,8 @@ FX_INFO = "s3cache_fx_info"
 class FxInfo(TypedDict):
     """What is noted of an FX graph while it is lowered, until the entry is saved.
 
-    ``late`` if it is a backward that is lowered when it is first called, under the settings of
-    which ``lowered`` is the digest, if they have one.
+    ``late`` is true for a backward that is lowered when it is first called. ``lowered`` is the
+    digest of the settings at that moment, if they have one.
     """
 
     sees_places: bool

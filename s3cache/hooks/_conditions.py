@@ -169,10 +169,10 @@ def add_guards(conditions: Conditions, sources: Sequence[object]) -> None:
 def deserialize_backward(original: Function[object], module: BackwardModule) -> object:
     """Make the graph of a backward from its text by a tracer that sees every operator.
 
-    Compiled autograd asks a hit for that graph. torch traces the text by plain tracing, which sees
-    an operator only by a proxy among its arguments, right there: of ``expand(x, [6, s0])`` it makes
-    an error, and it runs what has no arguments of the graph, so that a backward which draws random
-    numbers would have the same ones in every step.
+    Compiled autograd asks a hit for that graph. torch's plain tracing of the text sees an operator
+    only if one of its direct arguments is a proxy. So it fails on ``expand(x, [6, s0])``. It also
+    runs operators without arguments of the graph at once: a backward that draws random numbers
+    would have the same numbers in every step.
     """
     if module.args[0].get("_tracer_cls") is not None:
         return original(module)  # not AOTAutograd's: its own tracer knows how

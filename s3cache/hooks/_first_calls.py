@@ -1,4 +1,4 @@
-"""First calls on fake tensors, by which DDPOptimizer learns the layout of what a graph returns.
+"""First calls on fake tensors, by which DDPOptimizer learns the layout of a graph's outputs.
 
 It compiles a model as several graphs, one after the other, and calls each once on fake tensors
 (``fakify_first_call``). The code answers with fake outputs in the strides that Inductor chose.

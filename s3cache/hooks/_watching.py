@@ -50,7 +50,7 @@ _TRACED = re.compile(r'File "([^"\n]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]*))?
 
 
 class Bypasses:
-    """Counts, records and warns of what is not cached, and of what fails. Any thread may use it."""
+    """Counts and records bypasses and failures, and warns of them. Any thread may use it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -177,9 +177,9 @@ def explain(
     needed. The processes of one job on this machine are explained together.
 
     Args:
-        what: the name of a run, a key that was looked up, or the beginning of either; or a program,
-            for its last run: its path or the end of it, or the name of the module.
-        url: of the remote, where neither this process nor the environment names it.
+        what: the name of a run, a key that was looked up, or the beginning of either. A program
+            stands for its last run: its path, the end of that, or the name of its module.
+        url: the remote, if neither this process nor the environment names it.
         remote: False to leave the remote alone.
         options: settings that say where records and the remote are, such as ``local_dir``.
 

@@ -1,8 +1,8 @@
 """Run a program in child processes, and follow it by the records that they write.
 
-:func:`check_program` finds out which graphs of a program can be cached, and :func:`warm` runs a job
-until the remote has what it compiles: both read the lookups that its processes record in the local
-tier (:mod:`s3cache.records`), and their progress where :data:`s3cache.settings.WATCHED` is set.
+:func:`check_program` finds out which graphs of a program can be cached. :func:`warm` runs a job
+until the remote has what it compiles. Both read the lookups that its processes record in the local
+tier (:mod:`s3cache.records`), and their progress if :data:`s3cache.settings.WATCHED` is set.
 :func:`bench` times a user's own bucket.
 """
 

@@ -46,7 +46,7 @@ _OUTPUT_LINES = 60
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a process on a :class:`Machine` came to.
+    """The outcome of a process on a :class:`Machine`.
 
     Attributes:
         command: what was run, for messages.
@@ -254,10 +254,10 @@ def assert_warm_start(
     Only the process that the machine started counts, not those that it started itself.
 
     Args:
-        first: what the program came to on one machine.
-        second: what it came to on another one, or on the same one later.
-        same: returns the part of an outcome that must be equal, else what was printed and returned;
-            for a program that prints times or paths, leave those out here.
+        first: the outcome on one machine.
+        second: the outcome on another machine, or on the same machine later.
+        same: returns the part of an outcome that must be equal; by default what was printed and
+            returned. If a program prints times or paths, leave them out here.
 
     Raises:
         AssertionError: it compiled something, hit nothing, or gave something else.

@@ -43,13 +43,13 @@ def s3cache_machine(tmp_path_factory: pytest.TempPathFactory) -> MachineFactory:
 
 @pytest.fixture
 def s3cache_moto(s3cache_moto_server: MotoServer) -> MotoBucket:
-    """An empty bucket for this test alone, on a moto server."""
+    """Make an empty bucket for this test alone, on a moto server."""
     return s3cache_moto_server.make_bucket()
 
 
 @pytest.fixture(scope="session")
 def s3cache_moto_server() -> Iterator[MotoServer]:
-    """The moto server that all tests of this run share; it starts with the first that needs it."""
+    """Start the moto server that all tests of this run share, for the first that needs it."""
     with MotoServer() as server:
         yield server
 

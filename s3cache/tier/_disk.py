@@ -389,7 +389,7 @@ def _usage_of(objects: list[ObjectInfo]) -> Usage:
 
 
 class TierStore(Store):
-    """A store of what a disk tier holds: reading is no use of it, and closing closes the tier."""
+    """A disk tier as a store: reading does not count as use, and closing closes the tier."""
 
     def __init__(self, tier: DiskTier) -> None:
         self._tier = tier

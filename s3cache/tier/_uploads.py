@@ -363,7 +363,7 @@ class Uploads:
                 self._given_back.clear()
 
     async def _adopt_some(self) -> bool:
-        """Upload what is pending and some of what others have left; return whether to go on."""
+        """Upload our pending objects and some that others left; return whether to go on."""
         async with self._adopting:
             adopted = set[str]()
             if (disk := self._disk) is not None:

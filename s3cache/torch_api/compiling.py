@@ -60,7 +60,7 @@ def set_torch_key(value: bytes) -> None:
 
 
 def graph_module_of(mod: Module) -> GraphModule:
-    """Return the graph of what torch looks up, which may be wrapped."""
+    """Return the graph that torch looks up, unwrapped."""
     return cast("GraphModule", getattr(mod, "gm", mod))
 
 
@@ -411,7 +411,7 @@ def changing(state: ShapeState) -> tuple[tuple[bool, ...] | None, tuple[bool, ..
 def with_changing(
     state: ShapeState, sizes: tuple[bool, ...] | None, strides: tuple[bool, ...] | None
 ) -> ShapeState:
-    """Return a copy of what was seen, with what :func:`changing` said of another one.
+    """Return a copy of the state, with what :func:`changing` returned for another one.
 
     A number stays as it was seen: it has no tuple of sizes.
     """

@@ -154,7 +154,7 @@ CACHING_DETAILS = Fields(_DETAILS, "precompile_enabled")
 (ASKS_FOR_CPU_CODE,) = Fields(_DETAILS, "_may_generate_cpu_cpp_code", since=(2, 13))
 #: Attributes of a graph module that are made from its graph.
 GENERATED = Fields("torch.fx.graph_module:GraphModule", "_graph _code _lineno_map _prologue_start")
-#: What the metadata of a node says of what it returns: after Dynamo, after AOTAutograd.
+#: What the metadata of a node says of its result: after Dynamo, after AOTAutograd.
 NODE_VALUES = ("example_value", "val")
 #: Where a graph module keeps the context function of a checkpointed region.
 (CHECKPOINT_CONTEXT,) = Fields(f"{_CACHE}:_collect_context_fn_hashes", "_checkpoint_context_fn")
@@ -345,7 +345,7 @@ compile_fx = AnyFunction(f"{_COMPILE}:compile_fx")
 compile_fx_inner = AnyFunction(f"{_COMPILE}:_compile_fx_inner")
 inductor_backend = AnyFunction("torch:_TorchCompileInductorWrapper", feature=BACKEND)
 cpp_wrapper_options = AnyFunction(f"{_COMPILE}:get_cpp_wrapper_config")
-#: The directory of what torch keeps by itself, which it makes; the environment names it then.
+#: The directory of torch's own caches, which it makes; the environment names it then.
 cache_dir = AnyFunction("torch._inductor.runtime.cache_dir_utils:cache_dir")
 #: Has it forget what it has loaded from there, and where that was.
 clear_caches = AnyFunction("torch._inductor.utils:clear_caches", feature=LOCKDOWN)

@@ -76,7 +76,7 @@ def read_fields(fields: Fields, value: object) -> dict[str, object]:
 
 
 def read_quietly(owner: object, name: str, *default: object) -> object:
-    """Return what ``getattr`` does, without torch's warnings of what it is about to remove.
+    """Return what ``getattr`` does, without torch's warnings of coming removals.
 
     Only deprecated options and what a module's ``__getattr__`` gives warn. Everything else is read
     as it is: to change the filters makes Python repeat warnings that it gives once.

@@ -140,7 +140,7 @@ def choice(*choices: str) -> Kind:
 
 
 def flag_or(word: str = "") -> Kind:
-    """True or false, or a word that says how."""
+    """Return the kind of true or false, or of a word that says how."""
 
     def parse(text: str) -> bool | str:
         if word and text == word:
@@ -154,18 +154,18 @@ def flag_or(word: str = "") -> Kind:
 
 
 def count(at_most: int | None = None) -> Kind:
-    """A whole number of 1 or more."""
+    """Return the kind of a whole number of 1 or more."""
     return Kind(_number(r"\d{1,18}", int, "whole number", "10", 1, at_most), (int,))
 
 
 def seconds(at_least: float = 0, at_most: float | None = None) -> Kind:
-    """A time in seconds, such as ``10`` or ``0.5``."""
+    """Return the kind of a time in seconds, such as ``10`` or ``0.5``."""
     parse = _number(r"\d{1,9}(\.\d+)?", float, "number of seconds", "10 or 0.5", at_least, at_most)
     return Kind(parse, (int, float))
 
 
 def size(at_least: int = 1, at_most: int | None = None) -> Kind:
-    """A number of bytes, such as ``12345``, ``500MB`` or ``10GiB``."""
+    """Return the kind of a number of bytes, such as ``12345``, ``500MB`` or ``10GiB``."""
 
     def read(text: str) -> int:
         digits = re.match(r"\d+", text)[0]  # type: ignore[index]
