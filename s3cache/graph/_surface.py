@@ -184,12 +184,10 @@ class Namespace(Container):
         kinds = _kinds_of_values()
         if name.startswith("__") or (type(old) not in kinds and type(new) not in kinds):
             return False
-        return not is_same_value(old, new) and not self._is_assigned(name)
-
-    def _is_assigned(self, name: str) -> bool:
-        """Return True if torch's code assigns to what is called so: it is torch's own state."""
-        members = vars(sys.modules[self.module])
-        return any(assigns(each, name) for each in codes_in(self.inside, members))
+        if is_same_value(old, new):
+            return False
+        codes = codes_in(self.inside, vars(sys.modules[self.module]))
+        return not any(assigns(each, name) for each in codes)  # else it is torch's own state
 
 
 _known_files: set[str] = set()  # of functions that are torch's
@@ -384,12 +382,10 @@ class Surface:
             for name, module in self._modules.items():
                 if (now := sys.modules.get(name, module)) is not module:
                     found.append(Override(name, now, AS_A_WHOLE))
-        return found + list(self._altered_functions())
-
-    def _altered_functions(self) -> Iterator[Override]:
         for function in FUNCTIONS.changed():
-            module = function.__globals__.get("__name__")
-            yield Override(f"{module}.{function.__qualname__}", function, ALTERED)
+            module_name = function.__globals__.get("__name__")
+            found.append(Override(f"{module_name}.{function.__qualname__}", function, ALTERED))
+        return found
 
 
 # -- operators
