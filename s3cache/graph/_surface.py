@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from operator import is_
 from typing import NamedTuple, cast
