@@ -44,6 +44,7 @@ def test_filters_and_order(call: Call, shelf: Shelf) -> None:
     assert keys("--min-size", "4KB") == ["a2"]
     assert keys("--kind", "shapes") == keys("--tag", "mine") == ["b1"]
     assert keys("--torch", "2.12") == ["a2"]
+    assert keys("--torch", "2.1") == keys("--kind", "test", "--older", "10d") == []
     assert len(keys("--limit", "1")) == 1
 
 

@@ -239,9 +239,6 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-# -- doctor, stats, version
-
-
 # -- doctor
 
 

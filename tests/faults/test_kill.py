@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import random
 import signal
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -201,18 +198,3 @@ def test_a_child_forked_while_the_client_is_made(module: str, new_machine: NewMa
     assert "child 0" in lines
     assert "flushed 0" in lines
     assert "miss key-0009 absent" in lines
-
-
-def stop(pid: int, machine: Machine) -> None:
-    """Stop a process, but not while it has locked the accounts: then nobody could adopt."""
-    with (machine.tier / "usage").open("rb") as accounts:
-        while True:
-            os.kill(pid, signal.SIGSTOP)
-            eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1] == "T")
-            try:
-                fcntl.flock(accounts, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.kill(pid, signal.SIGCONT)
-                time.sleep(0.01)
-            else:
-                return  # closing it lets go of the lock

@@ -12,12 +12,10 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import s3cache
-
-if TYPE_CHECKING:
-    from s3cache import Cache
+from s3cache import Cache
 
 
 class _Watched:

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.frameworks.catalog import FOLDER, PROGRAMS
 from tests.frameworks.trials import complaints, run_program
 from tests.support.marks import cases
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OF_TORCH = {name for name, program in PROGRAMS.items() if program.framework == "torch"}
 HERE = sorted({*OF_TORCH, "generate_static_cache"})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["NOTHING"]
-
 #: Conditions of an entry that relies on nothing.
 NOTHING: dict[str, Any] = {
     "guards": [],

@@ -11,13 +11,11 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.sites import Machine
+from tests.support.sites import Machine
 
 WIDTH = 16
 

@@ -6,17 +6,14 @@ under torchrun.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.hooks.distributed import WAYS, two_ranks
 from tests.support.marks import cases, selected, slow
 from tests.support.sites import Site
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.timeout(900)
 

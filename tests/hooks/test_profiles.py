@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,13 +11,8 @@ from s3cache import frame
 from tests.hooks.graphs import encoded
 from tests.hooks.jobs import machine_here
 from tests.support.marks import nightly, slow
+from tests.support.sites import Machine, Site
 from tests.support.watch import lowerings, processes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.sites import Machine, Site
-
 
 pytestmark = pytest.mark.timeout(900)
 

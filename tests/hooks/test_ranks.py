@@ -7,8 +7,9 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch._functorch.config as functorch
@@ -17,14 +18,10 @@ from torch._C._distributed_c10d import HashStore
 
 from s3cache.hooks._ranks import Agreement
 from s3cache.torch_api import internals
+from s3cache.torch_api.protocols import SharedStore
 from tests.hooks.distributed import two_ranks
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from s3cache.torch_api.protocols import SharedStore
-    from tests.support.sites import Site
+from tests.support.sites import Site
 
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 

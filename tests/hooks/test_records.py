@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +15,7 @@ from s3cache.frame import Frame, decode
 from s3cache.records import read_run, run_names
 from s3cache.torch_api import installed_release
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from tests.support.sites import Site
-
+from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
 

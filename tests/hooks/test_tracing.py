@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.profiler import ProfilerActivity, profile
@@ -12,11 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from s3cache import frame
 from s3cache.torch_api import internals
 from tests.support.marks import slow
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.sites import Site
+from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
 

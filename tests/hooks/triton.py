@@ -7,8 +7,6 @@ from typing import Any
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CacheCall, CompileState, Patches
 
-__all__ = ["KERNEL", "bundled", "emit"]
-
 KERNEL = "KERNELHASH"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.docs.site import ADDED, fetched, on_config, relinked
+from infra.docs.site import ADDED, fetched, on_config
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -41,22 +41,6 @@ def test_every_page_is_in_the_navigation_once() -> None:
     found = Counter(names(on_config(SimpleNamespace(nav=navigation())).nav))
     assert sorted(found) == PAGES
     assert set(found.values()) == {1}
-
-
-def test_links_out_of_the_site_lead_to_the_project_where_that_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    text = "[the frame](../s3cache/frame.py), [keys](keys.md#threads), [here](#a), `[x](y)`"
-    monkeypatch.delenv("PROJECT_URL", raising=False)
-    assert relinked(text, "storage.md").startswith(
-        "the frame (`s3cache/frame.py`), [keys](keys.md#"
-    )
-    monkeypatch.setenv("PROJECT_URL", "https://example.com/owner/name")
-    link = "[the frame](https://example.com/owner/name/blob/HEAD/s3cache/frame.py)"
-    assert relinked(text, "storage.md").startswith(link)
-    assert relinked("[c](../../CONTRIBUTING.md#where)", "operating/aws.md") == (
-        "[c](../contributing.md#where)"
-    )
 
 
 @pytest.mark.parametrize(

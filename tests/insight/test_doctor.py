@@ -210,9 +210,6 @@ def test_a_reader_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 # -- settings and trust
 
 
-# -- settings and trust
-
-
 OURS, OTHER = generate("ours"), generate("other")
 PUBLIC, SECRET = OURS.public_text(), OURS.secret_text()
 

@@ -101,37 +101,8 @@ async def test_without_headers_nothing_is_read() -> None:
 
 
 NOW = time.time()
-ABOUT = {
-    "kind": "aot",
-    "torch": "2.13.0+cpu",
-    "tag": "mine",
-}
-ITEM = Item("v1/000/abcdef.0", 1000, NOW - 86400, ABOUT)
 DAMAGED = Item("v1/000/abcdef.0", 1000, NOW - 86400, problem=CorruptError("frame", "is damaged"))
 STRANGER = Item("v1/000/ab.0", 10, NOW, problem=UntrustedError("unsigned", "no signature"))
-
-
-@pytest.mark.parametrize(
-    ("words", "yes"),
-    [
-        ({"key": ("bcd", "abcdef")}, True),
-        ({"key": ("bcd",)}, False),
-        ({"older": 2 * 86400}, False),
-        ({"min_size": 1000}, True),
-        ({"min_size": 1001}, False),
-        ({"kind": ("fx", "shapes")}, False),
-        ({"torch": ("2.13",)}, True),
-        ({"torch": ("2.13.0+cpu",)}, True),
-        ({"torch": ("2.1",)}, False),
-        ({"torch": ("2.13.1",)}, False),
-        ({"tag": ("",)}, False),
-        ({"unreadable": True}, False),
-        ({"untrusted": True}, False),
-        ({"kind": ("aot",), "older": 2 * 86400}, False),
-    ],
-)
-def test_each_condition(words: dict[str, Any], yes: bool) -> None:
-    assert Selection(**words).chooses(ITEM) is yes
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from s3cache.errors import (
     AccessDeniedError,
@@ -24,9 +20,7 @@ from s3cache.errors import (
     StoreError,
     TransientError,
 )
-from s3cache.store import MAX_KEY_BYTES, FileStore, NotAccepted, ObjectFiles, is_key
-from tests.support.contract import LONG_KEYS
-from tests.support.marks import examples
+from s3cache.store import FileStore, NotAccepted, ObjectFiles
 
 
 @pytest.fixture(autouse=True)
@@ -48,31 +42,6 @@ def test_one_file_an_object_in_directories_by_its_slashes(
     directory.write("v1/3fa/key.0", b"x")
     files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
     assert files == [Path("objects/v1+/3fa+/key.0")]
-
-
-legal_keys = st.text(alphabet="a0./-_=", min_size=1, max_size=12).filter(is_key)
-
-
-@settings(max_examples=examples(0.6))
-@given(
-    keys=st.sets(st.one_of(legal_keys, st.sampled_from(LONG_KEYS)), max_size=12),
-    prefixes=st.lists(st.text(max_size=6), max_size=4),
-    cuts=st.lists(st.integers(0, MAX_KEY_BYTES), max_size=4),
-)
-@example(keys={"a", "a/b", "ab/c"}, prefixes=["a", "A", "a/", "A/"], cuts=[])
-@example(keys={"a", "b/c", "d"}, prefixes=[".", "..", "b/.", "b/..", "./", "%2e"], cuts=[])
-def test_walk_is_a_filter_by_prefix(keys: set[str], prefixes: list[str], cuts: list[int]) -> None:
-    """For any keys at once and any prefix: part of a segment, or what no key can have."""
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = ObjectFiles(os.path.join(temporary, "root"))
-        for i, key in enumerate(sorted(keys)):
-            directory.write(key, b"%d" % i)
-        for prefix in ["", *prefixes, *(key[:cut] for key in keys for cut in cuts)]:
-            assert keys_of(directory, prefix) == sorted(k for k in keys if k.startswith(prefix))
-        for i, key in enumerate(sorted(keys)):
-            assert directory.read(key) == b"%d" % i
-            directory.delete(key)
-        assert keys_of(directory) == []
 
 
 @pytest.mark.parametrize(
@@ -130,34 +99,6 @@ def test_bytes_are_flushed_before_the_name_and_the_name_before_the_return(
         ("fsync", f"{root}"),
     ]
     assert staged_files(root) == []
-
-
-@pytest.mark.parametrize("create", [False, True])
-def test_a_disk_that_fills_midway_leaves_the_old_object(
-    directory: ObjectFiles, root: Path, create: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory.write("old", b"old")
-    monkeypatch.setattr(os, "write", writes_half_of(os.write))
-    for key in ("new",) if create else ("old", "new"):
-        with pytest.raises(NoSpaceError) as caught:
-            directory.write(key, b"x" * 1000, create=create)
-        assert isinstance(caught.value.__cause__, OSError)
-        assert caught.value.key == key
-    monkeypatch.undo()
-    assert directory.read("old") == b"old"
-    assert keys_of(directory) == ["old"]
-    assert staged_files(root) == []
-
-
-def writes_half_of(write: Callable[[int, Any], int]) -> Callable[[int, Any], int]:
-    calls = itertools.count()
-
-    def failing(fd: int, data: Any) -> int:
-        if next(calls) % 2 == 0:
-            return write(fd, data[: len(data) // 2])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    return failing
 
 
 def test_a_write_that_takes_several_calls_is_whole(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache.errors import ConfigError
 from s3cache.store import S3Options
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONFIG = """
 [default]

@@ -11,17 +11,6 @@ from s3cache.frame import Frame
 from s3cache.settings import Settings
 from s3cache.store import Store
 
-__all__ = [
-    "KEY",
-    "OTHER",
-    "broken",
-    "entry",
-    "open_cache",
-    "open_engine",
-    "payload",
-    "settings",
-]
-
 KEY = "ab" * 16
 OTHER = "cd" * 16
 

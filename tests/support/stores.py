@@ -10,8 +10,6 @@ from s3cache import entries
 from s3cache.store import Buffer, MemoryStore, PutMode, Store, WrapperStore
 from tests.support.caching import KEY
 
-__all__ = ["FailingStore", "GatedStore", "RacyStore", "holds", "names", "put", "variants"]
-
 
 class GatedStore(WrapperStore):
     """Every call is noted and then waits until the gate is open."""

@@ -143,10 +143,6 @@ class Worker:
         _, status = os.waitpid(child, 0)
         say("child", os.waitstatus_to_exitcode(status))
 
-    def fork_away(self, steps: list[list[Any]]) -> None:
-        """... or does not wait."""
-        say("forked", self._forked(steps, "_exit"))
-
     def _forked(self, steps: list[list[Any]], leave: str) -> int:
         child = os.fork()
         if child == 0:

@@ -1,4 +1,4 @@
-"""The disk tier: its lock, its bounds, pending uploads, files changed by hand, and a full disk."""
+"""The disk tier: its bounds, pending uploads, files changed by hand, and a full disk."""
 
 from __future__ import annotations
 
@@ -11,39 +11,12 @@ from typing import Any
 
 import pytest
 
-from s3cache.errors import ConfigError, NoSpaceError, ReadOnlyError, TransientError
+from s3cache.errors import ConfigError, NoSpaceError, ReadOnlyError
 from s3cache.stats import Usage
-from s3cache.store import ObjectFiles
 from s3cache.tier import DiskTier
-from s3cache.tier import _disk as module
-from s3cache.util.threads import close_unshared
-from tests.tier.disks import MANY, exact, names, on_disk, use
+from tests.tier.disks import MANY, exact, names, on_disk
 
 OpenTier = Callable[..., DiskTier]
-
-
-def test_a_lock_that_is_never_released_is_a_transient_error(
-    open_tier: OpenTier, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Readers do not wait for it, and no descriptor is left open."""
-    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.02)
-    tier = open_tier()
-    tier.put_pending("old/1", b"x")
-    lock = ObjectFiles(root).directory().try_lock("usage")
-    assert lock is not None
-    verbs = ["put", "put_pending", "delete", "usage", "adopt"]
-    before = len(os.listdir("/proc/self/fd"))
-    for verb in verbs:
-        with pytest.raises(TransientError, match="another process"):
-            use(tier, verb)
-    assert tier.get("old/1") == b"x"
-    assert tier.pending() == ["old/1"]
-    assert os.listdir(root / "staging") == []
-    assert len(os.listdir("/proc/self/fd")) == before
-    close_unshared(lock)
-    for verb in verbs:
-        use(tier, verb)
-    assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
 def test_an_object_that_was_replaced_is_neither_removed_nor_forgotten(open_tier: OpenTier) -> None:

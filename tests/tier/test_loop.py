@@ -72,19 +72,6 @@ def test_calls_that_race_with_the_end_are_released_too() -> None:
         assert [join() for join in joins] == ["released"] * 4
 
 
-def test_without_threads_there_is_an_error_and_later_a_loop(
-    loop: BackgroundLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(ClosedError, match="can't start new thread"):
-            loop.submit(_for_ever())
-    assert loop.wait(_name_of_thread(), 10) == "s3cache"
-
-
 def test_where_no_more_threads_start_the_one_that_is_there_does_the_work(
     loop: BackgroundLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

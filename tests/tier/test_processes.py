@@ -15,6 +15,7 @@ from s3cache.errors import TransientError
 from s3cache.stats import Usage
 from s3cache.tier import DiskTier
 from s3cache.tier import _disk as module
+from tests.tier.disks import use
 from tests.tier.processes import finish, heard, open_tier, stop, tell
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -86,8 +87,9 @@ def test_forking_while_other_threads_write(start: Start) -> None:
 def test_a_stopped_holder_of_the_lock_is_not_waited_for_for_ever(
     start: Start, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Readers do not wait for it, and no descriptor is left open."""
     tier = open_tier(root)
-    tier.put("a", b"x")
+    tier.put_pending("old/1", b"x")
     holder = start(
         """
         tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
@@ -99,16 +101,20 @@ def test_a_stopped_holder_of_the_lock_is_not_waited_for_for_ever(
     heard(holder)
     stop(holder)
     monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.05)
-    for put in (tier.put, tier.put_pending):
-        with pytest.raises(TransientError):
-            put("b", b"x")
-    assert tier.get("a") == b"x"
-    assert tier.pending() == []
+    verbs = ("put", "put_pending", "delete", "usage", "adopt")
+    before = len(os.listdir("/proc/self/fd"))
+    for verb in verbs:
+        with pytest.raises(TransientError, match="another process"):
+            use(tier, verb)
+    assert tier.get("old/1") == b"x"
+    assert tier.pending() == ["old/1"]
+    assert os.listdir(root / "staging") == []
+    assert len(os.listdir("/proc/self/fd")) == before
     holder.send_signal(signal.SIGCONT)
     tell(holder)
     finish(holder)
-    tier.put("b", b"x")
-    assert tier.usage() == Usage(2, 2)
+    for verb in verbs:
+        use(tier, verb)
     tier.close()
 
 

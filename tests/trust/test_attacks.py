@@ -10,16 +10,18 @@ import asyncio
 import base64
 import hashlib
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from s3cache import entries, frame
-from s3cache.cache import Hit, Saved
+from s3cache.cache import Engine, Hit, Saved
 from s3cache.errors import UntrustedError
-from s3cache.store import MemoryStore
+from s3cache.frame import Frame
+from s3cache.store import MemoryStore, Store
 from s3cache.trust import (
     Algorithm,
     Policy,
@@ -33,13 +35,6 @@ from s3cache.trust import (
     unpack,
 )
 from tests.support.caching import KEY, OTHER, entry, open_engine, payload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from s3cache.cache import Engine
-    from s3cache.frame import Frame
-    from s3cache.store import Store
 
 MAIN, PULLS = generate("ci-main"), generate("ci-pulls")
 SHARED = generate("ci", Algorithm.HMAC_SHA256)

@@ -7,14 +7,11 @@ import re
 import stat
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from s3cache.trust import read_secret
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def keygen(place: Path, *arguments: str, umask: int = 0o022) -> subprocess.CompletedProcess[str]:

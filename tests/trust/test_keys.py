@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -27,9 +27,6 @@ from s3cache.trust import (
     sign,
     unpack,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DIGEST = bytes(range(32))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,9 +12,11 @@ from s3cache import frame
 from s3cache.errors import ConfigError, CorruptError, UntrustedError
 from s3cache.trust import (
     Algorithm,
+    Cause,
     Policy,
     SigningKey,
     Trusted,
+    TrustMode,
     VerifyKey,
     generate,
     pack,
@@ -22,9 +24,6 @@ from s3cache.trust import (
     sign,
 )
 from tests.support.frames import small_frame
-
-if TYPE_CHECKING:
-    from s3cache.trust import Cause, TrustMode
 
 NOW = 1_800_000_000
 MAIN, PULLS, STRANGER = generate("ci-main"), generate("ci-pulls"), generate("stranger")

@@ -12,7 +12,7 @@ import pytest
 from s3cache.cache import Cache
 from s3cache.errors import ConfigError, S3CacheError
 from s3cache.settings import Settings
-from s3cache.store import S3Options, S3Store, parse_url
+from s3cache.store import S3Options, S3Store
 from s3cache.trust import Algorithm, generate
 from s3cache.util.options import kinds
 from tests.support.scripted import raw_server
@@ -24,15 +24,6 @@ SERVERS = [
     f"http://[user:{SECRET}]@host",
     f"http:user:{SECRET}@host",
     f"http://user:{SECRET}@host/?a#b",
-]
-URLS = [
-    f"s3://user:{SECRET}@bucket/x",
-    f"s3:user:{SECRET}@bucket",
-    f"s3://bucket//user:{SECRET}@x",
-    f"s3://bucket/user:{SECRET}@x?nonsense=1",
-    f"file://host/user:{SECRET}@x",
-    f"https://user:{SECRET}@host/bucket",
-    f"s3://bucket/x?proxy=http%3A%2F%2Fuser%3A{SECRET}%40host",
 ]
 
 
@@ -56,11 +47,6 @@ def test_nor_is_one_that_the_environment_names(
     """botocore would repeat it in each message that a server cannot be reached."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server)
     refused(lambda: S3Options("bucket", anonymous=True), "AWS_ENDPOINT_URL")
-
-
-@pytest.mark.parametrize("url", URLS)
-def test_a_url_that_cannot_be_used_is_not_repeated(url: str) -> None:
-    refused(lambda: parse_url(url), "URL|url|option|host")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from tests.support.scripted import Reply, ScriptedServer
 from tests.support.waiting import LONG_S
 
 MIB = 1 << 20
-REPOSITORY = Path(__file__).parents[2]
 Open = Callable[..., S3Store]
 
 # -- bodies

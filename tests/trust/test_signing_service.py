@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,8 @@ from s3cache.cache import Hit, NotSaved, Saved
 from s3cache.errors import ConfigError, UntrustedError
 from s3cache.settings import Settings
 from s3cache.store import MemoryStore
-from s3cache.trust import Algorithm, TimeLimitedSigner, generate
+from s3cache.trust import Algorithm, SigningKey, TimeLimitedSigner, generate
 from tests.support.caching import KEY, OTHER, entry, open_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from s3cache.trust import SigningKey
 
 MAIN = generate("ci-main")
 SHARED = generate("ci-main", Algorithm.HMAC_SHA256)

@@ -5,25 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from s3cache import entries, frame
-from s3cache.cache import Hit, Miss, Saved
+from s3cache.cache import Engine, Hit, Miss, Saved
 from s3cache.errors import ConfigError
+from s3cache.frame import Frame
 from s3cache.settings import Settings
-from s3cache.store import MemoryStore
+from s3cache.store import MemoryStore, Store
 from s3cache.trust import Algorithm, SigningKey, VerifyKey, generate, policy_of
 from tests.support.caching import KEY, OTHER, entry, open_engine, payload
 from tests.support.faulty import FaultyStore
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from s3cache.cache import Engine
-    from s3cache.frame import Frame
-    from s3cache.store import Store
 
 MAIN, PULLS = generate("ci-main"), generate("ci-pulls", Algorithm.HMAC_SHA256)
 BOTH = f"{MAIN.public_text()} pulls={PULLS.public_text()}"

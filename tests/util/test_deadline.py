@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.errors import CircuitOpenError, TransientError
+from s3cache.errors import TransientError
 from s3cache.util import threads as module
 from s3cache.util.threads import DeadlineExecutor
 from tests.support.waiting import LONG_S, eventually, join_child
@@ -52,20 +52,6 @@ def test_a_call_is_what_it_calls(executor: DeadlineExecutor) -> None:
         executor.call(lambda: dict[str, int]()["a"])
     assert executor.call(lambda: threading.current_thread().daemon)
     assert executor.call(lambda: executor.call(threading.get_ident) == threading.get_ident())
-
-
-def test_what_hangs_is_waited_for_once_and_when_it_has_ended_all_is_as_before(
-    executor: DeadlineExecutor, hang: threading.Event
-) -> None:
-    give_up(executor, hang.wait)
-    called: list[int] = []
-    for _ in range(3):
-        with pytest.raises(CircuitOpenError, match="hangs"):
-            executor.call(lambda: called.append(1))
-    assert called == []
-    hang.set()
-    eventually(lambda: answers(executor))
-    assert len({executor.call(threading.get_ident) for _ in range(50)}) == 1
 
 
 def answers(executor: DeadlineExecutor) -> bool:

@@ -68,12 +68,6 @@ def test_what_cannot_be_shared_in_halves_says_so() -> None:
     assert marked == in_no_form
 
 
-def test_links_become_their_words() -> None:
-    assert not [section.code for section in sections() if "](" in section.text]
-    (section,) = sections_on("UntrustedError")
-    assert "not one that the policy lets us use" in section.text
-
-
 # -- messages
 
 
