@@ -113,7 +113,8 @@ def check_name(thing: str, name: str) -> str:
     """Return ``name``, or raise :class:`ConfigError` if no signer or audience can bear it."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            thing if may_be_a_key(name) else f"{thing} {name[:80]!r}",
+            # What comes before an equals sign may be a key without its padding.
+            thing if may_be_a_key(f"{name}=") else f"{thing} {name[:80]!r}",
             "is not 1 to 128 of A-Z a-z 0-9 . _ / @ + - that begin with a letter or digit",
             "use a name such as ci-main-1",
         )

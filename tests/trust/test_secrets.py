@@ -125,7 +125,17 @@ PASTED = [
     (pasted, whole.rpartition(":")[2][10:30])
     for algorithm in Algorithm
     for whole in [generate("ci", algorithm).secret_text()]
-    for pasted in (whole, whole.rpartition(":")[2], f"main={whole}", whole[3:], f"ci={whole[3:]}")
+    for key in [whole.rpartition(":")[2]]
+    # A random key begins with any character of base64, also with those that begin no name.
+    for pasted in (
+        whole,
+        key,
+        f"+{key[1:]}",
+        f"/{key[1:]}",
+        f"main={whole}",
+        whole[3:],
+        f"ci={whole[3:]}",
+    )  # fmt: skip
 ]
 
 
