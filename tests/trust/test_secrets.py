@@ -135,7 +135,7 @@ PASTED = [
         f"main={whole}",
         whole[3:],
         f"ci={whole[3:]}",
-    )  # fmt: skip
+    )
 ]
 
 
