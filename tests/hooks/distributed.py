@@ -6,53 +6,60 @@ graphs there as anywhere.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch._functorch import partitioners
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import s3cache
+from tests.hooks.jobs import account, machine_here
 from tests.support.sites import Machine
 
 WIDTH = 16
 
 
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.outer(torch.nn.functional.gelu(self.inner(x)))
+
+
 def _network() -> Any:
-    import torch
-
-    class Block(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.outer = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x: Any) -> Any:
-            return x + self.outer(torch.nn.functional.gelu(self.inner(x)))
-
     torch.manual_seed(0)
     return torch.nn.Sequential(Block(), Block())
 
 
-class _Checkpointed:
+class Checkpointed(torch.nn.Module):
     """The same network, its second block recomputed in the backward."""
 
-    @staticmethod
-    def make() -> Any:
-        import torch
-        from torch.utils.checkpoint import checkpoint
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = _network()
 
-        class Checkpointed(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.blocks = _network()
-
-            def forward(self, x: Any) -> Any:
-                first, second = self.blocks
-                return checkpoint(second, first(x), use_reentrant=False)
-
-        return Checkpointed()
+    def forward(self, x: Any) -> Any:
+        first, second = self.blocks
+        return checkpoint(second, first(x), use_reentrant=False)
 
 
 # What each way of training is, beside the plain one.
@@ -61,20 +68,17 @@ WAYS: dict[str, dict[str, Any]] = {
     "sizes that change": {"sizes": (3, 5, 7)},
     "dynamic sizes": {"compile": {"dynamic": True}},
     "unused parameters": {"ddp": {"find_unused_parameters": True}},
-    "checkpointing": {"make": _Checkpointed.make},
+    "checkpointing": {"make": Checkpointed},
     "compiled inside": {"inside": True},
 }
 
 
 def _train(way: dict[str, Any]) -> list[Any]:
     """The losses and the last gradients of three steps."""
-    import torch
-
     network = way.get("make", _network)()
-    ddp = torch.nn.parallel.DistributedDataParallel
     if way.get("inside"):
         network.compile()
-    run = ddp(network, bucket_cap_mb=0.0005, **way.get("ddp", {}))
+    run = DistributedDataParallel(network, bucket_cap_mb=0.0005, **way.get("ddp", {}))
     function = run if way.get("inside") else torch.compile(run, **way.get("compile", {}))
     optimizer = torch.optim.SGD(run.parameters(), lr=0.1)
     seen: list[Any] = []
@@ -90,24 +94,17 @@ def _train(way: dict[str, Any]) -> list[Any]:
 
 def _small_buckets() -> None:
     """The first bucket is small too, whatever a model asks for: several graphs of a small one."""
-    import torch.distributed
-
-    torch.distributed.__dict__["_DEFAULT_FIRST_BUCKET_BYTES"] = 512
+    dist.__dict__["_DEFAULT_FIRST_BUCKET_BYTES"] = 512
 
 
 def _alone() -> None:
     """A process group of this process alone."""
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import HashStore
-
     _small_buckets()
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 
 
 def train(url: str, names: list[str]) -> list[dict[str, Any]]:
     """What each way of training comes to on two machines, with a remote of its own."""
-    from tests.hooks.jobs import account, machine_here
-
     _alone()
     machines: list[dict[str, Any]] = [{}, {}]
     for number, came_to in enumerate(machines):
@@ -122,11 +119,6 @@ def train(url: str, names: list[str]) -> list[dict[str, Any]]:
 
 def without_each_entry(remote: str, scratch: str) -> dict[str, Any]:
     """The plain way, each time from a copy of ``remote`` that lacks one entry; then uncached."""
-    import torch
-
-    import s3cache
-    from tests.hooks.jobs import account
-
     _alone()
     came_to = {}
     entries = sorted(path for path in Path(remote, "objects").rglob("*") if path.is_file())
@@ -159,22 +151,10 @@ def two_ranks(machine: Machine, kind: str, url: str, *options: str) -> list[dict
 
 
 def _data_parallel() -> Callable[[Any], Any]:
-    import torch
-
-    return torch.compile(
-        torch.nn.parallel.DistributedDataParallel(_network(), bucket_cap_mb=0.0005)
-    )
+    return torch.compile(DistributedDataParallel(_network(), bucket_cap_mb=0.0005))
 
 
 def _tensor_parallel() -> Callable[[Any], Any]:
-    import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
     mesh = init_device_mesh("cpu", (2,))
     assert hash(mesh)  # kept in the mesh, and another one in each process
     network = _network()
@@ -184,9 +164,6 @@ def _tensor_parallel() -> Callable[[Any], Any]:
 
 
 def _fully_sharded() -> Callable[[Any], Any]:
-    import torch
-    from torch.distributed.fsdp import fully_shard
-
     network = _network()
     for block in network:
         fully_shard(block)
@@ -203,13 +180,6 @@ def _without_its_deadlock() -> None:
     thread holds its queue while it waits for the GIL, to be rid of the last operator's tensors: a
     job without s3cache hangs as well, at one compile in about fifty.
     """
-    import functools
-
-    import torch
-    from torch._functorch import partitioners
-
-    import s3cache
-
     ask = partitioners._sync_decision_cross_ranks
 
     @functools.wraps(ask)
@@ -222,12 +192,6 @@ def _without_its_deadlock() -> None:
 
 
 def _one_rank(kind: str, url: str, directory: str, *options: str) -> None:
-    import torch
-    import torch.distributed as dist
-
-    import s3cache
-    from tests.hooks.jobs import account
-
     for option in options:
         module, _, name = option.partition(":")
         setattr(importlib.import_module(module), name, True)
@@ -252,5 +216,4 @@ def _one_rank(kind: str, url: str, directory: str, *options: str) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     _one_rank(*sys.argv[1:])

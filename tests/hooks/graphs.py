@@ -32,9 +32,13 @@ def compile_one(name: str) -> bool:
     return torch.allclose(torch.compile(function)(x), function(x))
 
 
+def remote_of(url: str) -> Path:
+    """Return the folder that has what is kept at a URL."""
+    return Path(url.removeprefix("file://").partition("?")[0]) / "objects"
+
+
 def _all_of_them(url: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Compile every graph on a machine; return what came of it, and the object of each entry."""
-    remote = Path(url.removeprefix("file://").partition("?")[0]) / "objects"
     objects: dict[str, str] = {}
     with machine_here(url, name) as cache:
         wrong = []
@@ -42,7 +46,7 @@ def _all_of_them(url: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
             if not compile_one(graph):
                 wrong.append(graph)
             cache.flush()
-            for path in remote.rglob("*.*"):
+            for path in remote_of(url).rglob("*.*"):
                 objects.setdefault(str(path), graph)
         return {**account(cache), "wrong": wrong}, objects
 

@@ -7,6 +7,10 @@ import logging
 from typing import Any
 from unittest.mock import patch
 
+import torch
+from torch._inductor import config as inductor
+
+from s3cache.hooks import _conditions
 from tests.hooks.jobs import account, machine_here
 
 
@@ -67,11 +71,6 @@ def _step(
     options: bool = False,
     program: str = "cubed",
 ) -> Any:
-    import torch
-    import torch._inductor.config as inductor
-
-    from s3cache.hooks import _conditions
-
     given = {"options": {"max_fusion_size": 3}} if options else {}
     compiled: Any = torch.compile(PROGRAMS[program], **given)  # type: ignore[call-overload]
     x = torch.linspace(-2, 3, 48).view(6, 8).requires_grad_()

@@ -7,6 +7,12 @@ import logging
 import os
 from typing import Any
 
+import torch
+
+import s3cache
+from s3cache.errors import UnsupportedTorchError
+from s3cache.settings import WATCHED
+from s3cache.torch_api import Fields, Internal, declarations, internals
 from tests.hooks.jobs import account
 
 
@@ -29,10 +35,6 @@ class Warnings(logging.Handler):
 
 def _compiled(url: str, **options: Any) -> dict[str, Any]:
     """Whether the graph does as eager does, and what its lookup came to."""
-    import torch
-
-    import s3cache
-
     torch.compiler.reset()
     x = torch.arange(9.0).reshape(3, 3)
     with s3cache.enabled(url, **options) as cache:
@@ -42,10 +44,6 @@ def _compiled(url: str, **options: Any) -> dict[str, Any]:
 
 def names(url: str, step: int) -> list[dict[str, Any]]:
     """What becomes of a hit without each name, of which there are ``step`` from one to the next."""
-    from s3cache.errors import UnsupportedTorchError
-    from s3cache.settings import WATCHED
-    from s3cache.torch_api import Internal, declarations
-
     os.environ[WATCHED] = "1"  # every feature is in use
     warnings = Warnings()
     _compiled(url)
@@ -72,8 +70,6 @@ def names(url: str, step: int) -> list[dict[str, Any]]:
 
 def newer(url: str, lacks: str = "") -> dict[str, Any]:
     """A release after the newest that was tried; objects of one class lack an attribute."""
-    from s3cache.torch_api import Fields, internals
-
     warnings = Warnings()
     internals.OLDEST, internals.NEWEST = (2, 9), (2, 10)
     if lacks:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.hooks.tracing import traced
 from tests.support.marks import slow
 from tests.support.sites import Site
 
@@ -42,23 +41,10 @@ def test_bad_entries_are_misses_and_are_replaced(site: Site) -> None:
 
     # What torch traces of a hit, for tlparse and people.
     keys = {path.name.partition(".")[0] for path in site.entries()}
-    found = _artifacts(traces, "aotautograd_cache_hit")
+    artifacts = [line for line in traced(traces) if "artifact" in line]
+    named = [each for each in artifacts if each["artifact"]["name"] == "aotautograd_cache_hit"]
+    found = [json.loads(each["payload"]) for each in named]
     assert {each["key"] for each in found} == keys
     assert sum(each["time_saved_ms"] for each in found) == pytest.approx(
         third["time_saved_s"] * 1000, abs=2 * count
     )
-
-
-def _artifacts(traces: Path, name: str) -> list[dict[str, Any]]:
-    """The payloads of all structured trace artifacts called ``name``."""
-    found = []
-    for path in traces.iterdir():
-        lines = path.read_text().splitlines()
-        for number, line in enumerate(lines):
-            if f'"name": "{name}"' in line:
-                payload = []
-                while len(lines) > number + 1 and lines[number + 1].startswith("\t"):
-                    number += 1
-                    payload.append(lines[number])
-                found.append(json.loads("\n".join(payload)))
-    return found

@@ -93,9 +93,7 @@ def users_own(x: Any) -> Any:
 
 def _programs() -> dict[str, tuple[Callable[[], None], Callable[[Any], Any]]]:
     """By code: what brings the bypass about, and the function to compile."""
-    import torch
-    from torch._inductor import config as inductor
-
+    inductor = torch._inductor.config
     torch.compiler.allow_in_graph(users_own)
     # Nobody can tell what its formula is: it is registered from no file.
     _libraries.append(lib := torch.library.Library("bypasses", "FRAGMENT"))
@@ -121,8 +119,6 @@ def _programs() -> dict[str, tuple[Callable[[], None], Callable[[Any], Any]]]:
 
 def _run(function: Callable[[Any], Any], x: Any, grad: bool) -> None:
     """Compile it anew, and go backward if there are gradients."""
-    import torch
-
     torch._dynamo.reset()
     with torch.set_grad_enabled(grad):
         out = torch.compile(function)(x).sum()
@@ -132,10 +128,6 @@ def _run(function: Callable[[Any], Any], x: Any, grad: bool) -> None:
 
 def ways_out(url: str) -> dict[str, Any]:
     """For each code: how often and at which level it was told, and whether its way out works."""
-    import torch
-
-    import s3cache
-
     records: list[logging.LogRecord] = []
 
     class Handler(logging.Handler):

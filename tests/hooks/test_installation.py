@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 
@@ -41,58 +42,33 @@ def test_a_second_process_computes_nothing(tmp_path: Path, given: list[bytes]) -
     assert given == [bytes(32)]
 
 
-def a_pipe(path: Path, aside: Path) -> None:
-    os.mkfifo(path)
+PLANTED: dict[str, Callable[[Path, Path], object]] = {
+    "a pipe": lambda path, aside: os.mkfifo(path),
+    "a link": lambda path, aside: path.symlink_to(aside),
+    "a second name": lambda path, aside: os.link(aside, path),
+    "a file without an end": lambda path, aside: os.truncate(copyfile(aside, path), 1 << 40),
+    "of another installation": lambda path, aside: path.write_bytes(
+        aside.read_bytes()[:64] + b"0" * 64
+    ),
+}
+BY_ROOT: dict[str, Callable[[Path, Path], object]] = {
+    "of another user": lambda path, aside: os.chown(copyfile(aside, path), 12_002, 12_002),
+    "/dev/zero": lambda path, _: os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5)),
+}
 
 
-def a_link(path: Path, aside: Path) -> None:
-    path.symlink_to(aside)
-
-
-def a_second_name(path: Path, aside: Path) -> None:
-    os.link(aside, path)
-
-
-def a_file_of_another_user(path: Path, aside: Path) -> None:
-    path.write_bytes(aside.read_bytes())
-    os.chown(path, 12_002, 12_002)
-
-
-def a_file_without_an_end(path: Path, aside: Path) -> None:
-    with path.open("wb") as file:
-        file.write(aside.read_bytes() + b" ")
-        file.truncate(1 << 40)
-
-
-def a_device(path: Path, aside: Path) -> None:
-    os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero
-
-
-def of_another_installation(path: Path, aside: Path) -> None:
-    path.write_bytes(aside.read_bytes()[:64] + b"0" * 64)
-
-
-PLANTED = [
-    a_pipe,
-    a_link,
-    a_second_name,
-    a_file_without_an_end,
-    of_another_installation,
-    pytest.param(a_file_of_another_user, marks=needs_root),
-    pytest.param(a_device, marks=needs_root),
-]
-
-
-@pytest.mark.parametrize("plant", PLANTED)
+@pytest.mark.parametrize(
+    "what", [*PLANTED, *(pytest.param(each, marks=needs_root) for each in BY_ROOT)]
+)
 def test_a_file_that_others_may_have_written_is_not_believed(
-    plant: Callable[[Path, Path], None], tmp_path: Path, given: list[bytes]
+    what: str, tmp_path: Path, given: list[bytes]
 ) -> None:
     """Nor waited for; and it gives way."""
     (root := tmp_path / "root").mkdir(mode=0o700)
     path = forged(root)
     path.rename(aside := tmp_path / "aside")
     before = aside.read_bytes()
-    plant(path, aside)
+    {**PLANTED, **BY_ROOT}[what](path, aside)
     remember_installation(str(root))
     assert given == []
     assert aside.read_bytes() == before

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import s3cache
 from s3cache import frame
 from tests.hooks.graphs import encoded
 from tests.hooks.jobs import machine_here
@@ -92,16 +96,12 @@ def test_what_other_jobs_learned_breaks_no_program(site: Site) -> None:
 
 
 def _model() -> Any:
-    import torch
-
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
 
 
 def _difference(model: Any, compiled: Any, batch: int) -> float:
     """How far results and gradients of one step are from eager's."""
-    import torch
-
     torch.manual_seed(batch)
     data, found = torch.randn(batch, 4), []
     for forward in (model, compiled):
@@ -115,8 +115,6 @@ def _difference(model: Any, compiled: Any, batch: int) -> float:
 
 def machines(url: str, told: list[tuple[str, list[int], dict[str, Any]]]) -> dict[str, Any]:
     """Train on batches of these sizes, one after the other, on fresh machines by name."""
-    import torch
-
     found, lowered, started = {}, lowerings(), processes()
     for name, batches, options in told:
         with machine_here(url, name, shape_profile=options.pop("profile", True)) as cache:
@@ -142,13 +140,7 @@ def needs_constants(
     url: str, values: list[int], fullgraph: bool = True, sizes: bool = True
 ) -> dict[str, dict[str, str]]:
     """Compile what no symbol answers, of numbers and of sizes: what failed, and how."""
-    import math
-    import struct
-
-    import torch
     import torch._inductor.compile_fx  # with which s3cache begins
-
-    import s3cache
 
     def of_size(of_number: Any) -> Any:
         return lambda x: of_number(x, x.shape[0])

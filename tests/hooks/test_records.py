@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+import s3cache
 from s3cache.artifact import Artifact
+from s3cache.cache import recorded
 from s3cache.frame import Frame, decode
 from s3cache.records import read_run, run_names
-from s3cache.torch_api import installed_release
+from s3cache.torch_api import installed_release, internals
 from tests.support.marks import slow
 from tests.support.sites import Site
 
@@ -71,19 +74,12 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     runs = [read_run(root, name) for name in run_names(root)]
     kept = [[record.as_dict() for record in run.records] for run in runs]
     expected = [found[name] for name in ("bypass", "hit", "later", "miss")]
-    assert sorted(map(str, kept)) == sorted(str(_in_tuples(each)) for each in expected)
+    assert sorted(map(json.dumps, kept)) == sorted(map(json.dumps, expected))
 
 
 def entry_of(remote: Path, key: str) -> Frame:
     (path,) = remote.rglob(f"{key}.0")
     return decode(path.read_bytes())
-
-
-def _in_tuples(records: list[dict[str, object]]) -> list[dict[str, object]]:
-    """As records are before JSON has made lists of tuples."""
-    from s3cache.records import Record
-
-    return [Record.from_dict(each).as_dict() for each in records]
 
 
 @slow
@@ -114,9 +110,6 @@ def unknown(x: torch.Tensor) -> torch.Tensor:
 
 def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
     """By settings: the records of a miss, a hit and a bypass, each in a cache of its own."""
-    import s3cache
-    from s3cache.cache import recorded
-
     torch.compiler.allow_in_graph(mine)
     logger = logging.getLogger("s3cache")
     logger.setLevel(logging.DEBUG)
@@ -155,8 +148,6 @@ class Restoring:
 
 def unreadable(url: str) -> dict[str, Any]:
     """By level: the bypasses of compiled graphs that hold what no process would read."""
-    import s3cache
-    from s3cache.torch_api import internals
 
     def holding(hook: Any, at: int) -> None:
         owner, name = hook.owner()

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import textwrap
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support import machines
 from tests.support.marks import slow
-from tests.support.scripts import python
 from tests.support.sites import Machine, Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -28,10 +24,6 @@ print(os.environ.get("S3CACHE_AUTOLOAD", "off"), file=sys.stderr)
 """
 
 
-def cases_of(flag: str, *kinds: str, marks: Sequence[Any] = ()) -> list[Any]:
-    return [pytest.param(kind, flag, marks=marks, id=f"{flag}{kind}") for kind in kinds]
-
-
 @pytest.fixture
 def machine(site: Site) -> Machine:
     return site.machine("one", S3CACHE_URL=site.url)
@@ -44,18 +36,19 @@ def _write(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("how", "flag"),
+    ("how", "flags"),
     [
-        *cases_of("", "script", "-m"),
-        *cases_of("", "-c", "archive", marks=[slow]),
-        *cases_of("-I", "script", marks=[slow]),
+        ("script", []),
+        ("-m", []),
+        pytest.param("-c", [], marks=slow),
+        pytest.param("archive", [], marks=slow),
+        pytest.param("script", ["-I"], marks=slow),
     ],
 )
 def test_a_program_runs_as_if_python_had_started_it(
-    machine: Machine, tmp_path: Path, how: str, flag: str
+    machine: Machine, tmp_path: Path, how: str, flags: list[str]
 ) -> None:
     """Arguments, paths and names are the same, whatever kind of program; only s3cache is on."""
-    flags = [flag] if flag else []
     _write(tmp_path / "programs" / "train.py", _SEEN)
     _write(machine.root / "train_here.py", _SEEN)
     with zipfile.ZipFile(tmp_path / "programs" / "app", "w") as archive:
@@ -68,18 +61,7 @@ def test_a_program_runs_as_if_python_had_started_it(
     }[how]
 
     def run(*command: str) -> tuple[int, str, str]:
-        done = python(
-            *flags,
-            *command,
-            "--lr",
-            "1",
-            "-m",
-            "--",
-            "-h",
-            env=machines.Machine(machine.root, **machine.environment).environment,
-            cwd=machine.root,
-            timeout_s=800,
-        )
+        done = machine.start(*flags, *command, "--lr", "1", "-m", "--", "-h")
         return done.returncode, done.stdout, done.stderr
 
     expected, found = run(*program), run("-m", "s3cache", "run", *program)

@@ -12,22 +12,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from s3cache import frame
 from s3cache.torch_api import internals
+from tests.hooks.tracing import traced
 from tests.support.marks import slow
 from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def traced(folder: Path) -> list[dict[str, Any]]:
-    """The structured trace that torch has written: each line's head, and its payload."""
-    (file,) = folder.glob("*.log")
-    found: list[dict[str, Any]] = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.startswith("\t"):
-            found[-1]["payload"] = found[-1].get("payload", "") + line[1:]
-        elif (start := line.find("] {")) >= 0:
-            found.append(json.loads(line[start + 2 :]))
-    return found
 
 
 def ended(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

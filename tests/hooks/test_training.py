@@ -15,7 +15,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from torch._functorch import config as functorch
 
+import s3cache
+from tests.hooks.jobs import account
 from tests.support.marks import slow
 from tests.support.sites import Site
 
@@ -50,8 +54,6 @@ KEYS = {"access_key": "testing", "secret_key": "testing", "region": "us-east-1"}
 
 def _step() -> list[Any]:
     """Return the losses and gradients of two steps."""
-    import torch
-
     torch.compiler.reset()
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8))
@@ -127,11 +129,6 @@ FAULTS: dict[str, Fault] = {
 
 def under_faults(remote: str) -> dict[str, Any]:
     """For each fault: whether the steps were as without a cache, and what was counted."""
-    import torch._functorch.config as functorch
-
-    import s3cache
-    from tests.hooks.jobs import account
-
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
     with functorch.patch(enable_autograd_cache=False):
         expected = _step()

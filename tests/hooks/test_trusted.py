@@ -13,12 +13,17 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+import s3cache
 from s3cache import frame
 from s3cache.testing import ProgramError
+from s3cache.torch_api import Internal, internals
 from s3cache.trust import generate, pack, sign
+from tests.hooks.fx_programs import waved
 from tests.hooks.graphs import encoded
 from tests.hooks.jobs import account
+from tests.hooks.lacking import product
 from tests.support.marks import nightly, slow
 from tests.support.sites import Machine, Site
 
@@ -262,16 +267,6 @@ FORGERIES = (_unsigned, _moved, _by_a_stranger)
 # -- the job
 
 
-def product(x: Any, y: Any) -> Any:
-    """A graph that Inductor compiles without a C++ compiler."""
-    return (x @ y).t()
-
-
-def waved(x: Any, y: Any) -> Any:
-    """A graph with a native kernel."""
-    return (x @ y).sin() * 2
-
-
 def waving(url: str) -> dict[str, Any]:
     """What compiling that one comes to."""
     return compiled(url, program=waved)
@@ -279,8 +274,6 @@ def waving(url: str) -> dict[str, Any]:
 
 def lacking(url: str, content: str) -> dict[str, Any]:
     """The same, where this torch lacks a name, and remote caches answer with ``content``."""
-    from s3cache.torch_api import Internal, internals
-
     _serve(content)
     vars(internals)["clear_caches"] = Internal("torch._guards:nonsense")
     return {**waving(url), "asked": len(_asked)}
@@ -288,8 +281,6 @@ def lacking(url: str, content: str) -> dict[str, Any]:
 
 def unsupported(url: str, content: str) -> dict[str, Any]:
     """The same, where this torch is older than any that s3cache knows."""
-    from s3cache.torch_api import internals
-
     _serve(content)
     internals.OLDEST = (99, 0)
     return {**waving(url), "asked": len(_asked)}
@@ -304,10 +295,6 @@ def compiled(
         artifacts: of torch's, to load before.
         export: where to put them to afterwards.
     """
-    import torch
-
-    import s3cache
-
     with s3cache.enabled(url) as cache:
         if artifacts:
             with open(artifacts, "rb") as file:
@@ -325,8 +312,6 @@ def compiled(
 
 def from_each(urls: list[str]) -> list[dict[str, Any]]:
     """What compiling it comes to with each of these remotes, nothing else being kept."""
-    import torch
-
     found = []
     for url in urls:
         torch.compiler.reset()
@@ -355,10 +340,6 @@ def poisoned(artifacts: str, into: str, evil: str) -> list[str]:
 
 def loaded(url: str, artifacts: str) -> dict[str, Any]:
     """What comes of loading those before anything is compiled; ``url`` is "" for no cache."""
-    import torch
-
-    import s3cache
-
     with s3cache.enabled(url) if url else contextlib.nullcontext():
         with open(artifacts, "rb") as file:
             data = file.read()

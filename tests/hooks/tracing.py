@@ -1,7 +1,9 @@
-"""Jobs that compile while torch writes its trace, and while its profiler records."""
+"""A job that compiles while torch writes its trace and its profiler records, and that trace."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 
@@ -25,3 +27,15 @@ def compiled(url: str) -> dict[str, Any]:
         cache.flush(60)
     names = {event.name for event in profiled.events()}
     return {"profiled": sorted(names & {"s3cache.lookup", "s3cache.save"})}
+
+
+def traced(folder: Path) -> list[dict[str, Any]]:
+    """The structured trace that torch has written: each line's head, and its payload."""
+    (file,) = folder.glob("*.log")
+    found: list[dict[str, Any]] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("\t"):
+            found[-1]["payload"] = found[-1].get("payload", "") + line[1:]
+        elif (start := line.find("] {")) >= 0:
+            found.append(json.loads(line[start + 2 :]))
+    return found
