@@ -82,6 +82,8 @@ class History:
 def judge_histories(histories: Iterable[History], verdicts: Verdicts) -> None:
     """Judge each: the second program does on the first one's cache what it does without a cache."""
     shelf: dict[str, str] = {}
+    # Once it was set, torch keeps one precision for each library, and keys say so.
+    torch.set_float32_matmul_precision(torch.get_float32_matmul_precision())
     for history in histories:
         torch.set_flush_denormal(False)  # a kernel with unsafe math turns it on, and keys say so
         with (
