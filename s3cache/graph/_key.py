@@ -223,7 +223,7 @@ def threads(details: KeyDetails, gm: GraphModule) -> str:
         return ""
     count = read("get_num_threads")
     if internals.cpp_dynamic_threads.get():
-        # What is made for one thread does not keep others out of what one alone has to do.
+        # Code made for one thread lacks the locks that several threads need.
         return count if count == "1" or _may_use_templates(gm) else "several"
     return "" if internals.tells_threads(details) else count
 

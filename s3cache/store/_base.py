@@ -212,7 +212,7 @@ class Store(Protocol):
     async def list_page(
         self, prefix: str, after: str | None = None
     ) -> tuple[Sequence[ObjectInfo], str | None]:
-        """Return a page of what :meth:`list` yields, and where the next page begins.
+        """Return one page of :meth:`list`, and where the next page begins.
 
         ``after`` is what came with the page before. The last page comes with None.
         """

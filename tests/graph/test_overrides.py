@@ -181,7 +181,7 @@ def _formula() -> Iterator[None]:
 
 
 _CODES = [each.__code__ for each in (_other_code, _another_code, F.silu, F.relu6)]
-# A decomposition asks for an operator where it stands; what is not there torch would make anew.
+# Decompositions look operators up here. torch would make a missing one again.
 _PLACES: list[tuple[Any, str, list[Any]]] = [
     (torch.ops.aten.silu, "default", [torch.ops.aten.relu.default, _tripled, None]),
     (torch.ops.aten, "silu", [torch.ops.aten.relu, _tripled, None]),

@@ -37,7 +37,7 @@ def _runs(
     dynamic: bool | None = None,
     sizes: tuple[int, ...] = (6,),
 ) -> bool:
-    """Compile it anew and call it, never going backward; whether it does as eager does."""
+    """Compile from scratch and run the forward only; return whether it equals eager mode."""
     torch._dynamo.reset()
     run = torch.compile(function, dynamic=dynamic)
     same = True

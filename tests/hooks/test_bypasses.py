@@ -87,7 +87,7 @@ _libraries: list[Any] = []  # an operator lives as long as its library
 
 
 def users_own(x: Any) -> Any:
-    """A function that Dynamo is told to leave alone."""
+    """Triple ``x``; Dynamo does not trace into it (``allow_in_graph``)."""
     return x * 3
 
 
@@ -95,7 +95,7 @@ def _programs() -> dict[str, tuple[Callable[[], None], Callable[[Any], Any]]]:
     """By code: what brings the bypass about, and the function to compile."""
     inductor = torch._inductor.config
     torch.compiler.allow_in_graph(users_own)
-    # Nobody can tell what its formula is: it is registered from no file.
+    # Its backward formula has no identity: it is registered from no file.
     _libraries.append(lib := torch.library.Library("bypasses", "FRAGMENT"))
     lib.define("f(Tensor x) -> Tensor")
     lib.impl("f", lambda x: x * 5, "CPU")
@@ -118,7 +118,7 @@ def _programs() -> dict[str, tuple[Callable[[], None], Callable[[Any], Any]]]:
 
 
 def _run(function: Callable[[Any], Any], x: Any, grad: bool) -> None:
-    """Compile it anew, and go backward if there are gradients."""
+    """Compile from scratch, and run the backward if there are gradients."""
     torch._dynamo.reset()
     with torch.set_grad_enabled(grad):
         out = torch.compile(function)(x).sum()

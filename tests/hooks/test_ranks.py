@@ -151,7 +151,7 @@ def test_a_store_that_fails_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
 # What to save for the backward is agreed on.
 TOGETHER = (
     "torch._functorch.config:_sync_decision_cross_ranks",
-    # It has to know the size of what a graph takes, and a mesh has none.
+    # torch needs the size of every input, and a device mesh has none.
     "torch._functorch.config:unsafe_treat_script_objects_as_zero_size",
 )
 

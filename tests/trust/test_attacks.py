@@ -56,7 +56,7 @@ def with_signatures(found: Frame, block: bytes) -> bytes:
 
 
 def confused(found: Frame, algorithm: Algorithm, secret: bytes) -> bytes:
-    """With a MAC whose secret is a public key, said to be of ``algorithm``."""
+    """Sign with HMAC, with a public key as the secret, and claim ``algorithm``."""
     forger = SigningKey("ci-main", secret, Algorithm.HMAC_SHA256)
 
     def block(digest: bytes) -> bytes:
