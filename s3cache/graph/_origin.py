@@ -451,6 +451,14 @@ def is_operator_of_torch(value: object) -> bool:
     return "::" not in name or is_of_torch(name)
 
 
+def is_of_others(value: object) -> bool:
+    """Return True for an operator that a program or a library defines.
+
+    Graphs that call it are affected by its rules, and no others are.
+    """
+    return isinstance(value, internals.operator.get()) and not is_of_torch(value.name())
+
+
 def is_named_as(operator: Operator, value: object) -> bool:
     """Return True if a function has the name of an operator, as what torch gives to it has."""
     if not isinstance(operator, internals.operator.get()):

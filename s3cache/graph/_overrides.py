@@ -25,6 +25,7 @@ from s3cache.graph._origin import (
     files_that_register_for_others,
     foreign_parts,
     is_foreign,
+    is_of_others,
     is_of_torch,
     origin_of,
 )
@@ -130,6 +131,8 @@ def _stale_decompositions() -> Iterator[Override]:
     """Yield what torch remembers of a table that has changed since: it goes by that."""
     now, fresh = internals.stale_decompositions() or ({}, {})
     for name in now.keys() | fresh.keys():
+        if name in fresh and is_of_others(name):
+            continue
         if (value := now.get(name, ABSENT)) is not fresh.get(name, ABSENT):
             yield Override(f"remembered {name}", value, "was registered again")
 
@@ -367,7 +370,12 @@ def registered_overrides() -> Iterator[Override]:
     Raises:
         UnidentifiedError: a pattern has no text that another process has for the same.
     """
-    yield from _patterns()
+    patterns = list(_patterns())
+    yield from patterns
+    if patterns:  # what one puts into a graph is decomposed
+        for operator, function in list(internals.decompositions.get().items()):
+            if is_of_others(operator) and is_foreign(function):
+                yield _registered(f"{internals.DECOMPOSITIONS} {operator}", (function,))
     for name, table in internals.registries_by_device():
         for device, each in list(table.items()):
             values = tuple(vars(each).values()) or (each,)

@@ -23,6 +23,7 @@ from s3cache.graph._origin import (
     is_foreign,
     is_misplaced,
     is_named_as,
+    is_of_others,
     is_operator_of_torch,
     own_name,
     unwrap_patch,
@@ -118,9 +119,13 @@ class Container:
 class Table(Container):
     """A table in which torch looks functions up; whatever is in it may be used."""
 
+    def is_foreign_at_first(self, name: object, value: object) -> bool:
+        is_own = self.place.startswith(internals.DECOMPOSITIONS) and is_of_others(name)
+        return not is_own and is_foreign(value)
+
     def is_override(self, name: object, old: object, new: object) -> bool:
         if old is ABSENT:
-            return is_foreign(new)
+            return self.is_foreign_at_first(name, new)
         if new is ABSENT:
             return is_code(old)
         return (is_code(old) or is_code(new)) and not _is_same_code(old, new)

@@ -152,6 +152,8 @@ def _rules(operator: Operator) -> Iterator[str]:
         yield "its fake implementation"
     if fakes is not None and fakes.torch_dispatch_rules._data:
         yield "its rule for a tensor subclass"
+    if operator in internals.decompositions.get():
+        yield "its decomposition"
     for key in operator.py_kernels:
         yield f"its kernel for {key}"
     for key, path in internals.REGISTERED_AT.findall(internals.dispatch_dump.get()(name)):

@@ -37,7 +37,7 @@ _FUNCTORCH = "torch._functorch.config"
 _INDUCTOR = "torch._inductor.config"
 _CODE = "torch._inductor.codecache"
 _COMPILE = "torch._inductor.compile_fx"
-_DECOMPOSITIONS = "torch._inductor.decomposition"
+DECOMPOSITIONS = "torch._inductor.decomposition"
 _FX = f"{_CODE}:FxGraphCache"
 _FX_DETAILS = f"{_CODE}:FxGraphHashDetails"
 _FX_PICKLER = f"{_CODE}:FxGraphCachePickler"
@@ -334,9 +334,9 @@ side_effectful = Internal[set[object]]("torch.fx.node:_side_effectful_functions"
 fake_rules = AnyObject("torch._subclasses.fake_impls:op_implementations_checks")
 #: What holds the decompositions that a backend of the user's has given.
 given_decompositions = AnyClass(f"{_COMPILE}:_ConstantDecompTable", since=(2, 13))
-decompositions = Internal[Mapping[object, object]](f"{_DECOMPOSITIONS}:decompositions")
-decompositions_with_random = AnyObject(f"{_DECOMPOSITIONS}:fast_random_decomps")
-random_decompositions = Internal[Mapping[object, object]](f"{_DECOMPOSITIONS}:extra_random_decomps")
+decompositions = Internal[Mapping[object, object]](f"{DECOMPOSITIONS}:decompositions")
+decompositions_with_random = AnyObject(f"{DECOMPOSITIONS}:fast_random_decomps")
+random_decompositions = Internal[Mapping[object, object]](f"{DECOMPOSITIONS}:extra_random_decomps")
 extern_choice = AnyClass("torch._inductor.select_algorithm:ExternKernelChoice")
 
 # -- Inductor: how it is called, its directories and kernels

@@ -19,6 +19,7 @@ import torch._decomp
 import torch._refs
 import torch.nn.functional as F  # noqa: N812 - as everybody does
 from torch import Tensor
+from torch._inductor import decomposition
 
 import s3cache
 from s3cache.graph._identity import UnidentifiedError, identity
@@ -262,8 +263,10 @@ def test_what_torch_keeps_in_a_closure_is_not_in_the_key() -> None:
     assert key() == before
 
 
-def test_operators_of_the_users_may_come_and_go(tmp_path: Path) -> None:
-    """With rules of their own: they are in no key but theirs."""
+def test_operators_of_the_users_may_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rules of their own, as torchao's have: they are in no key but theirs."""
     with s3cache.enabled(local_dir=tmp_path):
         plain = key()
         for factor in (2, 3):
@@ -273,7 +276,9 @@ def test_operators_of_the_users_may_come_and_go(tmp_path: Path) -> None:
             operator = torch.ops.s3cache_overrides.passing.default
             assert operator(torch.ones(1)) == factor
             operator.py_impl(_KEY)(_tripled)
-            assert key() == plain
+            for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
+                monkeypatch.setitem(table, operator, _tripled)
+                assert key() == plain
             library._destroy()
             assert key() == plain
         delattr(torch.ops, "s3cache_overrides")

@@ -13,6 +13,7 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen import common
 from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.decomposition import decompositions
 from torch._inductor.fx_passes import joint_graph, post_grad
 from torch._inductor.pattern_matcher import (
     Arg,
@@ -162,6 +163,19 @@ def test_what_a_library_registers_is_in_the_key(install: Callable[[str], Any]) -
         where.patterns["call_function", torch.ops.aten.sin.default].clear()
     assert found[0] == found[4]
     assert len({None, *found}) == 5
+
+
+def test_decompositions_matter_to_all_graphs_where_a_pattern_adds_operators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    operator = torch.library.custom_op("s3cache::added", doubled, mutates_args=())
+    monkeypatch.setitem(decompositions, operator._opoverload, doubled)
+    assert lines() == []
+    pattern(2.0)
+    assert lines()[0] == "torch._inductor.decomposition s3cache.added.default"
 
 
 def test_a_pattern_without_a_text_of_its_own_has_no_identity() -> None:

@@ -10,6 +10,7 @@ import einops.einops
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.decomposition import decompositions, register_decomposition
 from torch.fx import Graph, GraphModule
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -69,6 +70,7 @@ def define() -> Iterator[Callable[..., Any]]:
 
     yield define
     for each in made:
+        decompositions.pop(each._opoverload, None)
         each._lib._destroy()
 
 
@@ -82,6 +84,7 @@ def _rule_codes(operator: Any) -> list[str]:
         None,
         lambda definition: definition.register_fake(lambda x: None),
         lambda definition: definition.register_autograd(lambda ctx, grad: grad),
+        lambda definition: register_decomposition([_operator(definition)])(_forward),
         lambda definition: definition.register_vmap(lambda info, dims, x: (None, None)),
         lambda definition: definition.register_autocast("cpu", torch.bfloat16),
         lambda definition: _operator(definition).py_impl(torch._C.DispatchKey.AutogradCPU)(

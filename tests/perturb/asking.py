@@ -29,9 +29,9 @@ import numpy as np
 import torch
 import torch._functorch.config as functorch
 import torch._inductor.config as inductor
-import torch._inductor.decomposition
 import torch._inductor.lowering
 from torch import Tensor
+from torch._inductor import decomposition
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tests.perturb.histories import Call, History, judge_histories
@@ -199,18 +199,28 @@ def _library(key: str) -> Any:
     def registered(ask: Ask) -> Iterator[None]:
         library = torch.library.Library("s3cache_asking_more", "FRAGMENT")
         library.define(f"{name}(Tensor x) -> Tensor")
-        library.impl(name, lambda x: x * _by(ask), key)
-        with _undo(library._destroy):
+        with _undo(library._destroy), contextlib.ExitStack() as stack:
+            if key != "a table":
+                library.impl(name, lambda x: x * _by(ask), key)
+            else:
+                library.impl(name, lambda x: x * 2, "CompositeExplicitAutograd")
+                own = {_operator(name).default: lambda x: x * _by(ask)}
+                for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
+                    stack.enter_context(patch.dict(table, own))
             yield
 
-    return registered, lambda x: getattr(torch.ops.s3cache_asking_more, name)(x).sin()
+    return registered, lambda x: _operator(name)(x).sin()
+
+
+def _operator(name: str) -> Any:
+    return getattr(torch.ops.s3cache_asking_more, name)
 
 
 _question: list[Ask] = [lambda: 0]
 
 
 @contextlib.contextmanager
-def _told(ask: Ask) -> Iterator[None]:
+def _answering(ask: Ask) -> Iterator[None]:
     with patch.object(sys.modules[__name__], "_question", [ask]):
         yield
 
@@ -295,14 +305,15 @@ _TRACED: dict[str, tuple[Callable[[Ask], Any], Callable[..., Any]]] = {
     "strides of a fake": _custom(_strides),
     "sizes of a fake": _custom(_sizes),
     "vmap rule": _custom(_vmap, lambda operator, x: torch.vmap(operator)(x)),
+    "decomposition": _library("a table"),
     "decomposing kernel": _library("CompositeImplicitAutograd"),
     "autograd kernel": _library("Autograd"),
-    "kept function": (_told, lambda x: _kept(x).sin()),
-    "tensor subclass": (_told, lambda x: x.sin()),
+    "kept function": (_answering, lambda x: _kept(x).sin()),
+    "tensor subclass": (_answering, lambda x: x.sin()),
     "joint pass": (_pass(inductor, "joint_custom_pre_pass"), _sine),
     "joint pass of functorch": (_pass(functorch, "joint_custom_pass"), _sine),
     "marks on nodes": (_reading_nodes, _sine),
-    "checkpoint policy": (_told, _checkpointed),
+    "checkpoint policy": (_answering, _checkpointed),
 }
 _WITH_BACKWARD = ("backward formula", "strides of a fake", "sizes of a fake", "checkpoint policy")
 
