@@ -180,7 +180,11 @@ def distribution_of(path: str) -> str:
 def _sites(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Return directories with installed libraries, each with a separator at its end."""
     schemes = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    found = [path for path in (*schemes, *paths) if path.endswith("-packages")]
+    found = [
+        path
+        for path in (*schemes, *paths)
+        if path.endswith("-packages") or (path and any(Path(path).glob("*.dist-info")))
+    ]
     return tuple(dict.fromkeys(os.path.abspath(path) + os.sep for path in found))
 
 

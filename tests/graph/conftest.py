@@ -22,7 +22,7 @@ def install(
 
     def install(source: str, *, recorded: bool = True, version: str = "1.0") -> types.ModuleType:
         name = f"s3cache_library_{len(made)}"
-        site = tmp_path / str(len(made)) / "site-packages"
+        site = tmp_path / str(len(made)) / "target"  # as `pip install --target` names it
         (site / name).mkdir(parents=True)
         (site / name / "__init__.py").write_text(source, encoding="utf-8")
         described = site / f"{name}-{version}.dist-info"
