@@ -42,7 +42,7 @@ def fork_without_pause(seconds: float) -> tuple[list[float], int]:
             local=False,
             lookup_timeout_s=0.01,
         )
-        cache.lookup("key")  # is told that it takes too long; the client is made all the same
+        cache.lookup("key")  # takes too long; the client is made all the same
         children = []
         until = time.monotonic() + 0.5
         while time.monotonic() < until:

@@ -27,10 +27,10 @@ _LATER = 15
 _BARS = {"first": 0.3, "later": 0.6}
 
 
-def measure(layers: int, whose: str) -> dict[str, Any]:
+def measure(layers: int, side: str) -> dict[str, Any]:
     """One process: times in milliseconds, wall clock and this thread's CPU."""
     install = {"wall": 0.0, "cpu": 0.0}
-    if whose == "s3cache":
+    if side == "s3cache":
         import s3cache
         from s3cache.hooks import _session
 
@@ -72,14 +72,14 @@ def measure(layers: int, whose: str) -> dict[str, Any]:
     }
 
 
-def _in_a_process(layers: int, whose: str, root: str) -> dict[str, Any]:
+def _in_a_process(layers: int, side: str, root: str) -> dict[str, Any]:
     environment = {
         **os.environ,
         "S3CACHE_LOCAL_DIR": f"{root}/local",
         "TORCHINDUCTOR_CACHE_DIR": f"{root}/inductor",
         "PYTHONWARNINGS": "ignore",
     }
-    command = [sys.executable, "-m", "benchmarks.key_cost", "--one", str(layers), whose]
+    command = [sys.executable, "-m", "benchmarks.key_cost", "--one", str(layers), side]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -103,9 +103,9 @@ def compare(rounds: int) -> dict[str, Any]:
         for layers in _LAYERS:
             runs: dict[str, list[dict[str, Any]]] = {"torch": [], "s3cache": []}
             for _ in range(rounds):
-                for whose, each in runs.items():
-                    each.append(_in_a_process(layers, whose, root))
-            found[f"{layers} layers"] = {whose: _medians(each) for whose, each in runs.items()}
+                for side, each in runs.items():
+                    each.append(_in_a_process(layers, side, root))
+            found[f"{layers} layers"] = {side: _medians(each) for side, each in runs.items()}
     return found
 
 
@@ -130,7 +130,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="where to write the result")
-    parser.add_argument("--one", nargs=2, metavar=("LAYERS", "WHOSE"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, metavar=("LAYERS", "SIDE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(int(options.one[0]), options.one[1])))
@@ -138,9 +138,9 @@ def main() -> int:
     found = compare(options.rounds)
     judged = _judged(found)
     for size, sides in found.items():
-        for whose, clocks in sides.items():
+        for side, clocks in sides.items():
             wall = "  ".join(f"{what} {ms:7.2f} ms" for what, ms in clocks["wall"].items())
-            print(f"{size:10} {whose:8} {wall}")
+            print(f"{size:10} {side:8} {wall}")
     for name, each in judged.items():
         verdict = "met" if each["met"] else "MISSED"
         print(f"{name}: {each['ratio']} of torch's, at most {each['bar']}: {verdict}")
@@ -167,7 +167,7 @@ def _markdown(found: dict[str, Any], judged: dict[str, Any]) -> str:
     ]
     for name, each in judged.items():
         size, _, what = name.partition(", ")
-        torchs, ours = (found[size][whose]["wall"][what] for whose in ("torch", "s3cache"))
+        torchs, ours = (found[size][side]["wall"][what] for side in ("torch", "s3cache"))
         asked = f"at most {each['bar']:g}: {'met' if each['met'] else '**missed**'}"
         lines.append(f"| {name} | {torchs:.1f} ms | {ours:.1f} ms | {each['ratio']} | {asked} |")
     lines += [

@@ -37,8 +37,8 @@ def render(document: Mapping[str, Any], command: str) -> str:
         parts.insert(0, f"![{title}](benchmarks/{document['plot']})\n")
     environment = document.get("environment", {})
     if environment:
-        told = ", ".join(f"{name} {value}" for name, value in environment.items())
-        parts.append(f"Measured with `{command}` on: {told}.\n")
+        found = ", ".join(f"{name} {value}" for name, value in environment.items())
+        parts.append(f"Measured with `{command}` on: {found}.\n")
     return "\n".join(parts)
 
 

@@ -114,8 +114,8 @@ def _machine(root: Path, what: str) -> Route:
     url = f"file://{root}/remote?create=1"
     command = [sys.executable, "-W", "ignore", __file__, "--machine", url, what]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return Route([Stop(**each) for each in told["stops"]], {(a, b) for a, b in told["edges"]})
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return Route([Stop(**each) for each in found["stops"]], {(a, b) for a, b in found["edges"]})
 
 
 def _record(url: str, what: str) -> Route:

@@ -92,7 +92,7 @@ Samples: TypeAlias = dict[str, dict[str, list[float]]]
 
 
 class Training:
-    """A fresh process that has done its first step, and does more as it is told to.
+    """A fresh process that has done its first step, and does more as it is asked to.
 
     Of several ranks, the answer is that of the first.
     """

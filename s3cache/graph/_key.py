@@ -412,7 +412,7 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     # code that is not torch's
     ("graph.operators", _AOT, lambda of: code.custom_operators(of.gm, of.version)),
     ("graph.operators", _FX, lambda of: code.traced_operators(of.gm, of.version)),
-    ("graph.vouched", _KEYS, lambda of: code.registered_versions(of.gm, of.version)),
+    ("graph.versions", _KEYS, lambda of: code.registered_versions(of.gm, of.version)),
     ("graph.values", _FX, lambda of: graph.traced_values(of.gm)),
     ("graph.fakes", _FX, lambda of: code.refaked_operators(of.gm, of.version)),
     ("graph.functions", _AOT, lambda of: code.functions(of.gm, of.version)),

@@ -227,7 +227,7 @@ def _parts_of(value: object, canonical: CanonicalPickler) -> Mapping[str, str]:
     if canonical.codes:
         return bounded((("code", "\n".join(canonical.codes)),), _ALL_CHARACTERS)
     parts: Iterator[tuple[object, object]] = iter(())
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):  # to ask for a Mapping takes 3 ms
         parts = iter(value.items())
     elif isinstance(value, (list, tuple)):
         parts = iter(enumerate(value))

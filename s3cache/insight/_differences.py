@@ -113,7 +113,7 @@ _LABELS = {
     "deterministic_algorithms_settings": "torch.use_deterministic_algorithms",
     "graph.operators": "custom operators",
     "graph.functions": "functions that the graph calls",
-    "graph.vouched": "versions given to register_cacheable",
+    "graph.versions": "versions given to register_cacheable",
     "torch.overrides": "functions of torch that were replaced",
     "torch.precision": "fp32_precision",
 }
