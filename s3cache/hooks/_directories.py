@@ -1,7 +1,8 @@
 """What torch keeps in directories: the hash of its own source, and caches that are not signed.
 
 torch reads and hashes all its Python files in each process that looks up a key. The result only
-changes with the files: here it is kept with a fingerprint of their names, sizes and times.
+changes with the files: here it is kept with a fingerprint of their names, sizes and times, and with
+a listing of them, as to list hundreds of directories takes as long as to ask about the files.
 
 What torch writes to its caches is not signed: code of graphs, which it runs if there is a file
 under its name, libraries, kernels of Triton, profiles and graphs that it unpickles. With
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from s3cache.errors import ConfigError, StoreError
 from s3cache.hooks._kernels import own_directory, private_directory
@@ -34,9 +37,14 @@ logger = logger_of("trust")
 # -- torch's hash of its own source
 
 _FILE = "installation"
+_MAX_BYTES = 1 << 20  # it has a tenth of that
 _SKIPPED = ("__pycache__", "lib", "include", "bin", "share")
 _SOURCES = (".py", ".so", ".cpp", ".ld")
-_LENGTH = 64  # of a SHA-256, in hexadecimal
+# Two changes within the resolution of a file system's clock have one time.
+_SETTLED_NS = 2 * 10**9
+
+#: Directories by path: when each was changed, and the names of the source files in it.
+Listing: TypeAlias = "dict[str, tuple[int, list[str]]]"
 
 
 def remember_installation(directory: str) -> None:
@@ -47,33 +55,37 @@ def remember_installation(directory: str) -> None:
     """
     executor = DeadlineExecutor.of(os.path.abspath(directory))
     try:
-        fingerprint = fingerprint_of(internals.torch_directory().rstrip(os.sep))
-        known = b""
-        with contextlib.suppress(OSError, ConfigError, StoreError):
+        known: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError, ConfigError, StoreError):
             known = executor.call(lambda: _read(directory))
-        key = known[:_LENGTH].decode("ascii", "replace")
-        if known == _content(key, fingerprint):
+        listing = listing_of(internals.torch_directory().rstrip(os.sep), known.get("listing"))
+        fingerprint, key = fingerprint_of(listing), str(known.get("key"))
+        if known.get("digest") == _digest(key, fingerprint):
             internals.set_torch_key(bytes.fromhex(key))
-            return
-        new = _content(internals.torch_key.get()().hex(), fingerprint)
-        with contextlib.suppress(OSError, ConfigError, StoreError):
-            executor.call(lambda: _write(directory, new))
+        else:
+            key = internals.torch_key.get()().hex()
+        is_settled = max(changed for changed, _ in listing.values()) < time.time_ns() - _SETTLED_NS
+        new = {"key": key, "digest": _digest(key, fingerprint), "listing": is_settled and listing}
+        if new != known:
+            with contextlib.suppress(OSError, ConfigError, StoreError):
+                executor.call(lambda: _write(directory, json.dumps(new).encode()))
     finally:
         executor.release()
 
 
-def _content(key: str, fingerprint: str) -> bytes:
-    """Return what the file has: the hash, and a digest that binds it to the installation."""
-    return f"{key}{hashlib.sha256(f'{key} {fingerprint}'.encode()).hexdigest()}".encode()
+def _digest(key: str, fingerprint: str) -> str:
+    """Return what binds the hash to the installation, and shows that it was written whole."""
+    return hashlib.sha256(f"{key} {fingerprint}".encode()).hexdigest()
 
 
-def _read(directory: str) -> bytes:
+def _read(directory: str) -> dict[str, Any]:
     place = Directory.at(directory)
     fd = place.open_private(_FILE, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        return os.read(fd, 2 * _LENGTH + 1)
+        known = json.loads(os.read(fd, _MAX_BYTES))
     finally:
         close_unshared(fd)
+    return known if isinstance(known, dict) else {}
 
 
 def _write(directory: str, content: bytes) -> None:
@@ -86,23 +98,40 @@ def _write(directory: str, content: bytes) -> None:
         close_unshared(fd)
 
 
-def fingerprint_of(root: str) -> str:
-    """Return a digest of names, sizes and times of all source files below ``root``."""
-    lines: list[str] = []
+def listing_of(root: str, known: Any = None) -> Listing:
+    """Return all source files below ``root``; what is ``known`` of them, if that is up to date."""
+    with contextlib.suppress(OSError, AttributeError, TypeError, ValueError):
+        is_changed = (os.stat(place).st_mtime_ns != at for place, (at, _) in known.items())
+        if root in known and not any(is_changed):
+            return known  # type: ignore[no-any-return]
+    listing: Listing = {}
     places = [root]
     while places:
         place = places.pop()
+        names: list[str] = []
+        changed = os.stat(place).st_mtime_ns  # before: a change meanwhile is seen next time
         with os.scandir(place) as entries:
             for entry in entries:
                 if entry.name.endswith(_SOURCES):
-                    line = entry.path
-                    with contextlib.suppress(FileNotFoundError):  # a link to nothing
-                        status = entry.stat()
-                        line += f"\0{status.st_size}\0{status.st_mtime_ns}"
-                    lines.append(line)
+                    names.append(entry.name)
                 elif entry.name not in _SKIPPED and entry.is_dir():
                     places.append(entry.path)
-    lines.sort()
+        listing[place] = changed, sorted(names)
+    return listing
+
+
+def fingerprint_of(listing: Listing) -> str:
+    """Return a digest of names, sizes and times of all files in a listing."""
+    lines: list[str] = []
+    for place, (_, names) in sorted(listing.items()):
+        for name in names:
+            path = f"{place}{os.sep}{name}"
+            try:
+                status = os.stat(path)
+            except OSError:  # a link to nothing
+                lines.append(path)
+            else:
+                lines.append(f"{path}\0{status.st_size}\0{status.st_mtime_ns}")
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copyfile
 
 import pytest
 
-from s3cache.hooks._directories import fingerprint_of, remember_installation
+from s3cache.hooks._directories import fingerprint_of, listing_of, remember_installation
 from s3cache.torch_api import internals
 from s3cache.util.threads import DeadlineExecutor
 from tests.support.hanging import dead_mount
@@ -47,9 +49,10 @@ PLANTED: dict[str, Callable[[Path, Path], object]] = {
     "a link": lambda path, aside: path.symlink_to(aside),
     "a second name": lambda path, aside: os.link(aside, path),
     "a file without an end": lambda path, aside: os.truncate(copyfile(aside, path), 1 << 40),
-    "of another installation": lambda path, aside: path.write_bytes(
-        aside.read_bytes()[:64] + b"0" * 64
+    "of another installation": lambda path, aside: path.write_text(
+        json.dumps({**json.loads(aside.read_bytes()), "digest": "0" * 64})
     ),
+    "no JSON": lambda path, aside: path.write_bytes(aside.read_bytes()[:-1]),
 }
 BY_ROOT: dict[str, Callable[[Path, Path], object]] = {
     "of another user": lambda path, aside: os.chown(copyfile(aside, path), 12_002, 12_002),
@@ -73,7 +76,7 @@ def test_a_file_that_others_may_have_written_is_not_believed(
     assert given == []
     assert aside.read_bytes() == before
     assert os.listdir(root) == ["installation"]
-    assert not path.read_bytes().startswith(b"00" * 32)
+    assert json.loads(path.read_bytes())["key"] != "00" * 32
     remember_installation(str(root))
     assert len(given) == 1
 
@@ -123,9 +126,29 @@ def test_a_change_of_the_installation_is_seen(change: str, tmp_path: Path) -> No
     for name in ("a.py", "sub/b.py", "sub/note.txt", "lib/e.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    before = fingerprint_of(str(tmp_path))
+    for place in (tmp_path, tmp_path / "sub"):
+        os.utime(place, (0, 0))
+    known = listing_of(str(tmp_path))
+    before = fingerprint_of(known)
     (tmp_path / "sub/note.txt").write_text("no source")
     (tmp_path / "lib/e.py").write_text("nor is this one of torch's")
-    assert fingerprint_of(str(tmp_path)) == before
+    for kept in (known, None):
+        assert fingerprint_of(listing_of(str(tmp_path), kept)) == before
     CHANGES[change](tmp_path)
-    assert fingerprint_of(str(tmp_path)) != before
+    for kept in (known, None):
+        assert fingerprint_of(listing_of(str(tmp_path), kept)) != before
+
+
+def test_a_listing_is_kept_once_no_directory_has_just_changed(
+    tmp_path: Path, given: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that comes in the same moment would not show in the time of its directory."""
+    listing = listing_of(internals.torch_directory().rstrip(os.sep))
+    changed = max(changed for changed, _ in listing.values())
+    for later_s, kept in ((0, False), (10, True)):
+        monkeypatch.setattr(time, "time_ns", lambda at=changed + later_s * 10**9: at)
+        path = forged(tmp_path)
+        assert bool(json.loads(path.read_bytes())["listing"]) == kept
+    monkeypatch.setattr(os, "scandir", None)
+    remember_installation(str(tmp_path))
+    assert given == [bytes(32)] * 2
