@@ -18,7 +18,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from s3cache.errors import ConfigError, StoreError
 from s3cache.hooks._kernels import own_directory, private_directory
@@ -55,7 +55,7 @@ def remember_installation(directory: str) -> None:
     """
     executor = DeadlineExecutor.of(os.path.abspath(directory))
     try:
-        known: dict[str, Any] = {}
+        known: dict[str, object] = {}
         with contextlib.suppress(OSError, ValueError, ConfigError, StoreError):
             known = executor.call(lambda: _read(directory))
         listing = listing_of(internals.torch_directory().rstrip(os.sep), known.get("listing"))
@@ -78,7 +78,7 @@ def _digest(key: str, fingerprint: str) -> str:
     return hashlib.sha256(f"{key} {fingerprint}".encode()).hexdigest()
 
 
-def _read(directory: str) -> dict[str, Any]:
+def _read(directory: str) -> dict[str, object]:
     place = Directory.at(directory)
     fd = place.open_private(_FILE, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -98,12 +98,13 @@ def _write(directory: str, content: bytes) -> None:
         close_unshared(fd)
 
 
-def listing_of(root: str, known: Any = None) -> Listing:
+def listing_of(root: str, known: object = None) -> Listing:
     """Return all source files below ``root``; what is ``known`` of them, if that is up to date."""
     with contextlib.suppress(OSError, AttributeError, TypeError, ValueError):
-        is_changed = (os.stat(place).st_mtime_ns != at for place, (at, _) in known.items())
-        if root in known and not any(is_changed):
-            return known  # type: ignore[no-any-return]
+        kept = cast("Listing", known)
+        is_changed = (os.stat(place).st_mtime_ns != at for place, (at, _) in kept.items())
+        if root in kept and not any(is_changed):
+            return kept
     listing: Listing = {}
     places = [root]
     while places:
