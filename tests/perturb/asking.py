@@ -17,6 +17,7 @@ import itertools
 import logging
 import os
 import sys
+import tempfile
 import threading
 import types
 import warnings
@@ -98,6 +99,26 @@ def _filtered(to: int) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _switching(to: int) -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval((before, 0.02)[to])
+    with _undo(lambda: sys.setswitchinterval(before)):
+        yield
+
+
+_FILE = os.path.join(tempfile.gettempdir(), f"s3cache-asking-{os.getpid()}")
+
+
+@contextlib.contextmanager
+def _with_file(to: int) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if to:
+            stack.enter_context(open(_FILE, "x", encoding="utf-8"))
+            stack.callback(os.unlink, _FILE)
+        yield
+
+
 _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
     "an environment variable": (
         lambda: int(os.environ.get("ASKED_BY_A_PROGRAM", "0")),
@@ -118,6 +139,8 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
     ),
     "a context variable": (_variable.get, _context),
     "a thread's own value": (lambda: getattr(_own, "to", 0), _set(_own, "to", 0, 1)),
+    "the interpreter": (lambda: sys.getswitchinterval() > 0.01, _switching),
+    "a file": (lambda: os.path.exists(_FILE), _with_file),
     "copyreg": (
         lambda: _Place in copyreg.dispatch_table,
         lambda to: patch.dict(copyreg.dispatch_table, {_Place: str} if to else {}),
