@@ -313,7 +313,11 @@ def _settings() -> Iterator[Change]:
 def _configs() -> Iterator[Change]:
     for module in (inductor, functorch):
         for option, entry in module._config.items():
-            if entry.alias is not None or entry.deprecated or option in (*_NO_OPTIONS, *_LASTING):
+            if (
+                entry.alias is not None
+                or getattr(entry, "deprecated", None)
+                or option in (*_NO_OPTIONS, *_LASTING)
+            ):
                 continue
             current = getattr(module, option)
             for value in _others(current, entry.value_type):
