@@ -237,7 +237,7 @@ class Compiles:
 
     def is_compiling_entry(self) -> bool:
         """Return whether what is compiled now will be part of an entry."""
-        return bool(self.contexts) and self._current()[1] is not None
+        return self._current()[1] is not None
 
     def force_bundling(self) -> bool:
         """Have torch bundle the current FX graph if it will be part of an entry."""

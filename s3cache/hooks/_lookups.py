@@ -165,6 +165,9 @@ class Lookups:
         call = self._state.current
         return call if isinstance(call, Lookup) and call.level is level else None
 
+    def _is_compiling_entry(self) -> bool:
+        return bool(self._compiles.contexts) and self._compiles.is_compiling_entry()
+
     # -- whole graphs
 
     @around(internals.try_load)
@@ -248,7 +251,7 @@ class Lookups:
 
     @around(internals.should_bundle, internals.should_bundle_compiled)
     def _should_bundle(self, asked: Callable[[], bool]) -> bool:
-        return self._compiles.is_compiling_entry() or asked()
+        return self._is_compiling_entry() or asked()
 
     # -- FX graphs
 
@@ -293,7 +296,7 @@ class Lookups:
                 lookup.reject(exc)
                 graph, info = None, {}
             finally:
-                self._ended(lookup, of_whole=self._compiles.is_compiling_entry())
+                self._ended(lookup, of_whole=self._is_compiling_entry())
             lookup.raise_error(strict=self._engine.settings.strict)
             return graph, info
 
