@@ -22,23 +22,7 @@ if TYPE_CHECKING:
     from s3cache.cache import NotSaved as NotSaved
     from s3cache.cache import Saved as Saved
     from s3cache.cache import flush_at_checkpoint as flush_at_checkpoint
-    from s3cache.errors import AccessDeniedError as AccessDeniedError
-    from s3cache.errors import CircuitOpenError as CircuitOpenError
-    from s3cache.errors import ClosedError as ClosedError
-    from s3cache.errors import ConfigError as ConfigError
-    from s3cache.errors import CorruptError as CorruptError
-    from s3cache.errors import DownloadTimeoutError as DownloadTimeoutError
-    from s3cache.errors import MissingContainerError as MissingContainerError
-    from s3cache.errors import NoSpaceError as NoSpaceError
-    from s3cache.errors import PermanentError as PermanentError
-    from s3cache.errors import PreconditionError as PreconditionError
-    from s3cache.errors import ReadOnlyError as ReadOnlyError
-    from s3cache.errors import S3CacheError as S3CacheError
-    from s3cache.errors import StoreError as StoreError
-    from s3cache.errors import TransientError as TransientError
-    from s3cache.errors import TruncatedError as TruncatedError
-    from s3cache.errors import UnsupportedTorchError as UnsupportedTorchError
-    from s3cache.errors import UntrustedError as UntrustedError
+    from s3cache.errors import *
     from s3cache.graph import Graph as Graph
     from s3cache.graph import GraphBreak as GraphBreak
     from s3cache.graph import Report as Report

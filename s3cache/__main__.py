@@ -3,8 +3,6 @@
 import os
 import sys
 
-__all__ = ["command"]
-
 
 def command() -> None:
     """Run the command line and exit."""

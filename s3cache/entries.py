@@ -165,9 +165,6 @@ class Replaceable:
             if len(self._digests) > self.MAX_COUNT:
                 del self._digests[next(iter(self._digests))]
 
-    def __len__(self) -> int:
-        return len(self._digests)
-
     def __contains__(self, digest: object) -> bool:
         return self._everything or digest in self._digests
 

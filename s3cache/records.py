@@ -306,17 +306,13 @@ def run_names(root: str) -> list[str]:
     return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
 
 
-def read_run(root: str, name: str) -> Run:
-    """Return a run, as far as it is written; damaged or unfinished lines are left out."""
-    return _read(root, name)
-
-
 def read_head(root: str, name: str) -> Run:
     """Return a run without its lookups and events: cheap."""
-    return _read(root, name, max_lines=1)
+    return read_run(root, name, max_lines=1)
 
 
-def _read(root: str, name: str, max_lines: int | None = None) -> Run:
+def read_run(root: str, name: str, max_lines: int | None = None) -> Run:
+    """Return a run, as far as it is written; damaged or unfinished lines are left out."""
     directory = Directory.at(root).enter(_DIRECTORY)
     fd = os.open(f"{name}{_SUFFIX}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.fd)
     head: dict[str, Any] = {}

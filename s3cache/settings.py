@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from s3cache.errors import ConfigError, StoreError
-from s3cache.store import STORE_OPTIONS, StoreOptions
+from s3cache.store import STORE_OPTIONS, RetryPolicy, StoreOptions
 from s3cache.trust import (
     AUDIENCE,
     Policy,
@@ -153,6 +153,11 @@ class Settings:
         """Where the local tier may be, the best place first."""
         spare = [_temporary_local_dir()] if self.has_default_local_dir else []
         return [*dict.fromkeys([self.local_dir, *spare])]
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """How long to keep trying what is asked of the remote."""
+        return RetryPolicy(self.retry_attempts, self.retry_timeout_s, self.attempt_timeout_s)
 
     def trust_policy(self) -> Policy:
         """Return which entries are trusted, by the settings and the machine's own file.

@@ -24,7 +24,7 @@ from s3cache.errors import (
     reason_for,
 )
 from s3cache.util.logs import Problems
-from s3cache.util.text import known
+from s3cache.util.text import sections_on
 
 ERRORS = [
     (ConfigError("option x", "is bad", "use y"), "option x: is bad; use y"),
@@ -137,7 +137,7 @@ def test_an_error_is_known_by_the_name_of_its_class(name: str) -> None:
     kind = getattr(errors, name)
     error = kind.__new__(type("Derived", (kind,), {"__module__": "elsewhere"}))
     assert code_of(error) == name
-    assert known([name]) == [name]
+    assert [each.code for each in sections_on(name)] == [name]
     assert code_of(ValueError("x")) == "error"
     assert code_of(MemoryError()) == "machine"
 

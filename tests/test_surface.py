@@ -95,10 +95,11 @@ def test_type_checkers_read_the_same_exports_from_the_same_modules(package: str)
     assert module.__file__ is not None
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     shown = {
-        alias.name: f"{node.module}"
+        name: f"{node.module}"
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("s3cache")
         for alias in node.names
+        for name in (s3cache.errors.__all__ if alias.name == "*" else [alias.name])
     }
     assert set(module.__all__) <= {*shown}
     for name in module.__all__:

@@ -51,16 +51,6 @@ from s3cache.torch_api.protocols import Function
 if TYPE_CHECKING:
     from s3cache.artifact._careful import Careful
 
-__all__ = [
-    "CONDITIONS",
-    "SCHEMA",
-    "Artifact",
-    "check_image",
-    "section_of",
-    "unpickled",
-    "variant_of",
-]
-
 SCHEMA = 3
 #: The attribute of torch's result that says what its code relies on beside its key.
 CONDITIONS = "s3cache_conditions"

@@ -31,16 +31,6 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import AOTResult, CudagraphInfo, PlaceholderInfo
 
-__all__ = [
-    "describe",
-    "described",
-    "description",
-    "hidden_places",
-    "hidden_source",
-    "inputs_and_outputs",
-    "without_places",
-]
-
 # Fifty times what a GPT of 6 layers takes; what it unpacks to; and of one array or map.
 _MAX_PACKED_BYTES = 256 << 10
 _MAX_BYTES = 64 << 20

@@ -15,27 +15,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from s3cache.cache._cache import Cache, Engine
-from s3cache.cache._lookup import CandidateLookup, Hit, LocalTier, Miss, NotSaved, Saved
+from s3cache.cache._cache import Cache as Cache
+from s3cache.cache._cache import Engine as Engine
+from s3cache.cache._lookup import CandidateLookup as CandidateLookup
+from s3cache.cache._lookup import Hit as Hit
+from s3cache.cache._lookup import LocalTier as LocalTier
+from s3cache.cache._lookup import Miss as Miss
+from s3cache.cache._lookup import NotSaved as NotSaved
+from s3cache.cache._lookup import Saved as Saved
 from s3cache.errors import ConfigError
 from s3cache.records import Run
 from s3cache.util.logs import logger_of
-
-__all__ = [
-    "Cache",
-    "CandidateLookup",
-    "Engine",
-    "Framework",
-    "Hit",
-    "LocalTier",
-    "Miss",
-    "NotSaved",
-    "Saved",
-    "current_cache",
-    "flush_at_checkpoint",
-    "recorded",
-    "set_current",
-]
 
 logger = logger_of("storage")
 

@@ -19,8 +19,6 @@ from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedErr
 from s3cache.util import __version__
 from s3cache.util.text import command, pointer, printable
 
-__all__ = ["app", "main"]
-
 _COMMANDS = (
     *(_machine.run, _machine.check, _machine.warm, _machine.version, _machine.doctor),
     *(_entries.stats, _machine.report, _entries.ls, _entries.du, _entries.inspect),

@@ -87,13 +87,6 @@ def _freezes() -> bool:
     return internals.inductor_config.get().freezing and not torch.is_grad_enabled()
 
 
-def _fx_cache_is_off() -> bool:
-    return not (
-        internals.inductor_config.get().fx_graph_cache
-        or internals.should_use_remote_fx_cache.get()()
-    )
-
-
 _INDUCTOR = "import torch._inductor.config; torch._inductor.config"
 _CACHES_ON = (
     "import torch._functorch.config; torch.compiler.config.force_disable_caches = False; "
@@ -109,7 +102,7 @@ _PROCESS: tuple[tuple[Code, Callable[[], object], str, str], ...] = (
     ),
     (
         "fx-graph-cache-off",
-        _fx_cache_is_off,
+        lambda: not internals.asks_fx_cache(),
         "torch's FX graph cache is switched off",
         f"{_INDUCTOR}.fx_graph_cache = True",
     ),

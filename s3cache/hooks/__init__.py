@@ -6,22 +6,10 @@ what torch compiles after a miss, and saves it. Where ranks exchange data while 
 ``_ranks`` has them agree on hits.
 """
 
-from s3cache.hooks._session import (
-    active,
-    check,
-    disable,
-    enable,
-    enable_by_environment,
-    enabled,
-    register_cacheable,
-)
-
-__all__ = [
-    "active",
-    "check",
-    "disable",
-    "enable",
-    "enable_by_environment",
-    "enabled",
-    "register_cacheable",
-]
+from s3cache.hooks._session import active as active
+from s3cache.hooks._session import check as check
+from s3cache.hooks._session import disable as disable
+from s3cache.hooks._session import enable as enable
+from s3cache.hooks._session import enable_by_environment as enable_by_environment
+from s3cache.hooks._session import enabled as enabled
+from s3cache.hooks._session import register_cacheable as register_cacheable

@@ -435,14 +435,9 @@ def watch_registrations(failed: Callable[[Exception], None]) -> Callable[[], Non
         except Exception as exc:  # noqa: BLE001 - the program that imports torch goes on
             failed(exc)
 
-    withdraw = when_imported(internals.TORCH, begin)
-
-    def stop() -> None:
-        withdraw()
-        patches.close()
-        forget_kernels()
-
-    return stop
+    patches.callback(forget_kernels)
+    patches.callback(when_imported(internals.TORCH, begin))
+    return patches.close
 
 
 def _register_kernel(original: Function[object], *args: object, **kwargs: object) -> object:

@@ -177,7 +177,6 @@ class ShapeProfiles:
 
 
 def _key(first: str) -> str:
-    """Return the key of a program's profile."""
     tag = internals.cache_key_tag.get()
     parts = "shapes", installed_version(), platform.python_version(), tag, first
     return f"p{hashlib.sha256(repr(parts).encode()).hexdigest()}"

@@ -6,24 +6,17 @@
 thing that a cache needs, and a fix where it fails.
 """
 
-from s3cache.insight._differences import Difference, differences
-from s3cache.insight._doctor import Check, Name, examine
-from s3cache.insight._explain import Explained, Explanation, explain
-from s3cache.insight._report import is_counted, manifest, name_of, page, sum_up, trace
-
-__all__ = [
-    "Check",
-    "Difference",
-    "Explained",
-    "Explanation",
-    "Name",
-    "differences",
-    "examine",
-    "explain",
-    "is_counted",
-    "manifest",
-    "name_of",
-    "page",
-    "sum_up",
-    "trace",
-]
+from s3cache.insight._differences import Difference as Difference
+from s3cache.insight._differences import differences as differences
+from s3cache.insight._doctor import Check as Check
+from s3cache.insight._doctor import Name as Name
+from s3cache.insight._doctor import examine as examine
+from s3cache.insight._explain import Explained as Explained
+from s3cache.insight._explain import Explanation as Explanation
+from s3cache.insight._explain import explain as explain
+from s3cache.insight._report import is_counted as is_counted
+from s3cache.insight._report import manifest as manifest
+from s3cache.insight._report import name_of as name_of
+from s3cache.insight._report import page as page
+from s3cache.insight._report import sum_up as sum_up
+from s3cache.insight._report import trace as trace

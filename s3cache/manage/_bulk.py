@@ -31,7 +31,6 @@ from s3cache.store import (
     FileLocation,
     ObjectInfo,
     RetryingStore,
-    RetryPolicy,
     Store,
     concurrently,
     open_store,
@@ -111,12 +110,8 @@ def open_place(
     remote = url_of(settings)
     if not to_fill and isinstance(parse_url(remote, **of_store), FileLocation):
         of_store["create"] = False
-    retries = RetryPolicy(
-        attempts=settings.retry_attempts,
-        total_timeout_s=settings.retry_timeout_s,
-        attempt_timeout_s=settings.attempt_timeout_s,
-    )
-    return Place(RetryingStore(open_store(remote, **of_store), retries), False, policy)
+    store = RetryingStore(open_store(remote, **of_store), settings.retry_policy)
+    return Place(store, False, policy)
 
 
 class Scan:

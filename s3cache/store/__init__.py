@@ -8,75 +8,35 @@ from a URL. Wrappers, named by what they do, hold the store they wrap as ``inner
 A wrapper of one's own is a :class:`WrapperStore` that overrides one method.
 """
 
-from s3cache.store._base import (
-    MAX_KEY_BYTES,
-    AcceptSize,
-    BreakingStore,
-    Buffer,
-    MemoryStore,
-    MeteredStore,
-    NotAccepted,
-    ObjectInfo,
-    PutMode,
-    RetryingStore,
-    RetryPolicy,
-    Store,
-    WrapperStore,
-    check_key,
-    is_key,
-    os_errors,
-)
-from s3cache.store._file import (
-    Directory,
-    FileStore,
-    ObjectFiles,
-    is_writable_by_others,
-    make_parents,
-    mark_used,
-)
-from s3cache.store._s3 import S3Store, concurrently
-from s3cache.store._s3_client import credentials_source
-from s3cache.store._url import (
-    STORE_OPTIONS,
-    FileLocation,
-    MemoryLocation,
-    S3Options,
-    StoreOptions,
-    open_store,
-    parse_url,
-)
-
-__all__ = [
-    "MAX_KEY_BYTES",
-    "STORE_OPTIONS",
-    "AcceptSize",
-    "BreakingStore",
-    "Buffer",
-    "Directory",
-    "FileLocation",
-    "FileStore",
-    "MemoryLocation",
-    "MemoryStore",
-    "MeteredStore",
-    "NotAccepted",
-    "ObjectFiles",
-    "ObjectInfo",
-    "PutMode",
-    "RetryPolicy",
-    "RetryingStore",
-    "S3Options",
-    "S3Store",
-    "Store",
-    "StoreOptions",
-    "WrapperStore",
-    "check_key",
-    "concurrently",
-    "credentials_source",
-    "is_key",
-    "is_writable_by_others",
-    "make_parents",
-    "mark_used",
-    "open_store",
-    "os_errors",
-    "parse_url",
-]
+from s3cache.store._base import MAX_KEY_BYTES as MAX_KEY_BYTES
+from s3cache.store._base import AcceptSize as AcceptSize
+from s3cache.store._base import BreakingStore as BreakingStore
+from s3cache.store._base import Buffer as Buffer
+from s3cache.store._base import MemoryStore as MemoryStore
+from s3cache.store._base import MeteredStore as MeteredStore
+from s3cache.store._base import NotAccepted as NotAccepted
+from s3cache.store._base import ObjectInfo as ObjectInfo
+from s3cache.store._base import PutMode as PutMode
+from s3cache.store._base import RetryingStore as RetryingStore
+from s3cache.store._base import RetryPolicy as RetryPolicy
+from s3cache.store._base import Store as Store
+from s3cache.store._base import WrapperStore as WrapperStore
+from s3cache.store._base import check_key as check_key
+from s3cache.store._base import is_key as is_key
+from s3cache.store._base import os_errors as os_errors
+from s3cache.store._file import Directory as Directory
+from s3cache.store._file import FileStore as FileStore
+from s3cache.store._file import ObjectFiles as ObjectFiles
+from s3cache.store._file import is_writable_by_others as is_writable_by_others
+from s3cache.store._file import make_parents as make_parents
+from s3cache.store._file import mark_used as mark_used
+from s3cache.store._s3 import S3Store as S3Store
+from s3cache.store._s3 import concurrently as concurrently
+from s3cache.store._s3_client import credentials_source as credentials_source
+from s3cache.store._url import STORE_OPTIONS as STORE_OPTIONS
+from s3cache.store._url import FileLocation as FileLocation
+from s3cache.store._url import MemoryLocation as MemoryLocation
+from s3cache.store._url import S3Options as S3Options
+from s3cache.store._url import StoreOptions as StoreOptions
+from s3cache.store._url import open_store as open_store
+from s3cache.store._url import parse_url as parse_url

@@ -372,10 +372,8 @@ class ObjectFiles:
             with directory.scan() as entries:
                 for entry in entries:
                     with _absent_is_fine():
-                        if (
-                            time.time() - entry.stat(follow_symlinks=False).st_mtime
-                            > _SWEPT_AFTER_S
-                        ):
+                        age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                        if age_s > _SWEPT_AFTER_S:
                             os.unlink(entry.name, dir_fd=directory.fd)
 
 

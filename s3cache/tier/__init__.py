@@ -1,22 +1,15 @@
 """Where entries are kept, on disk and in the remote store, and the loop that moves them."""
 
-from s3cache.tier._disk import DiskTier, TierStore
-from s3cache.tier._prefetch import Budget, Prefetch, PrefetchReport
-from s3cache.tier._remote import BackgroundLoop, RemoteTier, background, before_exit, read_head
-from s3cache.tier._uploads import FlushReport, Uploads, cancel_all
-
-__all__ = [
-    "BackgroundLoop",
-    "Budget",
-    "DiskTier",
-    "FlushReport",
-    "Prefetch",
-    "PrefetchReport",
-    "RemoteTier",
-    "TierStore",
-    "Uploads",
-    "background",
-    "before_exit",
-    "cancel_all",
-    "read_head",
-]
+from s3cache.tier._disk import DiskTier as DiskTier
+from s3cache.tier._disk import TierStore as TierStore
+from s3cache.tier._prefetch import Budget as Budget
+from s3cache.tier._prefetch import Prefetch as Prefetch
+from s3cache.tier._prefetch import PrefetchReport as PrefetchReport
+from s3cache.tier._remote import BackgroundLoop as BackgroundLoop
+from s3cache.tier._remote import RemoteTier as RemoteTier
+from s3cache.tier._remote import background as background
+from s3cache.tier._remote import before_exit as before_exit
+from s3cache.tier._remote import read_head as read_head
+from s3cache.tier._uploads import FlushReport as FlushReport
+from s3cache.tier._uploads import Uploads as Uploads
+from s3cache.tier._uploads import cancel_all as cancel_all

@@ -26,7 +26,6 @@ from s3cache.store import (
     MeteredStore,
     NotAccepted,
     RetryingStore,
-    RetryPolicy,
     Store,
 )
 from s3cache.tier._disk import DiskTier
@@ -289,12 +288,7 @@ class RemoteTier:
         self._replaceable = replaceable
         self._loop = background()
         self._metered = MeteredStore(store)
-        reads = RetryPolicy(
-            attempts=settings.retry_attempts,
-            total_timeout_s=settings.retry_timeout_s,
-            attempt_timeout_s=settings.attempt_timeout_s,
-        )
-        limit_s = settings.upload_timeout_s
+        reads, limit_s = settings.retry_policy, settings.upload_timeout_s
         writes = replace(reads, total_timeout_s=limit_s, attempt_timeout_s=limit_s)
         self._reader = BreakingStore(
             RetryingStore(self._metered, reads),

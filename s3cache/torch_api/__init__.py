@@ -26,7 +26,8 @@ T = TypeVar("T")
 #: Major and minor version: a declaration holds for all patch releases of one.
 Release: TypeAlias = tuple[int, int]
 
-_declarations: list[Declaration] = []
+#: Everything that was declared, in that order.
+declarations: list[Declaration] = []
 
 
 @functools.cache
@@ -71,7 +72,7 @@ class Declaration:
     feature: str = ""
 
     def __post_init__(self) -> None:
-        _declarations.append(self)
+        declarations.append(self)
 
     @property
     def expected(self) -> bool:
@@ -175,25 +176,20 @@ class Fields(Declaration):
             yield Row(f"{self.place} .{name}", expected, present, self.feature)
 
 
-def declarations() -> tuple[Declaration, ...]:
-    """Return everything that was declared, in that order."""
-    return tuple(_declarations)
-
-
 def require(feature: str = "") -> None:
     """Bind what ``feature`` needs, or the cache as a whole: what lacks shows now.
 
     Raises:
         UnsupportedTorchError: the installed torch lacks a name that it should have.
     """
-    for declaration in _declarations:
+    for declaration in declarations:
         if declaration.feature == feature:
             declaration.bind()
 
 
 def survey() -> list[Row]:
     """Return a row for every name that was declared. Imports torch's compiler."""
-    return [row for declaration in _declarations for row in declaration.rows()]
+    return [row for declaration in declarations for row in declaration.rows()]
 
 
 def check_names() -> None:

@@ -51,20 +51,6 @@ from s3cache.errors import ConfigError, CorruptError, TransientError, UntrustedE
 from s3cache.util.text import may_be_a_key
 from s3cache.util.threads import DeadlineExecutor
 
-__all__ = [
-    "MAX_SIGNATURES",
-    "Algorithm",
-    "Signature",
-    "Signer",
-    "SigningKey",
-    "TimeLimitedSigner",
-    "VerifyKey",
-    "generate",
-    "pack",
-    "sign",
-    "unpack",
-]
-
 MAX_SIGNATURES: Final = 16
 
 _DOMAIN: Final = b"s3cache entry signature 1\x00"

@@ -24,20 +24,6 @@ from s3cache.errors import ConfigError, CorruptError, UntrustedError
 from s3cache.trust._keys import Signature, SigningKey, VerifyKey, check_name, unpack
 from s3cache.util.text import may_be_a_key
 
-__all__ = [
-    "AUDIENCE",
-    "MACHINE_FILE",
-    "Cause",
-    "Policy",
-    "TrustMode",
-    "Trusted",
-    "for_audience",
-    "parse_trusted",
-    "policy_of",
-    "read_secret",
-    "signing_key_of",
-]
-
 #: The default audience of signatures.
 AUDIENCE: Final = "main"
 

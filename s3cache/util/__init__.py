@@ -4,8 +4,6 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-__all__ = ["__version__", "lazy_exports"]
-
 __version__ = "0.1.0"
 
 

@@ -91,14 +91,9 @@ def pointer(*codes: str) -> str:
 
 def footer(codes: Iterable[str]) -> str:
     """Return the last line of a report on ``codes``; ``""`` where none of them has a section."""
-    found = known(codes)
-    return f"read on: {command(*found)}" if found else ""
-
-
-def known(codes: Iterable[str]) -> list[str]:
-    """Return those of ``codes`` that have a section, each once."""
     there = {section.code for section in sections()}
-    return [code for code in dict.fromkeys(codes) if code in there]
+    found = [code for code in dict.fromkeys(codes) if code in there]
+    return f"read on: {command(*found)}" if found else ""
 
 
 def sections_on(word: str) -> list[Section]:

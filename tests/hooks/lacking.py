@@ -47,7 +47,7 @@ def names(url: str, step: int) -> list[dict[str, Any]]:
     os.environ[WATCHED] = "1"  # every feature is in use
     warnings = Warnings()
     _compiled(url)
-    internals = [each for each in declarations() if isinstance(each, Internal) and each.expected]
+    internals = [each for each in declarations if isinstance(each, Internal) and each.expected]
     optional = [each for each in internals if each.feature]
     found = []
     for internal in [*optional, *(each for each in internals if not each.feature)][::step]:

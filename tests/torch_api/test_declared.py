@@ -22,12 +22,12 @@ def test_the_installed_torch_is_as_declared() -> None:
     has = [row.name for row in survey() if row.present and not row.expected]
     assert lacks == [], "declare until which release they are there, and what takes their place"
     assert has == [], "declare since which release they are there"
-    for feature in {declaration.feature for declaration in declarations()}:
+    for feature in {declaration.feature for declaration in declarations}:
         require(feature)
 
 
 def test_each_declaration_holds_for_some_supported_release_and_not_for_all_by_mistake() -> None:
-    for declaration in declarations():
+    for declaration in declarations:
         since = [declaration.since, *getattr(declaration, "added", {}).values()]
         for release in filter(any, since):
             assert internals.OLDEST < release <= internals.NEWEST, declaration.place
