@@ -12,11 +12,6 @@ from s3cache.store import ObjectFiles
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
-
-
-@pytest.fixture
 def directory(root: Path) -> ObjectFiles:
     return ObjectFiles(root)
 

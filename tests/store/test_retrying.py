@@ -24,11 +24,6 @@ QUICK = RetryPolicy(
 
 
 @pytest.fixture
-def memory() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
 def faulty(memory: MemoryStore) -> FaultyStore:
     return FaultyStore(memory)
 

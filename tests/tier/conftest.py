@@ -28,11 +28,6 @@ def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
-
-
-@pytest.fixture
 def open_tier(root: Path) -> Iterator[Callable[..., DiskTier]]:
     tiers = []
 

@@ -53,11 +53,6 @@ NewRemote = Callable[..., Remote]
 
 
 @pytest.fixture
-def memory() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
 def gated(memory: MemoryStore) -> GatedStore:
     return GatedStore(memory)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from s3cache import frame
-from s3cache.errors import ConfigError, CorruptError, UntrustedError
+from s3cache.errors import ConfigError, UntrustedError
 from s3cache.trust import (
     Algorithm,
     Cause,
@@ -105,19 +104,6 @@ def test_a_revoked_digest_is_refused_signed_or_not() -> None:
     revoking = replace(policy(), revoked_digests=frozenset({digest}))
     assert cause_of(entry(MAIN), revoking) == "revoked"
     assert cause_of(small_frame(), replace(revoking, level="prefer")) == "revoked"
-
-
-def test_nothing_of_the_header_is_parsed_before() -> None:
-    """One that would harm a parser is stopped by its signature."""
-    header = b"\xdd\xff\xff\xff\xff"  # an array of 4 billion
-    fields = frame.MAGIC + b"\0\1\0\0" + len(header).to_bytes(4, "big")
-    data = fields + hashlib.sha256(fields + header).digest() + header
-    with pytest.raises(UntrustedError, match="unsigned"):
-        frame.decode(data, admit=policy().check)
-    with pytest.raises(CorruptError, match="msgpack"):
-        frame.decode(data)
-    with pytest.raises(UntrustedError):
-        frame.decode_head(data, admit=policy().check)
 
 
 def test_a_policy_that_nothing_can_satisfy_is_refused() -> None:
