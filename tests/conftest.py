@@ -36,7 +36,9 @@ collect_ignore = [] if find_spec("torch") else WITH_TORCH.split()
 
 pytest.register_assert_rewrite("tests.support.contract")
 # Their fixtures are everywhere; a folder may have one of its own by the same name.
-pytest_plugins = [f"tests.support.{name}" for name in ("scripted", "served", "sites", "users")]
+pytest_plugins = [
+    f"tests.support.{name}" for name in ("scripted", "served", "shelves", "sites", "users")
+]
 compiled.put_first()
 
 # What the developer's own machine is set up for must not reach a test.

@@ -70,7 +70,7 @@ class TestDamage:
         ],
     )
     def test_what_is_too_new_or_too_large_is_refused_before_it_is_read(
-        self, message: str, claims: dict[str, int]
+        self, message: str, claims: dict[str, Any]
     ) -> None:
         with pytest.raises(CorruptError, match=message) as caught:
             decode(seal(header_fields(), **claims))

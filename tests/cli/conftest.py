@@ -9,13 +9,6 @@ import pytest
 
 from s3cache.cli import main
 from tests.cli.commands import Call, Done
-from tests.support.shelves import Shelf
-
-
-@pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    """An empty remote."""
-    return Shelf(tmp_path / "remote")
 
 
 @pytest.fixture

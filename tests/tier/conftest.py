@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from s3cache.tier import DiskTier
+from s3cache.tier import BackgroundLoop, DiskTier
 from s3cache.util.threads import DeadlineExecutor
 from tests.support.waiting import LONG_S
 from tests.tier.disks import MANY
@@ -25,6 +25,13 @@ from tests.tier.sites import MIB, Remote, Site
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a call of the disk take as long as it takes where many tests run at once."""
     monkeypatch.setattr(DeadlineExecutor, "limit_s", LONG_S)
+
+
+@pytest.fixture
+def loop() -> Iterator[BackgroundLoop]:
+    loop = BackgroundLoop()
+    yield loop
+    loop.stop()
 
 
 @pytest.fixture

@@ -18,10 +18,9 @@ from s3cache.trust import (
     TrustMode,
     VerifyKey,
     generate,
-    pack,
     parse_trusted,
-    sign,
 )
+from tests.support.forging import signed_by
 from tests.support.frames import small_frame
 
 NOW = 1_800_000_000
@@ -38,16 +37,8 @@ def policy(level: TrustMode = "require", **changes: Any) -> Policy:
     return replace(Policy(level, trusted[:1], now=lambda: NOW), **changes)
 
 
-def entry(*keys: SigningKey, audience: str = "main", issued_s: int = NOW, ttl_s: int = 0) -> bytes:
-    found = frame.decode(small_frame())
-    if not keys:
-        return small_frame()
-    return frame.signed(
-        found,
-        lambda digest: pack(
-            [sign(digest, key, audience=audience, issued_s=issued_s, ttl_s=ttl_s) for key in keys]
-        ),
-    )
+def entry(*keys: SigningKey, issued_s: int = NOW, **how: Any) -> bytes:
+    return signed_by(small_frame(), *keys, issued_s=issued_s, **how) if keys else small_frame()
 
 
 def cause_of(data: bytes, judged_by: Policy) -> Cause | str:
