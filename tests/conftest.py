@@ -13,6 +13,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
+from s3cache.store import MemoryStore
 from s3cache.util.threads import DeadlineExecutor
 from tests.support import compiled
 from tests.support.clock import FakeClock
@@ -34,7 +35,18 @@ WITH_TORCH = "artifact examples graph hooks kinds models opinfo perturb torch_ap
 collect_ignore = [] if find_spec("torch") else WITH_TORCH.split()
 
 pytest.register_assert_rewrite("tests.support.contract")
+# Their fixtures are everywhere; a folder may have one of its own by the same name.
+pytest_plugins = [
+    f"tests.support.{name}" for name in ("scripted", "served", "shelves", "sites", "users")
+]
 compiled.put_first()
+
+# What the developer's own machine is set up for must not reach a test.
+for _name in [*os.environ]:
+    if _name.startswith(("AWS_", "S3CACHE_")) and not _name.startswith("S3CACHE_TEST_"):
+        del os.environ[_name]
+os.environ.update(AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE=os.devnull)
+os.environ.update(AWS_SHARED_CREDENTIALS_FILE=os.devnull)
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +88,17 @@ def no_cache_yet() -> None:
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where a directory may be made."""
+    return tmp_path / "root"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

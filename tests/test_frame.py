@@ -14,22 +14,25 @@ import zstandard
 from s3cache import frame
 from s3cache.errors import ConfigError, CorruptError, TruncatedError
 from s3cache.frame import PRELUDE_BYTES, decode, decode_header, encode
-from tests.support.frames import NOISE, TEXT, sha256, small_frame
+from tests.support.frames import NOISE, TEXT, seal, sha256, small_frame
 
 
 class TestRoundTrip:
-    def test_the_layout_is_the_documented_one(self) -> None:
+    @pytest.mark.parametrize("signatures", [b"", b"signatures"])
+    def test_the_layout_is_the_documented_one(self, signatures: bytes) -> None:
         """The grammar in the docstring, read by hand: a frame written today stays readable."""
-        data = small_frame()
+        data = frame.signed(decode(small_frame()), lambda _: signatures)
         magic, version, signed_size, size, digest = struct.unpack_from(">8sHHI32s", data)
-        assert (magic, version, signed_size) == (b"\x89S3CF\r\n\n", 1, 0)
-        packed = data[48 : 48 + size]
-        assert digest == sha256(data[:16] + packed) == decode(data).digest
+        assert (magic, version, signed_size) == (b"\x89S3CF\r\n\n", 1, len(signatures))
+        start = 48 + signed_size
+        assert data[48:start] == signatures
+        packed = data[start : start + size]
+        assert digest == sha256(data[:10] + b"\0\0" + data[12:16] + packed) == decode(data).digest
         header = msgpack.unpackb(packed)
         assert list(header) == [
             *("kind", "key", "variant", "schema", "created_ns", "producer", "meta", "sections")
         ]
-        at = 48 + size
+        at = start + size
         for name, codec, stored_size, raw_size, section_digest in header["sections"]:
             stored = data[at : at + stored_size]
             at += stored_size
@@ -50,33 +53,16 @@ class TestRoundTrip:
         found = decode(encode(kind="t", key="k", sections={"s": words, "none": none}, codec="none"))
         assert (found.section("s"), found.section("none")) == (bytes(800), b"")
 
-
-class TestSigned:
-    """What :mod:`s3cache.trust` makes of signatures is tested there."""
-
-    def signed(self, signatures: bytes = b"signatures") -> bytes:
-        return frame.signed(decode(small_frame()), lambda _: signatures)
-
-    def test_the_layout_is_the_documented_one(self) -> None:
-        data, plain = self.signed(), small_frame()
-        magic, version, size, header_size, digest = struct.unpack_from(">8sHHI32s", data)
-        assert (magic, version, size) == (b"\x89S3CF\r\n\n", 1, 10)
-        assert data[48:58] == b"signatures"
-        assert data[58:] == plain[48:]
-        header = data[58 : 58 + header_size]
-        assert digest == sha256(data[:10] + b"\0\0" + data[12:16] + header)
-        assert digest == decode(plain).digest
-
     def test_admit_is_called_before_anything_is_parsed(self) -> None:
         asked: list[tuple[bytes, bytes]] = []
-        found = decode(self.signed(), admit=lambda *what: asked.append(what))
+        data = frame.signed(decode(small_frame()), lambda _: b"signatures")
+        found = decode(data, admit=lambda *what: asked.append(what))
         assert asked == [(found.digest, b"signatures")]
 
         def refuse(*_: object) -> None:
             raise KeyError
 
-        fields = frame.MAGIC + struct.pack(">HHI", 1, 0, 1)
-        no_header = fields + sha256(fields + b"\xc1") + b"\xc1"
+        no_header = seal(b"\xc1")
         for read in (decode, decode_header, frame.decode_head):
             with pytest.raises(KeyError):
                 read(no_header, admit=refuse)
@@ -92,25 +78,23 @@ def test_sections_that_would_shrink_too_little_or_too_much_are_stored_as_they_ar
     assert [found.section(name) for name in found.names] == [TEXT, NOISE, zeros]
 
 
-class TestHeaderOnly:
-    def test_two_ranged_reads_are_enough_from_any_start(self) -> None:
-        data = small_frame()
-        for size in range(PRELUDE_BYTES):
-            with pytest.raises(TruncatedError) as caught:
-                decode_header(data[:size])
-            assert caught.value.needed == PRELUDE_BYTES
-        for size in range(PRELUDE_BYTES, len(data)):
-            try:
-                header = decode_header(data[:size])
-            except TruncatedError as error:
-                header = decode_header(data[: error.needed])
-            assert header == decode(data).header
+def test_two_ranged_reads_of_a_header_are_enough_from_any_start() -> None:
+    data = small_frame()
+    for size in range(PRELUDE_BYTES):
+        with pytest.raises(TruncatedError) as caught:
+            decode_header(data[:size])
+        assert caught.value.needed == PRELUDE_BYTES
+    for size in range(PRELUDE_BYTES, len(data)):
+        try:
+            header = decode_header(data[:size])
+        except TruncatedError as error:
+            header = decode_header(data[: error.needed])
+        assert header == decode(data).header
 
 
-class TestSections:
-    def test_an_absent_section_is_a_key_error_that_names_it(self) -> None:
-        with pytest.raises(KeyError, match="no section 'absent' in this 'test' frame"):
-            decode(small_frame()).section("absent")
+def test_an_absent_section_is_a_key_error_that_names_it() -> None:
+    with pytest.raises(KeyError, match="no section 'absent' in this 'test' frame"):
+        decode(small_frame()).section("absent")
 
 
 class TestCopies:
@@ -142,7 +126,6 @@ class TestCopies:
 
     def test_decoding_and_reading_copy_nothing(self) -> None:
         data = encode(kind="t", key="k", sections={"s": bytes(self.SIZE)}, codec="none")
-
         assert self.peak_of(lambda: decode(data).section("s")) < self.SIZE / 16
 
 

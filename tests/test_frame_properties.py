@@ -68,11 +68,6 @@ def test_what_is_encoded_is_decoded(
     assert list(found.items()) == list(sections.items())
 
 
-def only_corrupt_errors(data: bytes) -> None:
-    with contextlib.suppress(CorruptError):
-        read_all(data)
-
-
 # Values a header may hold in place of those it should, most of them of the wrong type or size.
 WRONG = st.one_of(SCALARS, st.lists(SCALARS, max_size=6), st.dictionaries(st.text(), SCALARS))
 SECTION_ROWS = st.tuples(
@@ -97,4 +92,5 @@ SECTION_ROWS = st.tuples(
 def test_forged_headers_raise_nothing_but_corrupt_error(
     changes: dict[str, Any], sections: Any, payload: bytes
 ) -> None:
-    only_corrupt_errors(seal(header_fields(sections=sections, **changes), payload))
+    with contextlib.suppress(CorruptError):
+        read_all(seal(header_fields(sections=sections, **changes), payload))

@@ -165,32 +165,22 @@ def test_nothing_is_written_where_other_users_may_write(tmp_path: Path) -> None:
 def test_a_disk_that_hangs_does_not_block_lookups(tmp_path: Path) -> None:
     """Nor the end of the program; the queue of lookups is bounded."""
     with FreezableDisk.mounted(tmp_path) as disk:
-        recorder = Recorder(str(disk.path))
+        place = str(disk.path)
+        recorder = Recorder(place)
         with disk.frozen():
             for _ in range(2000):
                 recorder.add(MISS)
             recorder.close(0.1)  # the thread cannot even be killed: who waits for it hangs
-        eventually(lambda: any(read_run(str(disk.path), n).records for n in names(disk)))
-        (name,) = names(disk)
-        assert len(read_run(str(disk.path), name).records) < 600
-
-
-def names(disk: FreezableDisk) -> list[str]:
-    return run_names(str(disk.path))
+        eventually(lambda: any(read_run(place, name).records for name in run_names(place)))
+        (name,) = run_names(place)
+        assert len(read_run(place, name).records) < 600
 
 
 # -- jobs
 
 
 JOB = "ranks:none 0 localhost 29500"
-VARIABLES = (
-    "S3CACHE_JOB",
-    "RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-)
+VARIABLES = "RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT"
 
 
 def run(rank: str, pid: int, parent: int = 1, *, at: float = 0.0, job: str = JOB) -> Run:
@@ -233,7 +223,7 @@ def test_processes_are_grouped_by_job(runs: list[Run], jobs: list[list[str]]) ->
 def test_the_environment_names_the_job_of_a_process(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
 ) -> None:
-    for name in VARIABLES:
+    for name in VARIABLES.split():
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -17,13 +17,6 @@ from s3cache.settings import Options, Settings, warn_of_unknown_variables
 from s3cache.store import STORE_OPTIONS, FileLocation, S3Options, StoreOptions
 
 
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in list(os.environ):
-        if variable.startswith("S3CACHE_"):
-            monkeypatch.delenv(variable)
-
-
 def test_an_argument_goes_before_the_environment_before_the_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,11 +16,6 @@ from tests.support.stores import GatedStore
 
 
 @pytest.fixture
-def memory() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
 def remote(memory: MemoryStore) -> GatedStore:
     return GatedStore(memory)
 

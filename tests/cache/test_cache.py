@@ -14,7 +14,7 @@ from s3cache.frame import Frame
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from tests.cache.answers import FIRST, Machines, calls, hit, miss, variant_is
-from tests.support.caching import KEY, OTHER, entry
+from tests.support.caching import KEY, OTHER, entry, settings
 from tests.support.stores import GatedStore, holds, names, put
 from tests.support.waiting import LONG_S, eventually
 
@@ -74,8 +74,6 @@ def test_without_either_nothing_is_kept(machine: Machines) -> None:
 
 
 def test_places_do_not_mix_in_one_local_tier(tmp_path: Path) -> None:
-    from tests.support.caching import settings
-
     with (
         Cache(settings(tmp_path), open_remote=MemoryStore, identity="trusted") as one,
         Cache(settings(tmp_path), open_remote=MemoryStore, identity="other") as two,
@@ -103,21 +101,19 @@ def test_a_default_directory_that_is_not_safe_costs_a_warning(
 
 
 @pytest.mark.parametrize("key", ["", "Not/legal", "a" * 200])
-def test_an_illegal_key_is_refused_everywhere(machine: Machines, key: str) -> None:
+def test_what_has_no_legal_key_or_is_no_frame_is_refused(machine: Machines, key: str) -> None:
     cache = machine()
-    with pytest.raises(ConfigError):
-        cache.lookup(key)
-    with pytest.raises(ConfigError):
-        cache.save(key, entry())
-    with pytest.raises(ConfigError):
-        cache.prefetch([key])
-
-
-def test_what_is_no_frame_is_refused(machine: Machines) -> None:
+    for call in (
+        cache.lookup,
+        lambda key: cache.save(key, entry()),
+        lambda key: cache.prefetch([key]),
+    ):
+        with pytest.raises(ConfigError):
+            call(key)
     with pytest.raises(CorruptError):
-        machine().save(KEY, b"no frame")
+        cache.save(KEY, b"no frame")
     with pytest.raises(ConfigError, match="not the key in the frame"):
-        machine().save(OTHER, entry(KEY))
+        cache.save(OTHER, entry(KEY))
 
 
 @pytest.mark.parametrize(

@@ -19,34 +19,35 @@ from tests.support.faulty import Fault, FaultyStore
 from tests.support.stores import names, put
 from tests.support.waiting import LONG_S
 
+FOREIGN = bytes(entry(OTHER).data)
+GOOD = bytes(entry().data)
+FORGERIES = {
+    "a broken section": broken(entry()),
+    "a broken header": GOOD[:50] + b"\xff" + GOOD[51:],
+    "cut short": GOOD[:-1],
+    "nothing": b"",
+    "something behind it": GOOD + b"x",
+    "no frame": b"<html>" * 100,
+    "another key's entry": FOREIGN,
+}
 
-def _forgeries() -> dict[str, tuple[str, bytes]]:
-    good = entry()
-    return {
-        "a broken section": (FIRST, broken(good)),
-        "a broken header": (FIRST, bytes(good.data[:50]) + b"\xff" + bytes(good.data[51:])),
-        "cut short": (FIRST, bytes(good.data[:-1])),
-        "nothing": (FIRST, b""),
-        "something behind it": (FIRST, bytes(good.data) + b"x"),
-        "no frame": (FIRST, b"<html>" * 100),
-        "another key's entry": (FIRST, bytes(entry(OTHER).data)),
-    }
 
-
-@pytest.mark.parametrize(("name", "data"), _forgeries().values(), ids=_forgeries())
+@pytest.mark.parametrize("forgery", FORGERIES)
 def test_a_damaged_remote_entry_is_a_miss_and_the_next_save_replaces_it(
     machine: Machines,
     memory: MemoryStore,
+    tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    name: str,
-    data: bytes,
+    forgery: str,
 ) -> None:
-    put(memory, name, bytes(data))
+    put(memory, FIRST, FORGERIES[forgery])
     a, b = machine("a"), machine("b")
     for _ in range(2):
         assert miss(a.lookup(KEY)) == Reason.CORRUPT
     assert len(caplog.records) == 1
     assert a.stats().set_aside["remote"] == 2
+    assert b.prefetch([KEY]).wait(LONG_S).failed == 1
+    assert local_files(tmp_path, "a") + local_files(tmp_path, "b") == []
     a.save(KEY, entry(payload=b"fresh"))
     assert a.flush(20).complete
     assert hit(b.lookup(KEY), "remote") == b"fresh"
@@ -61,7 +62,7 @@ def test_behind_a_damaged_first_entry_the_others_are_found(
     assert isinstance(cache.lookup(KEY), Hit)
 
 
-@pytest.mark.parametrize("damage", [broken, lambda found: entry(OTHER).data, lambda found: b""])
+@pytest.mark.parametrize("damage", [broken, lambda found: FOREIGN, lambda found: b""])
 def test_a_damaged_local_file_is_set_aside_and_had_again_from_the_remote(
     machine: Machines,
     tmp_path: Path,
@@ -96,8 +97,6 @@ def test_damage_on_the_way_is_never_a_hit(
 
 # -- entries that name another key than the one they lie under
 
-FOREIGN = bytes(entry(OTHER).data)
-
 
 @pytest.mark.parametrize("name", [FIRST, entries.variant_name(KEY, "v")], ids=["first", "listed"])
 def test_an_entry_of_another_key_in_the_remote_is_corrupt_and_does_not_land(
@@ -108,16 +107,6 @@ def test_an_entry_of_another_key_in_the_remote_is_corrupt_and_does_not_land(
     cache = machine()
     assert miss(cache.lookup(KEY, lambda found: found.header.key != KEY)) == Reason.CORRUPT
     assert FOREIGN not in [file.read_bytes() for file in local_files(tmp_path)]
-
-
-def test_an_entry_of_another_key_does_not_land_by_a_prefetch(
-    machine: Machines, memory: MemoryStore, tmp_path: Path
-) -> None:
-    put(memory, FIRST, FOREIGN)
-    cache = machine()
-    assert cache.prefetch([KEY]).wait(LONG_S).failed == 1
-    assert local_files(tmp_path) == []
-    assert miss(cache.lookup(KEY)) == Reason.CORRUPT
 
 
 def test_an_entry_of_another_key_that_a_process_left_is_not_uploaded(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,8 +23,8 @@ from s3cache.errors import (
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore
 from s3cache.tier import DiskTier
-from tests.cache.answers import FIRST, Machines, miss
-from tests.support.caching import KEY, OTHER, broken, entry, open_cache, settings
+from tests.cache.answers import FIRST, Machines, local_files, miss
+from tests.support.caching import KEY, OTHER, broken, entry, settings
 from tests.support.stores import FailingStore, GatedStore, holds, put
 from tests.support.waiting import LONG_S
 
@@ -87,8 +85,6 @@ def test_a_guard_that_fails_is_a_miss(machine: Machines, caplog: pytest.LogCaptu
 def test_a_remote_that_cannot_be_opened_costs_no_save(
     tmp_path: Path, memory: MemoryStore, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    from tests.support.caching import settings
-
     broken_still = [True]
 
     def open_remote() -> MemoryStore:
@@ -114,28 +110,14 @@ def test_a_remote_that_cannot_be_opened_costs_no_save(
 # -- strict: what would otherwise be a miss and a warning is raised; what is no failure is not
 
 
-@pytest.fixture
-def strict(tmp_path: Path) -> Iterator[Machines]:
-    caches: list[Cache] = []
-
-    def open_strict(store: Any, *, local: bool = True, **changes: Any) -> Cache:
-        where = tmp_path / "tier" if local else None
-        caches.append(open_cache(where, store, strict=True, **changes))
-        return caches[-1]
-
-    yield open_strict
-    for cache in caches:
-        cache.close(0)
-
-
 @pytest.mark.parametrize(
     "error",
     [TransientError("reset"), PermanentError("gone"), AccessDeniedError("no"), RuntimeError("bug")],
 )
 def test_a_lookup_raises_what_the_store_raised_and_counts_it(
-    strict: Machines, error: Exception, caplog: pytest.LogCaptureFixture
+    machine: Machines, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache = strict(FailingStore(error))
+    cache = machine(store=FailingStore(error), strict=True)
     for _ in range(2):
         with pytest.raises(type(error)) as caught:
             cache.lookup(KEY)
@@ -145,11 +127,11 @@ def test_a_lookup_raises_what_the_store_raised_and_counts_it(
 
 
 def test_what_ends_late_does_not_fit_or_fails_in_a_guard_raises(
-    strict: Machines,
+    machine: Machines,
 ) -> None:
     """As a lookup without an answer, a save with the queue full, and a guard with a mistake."""
     gated = GatedStore(MemoryStore(), is_open=False)
-    cache = strict(gated, local=False, upload_queue_max_count=1, lookup_timeout_s=0.01)
+    cache = machine(None, gated, strict=True, upload_queue_max_count=1, lookup_timeout_s=0.01)
     with pytest.raises(DownloadTimeoutError):
         cache.lookup(KEY)
     cache.save(KEY, entry())
@@ -158,35 +140,36 @@ def test_what_ends_late_does_not_fit_or_fails_in_a_guard_raises(
     assert cache.stats().misses == {Reason.TIMEOUT: 1}
     assert cache.stats().not_saved == {Reason.FULL: 1}
     gated.is_open = True
-    cache = strict(MemoryStore())
+    cache = machine(strict=True)
     cache.save(KEY, entry())
     with pytest.raises(ZeroDivisionError):
         cache.lookup(KEY, lambda found: 1 / 0 > 1)
 
 
-def test_a_lookup_raises_on_damage_in_either_tier(strict: Machines, tmp_path: Path) -> None:
-    memory = MemoryStore()
-    cache = strict(memory)
+def test_a_lookup_raises_on_damage_in_either_tier(
+    machine: Machines, memory: MemoryStore, tmp_path: Path
+) -> None:
+    cache = machine(strict=True)
     put(memory, entries.first_name(KEY), broken(entry()))
     with pytest.raises(CorruptError):
         cache.lookup(KEY)
     cache.save(OTHER, entry(OTHER))
     assert cache.flush(20).complete
-    for file in (tmp_path / "tier" / "objects").rglob("*._"):
+    for file in local_files(tmp_path):
         file.write_bytes(b"no frame")
     with pytest.raises(CorruptError):
         cache.lookup(OTHER)
 
 
-def test_absence_modes_and_guards_are_no_failures(strict: Machines) -> None:
-    cache = strict(MemoryStore())
+def test_absence_modes_and_guards_are_no_failures(machine: Machines) -> None:
+    cache = machine(strict=True)
     assert isinstance(cache.lookup(KEY), Miss)
     assert isinstance(cache.save(KEY, entry()), Saved)
     assert isinstance(cache.lookup(KEY, lambda found: False), Miss)
     assert isinstance(cache.lookup(KEY), Hit)
-    reader = strict(MemoryStore(), mode="read-only")
+    reader = machine(mode="read-only", strict=True)
     assert isinstance(reader.save(KEY, entry()), NotSaved)
-    off = strict(MemoryStore(), mode="off")
+    off = machine(mode="off", strict=True)
     assert isinstance(off.lookup(KEY), Miss)
 
 
@@ -207,10 +190,10 @@ def test_a_remote_that_cannot_be_opened_raises(tmp_path: Path) -> None:
 
 
 def test_an_upload_that_fails_is_warned_of_not_raised(
-    strict: Machines, caplog: pytest.LogCaptureFixture
+    machine: Machines, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It happens later, on another thread: there is no caller to raise it to."""
-    cache = strict(FailingStore(AccessDeniedError("403")))
+    cache = machine(store=FailingStore(AccessDeniedError("403")), strict=True)
     assert isinstance(cache.save(KEY, entry()), Saved)
     report = cache.flush(20)
     assert isinstance(report.error, AccessDeniedError)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache import Cache, frame
-from tests.cli.commands import Call
+from tests.cli.commands import Call, save
 from tests.support.shelves import Shelf
 
 # -- ls
@@ -75,8 +74,7 @@ def test_long_lines_say_what_headers_do_and_what_is_wrong(call: Call, shelf: She
 
 def test_the_local_tier_is_listed_whatever_remote_it_is_of(call: Call, shelf: Shelf) -> None:
     for url in (None, shelf.url):
-        with Cache.open(url) as cache:
-            cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
+        save(url)
     done = call("ls", "--local", "--json", "--long")
     assert [each["key"] for each in done.lines] == ["k", "k"]
     assert [each["problem"] for each in done.lines] == [None, None]

@@ -10,8 +10,9 @@ import pytest
 
 from s3cache import frame
 from s3cache.entries import first_name
-from s3cache.trust import Algorithm, generate, pack, sign
+from s3cache.trust import Algorithm, generate
 from tests.cli.commands import Call
+from tests.support.forging import signed_by
 from tests.support.scripts import modules_after
 from tests.support.shelves import Shelf
 
@@ -72,10 +73,7 @@ def test_it_names_who_signed_and_how(
     call: Call, shelf: Shelf, name: str, algorithm: Algorithm
 ) -> None:
     key = generate("ci", algorithm)
-    plain = frame.decode(shelf.files.read(name) or b"")
-    when = {"issued_s": 1, "ttl_s": 0}
-    data = frame.signed(plain, lambda digest: pack([sign(digest, key, audience="main", **when)]))
-    shelf.put(name, data)
+    shelf.put(name, signed_by(shelf.files.read(name) or b"", key))
     (found,) = call("inspect", KEY, "--url", shelf.url, "--json").json["signatures"]
     who = {"signer": "ci", "audience": "main", "issued_s": 1, "expires_s": 0}
     assert found == {**who, "algorithm": algorithm.name}

@@ -15,10 +15,9 @@ import pytest
 
 import s3cache
 from infra.docs.commands import reference
-from s3cache import Cache, frame
 from s3cache.cli._options import Output, redacted
 from s3cache.errors import ConfigError
-from tests.cli.commands import Call
+from tests.cli.commands import Call, save
 from tests.support.scripts import modules_after, python
 from tests.support.shelves import Shelf
 from tests.support.waiting import LONG_S
@@ -189,16 +188,12 @@ def test_nothing_that_a_terminal_obeys_is_written(capsys: pytest.CaptureFixture[
     assert written.out.count(one_line) == 2
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(("json", "terminal"), [(False, True), (True, True), (False, False)])
 def test_progress_is_for_terminals(
     json: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = _Terminal() if terminal else io.StringIO()
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
     monkeypatch.setattr(sys, "stderr", stream)
     with Output(json).progress("copied") as advance:
         advance(1)
@@ -280,8 +275,7 @@ def test_settings_that_cannot_be_used_are_the_only_fault(
 def test_both_tiers_are_counted(call: Call, shelf: Shelf) -> None:
     shelf.add("a")
     shelf.add("a", variant="v", first=False)
-    with Cache.open(shelf.url) as cache:
-        cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
+    save(shelf.url)
     found = call("stats", "--url", shelf.url, "--json").json
     assert found["remote"]["entries"] == 3
     assert (found["local"]["entries"], found["local"]["to_upload"]) == (1, 0)

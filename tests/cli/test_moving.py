@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from s3cache import Cache, frame
-from s3cache.trust import SigningKey, generate, pack, sign
-from tests.cli.commands import Call
+from s3cache.trust import SigningKey, generate
+from tests.cli.commands import Call, save
+from tests.support.forging import signed_by
 from tests.support.gate import Gate, refusing
 from tests.support.shelves import Shelf
 
@@ -24,11 +25,6 @@ def other(tmp_path: Path) -> Shelf:
 def variants(shelf: Shelf) -> set[tuple[str, str]]:
     headers = [frame.decode_header(shelf.files.read(name) or b"") for name in shelf.names]
     return {(header.key, header.variant) for header in headers}
-
-
-def save(url: str | None, key: str, **options: float) -> None:
-    with Cache.open(url, **options) as cache:  # type: ignore[arg-type]
-        cache.save(key, frame.encode(kind="test", key=key, sections={"s": b"abc"}))
 
 
 def test_a_mirror_has_all_that_is_sound_and_is_done_again_for_what_is_new(
@@ -66,12 +62,9 @@ def test_what_the_target_has_under_a_name_stays(call: Call, shelf: Shelf, other:
 
 def signed(shelf: Shelf, name: str, key: SigningKey) -> bytes:
     """Sign an object where it lies, and return it."""
-
-    def block(digest: bytes) -> bytes:
-        return pack([sign(digest, key, audience="main", issued_s=1, ttl_s=0)])
-
-    shelf.put(name, frame.signed(frame.decode(shelf.files.read(name) or b""), block))
-    return shelf.files.read(name) or b""
+    data = signed_by(shelf.files.read(name) or b"", key)
+    shelf.put(name, data)
+    return data
 
 
 @pytest.mark.parametrize("place", ["the header", "all of it", "another entry"])
@@ -218,8 +211,7 @@ def test_a_push_to_what_is_not_there_does_not_try_until_its_time_is_over(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         no_server = at(server.getsockname()[1])
-    with Cache.open(no_server, exit_timeout_s=0.1, retry_attempts=1) as cache:
-        cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
+    save(no_server, exit_timeout_s=0.1, retry_attempts=1)
     done = call("push", "--url", no_server)
     assert (done.code, done.out) == (3, "")
     assert "cannot connect" in done.err

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache import Cache, frame
-from tests.cli.commands import Call
+from tests.cli.commands import Call, save
 from tests.support.shelves import Shelf
 
 
@@ -82,8 +81,7 @@ def test_entries_without_a_trusted_signature_can_be_removed(
     shelf.add("forged")
     key = call("keygen", "ci", "--to", tmp_path / "ci.key", "--json").json
     monkeypatch.setenv("S3CACHE_TRUSTED_KEYS", key["trusted_key"])
-    with Cache.open(shelf.url, signing_key=key["signing_key"]) as cache:
-        cache.save("ours", frame.encode(kind="test", key="ours", sections={"s": b"abc"}))
+    save(shelf.url, "ours", signing_key=key["signing_key"])
     assert call("verify", "--url", shelf.url).code == 1
     assert call("gc", "--url", shelf.url, "--untrusted", "--delete").code == 0
     assert [name.rpartition("/")[2] for name in shelf.names] == ["ours.0"]
@@ -94,8 +92,7 @@ def test_what_is_not_uploaded_yet_is_kept_in_the_local_tier(call: Call, tmp_path
     """Nothing acknowledged is lost, by an operator neither."""
     gone = f"file://{tmp_path}/nowhere?create=false"
     for url in (gone, None):
-        with Cache.open(url, exit_timeout_s=0.1, retry_attempts=1) as cache:
-            cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
+        save(url, exit_timeout_s=0.1, retry_attempts=1)
     done = call("clear", "--local", "--yes", "--json")
     assert (done.json["done"], done.json["kept"]) == (1, 1)
     stats = call("stats", "--local", "--json").json["local"]

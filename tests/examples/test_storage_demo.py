@@ -19,11 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start_demo(tmp_path: Path) -> subprocess.Popen[str]:
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("AWS_", "S3CACHE_")) and name != "FORCE_COLOR"
-    }
+    clean = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
     return subprocess.Popen(
         [sys.executable, "-m", "examples.storage_demo", "--entries", "16"],
         cwd=ROOT,

@@ -9,10 +9,10 @@ from collections import Counter
 
 import pytest
 
-from tests.faults.conftest import NewMachine
 from tests.support.marks import cases, slow
 from tests.support.processes import Machine
 from tests.support.proxy import Link, Proxy
+from tests.support.served import NewMachine
 from tests.support.waiting import LONG_S, eventually
 from tests.support.worker import keys
 

@@ -16,10 +16,8 @@ from s3cache.hooks._kernels import private_directory
 from s3cache.hooks._keys import Patches
 from s3cache.torch_api import internals
 from tests.hooks.triton import KERNEL, bundled, emit
-from tests.support.users import ATTACKER, VICTIM, as_user, begun_as, common, needs_users
+from tests.support.users import ATTACKER, VICTIM, as_user, begun_as, needs_users
 from tests.support.waiting import join_child
-
-__all__ = ["common"]
 
 
 @pytest.fixture

@@ -19,11 +19,12 @@ import s3cache
 from s3cache import frame
 from s3cache.testing import ProgramError
 from s3cache.torch_api import Internal, internals
-from s3cache.trust import generate, pack, sign
+from s3cache.trust import generate
 from tests.hooks.fx_programs import waved
 from tests.hooks.graphs import encoded
 from tests.hooks.jobs import account
 from tests.hooks.lacking import product
+from tests.support.forging import signed_by
 from tests.support.marks import nightly, slow
 from tests.support.sites import Machine, Site
 
@@ -249,10 +250,7 @@ def _unsigned(data: bytes, evil: bytes) -> bytes:
 
 def _by_a_stranger(data: bytes, evil: bytes) -> bytes:
     """Who uses the same name."""
-    return frame.signed(
-        _forged(data, evil),
-        lambda digest: pack([sign(digest, STRANGER, audience="main", issued_s=1, ttl_s=0)]),
-    )
+    return signed_by(_unsigned(data, evil), STRANGER)
 
 
 def _moved(data: bytes, evil: bytes) -> bytes:

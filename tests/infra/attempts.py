@@ -73,16 +73,11 @@ class Bucket:
 Attempt = Callable[[Any, Bucket], object]
 
 
-def _list_below(prefix: str) -> Attempt:
-    return lambda client, b: client.list_objects_v2(Bucket=b.name, Prefix=f"{prefix}/")
-
-
-def _of_prefix(prefix: str) -> dict[str, Attempt]:
-    p = prefix
+def _of_prefix(p: str) -> dict[str, Attempt]:
     return {
         f"read {p}": lambda client, b: client.get_object(**b.there(p)),
         f"look at {p}": lambda client, b: client.head_object(**b.there(p)),
-        f"list {p}": _list_below(p),
+        f"list {p}": lambda client, b: client.list_objects_v2(Bucket=b.name, Prefix=f"{p}/"),
         f"add to {p}": lambda client, b: client.put_object(
             Body=b"bytes", IfNoneMatch="*", **b.new(p)
         ),

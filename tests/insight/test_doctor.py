@@ -36,6 +36,7 @@ from s3cache.trust import generate
 from s3cache.util.threads import DeadlineExecutor
 from tests.support.faulty import FaultyStore
 from tests.support.hanging import dead_mount
+from tests.support.stores import names
 from tests.support.waiting import LONG_S
 
 # -- the remote
@@ -76,11 +77,7 @@ def test_a_sound_store_is_ok_and_left_empty() -> None:
     found = checks_of(store, is_shared_by_rights=False)
     assert [*found] == ALL
     assert {check.verdict for check in found.values()} == {"ok"}
-
-    async def left() -> list[str]:
-        return [info.key async for info in store.list()]
-
-    assert asyncio.run(left()) == []
+    assert names(store) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from s3cache.errors import ConfigError
 from s3cache.insight._differences import RemoteEntries
 from s3cache.manage import Place
 from s3cache.records import Record
-from s3cache.store import MemoryStore, ObjectInfo, WrapperStore
+from s3cache.store import MemoryStore
 from s3cache.trust import generate, policy_of
 from tests.support.runs import record
 from tests.support.shelves import Shelf
+from tests.support.stores import CountingStore
 
 
 def lookup(key: str, time: float, outcome: str = "miss", **changes: Any) -> Record:
@@ -131,24 +132,9 @@ def test_an_entry_that_is_damaged_newer_or_not_trusted_is_skipped(tmp_path: Path
     assert last(local, url=remote.url).entry == ""
 
 
-class Counting(WrapperStore):
-    """Counts the names that are listed, and the headers that are read."""
-
-    names = headers = 0
-
-    async def get_range(self, key: str, start: int, length: int) -> Any:
-        self.headers += 1
-        return await super().get_range(key, start, length)
-
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in self.inner.list(prefix):
-            self.names += 1
-            yield info
-
-
 async def test_a_large_remote_takes_few_requests() -> None:
     """As the page says: a listing of 8,000 names, and 256 headers."""
-    store = Counting(MemoryStore())
+    store = CountingStore(MemoryStore())
     for number in range(9_000):
         if number == 7_999:
             await store.inner.put(first_name(TUNED.key), entry(TUNED))
@@ -157,7 +143,7 @@ async def test_a_large_remote_takes_few_requests() -> None:
     source = RemoteEntries(lambda: place)
     neighbors = await asyncio.to_thread(lambda: source.neighbors)
     assert [each.record.key for each in neighbors] == [TUNED.key]
-    assert (source.problem, store.names, store.headers) == ("", 8_000, 256)
+    assert (source.problem, store.listed, store.heads) == ("", 8_000, 256)
 
 
 def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:

@@ -10,10 +10,6 @@ import pytest
 from s3cache.store import S3Options
 from s3cache.testing import MotoServer
 from tests.support.buckets import moto_place
-from tests.support.environment import clean_environment
-from tests.support.scripted import open_scripted, server
-
-__all__ = ["clean_environment", "open_scripted", "server"]
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +11,10 @@ import pytest
 from s3cache import entries
 from s3cache.errors import CorruptError, UntrustedError
 from s3cache.manage import Item, Place, Scan, Selection
-from s3cache.store import FileStore, MemoryStore, Store, WrapperStore
+from s3cache.store import FileStore, MemoryStore, Store
 from s3cache.trust import Policy, generate, policy_of
 from tests.support.shelves import Shelf
-
-
-@pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path / "remote")
+from tests.support.stores import CountingStore
 
 
 def scan_of(store: Store, *args: Any, policy: Policy | None = None, **how: Any) -> Scan:
@@ -43,35 +38,15 @@ def test_untrusted_entries_are_not_parsed(shelf: Shelf) -> None:
     assert item.about is None
 
 
-class _Watched(WrapperStore):
-    """A store that counts headers, listings and listed objects."""
-
-    def __init__(self) -> None:
-        super().__init__(MemoryStore())
-        self.heads = self.listings = self.listed = 0
-
-    async def list(self, prefix: str = "") -> Any:
-        self.listings += 1
-        async for info in super().list(prefix):
-            self.listed += 1
-            yield info
-
-    async def get_range(self, key: str, start: int, length: int) -> Any:
-        self.heads += 1
-        return await super().get_range(key, start, length)
-
-
-async def _watched(count: int) -> tuple[_Watched, list[str]]:
-    store, keys = _Watched(), [f"k{number}" for number in range(count)]
+async def _watched(count: int) -> tuple[CountingStore, list[str]]:
+    store, keys = CountingStore(MemoryStore()), [f"k{number}" for number in range(count)]
     for key in keys:
         await store.put(entries.first_name(key), b"nothing")
     return store, keys
 
 
 async def test_a_scan_that_is_stopped_early_has_not_read_everything() -> None:
-    store = _Watched()
-    for number in range(600):
-        await store.put(f"v1/000/{number}.0", b"nothing")
+    store, _ = await _watched(600)
     batches = scan_of(store, headers=True).batches()
     first = await anext(batches)
     await batches.aclose()

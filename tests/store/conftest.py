@@ -1,4 +1,4 @@
-"""A directory of objects."""
+"""A directory of objects, and a store that fails."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.store import ObjectFiles
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
+from s3cache.store import MemoryStore, ObjectFiles
+from tests.support.faulty import FaultyStore
 
 
 @pytest.fixture
 def directory(root: Path) -> ObjectFiles:
     return ObjectFiles(root)
+
+
+@pytest.fixture
+def faulty(memory: MemoryStore) -> FaultyStore:
+    return FaultyStore(memory)
 
 
 @pytest.fixture

@@ -13,16 +13,11 @@ from s3cache.errors import (
     PreconditionError,
     TransientError,
 )
-from s3cache.store import BreakingStore, MemoryStore
+from s3cache.store import BreakingStore
 from s3cache.util.threads import Breaker
 from tests.support.clock import FakeClock
 from tests.support.contract import VERBS, listed
 from tests.support.faulty import FaultyStore
-
-
-@pytest.fixture
-def faulty() -> FaultyStore:
-    return FaultyStore(MemoryStore())
 
 
 @pytest.fixture

@@ -23,16 +23,6 @@ QUICK = RetryPolicy(
 )
 
 
-@pytest.fixture
-def memory() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
-def faulty(memory: MemoryStore) -> FaultyStore:
-    return FaultyStore(memory)
-
-
 @pytest.mark.parametrize("verb", ["get", "get_range", "head", "put", "delete"])
 async def test_a_transient_error_is_tried_again_and_logged(
     faulty: FaultyStore, verb: FaultyVerb, caplog: pytest.LogCaptureFixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import traceback
 from typing import Any
 
@@ -17,13 +16,6 @@ from s3cache.store import (
     open_store,
     parse_url,
 )
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "S3CACHE_")):
-            monkeypatch.delenv(name)
 
 
 def s3(url: str, **options: Any) -> S3Options:

@@ -66,16 +66,16 @@ def with_section_digests(header: bytes, payload: bytes) -> bytes:
     return bytes(msgpack.packb(fields))
 
 
-def signed_by(plain: bytes, *keys: SigningKey, audience: str = "main", ttl_s: int = 0) -> bytes:
-    """``plain`` with the signature of each, made just before :data:`NOW`."""
-
-    def block(digest: bytes) -> bytes:
-        issued_s = NOW - 100
-        return pack(
+def signed_by(
+    plain: bytes, *keys: SigningKey, audience: str = "main", issued_s: int = 1, ttl_s: int = 0
+) -> bytes:
+    """``plain`` with the signature of each."""
+    return frame.signed(
+        frame.decode(plain),
+        lambda digest: pack(
             sign(digest, key, audience=audience, issued_s=issued_s, ttl_s=ttl_s) for key in keys
-        )
-
-    return frame.signed(frame.decode(plain), block)
+        ),
+    )
 
 
 Judge: TypeAlias = Callable[[bytes, bytes], "Signature | None"]
@@ -126,7 +126,7 @@ class Reader:
             signed_by(plain[0], stranger),
             signed_by(plain[1], pulls),
             signed_by(plain[1], key, audience="pulls"),
-            signed_by(plain[2], key, ttl_s=50),
+            signed_by(plain[2], key, issued_s=NOW - 100, ttl_s=50),
             signed_by(plain[2], stolen),
         )
         frames = [frame.decode(data) for data in (*self.good, *self.ample)]

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from s3cache import entries, frame
 from s3cache.store import ObjectFiles
 
@@ -74,3 +76,9 @@ class Shelf:
         data = bytearray(self.files.read(name) or b"")
         data[at] ^= 1
         self.put(name, bytes(data))
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    """An empty remote."""
+    return Shelf(tmp_path / "remote")

@@ -1,7 +1,4 @@
-"""A remote and machines that share it, on which jobs of ``tests.hooks`` run.
-
-A ``conftest.py`` that imports the fixtures has them for its folder.
-"""
+"""A remote and machines that share it, on which jobs of ``tests.hooks`` run."""
 
 from __future__ import annotations
 
@@ -71,16 +68,10 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-_WRITTEN = pytest.StashKey[dict[str, tuple[Site, Any]]]()
-
-
 @pytest.fixture(scope="session")
-def written(
-    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], tuple[Site, Any]]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Site, Any]]:
     """The site on which a job of ``jobs`` ran first, and what it returned; made once each."""
-    # Not a variable of the fixture, of which each folder that imports it has one of its own.
-    made = pytestconfig.stash.setdefault(_WRITTEN, {})
+    made: dict[str, tuple[Site, Any]] = {}
 
     def run(job: str, **environment: str) -> tuple[Site, Any]:
         if job not in made:

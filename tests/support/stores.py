@@ -51,6 +51,22 @@ class FailingStore(WrapperStore):
         raise self.error
 
 
+class CountingStore(WrapperStore):
+    """Counts headers that are read, listings, and names that are listed."""
+
+    heads = listings = listed = 0
+
+    async def get_range(self, key: str, start: int, length: int) -> Any:
+        self.heads += 1
+        return await super().get_range(key, start, length)
+
+    async def list(self, prefix: str = "") -> Any:
+        self.listings += 1
+        async for info in super().list(prefix):
+            self.listed += 1
+            yield info
+
+
 class RacyStore(MemoryStore):
     """``create`` looks first and writes later: of racing creators several win, the last stays."""
 

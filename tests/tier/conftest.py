@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from s3cache.tier import DiskTier
+from s3cache.tier import BackgroundLoop, DiskTier
 from s3cache.util.threads import DeadlineExecutor
 from tests.support.waiting import LONG_S
 from tests.tier.disks import MANY
@@ -28,8 +28,10 @@ def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
+def loop() -> Iterator[BackgroundLoop]:
+    loop = BackgroundLoop()
+    yield loop
+    loop.stop()
 
 
 @pytest.fixture

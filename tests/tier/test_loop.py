@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,13 +12,6 @@ from s3cache.errors import ClosedError
 from s3cache.tier import BackgroundLoop
 from tests.support.scripts import run_script
 from tests.support.waiting import in_thread
-
-
-@pytest.fixture
-def loop() -> Iterator[BackgroundLoop]:
-    loop = BackgroundLoop()
-    yield loop
-    loop.stop()
 
 
 async def _name_of_thread() -> str:

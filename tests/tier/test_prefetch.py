@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,13 +13,6 @@ from tests.support.caching import entry
 from tests.support.waiting import LONG_S
 
 THING = entry()
-
-
-@pytest.fixture
-def loop() -> Iterator[BackgroundLoop]:
-    loop = BackgroundLoop()
-    yield loop
-    loop.stop()
 
 
 @pytest.mark.parametrize(("of_budget", "at_once"), [(0.01, 8), (0.32, 3), (20.0, 1)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,11 +15,11 @@ from s3cache.entries import Replaceable
 from s3cache.errors import ClosedError, CorruptError, DownloadTimeoutError
 from s3cache.stats import Counters, Listeners, TransferEvent
 from s3cache.store import MemoryStore, Store
-from s3cache.tier import DiskTier, RemoteTier, background
+from s3cache.tier import DiskTier, Prefetch, RemoteTier, background
 from s3cache.util.logs import Problems
 from tests.support.caching import entry, settings
 from tests.support.stores import GatedStore
-from tests.support.stores import put as damage
+from tests.support.stores import put as put_object
 from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
 
 ONE = entries.first_name("one")
@@ -50,11 +49,6 @@ class Remote:
 
 
 NewRemote = Callable[..., Remote]
-
-
-@pytest.fixture
-def memory() -> MemoryStore:
-    return MemoryStore()
 
 
 @pytest.fixture
@@ -88,13 +82,23 @@ def remote(open_remote: NewRemote) -> Remote:
     return open_remote()
 
 
-async def fill(memory: MemoryStore, *keys: str, size: int = 100) -> None:
-    for key in keys:
-        await memory.put(entries.first_name(key), entry(key, payload=b"x" * size).data)
-
-
 def put(memory: MemoryStore, *keys: str, size: int = 100) -> None:
-    asyncio.run(fill(memory, *keys, size=size))
+    for key in keys:
+        put_object(memory, entries.first_name(key), entry(key, payload=b"x" * size).data)
+
+
+@pytest.fixture
+def prefetching(
+    open_remote: NewRemote, memory: MemoryStore, gated: GatedStore
+) -> tuple[Remote, Prefetch]:
+    """A prefetch of 50 objects, of which three are under way and wait at the gate."""
+    keys = [f"key{number}" for number in range(50)]
+    put(memory, *keys)
+    remote = open_remote(download_concurrency=3)
+    gated.is_open = False
+    prefetch = remote.tier.prefetch(map(entries.first_name, keys))
+    eventually(lambda: gated.waiting == 3)
+    return remote, prefetch
 
 
 # Before Python 3.11 the time limit of an attempt is a task of its own (asyncio.wait_for).
@@ -107,7 +111,7 @@ def tasks() -> int:
 
 def test_its_steps_can_be_watched(remote: Remote, memory: MemoryStore) -> None:
     put(memory, "one")
-    damage(memory, entries.first_name("bad"), b"no frame")
+    put_object(memory, entries.first_name("bad"), b"no frame")
     found = remote.tier.load(ONE, 20)
     assert found is not None
     remote.tier.load(entries.first_name("absent"), 20)
@@ -141,7 +145,7 @@ def test_concurrent_requests_share_one_download(
 def test_a_late_error_makes_no_noise(
     remote: Remote, memory: MemoryStore, gated: GatedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    damage(memory, ONE, b"no frame")
+    put_object(memory, ONE, b"no frame")
     gated.is_open = False
     with pytest.raises(DownloadTimeoutError):
         remote.tier.load(ONE, 0.01)
@@ -152,14 +156,9 @@ def test_a_late_error_makes_no_noise(
 
 
 def test_a_request_joins_what_is_in_flight_and_passes_what_is_queued(
-    open_remote: NewRemote, memory: MemoryStore, gated: GatedStore
+    prefetching: tuple[Remote, Prefetch], gated: GatedStore
 ) -> None:
-    keys = [f"key{number}" for number in range(50)]
-    put(memory, *keys)
-    remote = open_remote(download_concurrency=3)
-    gated.is_open = False
-    prefetch = remote.tier.prefetch(map(entries.first_name, keys))
-    eventually(lambda: gated.waiting == 3)
+    remote, prefetch = prefetching
     joining = in_thread(lambda: remote.tier.load(entries.first_name("key0"), 20))
     passing = in_thread(lambda: remote.tier.load(entries.first_name("key49"), 20))
     eventually(lambda: gated.waiting == 4)
@@ -173,14 +172,9 @@ def test_a_request_joins_what_is_in_flight_and_passes_what_is_queued(
 
 
 def test_a_cancelled_prefetch_lands_what_was_under_way(
-    open_remote: NewRemote, memory: MemoryStore, gated: GatedStore, disk: DiskTier
+    prefetching: tuple[Remote, Prefetch], gated: GatedStore, disk: DiskTier
 ) -> None:
-    keys = [f"key{number}" for number in range(50)]
-    put(memory, *keys)
-    remote = open_remote(download_concurrency=3)
-    gated.is_open = False
-    prefetch = remote.tier.prefetch(map(entries.first_name, keys))
-    eventually(lambda: gated.waiting == 3)
+    remote, prefetch = prefetching
     prefetch.cancel()
     gated.is_open = True
     eventually(lambda: len([*disk.objects()]) == 3)
@@ -209,14 +203,10 @@ def test_a_caller_gets_what_a_prefetch_puts_off_for_lack_of_memory(
 
 
 def test_closing_cancels_downloads_and_prefetches_and_releases_callers(
-    open_remote: NewRemote, memory: MemoryStore, gated: GatedStore
+    prefetching: tuple[Remote, Prefetch], gated: GatedStore
 ) -> None:
-    keys = [f"key{number}" for number in range(50)]
-    put(memory, "one", *keys)
-    remote = open_remote(download_concurrency=3)
-    gated.is_open = False
-    prefetch = remote.tier.prefetch(map(entries.first_name, keys))
-    join = in_thread(lambda: remote.tier.load(ONE, 20))
+    remote, prefetch = prefetching
+    join = in_thread(lambda: remote.tier.load(entries.first_name("key49"), 20))
     eventually(lambda: gated.waiting == 4)
     remote.tier.close(5)
     with pytest.raises(ClosedError):

@@ -15,13 +15,6 @@ from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
 from tests.tier.sites import MIB, NewSite, Remote, Site
 
 
-def test_its_steps_can_be_watched(site: Site) -> None:
-    site.put("one", b"12345")
-    site.uploads.flush(20)
-    assert site.steps("one") == ["queued", "started", "done"]
-    assert [(event.direction, event.size) for event in site.events[-1:]] == [("upload", 5)]
-
-
 def test_a_listener_that_waits_for_uploads_fails_instead_of_hanging(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -25,9 +25,10 @@ from tests.tier.sites import MIB, NewSite, Remote, Site
 
 def test_a_failure_that_may_pass_is_tried_again_after_a_pause(site: Site, remote: Remote) -> None:
     remote.errors["one"] = [TransientError("reset")]
-    site.put("one")
+    site.put("one", b"12345")
     eventually(lambda: site.steps("one")[-1:] == ["done"])
     assert site.steps("one") == ["queued", "started", "retried", "started", "done"]
+    assert (site.events[-1].direction, site.events[-1].size) == ("upload", 5)
     assert [str(each) for each in site.problems] == ["reset"]
 
 

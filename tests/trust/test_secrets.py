@@ -107,19 +107,6 @@ async def test_a_proxy_that_cannot_be_read_is_not_repeated(
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
-def test_options_do_not_show_secrets() -> None:
-    options = S3Options(
-        "bucket",
-        access_key="key",
-        secret_key=SECRET,
-        session_token=SECRET,
-        sse="C",
-        sse_c_key=(SECRET * 9).encode()[:32],
-        proxy=f"http://user:{SECRET}@proxy",
-    )
-    assert SECRET not in repr(options) + options.url
-
-
 #: Secrets, and parts of them, as somebody may paste them; and what no message may have of each.
 PASTED = [
     (pasted, whole.rpartition(":")[2][10:30])

@@ -183,37 +183,17 @@ def test_a_process_that_claims_uploads_signs_nothing(tmp_path: Path) -> None:
     assert stored(store.inner).signatures == b""
 
 
-def test_revoking_takes_a_key_or_an_entry_back() -> None:
+def test_an_entry_is_used_until_its_key_or_its_digest_is_revoked() -> None:
+    """Also an older one: a signature says who made it, and not that it is the last."""
     store = MemoryStore()
     save(store, entry(), **writes())
+    assert read(store, **READS) == "remote"
     fingerprint = VerifyKey.parse(MAIN.public_text()).fingerprint
     digest = stored(store).digest.hex()
     for revoked in (fingerprint, digest, f"{'0' * 32},{digest.upper()}"):
         assert read(store, revoked=revoked, **READS) == "untrusted"
     with pytest.raises(ConfigError, match="32 or 64 hexadecimal digits"):
         read(store, revoked="abc", **READS)
-
-
-def test_an_older_entry_of_the_same_key_is_used_until_it_is_revoked() -> None:
-    """It is what that key's code was: a signature says who made it, and not that it is the last."""
-    old = signed(b"old")
-    assert read(old, **READS) == "remote"
-    assert read(old, **READS, revoked=stored(old).digest.hex()) == "untrusted"
-
-
-def test_an_older_entry_is_used_under_its_own_key_only() -> None:
-    store = MemoryStore()
-    asyncio.run(store.put(entries.first_name(OTHER), stored(signed(b"old")).data))
-    engine = open_engine(None, store, **READS)
-    assert outcome(engine, OTHER) == "corrupt"
-    engine.close()
-
-
-def signed(content: bytes) -> MemoryStore:
-    """A bucket with what a trusted machine has saved."""
-    store = MemoryStore()
-    save(store, entry(payload=content), **writes())
-    return store
 
 
 # -- who decides
