@@ -36,7 +36,7 @@ def summaries(events: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 def test_an_event_is_shown_where_a_profiler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """One inside of another with the same name is not; torch would end the wrong one."""
     monkeypatch.setattr(internals.trace_log.get(), "handlers", [])  # no trace, nor pytest's own
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         with internals.shown("s3cache.lookup", "aot") as about:
             about["key"] = "a1"
             with internals.shown("s3cache.lookup", "fx"):
