@@ -107,15 +107,16 @@ def _switching(to: int) -> Iterator[None]:
         yield
 
 
-_FILE = os.path.join(tempfile.gettempdir(), f"s3cache-asking-{os.getpid()}")
+def _file() -> str:
+    return os.path.join(tempfile.gettempdir(), f"s3cache-asking-{os.getpid()}")
 
 
 @contextlib.contextmanager
 def _with_file(to: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if to:
-            stack.enter_context(open(_FILE, "x", encoding="utf-8"))
-            stack.callback(os.unlink, _FILE)
+            stack.enter_context(open(_file(), "x", encoding="utf-8"))
+            stack.callback(os.unlink, _file())
         yield
 
 
@@ -140,7 +141,7 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
     "a context variable": (_variable.get, _context),
     "a thread's own value": (lambda: getattr(_own, "to", 0), _set(_own, "to", 0, 1)),
     "the interpreter": (lambda: sys.getswitchinterval() > 0.01, _switching),
-    "a file": (lambda: os.path.exists(_FILE), _with_file),
+    "a file": (lambda: os.path.exists(_file()), _with_file),
     "copyreg": (
         lambda: _Place in copyreg.dispatch_table,
         lambda to: patch.dict(copyreg.dispatch_table, {_Place: str} if to else {}),
