@@ -231,6 +231,11 @@ class Uploads:
                 await self._until(lambda: self._is_idle() or (self._pause and not self._active))
                 return
             self._start_tasks()
+            begun = {*self._active}  # before the flush; if they are refused, they are tried again
+            await self._until(lambda: begun.isdisjoint(self._active))
+            self._refused -= begun
+            self._given_back -= begun
+            self._wake()
             while await self._adopt_some():
                 pass
         finally:

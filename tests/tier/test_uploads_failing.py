@@ -262,6 +262,25 @@ def test_what_was_adopted_and_refused_is_tried_again_with_the_next_flush(
     assert [*remote.objects] == ["0"]
 
 
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_a_flush_tries_again_what_was_under_way_and_is_refused(
+    is_adopted: bool, tmp_path: Path, site: Site, remote: Remote
+) -> None:
+    """Its attempt began before the flush, and so before what was wrong was put right."""
+    remote.is_open, remote.errors = False, {"0": [AccessDeniedError("no")]}
+    if is_adopted:
+        left_behind(tmp_path, 1)
+        site.uploads.start()
+    else:
+        site.put("0")
+    eventually(lambda: remote.waiting == {"0"})
+    flushed = in_thread(lambda: site.uploads.flush(20))
+    time.sleep(0.1)  # it has begun
+    remote.is_open = True
+    assert flushed().complete
+    assert [*remote.objects] == ["0"]
+
+
 # -- without threads
 
 _NO_THREADS = """
