@@ -58,7 +58,7 @@ def check_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-        told = message_from_string(archive.read(metadata).decode())
+        seen = message_from_string(archive.read(metadata).decode())
         for name, page in PAGES.items():
             assert archive.read(name) == page.read_bytes(), name
     package = {
@@ -71,12 +71,12 @@ def check_wheel(wheel: Path) -> None:
     assert held == expected, held ^ expected
     assert "s3cache/py.typed" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names), "the licence is not there"
-    assert told["Name"] == NAME
-    assert f"-{told['Version']}-" in wheel.name
+    assert seen["Name"] == NAME
+    assert f"-{seen['Version']}-" in wheel.name
     # What is called s3cache on the index is another project's.
-    asked = [text for text in told.get_all("Requires-Dist") or [] if re.match(r"s3cache\b", text)]
+    asked = [text for text in seen.get_all("Requires-Dist") or [] if re.match(r"s3cache\b", text)]
     assert not asked, asked
-    assert told["Description-Content-Type"].startswith("text/markdown")
+    assert seen["Description-Content-Type"].startswith("text/markdown")
     print(f"{wheel.name}: {len(package)} files, as in the checkout")
 
 
@@ -90,14 +90,14 @@ def check_page() -> None:
         stdout=subprocess.PIPE,
         check=True,
     )
-    told = json.loads(done.stdout)
-    links = re.findall(r"\]\(([^)\s]+)\)", told["readme"]["text"])
-    tag = f"v{told['version']}"
+    seen = json.loads(done.stdout)
+    links = re.findall(r"\]\(([^)\s]+)\)", seen["readme"]["text"])
+    tag = f"v{seen['version']}"
     assert f"{url}/raw/{tag}/docs/benchmarks/warm_start.svg" in links
     assert f"{url}/blob/{tag}/docs/threat-model.md" in links
     relative = [link for link in links if not link.startswith(("https://", "#"))]
     assert not relative, relative
-    assert told["urls"]["Source"] == url
+    assert seen["urls"]["Source"] == url
     print(f"README: {len(links)} links, none of them relative")
 
 

@@ -228,12 +228,12 @@ def test_adoption(root: Path, remote: Counting, fault: Fault) -> None:
     dead.put_pending("left/1", b"x")
     dead.put_pending("left/2", b"x")
     dead.close()
-    heir = DiskTier(root, namespace="one", max_bytes=1 << 20, max_files=100)
+    successor = DiskTier(root, namespace="one", max_bytes=1 << 20, max_files=100)
     adopted: list[str] = []
     with failing(fault, root), contextlib.suppress(Exception):
-        adopted = heir.adopt()
-    assert sorted(adopted) == sorted(heir.pending())
-    heir.close()
+        adopted = successor.adopt()
+    assert sorted(adopted) == sorted(successor.pending())
+    successor.close()
     last = DiskTier(root, namespace="one", max_bytes=1 << 20, max_files=100)
     assert sorted(last.adopt()) == ["left/1", "left/2"]
     assert last.get("left/1") == last.get("left/2") == b"x"

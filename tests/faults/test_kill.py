@@ -30,7 +30,7 @@ def all_arrived(machine: Machine, expected: list[str]) -> None:
 
 
 def test_what_killed_processes_acknowledged_arrives(proxy: Proxy, new_machine: NewMachine) -> None:
-    """kill -9, two uploaders at a time, each pair heir to those before: nothing is lost."""
+    """kill -9, two uploaders at a time, each pair successor to those before: nothing is lost."""
     chance = random.Random(1)
     machine = new_machine(endpoint_url=proxy.url, **QUICK)
     proxy.link = Link(bytes_per_s=150_000)
@@ -96,8 +96,8 @@ def test_two_heirs_upload_each_entry_once(proxy: Proxy, new_machine: NewMachine)
     assert len(machine.pending()) == len(names)
 
     proxy.heal()
-    heirs = [machine.start(["flush"], events=True) for _ in range(2)]
-    lines = [line for heir in heirs for line in heir.finish()]
+    successors = [machine.start(["flush"], events=True) for _ in range(2)]
+    lines = [line for successor in successors for line in successor.finish()]
     done = Counter(line.split()[2] for line in lines if line.startswith("upload done"))
     assert set(done.values()) == {1}
     assert len(done) == len(names)

@@ -60,7 +60,7 @@ NO_MEMORY = """
             held.append(bytes(size))  # what is free below the limit
         except MemoryError:
             size //= 2
-    told, losses = {"lookups": [], "saves": []}, []
+    seen, losses = {"lookups": [], "saves": []}, []
 
     def train():
         losses.append(sum(0.1 * each for each in range(1000)))
@@ -74,22 +74,22 @@ NO_MEMORY = """
         return str(result.reason)
 
     for key in others:
-        told["lookups"].append(outcome(cache.lookup(key)))
+        seen["lookups"].append(outcome(cache.lookup(key)))
         train()
     for key, data in [*whole.items()]:
-        told["saves"].append(outcome(cache.save(key, data)))
+        seen["saves"].append(outcome(cache.save(key, data)))
         train()
     cache.flush(1)
-    told["trained"] = len(losses) == len(others) + len(ours) and len({*losses}) == 1
+    seen["trained"] = len(losses) == len(others) + len(ours) and len({*losses}) == 1
 
     del held
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     whole.update({key: entry(key, size) for key, size in there.items()})
-    told["after"] = [outcome(cache.lookup(key)) for key in there]
-    told["again"] = [outcome(cache.save(key, whole[key])) for key in ours]
-    told["found"] = [outcome(cache.lookup(key)) for key in ours]
-    told["remaining"] = cache.flush(200).remaining
-    print(json.dumps(told), flush=True)
+    seen["after"] = [outcome(cache.lookup(key)) for key in there]
+    seen["again"] = [outcome(cache.save(key, whole[key])) for key in ours]
+    seen["found"] = [outcome(cache.lookup(key)) for key in ours]
+    seen["remaining"] = cache.flush(200).remaining
+    print(json.dumps(seen), flush=True)
     """
 
 
@@ -100,7 +100,7 @@ def test_without_memory_all_goes_on(new_machine: NewMachine, left: int) -> None:
     new_machine().run(["save", THERE, LARGE], ["flush", LONG_S])
     machine = new_machine(lookup_timeout_s=LONG_S, exit_timeout_s=5.0, breaker_failures=1)
     sizes = {**dict.fromkeys(OURS, LARGE), **dict.fromkeys(LITTLE, SMALL)}
-    told, _ = run(
+    seen, _ = run(
         NO_MEMORY,
         machine,
         dict.fromkeys(THERE, LARGE),
@@ -110,13 +110,13 @@ def test_without_memory_all_goes_on(new_machine: NewMachine, left: int) -> None:
         MALLOC_ARENA_MAX="1",
         MALLOC_MMAP_THRESHOLD_=str(MIB // 2),
     )
-    assert told["lookups"] == ["machine"] * (len(THERE) - 1)
-    assert {*told["saves"]} <= {"durable", "in memory", "machine"}
-    assert told["trained"]
-    assert told["after"] == ["hit"] * len(THERE)
-    assert told["again"] == ["durable"] * len(sizes)
-    assert told["found"] == ["hit"] * len(sizes)
-    assert told["remaining"] == 0
+    assert seen["lookups"] == ["machine"] * (len(THERE) - 1)
+    assert {*seen["saves"]} <= {"durable", "in memory", "machine"}
+    assert seen["trained"]
+    assert seen["after"] == ["hit"] * len(THERE)
+    assert seen["again"] == ["durable"] * len(sizes)
+    assert seen["found"] == ["hit"] * len(sizes)
+    assert seen["remaining"] == 0
     lines = new_machine(lookup_timeout_s=LONG_S).run(["check", [*THERE, *sizes]])
     assert [line.split()[0] for line in lines] == ["hit"] * (len(THERE) + len(sizes))
 
@@ -142,14 +142,14 @@ NO_DESCRIPTORS = """
     saved = {key: cache.save(key, data) for key, data in entries.items()}
     found = {key: cache.lookup(key) for key in there[1:]}
     report = cache.flush(2)
-    told = {
+    seen = {
         "durable": [key for key, each in saved.items() if isinstance(each, Saved) and each.durable],
         "in memory": sum(isinstance(each, Saved) and not each.durable for each in saved.values()),
         "refused": [str(each.reason) for each in saved.values() if not isinstance(each, Saved)],
         "lookups": [str(getattr(each, "reason", "hit")) for each in found.values()],
         "remaining": report.remaining,
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(seen), flush=True)
     """
 
 
@@ -157,8 +157,8 @@ def test_without_a_descriptor_to_be_had_all_goes_on(new_machine: NewMachine) -> 
     """Lookups say what is wanting, saves wait in memory, and the process ends well."""
     new_machine().run(["save", THERE, SMALL], ["flush", LONG_S])
     machine = new_machine(lookup_timeout_s=LONG_S, exit_timeout_s=2.0)
-    told, said = run(NO_DESCRIPTORS, machine, THERE, LITTLE, SMALL)
-    assert told == {
+    seen, said = run(NO_DESCRIPTORS, machine, THERE, LITTLE, SMALL)
+    assert seen == {
         "durable": [],
         "in memory": len(LITTLE),
         "refused": [],

@@ -6,7 +6,7 @@ Each program runs six times: twice without s3cache, on one disk; twice with it o
 turned on by ``python -m s3cache run`` and once by two lines of code; and on two empty machines, by
 ``run`` and by ``S3CACHE_URL`` alone. ``--quick`` leaves out second processes, and one of these two
 machines. What is done is kept in the folder: run again, it goes on where it was ended; delete it to
-begin anew. Ends with 1 where any program does not start warm.
+begin again. Ends with 1 where any program does not start warm.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _kept(folder: Path, name: str, runs: Collection[str]) -> dict[str, Any]:
             with tempfile.TemporaryDirectory(dir=folder) as root:
                 ran = run_program(Path(root), name, program, runs, headers=folder / "compiler")
                 for what, trial in ran:
-                    told = {each: count for each, count in trial.items() if each != "losses"}
-                    print(f"  {what}: {told}", flush=True)
+                    seen = {each: count for each, count in trial.items() if each != "losses"}
+                    print(f"  {what}: {seen}", flush=True)
                     found["trials"][what] = trial
         except PackageNotFoundError as exc:
             return {"skipped": f"skipped: {exc.name} does not install on this Python"}

@@ -129,7 +129,7 @@ def test_torchs_own_in_anothers_place_is_in_the_key(
     assert key_of() == plain
 
 
-def test_what_torch_makes_anew_of_its_own_is_not_in_the_key(
+def test_what_torch_makes_again_of_its_own_is_not_in_the_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It keeps Dynamo out of some, and others it only takes apart and puts together again."""

@@ -217,7 +217,7 @@ def test_a_key_does_not_ask_for_torchs_backends(tmp_path: Path) -> None:
     assert run_script(_KEYS, tmp_path).stdout.split() == ["True", "0", "True"]
 
 
-def test_a_pass_of_a_backend_is_told_with_its_device() -> None:
+def test_a_pass_of_a_backend_is_reported_with_its_device() -> None:
     """torch's own key has one and the same for a pass of one device and of another."""
     devices = list(common.custom_backend_passes)
     passes: list[str | None] = [None] * len(devices)

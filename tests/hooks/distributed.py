@@ -141,13 +141,13 @@ def without_each_entry(remote: str, scratch: str) -> dict[str, Any]:
 
 def two_ranks(machine: Machine, kind: str, url: str, *options: str) -> list[dict[str, Any]]:
     """What both say who run this module, with a time-out."""
-    told = machine.root / "told"
-    told.mkdir(parents=True, exist_ok=True)
+    noted = machine.root / "noted"
+    noted.mkdir(parents=True, exist_ok=True)
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    job = ("tests.hooks.distributed", kind, url, str(told), *options)
+    job = ("tests.hooks.distributed", kind, url, str(noted), *options)
     done = machine.start("-m", *torchrun, "-m", *job)
     assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((told / f"{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((noted / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 def _data_parallel() -> Callable[[Any], Any]:
@@ -209,8 +209,8 @@ def _one_rank(kind: str, url: str, directory: str, *options: str) -> None:
             loss.backward()
             losses.append(loss.item())
         assert not cache.flush(60).remaining
-        told = {"losses": losses, **account(cache)}
-    Path(directory, f"{dist.get_rank()}.json").write_text(json.dumps(told))
+        noted = {"losses": losses, **account(cache)}
+    Path(directory, f"{dist.get_rank()}.json").write_text(json.dumps(noted))
     dist.barrier()
     dist.destroy_process_group()
 

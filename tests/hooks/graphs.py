@@ -17,7 +17,7 @@ ENTRIES = ("no pickle", "another type", "raises", "bad guards", "bad backward")
 
 
 def compile_one(name: str) -> bool:
-    """Compile the graph that ``name`` stands for anew; whether it does as eager does."""
+    """Compile the graph that ``name`` stands for again; whether it does as eager does."""
     import torch
 
     if name not in KERNELS:

@@ -37,15 +37,15 @@ def backwards(remote: str, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Of a step, ``casts`` is a setting at its backward, ``fault`` what fails then, ``kept`` is for
     two backwards, and ``options`` for some of ``torch.compile``'s.
     """
-    told: list[str] = []
+    seen: list[str] = []
     logger = logging.getLogger("s3cache")
     logger.setLevel(logging.INFO)
     handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     found = []
     for number, step in enumerate(steps):
-        told.clear()
+        seen.clear()
         site = step.pop("site")
         with machine_here(f"{remote}/{site}?create=1", f"{number}") as cache:
             grad = _step(**step)
@@ -54,8 +54,8 @@ def backwards(remote: str, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         found.append(
             {
                 "grad": grad,
-                "anew": sum("lowered again, under" in line for line in told),
-                "uncompiled": sum("runs uncompiled" in line for line in told),
+                "again": sum("lowered again, under" in line for line in seen),
+                "uncompiled": sum("runs uncompiled" in line for line in seen),
                 "hits": sum(counts["hits"].values()),
                 "second level hits": counts["inductor"].get("fxgraph_cache_hit", 0),
                 "saved": counts["saved"],

@@ -23,7 +23,7 @@ def opaque(x: Any) -> Any:
 
 
 def compiled(size: int, function: Any = product, grad: bool = False) -> bool:
-    """Compile ``function`` anew for matrices of ``size``; whether it does as eager does."""
+    """Compile ``function`` again for matrices of ``size``; whether it does as eager does."""
     import torch
 
     torch._dynamo.reset()
@@ -236,10 +236,10 @@ def artifacts(url: str) -> list[dict[str, Any]]:
         assert compiled(9)
         saved = torch.compiler.save_cache_artifacts()
         assert saved is not None
-        told = {**account(cache), "artifacts": len(saved[1].aot_autograd_artifacts)}
+        seen = {**account(cache), "artifacts": len(saved[1].aot_autograd_artifacts)}
     with machine_here("memory://empty", "third") as cache:
         loaded = torch.compiler.load_cache_artifacts(saved[0])
         assert loaded is not None
         assert compiled(8)
         assert compiled(9)
-        return [told, {**account(cache), "artifacts": len(loaded.aot_autograd_artifacts)}]
+        return [seen, {**account(cache), "artifacts": len(loaded.aot_autograd_artifacts)}]

@@ -17,15 +17,15 @@ from tests.support.sites import Machine, Site
 pytestmark = pytest.mark.timeout(900)
 
 
-def _told(machine: Machine, program: str, **variables: str) -> Any:
+def _account_of(machine: Machine, program: str, **variables: str) -> Any:
     """What a program prints last, as JSON; it has to end well."""
     script = machine.root / "program.py"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(program)
     done = machine.start(str(script), **variables)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    return {**told, "stderr": done.stderr} if isinstance(told, dict) else told
+    seen = json.loads(done.stdout.splitlines()[-1])
+    return {**seen, "stderr": done.stderr} if isinstance(seen, dict) else seen
 
 
 # -- what it costs
@@ -51,9 +51,9 @@ def test_without_a_url_importing_torch_costs_one_small_file(
     site: Site, variables: dict[str, str]
 ) -> None:
     """``import torch`` imports one small file, and nothing of s3cache."""
-    told = _told(site.machine("one"), _COST, **variables)
-    assert told["modules"] == ["_s3cache_autoload"]
-    assert told["alone"] == ["_s3cache_autoload"]  # nor what others would have to import for it
+    seen = _account_of(site.machine("one"), _COST, **variables)
+    assert seen["modules"] == ["_s3cache_autoload"]
+    assert seen["alone"] == ["_s3cache_autoload"]  # nor what others would have to import for it
 
 
 # -- programs that say nothing of s3cache
@@ -71,11 +71,11 @@ print(json.dumps({"light": light, **counters["aot_autograd"]}))
 
 
 def test_a_program_shares_what_it_compiles(site: Site) -> None:
-    told = _told(site.machine("one"), _SILENT, S3CACHE_URL=site.url)
-    assert told["light"]
-    assert told["autograd_cache_saved"] == 1
+    seen = _account_of(site.machine("one"), _SILENT, S3CACHE_URL=site.url)
+    assert seen["light"]
+    assert seen["autograd_cache_saved"] == 1
     # A CUDA build of torch warns where there is none.
-    lines = [each for each in told["stderr"].splitlines() if "No CUDA runtime" not in each]
+    lines = [each for each in seen["stderr"].splitlines() if "No CUDA runtime" not in each]
     assert lines == []
     assert len(site.entries()) == 1  # uploaded, though nobody has waited for it
 
@@ -83,9 +83,9 @@ def test_a_program_shares_what_it_compiles(site: Site) -> None:
 @slow
 def test_without_a_url_the_switch_asks_for_the_local_tier(site: Site) -> None:
     machine = site.machine("one", S3CACHE_AUTOLOAD="1")
-    assert _told(machine, _SILENT)["autograd_cache_saved"] == 1
+    assert _account_of(machine, _SILENT)["autograd_cache_saved"] == 1
     elsewhere = {"TORCHINDUCTOR_CACHE_DIR": str(machine.root / "another")}
-    assert _told(machine, _SILENT, **elsewhere)["autograd_cache_hit"] == 1
+    assert _account_of(machine, _SILENT, **elsewhere)["autograd_cache_hit"] == 1
 
 
 # -- what the program, or the environment, says beside it wins
@@ -132,7 +132,7 @@ def test_each_choice_of_the_program_and_the_environment_wins(
     """Before ``import torch`` or after it; :func:`s3cache.active` asks for what is waiting."""
     program = _CHOICES.format(choice=(before, after))
     variables = {"S3CACHE_URL": "memory://one", **variables}
-    assert _told(site.machine("one"), program, **variables) == {**expected, "stderr": ""}
+    assert _account_of(site.machine("one"), program, **variables) == {**expected, "stderr": ""}
 
 
 # -- mistakes
@@ -156,20 +156,20 @@ print(json.dumps({"failed": failed}))
 @slow
 def test_a_mistake_is_one_warning(site: Site) -> None:
     """Whoever else asks for the same, as a backend does; and everything compiles."""
-    told = _told(site.machine("one", S3CACHE_URL="ftp://x"), _MISTAKEN)
-    assert told["failed"] == []
-    assert told["stderr"].count("s3cache: not enabled") == 1
-    assert told["stderr"].count("scheme 'ftp': is not known") == 1
-    assert "Traceback" not in told["stderr"]
+    seen = _account_of(site.machine("one", S3CACHE_URL="ftp://x"), _MISTAKEN)
+    assert seen["failed"] == []
+    assert seen["stderr"].count("s3cache: not enabled") == 1
+    assert seen["stderr"].count("scheme 'ftp': is not known") == 1
+    assert "Traceback" not in seen["stderr"]
 
 
 @slow
 def test_strict_raises_where_the_program_first_compiles(site: Site) -> None:
     """Never out of ``import torch``, which would give another error for it."""
     machine = site.machine("one", S3CACHE_URL="ftp://x", S3CACHE_STRICT="1")
-    told = _told(machine, _MISTAKEN)
-    assert "scheme 'ftp': is not known" in told["failed"][0]
-    assert told["stderr"] == ""
+    seen = _account_of(machine, _MISTAKEN)
+    assert "scheme 'ftp': is not known" in seen["failed"][0]
+    assert seen["stderr"] == ""
 
 
 # -- what is registered between torch and the first compile

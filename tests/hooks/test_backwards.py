@@ -43,7 +43,7 @@ def test_a_backward_is_lowered_under_the_settings_of_its_own_program(site: Site)
     found: dict[str, Any] = dict(zip(names, ran, strict=True))
 
     def came_to(name: str) -> tuple[int, int, int]:
-        return found[name]["hits"], found[name]["anew"], found[name]["uncompiled"]
+        return found[name]["hits"], found[name]["again"], found[name]["uncompiled"]
 
     assert found["strict"]["grad"] != found["first"]["grad"]
     assert found["first"]["saved"] == 1

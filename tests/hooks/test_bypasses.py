@@ -1,4 +1,4 @@
-"""A graph that is not cached is told once for each kind of reason, with a way out that works."""
+"""A graph that is not cached is logged once for each kind of reason, with a way out that works."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ pytestmark = pytest.mark.timeout(900)
 
 @slow
 def test_the_first_of_a_kind_is_a_warning_and_its_line_when_pasted_works(site: Site) -> None:
-    """The second one is told at INFO; after what the warning says, the same graph is cached."""
+    """The second one is logged at INFO; after what the warning says, the same graph is cached."""
     ran = site.machine("one").run("test_bypasses:ways_out", site.url)
     assert ran.pop("stderr").count("Traceback") == 0
     assert len(ran) == 5
-    for code, told in ran.items():
-        assert told["levels"] == ["WARNING", "INFO"], code
-        assert told["lines"] == 2, code  # the way out, and where to read on
-        assert told["before"] == [{code: 2}, 0]
-        assert told["after"] == [{code: 2}, 1]
+    for code, seen in ran.items():
+        assert seen["levels"] == ["WARNING", "INFO"], code
+        assert seen["lines"] == 2, code  # the way out, and where to read on
+        assert seen["before"] == [{code: 2}, 0]
+        assert seen["after"] == [{code: 2}, 1]
 
 
 def test_each_function_is_named_with_its_fix_and_no_message_is_long(
@@ -127,7 +127,7 @@ def _run(function: Callable[[Any], Any], x: Any, grad: bool) -> None:
 
 
 def ways_out(url: str) -> dict[str, Any]:
-    """For each code: how often and at which level it was told, and whether its way out works."""
+    """For each code: how often and at which level it was logged, and whether its way out works."""
     records: list[logging.LogRecord] = []
 
     class Handler(logging.Handler):
@@ -146,18 +146,18 @@ def ways_out(url: str) -> dict[str, Any]:
             del records[:]
             for _ in range(2):
                 _run(function, x, grad)
-            told = [each for each in records if "not cached as a whole" in each.getMessage()]
+            seen = [each for each in records if "not cached as a whole" in each.getMessage()]
             before = cache.stats()
-            assert told, (code, before)
-            first, *lines = told[0].getMessage().splitlines()
+            assert seen, (code, before)
+            first, *lines = seen[0].getMessage().splitlines()
             assert f"as a whole ({code}): " in first
             exec(lines[0].strip(), {})  # as pasted into another file
             assert lines[-1].strip() == f"read on: s3cache explain {code}"
-            assert "read on" not in told[1].getMessage()
+            assert "read on" not in seen[1].getMessage()
             _run(function, x, grad)
             after = cache.stats()
         found[code] = {
-            "levels": [each.levelname for each in told],
+            "levels": [each.levelname for each in seen],
             "lines": len(lines),
             "before": [dict(before.bypass_reasons), before.saved],
             "after": [dict(after.bypass_reasons), after.saved],

@@ -34,9 +34,9 @@ def test_a_hit_runs_no_planted_file(site: Site) -> None:
     names = [path.relative_to(inductor) for path in inductor.rglob("*.py")]
     assert names
 
-    victim = site.machine("victim")
-    betrayed = plant(victim, names)
-    found = victim.run("fx_programs:at_both_levels", site.url, ["unknown"])
+    target = site.machine("target")
+    betrayed = plant(target, names)
+    found = target.run("fx_programs:at_both_levels", site.url, ["unknown"])
     assert found["trained"]["right"]
     assert (sum(found["trained"]["hits"].values()), found["trained"]["lowered"]) == (2, 0)
     way = found["ways"]["ways"]["unknown"]

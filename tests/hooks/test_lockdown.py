@@ -153,11 +153,11 @@ def test_no_other_user_can_exchange_what_torch_is_given(
             squatted.symlink_to(theirs)
         (theirs / "s3cache-policy").symlink_to(theirs)
 
-    victim = begun_as(VICTIM, use)
+    target = begun_as(VICTIM, use)
     os.read(ready[0], 1)
     as_user(ATTACKER, attack)
     os.write(go[1], b"x")
-    assert join_child(victim) == 0
+    assert join_child(target) == 0
     for fd in (*ready, *go):
         os.close(fd)
 

@@ -26,11 +26,11 @@ def learner(site: Site, name: str) -> Machine:
 
 
 def run(
-    site: Site, name: str, *told: tuple[str, list[int], dict[str, Any]]
+    site: Site, name: str, *seen: tuple[str, list[int], dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """What machines come to, all in one process: each begins with nothing of its own."""
     found: dict[str, dict[str, Any]] = site.machine(name).run(
-        "test_profiles:machines", site.url, told
+        "test_profiles:machines", site.url, seen
     )
     assert found.pop("stderr") is not None
     assert all(each["worst"] < 1e-5 for each in found.values())
@@ -113,10 +113,10 @@ def _difference(model: Any, compiled: Any, batch: int) -> float:
     return max(float((eager - ours).abs().max()) for eager, ours in pairs)
 
 
-def machines(url: str, told: list[tuple[str, list[int], dict[str, Any]]]) -> dict[str, Any]:
+def machines(url: str, seen: list[tuple[str, list[int], dict[str, Any]]]) -> dict[str, Any]:
     """Train on batches of these sizes, one after the other, on fresh machines by name."""
     found, lowered, started = {}, lowerings(), processes()
-    for name, batches, options in told:
+    for name, batches, options in seen:
         with machine_here(url, name, shape_profile=options.pop("profile", True)) as cache:
             lowered.clear()
             started.clear()

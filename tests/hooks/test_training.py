@@ -35,10 +35,10 @@ def test_losses_and_gradients_are_the_same_under_each_fault(site: Site) -> None:
     stderr = came_to.pop("stderr")
     last = came_to.pop("none")
     assert set(came_to) == set(FAULTS)
-    for name, told in came_to.items():
-        assert told["right"], (name, told, stderr)
-        assert told["seconds"] < LONGEST_S, (name, told)
-        assert sum(told["hits"].values()) == 0 or name == "no thread can start", (name, told)
+    for name, noted in came_to.items():
+        assert noted["right"], (name, noted, stderr)
+        assert noted["seconds"] < LONGEST_S, (name, noted)
+        assert sum(noted["hits"].values()) == 0 or name == "no thread can start", (name, noted)
     assert "machine" in came_to["there is no memory for the entry"]["misses"]
     # And what was damaged on the way is not what others get.
     assert sum(last["hits"].values()) == 1, last

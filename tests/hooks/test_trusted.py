@@ -64,7 +64,7 @@ class Betrayal:
 
 def planted(site: Site, tmp_path: Path, trace: Path) -> Machine:
     """A machine that has compiled before; all that torch has left there makes ``trace``."""
-    machine = site.machine("victim", S3CACHE_LOCAL="no", **JOB)
+    machine = site.machine("target", S3CACHE_LOCAL="no", **JOB)
     machine.run("test_trusted:waving", site.url)
     code = f"open({str(trace)!r}, 'w').close()\n".encode()
     library = _betraying_library(tmp_path, trace)
@@ -107,20 +107,20 @@ def test_a_signed_hit_runs_its_own_code_whatever_was_planted(site: Site, tmp_pat
     assert writer.run("test_trusted:waving", site.url)["saved"] == 1
     trace = tmp_path / "betrayed"
     evil = _betraying_library(tmp_path, trace)
-    victim = site.machine("victim", **TRUSTING)
+    target = site.machine("target", **TRUSTING)
     made = [path for path in writer.root.rglob("*") if path.suffix in (".py", ".so")]
     made = [path for path in made if "inductor" in path.parts]
     assert {path.suffix for path in made} == {".py", ".so"}
     for path in made:
-        there = victim.root / path.relative_to(writer.root)
+        there = target.root / path.relative_to(writer.root)
         there.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         code = f"open({str(trace)!r}, 'w').close()\n".encode()
         there.write_bytes(code if path.suffix == ".py" else evil)
     (remembered,) = writer.root.rglob("installation")
-    there = victim.root / remembered.relative_to(writer.root)
+    there = target.root / remembered.relative_to(writer.root)
     there.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     there.write_bytes(plain_betrayal(trace))
-    found = victim.run("test_trusted:waving", site.url)
+    found = target.run("test_trusted:waving", site.url)
     assert (found["hits"]["remote"], found["misses"]) == (1, {})
     assert not trace.exists()
 
@@ -136,10 +136,10 @@ def test_torchs_artifacts_of_others_run_nothing(site: Site, tmp_path: Path) -> N
     assert {"aot_autograd", "pgo"} <= set(kinds)
     nothing = f"file://{tmp_path}/nothing?create=1"
     bundling = {"TORCHINDUCTOR_BUNDLE_TRITON_INTO_FX_GRAPH_CACHE": "1", **JOB}
-    victim = site.machine("victim", **bundling, **TRUSTING)
-    assert victim.run("test_trusted:loaded", nothing, evil)["loaded"] == {}
-    assert victim.run("test_trusted:loaded", "", evil, S3CACHE_URL=nothing)["loaded"] == {}
-    found = victim.run("test_trusted:compiled", nothing, evil)
+    target = site.machine("target", **bundling, **TRUSTING)
+    assert target.run("test_trusted:loaded", nothing, evil)["loaded"] == {}
+    assert target.run("test_trusted:loaded", "", evil, S3CACHE_URL=nothing)["loaded"] == {}
+    found = target.run("test_trusted:compiled", nothing, evil)
     assert found["misses"] == {"absent": 1}
     assert not Path(trace).exists()
     run_carelessly(site.machine("careless", **bundling), "test_trusted:compiled", nothing, evil)
@@ -157,7 +157,7 @@ def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
         "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "1",
         **JOB,
     }
-    found = site.machine("victim", **remote, **TRUSTING).run(
+    found = site.machine("target", **remote, **TRUSTING).run(
         "test_trusted:redis", site.url, content
     )
     assert not trace.exists()

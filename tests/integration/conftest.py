@@ -1,4 +1,4 @@
-"""S3 servers in this process: moto, and one that answers what it is told to."""
+"""S3 servers in this process: moto, and one that answers what it is asked to."""
 
 from __future__ import annotations
 

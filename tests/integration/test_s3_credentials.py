@@ -1,4 +1,4 @@
-"""Credentials that are refused, expire or cannot be had: found anew, and never waited for."""
+"""Credentials that are refused, expire or cannot be had: found again, and never waited for."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ _SEEING: dict[str, Callable[[Tensor], Any]] = {
     "of a view from": lambda x: x.view(2, 3)[1].as_strided((2,), (1,), 6) + 1,
     "scatter": lambda x: torch.as_strided_scatter(x, torch.zeros(2), (2,), (1,), 5) + 1,
     **_WRITING,
-    "told": lambda x: x + x.storage_offset(),
+    "seen": lambda x: x + x.storage_offset(),
     "parts returned": lambda x: (x[2:], x.as_strided((2,), (1,), 5)),
     "diagonal": _diagonal,
 }

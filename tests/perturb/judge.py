@@ -31,7 +31,7 @@ class Verdicts:
     Attributes:
         counts: by family and verdict. ``miss``: another key. ``refused``: no key. ``right``: the
             same key, and the answer of eager mode. ``same``: the same key, as it has to be of a
-            program made anew. ``wrong``: the same key, and another answer. ``lost``: another key
+            program made again. ``wrong``: the same key, and another answer. ``lost``: another key
             of the same program, or none. ``broken``: torch itself raises, with nothing cached.
         right, wrong, lost, broken: which changes, and what happened.
     """

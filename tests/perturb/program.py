@@ -40,7 +40,7 @@ class Change:
         name: what exactly.
         base: the name of the base program.
         program: the changed one.
-        same: whether it is the base program made anew, so that it has to hit.
+        same: whether it is the base program made again, so that it has to hit.
     """
 
     family: str

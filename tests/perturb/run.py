@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     processor = (used.ru_utime + used.ru_stime) / 60
     again = sum(family.get("same", 0) for family in verdicts.counts.values())
     print(
-        f"{verdicts.judged - again} changes judged, and {again} programs made anew, "
+        f"{verdicts.judged - again} changes judged, and {again} programs made again, "
         f"in {took:.1f} minutes ({processor:.1f} of a processor)"
     )
     enough = options.families or verdicts.judged - again >= ENOUGH

@@ -90,7 +90,7 @@ class Scaled(torch.autograd.Function):
 
 
 class Told(torch.autograd.Function):
-    """What a context is told that is in neither graph, one thing for each bit."""
+    """What a context gets that is in neither graph, one thing for each bit."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -94,7 +94,7 @@ def complaints(account: Account) -> Iterator[str]:
 
 def table(account: Account, server: str, seed: int) -> str:
     counts, entries = account.counts, account.acknowledged
-    minutes, misses = f"{account.seconds / 60:.0f} minutes", _told(account.misses)
+    minutes, misses = f"{account.seconds / 60:.0f} minutes", _account_of(account.misses)
     lines = [
         f"{PROCESSES} processes, {MACHINES} machines, {server}, {minutes}, seed {seed}.",
         "",
@@ -110,7 +110,7 @@ def table(account: Account, server: str, seed: int) -> str:
             f"{account.p99_ms[kind]:,.0f} ms |"
             for kind in sorted(account.slowest_ms)
         ),
-        f"| what happened | {_told(account.happened)} |",
+        f"| what happened | {_account_of(account.happened)} |",
         *(
             f"| {_NAMES[each.what]}: early, late, most | {each.early:,.0f}, {each.late:,.0f}, "
             f"{each.most:,.0f} |"
@@ -129,7 +129,7 @@ _NAMES = {
 }
 
 
-def _told(counts: dict[str, int]) -> str:
+def _account_of(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items())) or "none"
 
 

@@ -41,7 +41,7 @@ def test_without_create_a_missing_root_is_an_error(root: Path) -> None:
 @pytest.mark.usefixtures("group_umask")
 @pytest.mark.parametrize("verb", ["write", "create", "read", "stat", "delete", "sweep", "walk"])
 def test_root_removed_at_any_moment(root: Path, verb: str) -> None:
-    """It is made anew, as private as before, or that is a clear error; the next call works."""
+    """It is made again, as private as before, or that is a clear error; the next call works."""
     for moment in itertools.count(1):
         directory = ObjectFiles(root)
         directory.write("old/key", b"old")

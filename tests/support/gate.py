@@ -1,4 +1,4 @@
-"""A gate before an S3 server: it lets requests through, or answers what it is told to."""
+"""A gate before an S3 server: it lets requests through, or answers what it is asked to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that behaves as badly as it is told to.
+"""A TCP proxy on loopback that behaves as badly as it is asked to.
 
 ::
 

@@ -1,4 +1,4 @@
-"""An S3 server in this process that answers what it is told to, and stores on it."""
+"""An S3 server in this process that answers what it is asked to, and stores on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores that do not do as told, and what is in a store."""
+"""Stores that do not do as asked, and what is in a store."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def variants(store: Store, key: str = KEY) -> set[str]:
 
 
 def put(store: Store, name: str, data: Buffer) -> None:
-    """Write an object behind the back of whoever has a cache over ``store``."""
+    """Write an object behind the back of a cache over ``store``."""
     asyncio.run(store.put(name, data))
 
 

@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class Remote:
-    """Where uploads go: closed it lets them wait, and it fails as often as it is told to."""
+    """Where uploads go: closed it lets them wait, and it fails as often as it is asked to."""
 
     def __init__(self) -> None:
         self.is_open = True

@@ -223,9 +223,9 @@ def test_a_process_without_the_right_to_write_tries_a_few_and_leaves_all(
     left_behind(tmp_path, 30)
     assert site.uploads.flush(20).remaining == 0
     assert len(site.problems) <= 8  # its concurrency, or twice that
-    heir = DiskTier(tmp_path / "tier", namespace="ns", max_bytes=256 * MIB, max_files=10_000)
-    eventually(lambda: heir.adopt() == [] and len(heir.pending()) == 30)
-    heir.close()
+    successor = DiskTier(tmp_path / "tier", namespace="ns", max_bytes=256 * MIB, max_files=10_000)
+    eventually(lambda: successor.adopt() == [] and len(successor.pending()) == 30)
+    successor.close()
 
 
 @pytest.mark.parametrize(
@@ -246,9 +246,9 @@ def test_what_others_left_and_cannot_be_uploaded_here_holds_up_no_other(
     site.put("20", b"fresh")  # saved here as well: it is ours now
     assert site.uploads.flush(20).complete
     assert remote.objects["20"] == b"fresh"
-    heir = DiskTier(tmp_path / "tier", namespace="ns", max_bytes=256 * MIB, max_files=10_000)
-    eventually(lambda: heir.adopt() == [] and len(heir.pending()) == 29)
-    heir.close()
+    successor = DiskTier(tmp_path / "tier", namespace="ns", max_bytes=256 * MIB, max_files=10_000)
+    eventually(lambda: successor.adopt() == [] and len(successor.pending()) == 29)
+    successor.close()
 
 
 def test_what_was_adopted_and_refused_is_tried_again_with_the_next_flush(

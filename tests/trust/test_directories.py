@@ -40,10 +40,10 @@ def test_a_root_that_is_moved_and_replaced_by_a_link_leads_nowhere(
     assert sorted(tier.pending()) == ["new", "old"]
     tier.close()
     assert os.listdir(tmp_path / "elsewhere") == []
-    heir = DiskTier(tmp_path / "moved", max_bytes=1 << 20, max_files=4)
-    assert sorted(heir.adopt()) == ["new", "old"]
-    assert heir.usage().files == len([*heir.objects()]) <= 4
-    heir.close()
+    successor = DiskTier(tmp_path / "moved", max_bytes=1 << 20, max_files=4)
+    assert sorted(successor.adopt()) == ["new", "old"]
+    assert successor.usage().files == len([*successor.objects()]) <= 4
+    successor.close()
 
 
 @pytest.mark.parametrize("depth", ["objects", "objects/one+/two+"])

@@ -99,7 +99,7 @@ def test_nothing_is_asked_of_the_disk_on_the_callers_thread(tmp_path: Path) -> N
 def test_nothing_that_is_done_on_a_frozen_disk_takes_long(
     disk: FreezableDisk, operation: str
 ) -> None:
-    """One call waits, the others are told at once; thawed, what was begun is done."""
+    """One call waits, the others get their error at once; thawed, what was begun is done."""
     tier = DiskTier(disk.path / operation, max_bytes=1 << 20, max_files=100)
     for name in ("old", "late"):
         tier.put_pending(name, b"x")

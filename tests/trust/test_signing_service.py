@@ -21,7 +21,7 @@ SHARED = generate("ci-main", Algorithm.HMAC_SHA256)
 
 
 class Service:
-    """Signs, or does what it is told instead."""
+    """Signs, or does what it is asked to instead."""
 
     name = MAIN.name
 

@@ -64,7 +64,7 @@ def answers(executor: DeadlineExecutor) -> bool:
 def test_what_hangs_for_ever_does_not_keep_the_others_away_for_ever(
     hang: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a server that was mounted anew: it is tried again now and then."""
+    """As on a server that was mounted again: it is tried again now and then."""
     monkeypatch.setattr(module, "PROBE_AFTER_S", 0.1)
     executor = DeadlineExecutor("a disk")
     give_up(executor, hang.wait)

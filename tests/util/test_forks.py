@@ -76,7 +76,7 @@ def test_nothing_undivided_begins_while_somebody_forks() -> None:
     assert (done.stdout.strip(), done.stderr) == ("50", "")
 
 
-def test_what_belongs_to_a_process_is_made_anew_in_the_order_it_was_made() -> None:
+def test_what_belongs_to_a_process_is_made_again_in_the_order_it_was_made() -> None:
     """Also behind something that fails; what is gone is not asked."""
     done = run_script(
         """
