@@ -45,6 +45,8 @@ from s3cache.util.threads import DeadlineExecutor, close_unshared, open_unshared
 _T = TypeVar("_T")
 
 _SWEPT_AFTER_S = 3_600.0
+# A directory of more names is drawn from: not that of the few places that share a local tier.
+_MANY_NAMES = 64
 
 # The time limit of a FileStore, in those of a local disk, and a second more for so many bytes.
 _TIMES_AS_LONG = 3
@@ -295,13 +297,13 @@ class ObjectFiles:
                 return ObjectInfo(key, status.st_size, status.st_mtime)
         return None
 
-    def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield every object with a key below ``prefix``; not all that are deleted meanwhile."""
+    def walk(self, prefix: str = "", *, one_in: int = 1) -> Iterator[ObjectInfo]:
+        """Yield all objects below ``prefix``; of directories of many names, one in ``one_in``."""
         above, slash, _ = prefix.rpartition("/")
         if above and not is_key(above):
             return
         with os_errors("list", self.url, prefix), _absent_is_fine():
-            yield from _walk(self.directory(*_parents(above + slash)), above + slash, prefix)
+            yield from _walk(self.directory(*_parents(prefix)), above + slash, prefix, one_in)
 
     # -- writing
 
@@ -369,12 +371,11 @@ class ObjectFiles:
         """Remove what killed writers left in staging."""
         with os_errors("sweep", self.url), _absent_is_fine():
             directory = self.directory("staging")
-            with directory.scan() as entries:
-                for entry in entries:
-                    with _absent_is_fine():
-                        age_s = time.time() - entry.stat(follow_symlinks=False).st_mtime
-                        if age_s > _SWEPT_AFTER_S:
-                            os.unlink(entry.name, dir_fd=directory.fd)
+            for name in directory.names():
+                with _absent_is_fine():
+                    status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+                    if time.time() - status.st_mtime > _SWEPT_AFTER_S:
+                        os.unlink(name, dir_fd=directory.fd)
 
 
 class Staged(NamedTuple):
@@ -397,17 +398,18 @@ def _parents(key: str) -> list[str]:
     return ["objects", *(f"{parent}+" for parent in key.split("/")[:-1])]
 
 
-def _walk(directory: Directory, done: str, prefix: str) -> Iterator[ObjectInfo]:
-    """Yield the objects in the directory with keys that begin with ``done``."""
-    with _absent_is_fine(), directory.scan() as entries:
-        for entry in entries:
-            name = entry.name
+def _walk(directory: Directory, done: str, prefix: str, one_in: int) -> Iterator[ObjectInfo]:
+    """Yield objects in a directory, where keys begin with ``done``; not all that go meanwhile."""
+    with _absent_is_fine():
+        names = directory.names()
+        if len(names) > _MANY_NAMES:
+            names = names[secrets.randbelow(one_in) :: one_in]
+        for name in names:
             key = done + (f"{name[:-1]}/" if name.endswith("+") else name)
-            if key.endswith("/") and (key.startswith(prefix) or prefix.startswith(key)):
-                with _absent_is_fine(), contextlib.suppress(ConfigError):  # gone, or not ours
-                    yield from _walk(directory.enter(name), key, prefix)
-            elif key.startswith(prefix) and is_key(key):
-                with _absent_is_fine():
+            with _absent_is_fine(), contextlib.suppress(ConfigError):  # gone, or not ours
+                if key.endswith("/") and (key.startswith(prefix) or prefix.startswith(key)):
+                    yield from _walk(directory.enter(name), key, prefix, one_in)
+                elif key.startswith(prefix) and is_key(key):
                     status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
                     if _is_object(status):
                         yield ObjectInfo(key, status.st_size, status.st_mtime)

@@ -5,11 +5,13 @@ Beside ``objects/`` and ``staging/`` (see :class:`~s3cache.store.ObjectFiles`), 
     usage               how much is in objects/; the lock on every change
     pending/            what is not uploaded yet, see s3cache.tier._pending
 
-The file ``usage`` holds one record (little-endian), ``exact:? bytes:i64 files:i64``. A writer locks
-the file, marks the record as inexact, changes the directory, and writes the record again. A process
-that takes the lock and sees no exact record, as after a kill, counts the files.
+The file ``usage`` holds one record (little-endian), ``exact:? counted:i64 bytes:i64 files:i64``. A
+writer locks the file, marks the record as inexact, changes the directory, and writes the record
+again. A process that takes the lock and sees no exact record, as after a kill, counts the files.
+What is changed by hand is seen when it is full and was last counted a day ago.
 
-The modification time of an object is its last use, and the oldest go first.
+The modification time of an object is its last use, and the oldest go first. Others wait for the
+writer that makes room: of many objects it looks at some, and evicts the oldest of these.
 """
 
 from __future__ import annotations
@@ -55,9 +57,14 @@ _BYTES_A_SECOND = 32 << 20
 # A call that looks at all objects, for which no lookup or save waits, may take this much more.
 _SCAN_S = 120.0
 LOCK_TIMEOUT_S = 4.0
-_RECORD, _INEXACT = struct.Struct("<?qq"), b"\0"
+_RECORD, _INEXACT = struct.Struct("<?qqq"), b"\0"
+_COUNTED_EVERY_S = 86_400
 # A writer that finds no room evicts down to this fraction of a bound: the next ones find some.
 _LOW_WATER = 0.90
+# ... but not many more than it needs, as others wait. It looks at some 250 objects first, at some
+# 4,000 where the oldest quarter of these does not suffice, and at all of them last.
+_EVICTED_OF_SOME, _EVICTED_OF_ALL = 16, 512
+_LOOKED_AT, _OLD_PART = (256, 4096), 4
 
 
 def _in_time(method: _F) -> _F:
@@ -147,7 +154,7 @@ class DiskTier:
                 record = os.pread(fd, _RECORD.size + 1, 0)
                 exact, *counts = _RECORD.unpack(record) if len(record) == _RECORD.size else [False]
                 if exact and min(counts) >= 0:
-                    self._usage = Usage(*counts)
+                    self._counted, self._usage = counts[0], Usage(*counts[1:])
                 else:
                     self._count()
                 yield
@@ -158,14 +165,15 @@ class DiskTier:
 
     def _count(self) -> list[ObjectInfo]:
         """Correct the usage by looking at all objects; return them, the oldest first."""
-        objects = sorted(self._files.walk(), key=lambda info: info.modified)
-        self._usage = _usage_of(objects)
+        objects = sorted(self._files.walk(), key=_last_use)
+        self._counted, self._usage = int(time.time()), _usage_of(objects)
         os.ftruncate(self._fd, _RECORD.size)
         self._write_usage()
         return objects
 
     def _write_usage(self) -> None:
-        os.pwrite(self._fd, _RECORD.pack(True, self._usage.bytes, self._usage.files), 0)
+        record = _RECORD.pack(True, self._counted, self._usage.bytes, self._usage.files)
+        os.pwrite(self._fd, record, 0)
 
     @contextlib.contextmanager
     def _changing(self, growth: Usage) -> Iterator[None]:
@@ -277,6 +285,15 @@ class DiskTier:
         if self._fits(self._usage + growth):
             return
         pinned = {*self._pending.all_pending(), key}
+        is_recent = time.time() - self._counted < _COUNTED_EVERY_S
+        for number in _LOOKED_AT if is_recent else ():
+            if (one_in := self._usage.files // number) > 1:
+                some = sorted(self._files.walk(one_in=one_in), key=_last_use)
+                oldest = some[: len(some) // _OLD_PART]
+                candidates = [info for info in oldest if info.key not in pinned]
+                if self._fits(self._usage - _usage_of(candidates) + growth):
+                    self._evict(candidates, growth, _EVICTED_OF_SOME)
+                    return
         candidates = [info for info in self._count() if info.key not in pinned]
         if not self._fits(self._usage - _usage_of(candidates) + growth):
             raise NoSpaceError(
@@ -287,8 +304,12 @@ class DiskTier:
                 store=self.url,
                 key=key,
             )
-        for info in candidates:
-            if self._fits(self._usage, _LOW_WATER) and self._fits(self._usage + growth):
+        self._evict(candidates, growth, _EVICTED_OF_ALL)
+
+    def _evict(self, candidates: list[ObjectInfo], growth: Usage, most_spare: int) -> None:
+        for number, info in enumerate(candidates):
+            is_enough = number >= most_spare or self._fits(self._usage, _LOW_WATER)
+            if is_enough and self._fits(self._usage + growth):
                 return
             with self._changing(Usage(-info.size, -1)):
                 self._files.delete(info.key)
@@ -382,6 +403,10 @@ class DiskTier:
         with contextlib.suppress(StoreError, ConfigError, OSError):
             self.deadline.call(self._pending.close, more_s=more_s)
         self.deadline.release()
+
+
+def _last_use(info: ObjectInfo) -> float:
+    return info.modified
 
 
 def _usage_of(objects: list[ObjectInfo]) -> Usage:

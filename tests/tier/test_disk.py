@@ -63,6 +63,26 @@ def test_smaller_bounds_are_met_by_the_next_put(open_tier: OpenTier) -> None:
     assert names(tier) == [*(f"{i}" for i in range(991, 1_000)), "new"]
 
 
+@pytest.mark.parametrize("size", [1, 300])
+def test_of_many_objects_some_are_looked_at_and_the_oldest_of_these_go(
+    open_tier: OpenTier, root: Path, size: int
+) -> None:
+    """Others wait meanwhile: no more go than are needed and 16 more."""
+    tier = open_tier(max_bytes=2_000)
+    tier.put_pending("pending", b"x")
+    for i in range(1_999):
+        (root / "objects" / f"{i:04d}").write_bytes(b"x")
+        os.utime(root / "objects" / f"{i:04d}", (i, i))
+    (root / "usage").unlink()
+    tier.put("new", b"x" * size)
+    gone = {f"{i:04d}" for i in range(1_999)} - {*names(tier)}
+    assert max(size, 16) <= len(gone) <= size + 16
+    assert tier.pending() == ["pending"]
+    assert exact(tier)
+    # All are in order; of some, it is the oldest quarter.
+    assert max(gone) == "0299" if size == 300 else max(gone) < "1000"
+
+
 @pytest.mark.parametrize("verb", ["put", "put_pending"])
 @pytest.mark.parametrize("name", ["", "a//b", "..", "\ud800", "k" * 901])
 def test_an_illegal_name_is_refused_and_leaves_nothing(
