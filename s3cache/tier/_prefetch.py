@@ -116,20 +116,23 @@ class Prefetch:
                         self.count(present=1)
                         continue
                 try:
-                    entry = await _fetch_within(budget, fetch, name)
+                    size = await _fetch_within(budget, fetch, name)
                 except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
                     self.count(failed=1, error=exc)
                 else:
-                    if entry is None:
+                    if size is None:
                         self.count(absent=1)
                     else:
-                        self.count(found=1, size=entry.size)
+                        self.count(found=1, size=size)
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
 
 
-async def _fetch_within(budget: Budget, fetch: Fetch, name: str) -> Frame | None:
-    """Fetch an object: again, once there is memory, if it was too large for what was left."""
+async def _fetch_within(budget: Budget, fetch: Fetch, name: str) -> int | None:
+    """Fetch an object: again, once there is memory, if it was too large for what was left.
+
+    Return its size, not the object: a worker would keep it in memory while it fetches the next.
+    """
     held = 0
 
     def accept(size: int) -> bool:
@@ -144,6 +147,6 @@ async def _fetch_within(budget: Budget, fetch: Fetch, name: str) -> Frame | None
             held = 0
             await budget.take(_COPIES * answer.size)
             held = _COPIES * answer.size
-        return answer
+        return None if answer is None else answer.size
     finally:
         budget.give(held)
