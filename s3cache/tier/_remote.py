@@ -262,7 +262,7 @@ class RemoteTier:
     Args:
         store: the bare store; this object closes it.
         disk: where uploads are pending.
-        holds: whether an entry need not be fetched; called on worker threads, as ``land`` is.
+        present: which entries need not be fetched; called on worker threads, as ``land`` is.
         land: verifies an entry that was downloaded, and keeps it on this machine.
         replaceable: what an upload may overwrite.
         on_problem: called on the loop's thread with each error of an upload.
@@ -274,7 +274,7 @@ class RemoteTier:
         settings: Settings,
         *,
         disk: DiskTier | None,
-        holds: Callable[[str], bool],
+        present: Callable[[list[str]], list[str]],
         land: Callable[[str, Buffer], Frame],
         check_trust: TrustCheck | None,
         replaceable: Replaceable,
@@ -282,7 +282,7 @@ class RemoteTier:
         on_problem: Callable[[Exception], None],
     ) -> None:
         self._store = store
-        self._holds, self._land = holds, land
+        self._present, self._land = present, land
         self._check_trust = check_trust
         self._listeners = listeners
         self._replaceable = replaceable
@@ -421,7 +421,7 @@ class RemoteTier:
         assert task is not None
         self._prefetches.add(task)
         task.add_done_callback(self._prefetches.discard)
-        await prefetch.run(self._join, self._holds, self._budget, self._prefetch_concurrency)
+        await prefetch.run(self._join, self._present, self._budget, self._prefetch_concurrency)
 
     async def _list(self, key: str) -> list[str]:
         first, prefix = entries.first_name(key), entries.name_prefix(key)
