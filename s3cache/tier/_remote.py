@@ -49,6 +49,8 @@ _BREATHE_S, _MOMENT_S = 0.01, 0.1
 _REMOVED_AT_ONCE = 16
 # A server that was down is waited for so long; what comes later lands on the disk all the same.
 _PROBE_WAIT_S = 0.5
+# Checking the digests of so much costs no more than switching to another thread for it.
+_SMALL_BYTES = 256 << 10
 # The signature of a larger entry is read first.
 _USUAL_BYTES = 8 << 20
 # A writer can put any number of objects under a key.
@@ -453,7 +455,10 @@ class RemoteTier:
         # What this process saved is uploaded whether it trusts it or not: a job may sign for others
         # what it does not use. The signature of what others left is checked before it is parsed.
         admit = self._check_trust if is_adopted else None
-        entry = await asyncio.to_thread(entries.verify, name, data, admit=admit)
+        if admit is None and memoryview(data).nbytes <= _SMALL_BYTES:
+            entry = entries.verify(name, data)
+        else:
+            entry = await asyncio.to_thread(entries.verify, name, data, admit=admit)
         await entries.publish(
             self._writer, entry, replaceable=self._replaceable, admit=self._check_trust
         )
