@@ -372,7 +372,7 @@ class CandidateLookup:
 
     def _in_remote(self, remote: RemoteTier) -> Iterator[tuple[Frame, TierName]]:
         may_have_landed = self._asks_local and not self._has_first
-        if may_have_landed and self._attempt(lambda: self._local.present([self._first])):
+        if may_have_landed and self._attempt(lambda: bool(self._local.present([self._first]))):
             yield from self._load(self._first)
         if not self._has_first:
             self._last_error = None

@@ -134,14 +134,11 @@ class Directory:
 
     @classmethod
     def _open(cls, name: str, path: str, dir_fd: int | None, make: bool) -> Directory:
-        try:
-            fd = os.open(name, _FLAGS, dir_fd=dir_fd)
-        except FileNotFoundError:  # rarely: to try to make one that is there locks the one above
-            if not make:
-                raise
+        if make and not os.access(name, os.F_OK, dir_fd=dir_fd):  # mkdir locks the one above
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=dir_fd)
-            return cls._open(name, path, dir_fd, make=False)
+        try:
+            fd = os.open(name, _FLAGS, dir_fd=dir_fd)
         except OSError as exc:
             if exc.errno in (errno.ELOOP, errno.ENOTDIR):
                 status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
