@@ -412,7 +412,7 @@ class Cache:
                     self._open_remote(),
                     self.settings,
                     disk=self._local.disk,
-                    holds=self._local.holds,
+                    present=self._local.present,
                     land=self._local.land,
                     check_trust=self._local.check_trust,
                     replaceable=self._replaceable,

@@ -160,9 +160,13 @@ class LocalTier:
         self.write(lambda disk: disk.put(name, data))
         return entry
 
-    def holds(self, name: str) -> bool:
-        """Return whether there is something at ``name``, whatever it is."""
-        return self.read(lambda disk: disk.holds(name), False)
+    def present(self, names: list[str]) -> list[str]:
+        """Return the ``names`` at which there is something, whatever it is."""
+
+        def look(disk: DiskTier) -> list[str]:
+            return disk.deadline.call(lambda: [*filter(disk.holds, names)])
+
+        return self.read(look, [])
 
     def read(self, read: Callable[[DiskTier], _T], otherwise: _U) -> _T | _U:
         """Return what ``read`` gives, or ``otherwise`` where there is no disk or it fails."""
@@ -368,7 +372,7 @@ class CandidateLookup:
 
     def _in_remote(self, remote: RemoteTier) -> Iterator[tuple[Frame, TierName]]:
         may_have_landed = self._asks_local and not self._has_first
-        if may_have_landed and self._attempt(lambda: self._local.holds(self._first)):
+        if may_have_landed and self._attempt(lambda: bool(self._local.present([self._first]))):
             yield from self._load(self._first)
         if not self._has_first:
             self._last_error = None

@@ -136,7 +136,7 @@ class Directory:
 
     @classmethod
     def _open(cls, name: str, path: str, dir_fd: int | None, make: bool) -> Directory:
-        if make:
+        if make and not os.access(name, os.F_OK, dir_fd=dir_fd):  # mkdir locks the one above
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=dir_fd)
         try:

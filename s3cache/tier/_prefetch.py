@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 # What an object takes while it arrives, in its own size, at most: the body, and pieces of it or
 # what the allocator keeps of earlier ones (measured with benchmarks/storage.py).
 _COPIES = 2
+# A look at the disk takes two switches of threads, for one name as for so many.
+_LOOKED_FOR_AT_ONCE = 32
 
 
 class Budget:
@@ -104,32 +107,48 @@ class Prefetch:
         self._report = replace(self._report, error=error or self._report.error, **counts)
 
     async def run(
-        self, fetch: Fetch, is_present: Callable[[str], bool], budget: Budget, concurrency: int
+        self,
+        fetch: Fetch,
+        present: Callable[[list[str]], list[str]],
+        budget: Budget,
+        concurrency: int,
     ) -> None:
-        """Fetch all that is not present, as many at once as the budget allows; on the loop."""
-        names = iter(self.names)
+        """Fetch all that is not present, as many at once as the budget allows; on the loop.
+
+        ``present`` says which of a list of names are present; it is called on other threads.
+        """
+        names, missing, looking = iter(self.names), list[str](), asyncio.Lock()
+
+        async def next_missing() -> str | None:
+            async with looking:
+                while not missing and (some := [*itertools.islice(names, _LOOKED_FOR_AT_ONCE)]):
+                    here: list[str] = []
+                    with contextlib.suppress(Exception):  # fetching them says what is wrong
+                        here = await asyncio.to_thread(present, some)
+                    self.count(present=len(here))
+                    missing.extend(name for name in reversed(some) if name not in here)
+                return missing.pop() if missing else None
 
         async def work() -> None:
-            for name in names:
-                with contextlib.suppress(Exception):  # fetching it says what is wrong
-                    if await asyncio.to_thread(is_present, name):
-                        self.count(present=1)
-                        continue
+            while (name := await next_missing()) is not None:
                 try:
-                    entry = await _fetch_within(budget, fetch, name)
+                    size = await _fetch_within(budget, fetch, name)
                 except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
                     self.count(failed=1, error=exc)
                 else:
-                    if entry is None:
+                    if size is None:
                         self.count(absent=1)
                     else:
-                        self.count(found=1, size=entry.size)
+                        self.count(found=1, size=size)
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
 
 
-async def _fetch_within(budget: Budget, fetch: Fetch, name: str) -> Frame | None:
-    """Fetch an object: again, once there is memory, if it was too large for what was left."""
+async def _fetch_within(budget: Budget, fetch: Fetch, name: str) -> int | None:
+    """Fetch an object: again, once there is memory, if it was too large for what was left.
+
+    Return its size, not the object: a worker would keep it in memory while it fetches the next.
+    """
     held = 0
 
     def accept(size: int) -> bool:
@@ -144,6 +163,6 @@ async def _fetch_within(budget: Budget, fetch: Fetch, name: str) -> Frame | None
             held = 0
             await budget.take(_COPIES * answer.size)
             held = _COPIES * answer.size
-        return answer
+        return None if answer is None else answer.size
     finally:
         budget.give(held)

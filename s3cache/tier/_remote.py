@@ -49,6 +49,8 @@ _BREATHE_S, _MOMENT_S = 0.01, 0.1
 _REMOVED_AT_ONCE = 16
 # A server that was down is waited for so long; what comes later lands on the disk all the same.
 _PROBE_WAIT_S = 0.5
+# Checking the digests of so much costs no more than switching to another thread for it.
+_SMALL_BYTES = 256 << 10
 # The signature of a larger entry is read first.
 _USUAL_BYTES = 8 << 20
 # A writer can put any number of objects under a key.
@@ -262,7 +264,7 @@ class RemoteTier:
     Args:
         store: the bare store; this object closes it.
         disk: where uploads are pending.
-        holds: whether an entry need not be fetched; called on worker threads, as ``land`` is.
+        present: which entries need not be fetched; called on worker threads, as ``land`` is.
         land: verifies an entry that was downloaded, and keeps it on this machine.
         replaceable: what an upload may overwrite.
         on_problem: called on the loop's thread with each error of an upload.
@@ -274,7 +276,7 @@ class RemoteTier:
         settings: Settings,
         *,
         disk: DiskTier | None,
-        holds: Callable[[str], bool],
+        present: Callable[[list[str]], list[str]],
         land: Callable[[str, Buffer], Frame],
         check_trust: TrustCheck | None,
         replaceable: Replaceable,
@@ -282,7 +284,7 @@ class RemoteTier:
         on_problem: Callable[[Exception], None],
     ) -> None:
         self._store = store
-        self._holds, self._land = holds, land
+        self._present, self._land = present, land
         self._check_trust = check_trust
         self._listeners = listeners
         self._replaceable = replaceable
@@ -421,7 +423,7 @@ class RemoteTier:
         assert task is not None
         self._prefetches.add(task)
         task.add_done_callback(self._prefetches.discard)
-        await prefetch.run(self._join, self._holds, self._budget, self._prefetch_concurrency)
+        await prefetch.run(self._join, self._present, self._budget, self._prefetch_concurrency)
 
     async def _list(self, key: str) -> list[str]:
         first, prefix = entries.first_name(key), entries.name_prefix(key)
@@ -453,7 +455,10 @@ class RemoteTier:
         # What this process saved is uploaded whether it trusts it or not: a job may sign for others
         # what it does not use. The signature of what others left is checked before it is parsed.
         admit = self._check_trust if is_adopted else None
-        entry = await asyncio.to_thread(entries.verify, name, data, admit=admit)
+        if admit is None and memoryview(data).nbytes <= _SMALL_BYTES:
+            entry = entries.verify(name, data)
+        else:
+            entry = await asyncio.to_thread(entries.verify, name, data, admit=admit)
         await entries.publish(
             self._writer, entry, replaceable=self._replaceable, admit=self._check_trust
         )

@@ -380,8 +380,12 @@ class Uploads:
                     adopted = await self._ask(lambda: disk.adopt(limit, but))
                 for name in await self._ask(disk.pending) - known - self._known():
                     self._queue(name)
+            # More is adopted as soon as all has begun: waiting for its end would idle the workers.
+            await self._until(lambda: self._waiting.keys() <= self._refused)
+            if adopted and self._adopts and not self._is_closed:
+                return True
             await self._until(self._is_idle)
-            return bool(adopted) and self._adopts and not self._is_closed
+            return False
 
     async def _give_back(self, name: str) -> bool:
         """Leave what was adopted to other processes; return False if it is ours."""

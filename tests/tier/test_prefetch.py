@@ -37,7 +37,7 @@ def test_only_so_many_bytes_are_read_at_once(
         return THING
 
     prefetch = Prefetch(map(str, range(60)))
-    loop.wait(prefetch.run(fetch, lambda _: False, budget, 8), LONG_S)
+    loop.wait(prefetch.run(fetch, lambda _: [], budget, 8), LONG_S)
     assert (prefetch.report().found, prefetch.report().failed) == (60, 0)
     assert most == at_once
     assert budget.grow(0, 2 * max_bytes), "all was given back"

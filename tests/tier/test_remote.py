@@ -39,7 +39,7 @@ class Remote:
             store,
             settings(None, **changes),
             disk=disk,
-            holds=local.holds,
+            present=local.present,
             land=local.land,
             check_trust=None,
             replaceable=self.replaceable,
