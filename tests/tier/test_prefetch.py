@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -41,3 +42,18 @@ def test_only_so_many_bytes_are_read_at_once(
     assert (prefetch.report().found, prefetch.report().failed) == (60, 0)
     assert most == at_once
     assert budget.grow(0, 2 * max_bytes), "all was given back"
+
+
+def test_an_entry_is_out_of_memory_before_the_next_one_is_asked_for(loop: BackgroundLoop) -> None:
+    """Else each worker keeps one that the budget no longer counts."""
+    alive: list[int] = []
+
+    async def fetch(name: str, admit: AcceptSize) -> Frame | NotAccepted:
+        gc.collect()
+        alive.append(sum(type(each) is Frame for each in gc.get_objects()))
+        return entry()
+
+    prefetch = Prefetch("abc")
+    loop.wait(prefetch.run(fetch, lambda _: [], Budget(1 << 20), 1), LONG_S)
+    assert prefetch.report().found == 3
+    assert len({*alive}) == 1
