@@ -9,10 +9,14 @@ import sys
 
 TYPE_CHECKING = False  # to mypy it is true; typing would be one more import
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 #: What ``import torch`` itself has put where programs may put something else and torch looks while
-#: it compiles: namespaces, classes and tables by their places, each as a copy.
+#: it compiles: namespaces, classes and tables by their names with dots, each as a copy.
 baseline: dict[str, dict[object, object]] = {}
 
 # Here and not with the other names of torch's: to import those takes longer than all of this.
@@ -31,8 +35,29 @@ _OTHERS = """
     torch._subclasses.fake_impls:op_implementations_dict
 """
 #: Operators and keys for which torch has a kernel in Python.
-KERNELS = "torch.library:_impls"
+KERNELS = "torch.library._impls"
 PLACES = (*_MODULES.split(), *_OTHERS.split())
+#: How deep tables lie in each other that hold constants.
+MAX_DEPTH = 3
+_TABLES: "set[type]" = {dict, list, set}
+
+# Prefixes of modules that trace and lower graphs. Not Dynamo's: what it makes of a program is in
+# the key.
+_MAKING_CODE = tuple(
+    """
+    torch._decomp torch._functorch torch._higher_order_ops torch._inductor torch._library
+    torch._numpy torch._ops torch._prims torch._refs torch._subclasses torch.distributed.tensor
+    torch.fx torch.nested._internal torch.utils._python_dispatch torch.utils._sympy
+    torch.utils.checkpoint
+    """.split()  # noqa: SIM905 - as all of these
+)
+# These keep what was made, or run it.
+_KEEPING_CODE = tuple(
+    """
+    torch._functorch._aot_autograd.autograd_cache torch._inductor.codecache
+    torch._inductor.remote_cache torch._inductor.runtime.
+    """.split()  # noqa: SIM905
+)
 
 #: The modules of which the first import means that something will be compiled, or that a program
 #: loads artifacts into torch's own caches, which a policy may forbid.
@@ -40,6 +65,9 @@ COMPILER, CODE_CACHES = "torch._inductor.compile_fx", "torch._inductor.codecache
 
 _WORDS = {"": None, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
+#: Whether modules are copied after their import. The compiler's are not: no program runs before
+#: all of them are there.
+is_noting = True
 _is_waiting = _is_cancelled = False
 _withdraw: "list[Callable[[], None]]" = []  # functions that each call off one wait for an import
 
@@ -50,8 +78,9 @@ def autoload() -> None:
     ``S3CACHE_URL`` asks for it; ``S3CACHE_AUTOLOAD`` turns it off, or on without a URL.
     """
     global _is_waiting, _withdraw
-    try:  # noqa: SIM105 - contextlib would be one more import
+    try:
         take_baseline()
+        note_imports()
     except Exception:  # noqa: BLE001, S110 - of a torch that we do not know: at the first look then
         pass
     switch = os.environ.get("S3CACHE_AUTOLOAD", "").lower()
@@ -61,7 +90,7 @@ def autoload() -> None:
     import logging
 
     logger = logging.getLogger("s3cache")
-    try:  # noqa: SIM105 - as above
+    try:  # noqa: SIM105 - contextlib would be one more import
         import s3cache.util.logs  # noqa: F401 - shows warnings where no logging is set up
     except Exception:  # noqa: BLE001, S110 - it is met again below
         pass
@@ -77,7 +106,7 @@ def autoload() -> None:
         from s3cache.util.snapshot import FUNCTIONS
 
         for names in baseline.values():
-            FUNCTIONS.add(names.values())  # takes 5 ms
+            FUNCTIONS.add(names.values())  # takes 20 ms
         # Most processes of a job compile nothing: launchers, workers that load data. They come no
         # further than this, and pay nothing for the rest.
         if not _is_cancelled:
@@ -121,14 +150,105 @@ def _stop_waiting() -> None:
         _withdraw.pop()()
 
 
+def makes_code(module: str) -> bool:
+    """Return True if functions of the module of that name trace or lower graphs."""
+    return module.startswith(_MAKING_CODE) and not module.startswith(_KEEPING_CODE)
+
+
 def take_baseline() -> None:
-    """Copy what torch has at all places that are imported by now. Takes 0.2 ms."""
-    for place in (*PLACES, KERNELS):
+    """Copy what torch has at all places that are imported by now. Takes 4 ms."""
+    for place in (*PLACES, "torch.library:_impls"):
         module, _, name = place.partition(":")
         owner = sys.modules.get(module)
         found = getattr(owner, name, None) if name else owner
-        if found is not None and place not in baseline:
-            if isinstance(found, set):
-                found = dict.fromkeys(found)
-            names = found if isinstance(found, dict) else vars(found)
-            baseline[place] = dict(names)  # type: ignore[assignment]  # of names, most of them
+        if found is not None:
+            _copy(place, found if isinstance(found, (dict, set)) else vars(found))
+    for module in [*sys.modules]:
+        if makes_code(module):
+            _copy_module(module)
+
+
+def note_imports() -> None:
+    """Copy each module that makes code right after its import, from now to the process's end."""
+    if not any(isinstance(each, _Noting) for each in sys.meta_path):
+        sys.meta_path.insert(0, _Noting())
+
+
+class _Noting:
+    """Wait on the import path for modules that make code, and leave finding them to the others."""
+
+    def __init__(self) -> None:
+        self._finding: set[str] = set()
+
+    def find_spec(
+        self, name: str, path: object = None, target: "ModuleType | None" = None, /
+    ) -> "ModuleSpec | None":
+        if not is_noting or not makes_code(name) or name in self._finding or name in sys.modules:
+            return None
+        from importlib.util import find_spec
+
+        self._finding.add(name)
+        try:
+            spec = find_spec(name)
+        finally:
+            self._finding.discard(name)
+        if spec is not None and spec.loader is not None:
+            _note_after(spec.loader)
+        return spec
+
+
+def _note_after(loader: "Loader") -> None:
+    execute = loader.exec_module
+
+    def execute_and_note(module: "ModuleType") -> None:
+        loader.exec_module = execute  # type: ignore[method-assign]
+        execute(module)
+        _note_module(module.__name__)
+
+    loader.exec_module = execute_and_note  # type: ignore[method-assign]
+
+
+def _note_module(name: str) -> None:
+    try:
+        copies = _copy_module(name)
+        if "s3cache.util.snapshot" in sys.modules:  # else no cache has been named so far
+            for each in copies:
+                sys.modules["s3cache.util.snapshot"].FUNCTIONS.add(each.values())
+    except Exception:  # noqa: BLE001, S110 - the key then has what is in it, whatever that is
+        pass
+
+
+def _copy_module(name: str) -> "list[dict[object, object]]":
+    """Return copies of what is in a module and in its classes; copy the tables there, too."""
+    copies = [_copy(name, getattr(sys.modules.get(name), "__dict__", {}))]
+    if "torch.utils._ordered_set" in sys.modules:
+        _TABLES.add(sys.modules["torch.utils._ordered_set"].OrderedSet)
+    for attribute, value in copies[0].items():
+        if type(value) in _TABLES:
+            _copy_table(f"{name}.{attribute}", value)
+        elif isinstance(value, type) and value.__module__ == name:
+            copies.append(_copy(f"{name}.{attribute}", vars(value)))
+            for inner, table in copies[-1].items():
+                if type(table) in _TABLES:
+                    _copy_table(f"{name}.{attribute}.{inner}", table)
+    return copies
+
+
+def _copy_table(place: str, value: object, depth: int = 0) -> None:
+    if type(value).__name__ == "OrderedSet":
+        value = {each: each for each in getattr(value, "_dict", ())}
+    if place.endswith("__") or depth > MAX_DEPTH:
+        return
+    for name, inner in _copy(place, value).items():  # type: ignore[arg-type]
+        if type(inner) in _TABLES:
+            _copy_table(f"{place}[{name}]", inner, depth + 1)
+
+
+def _copy(
+    place: str, found: "Mapping[Any, object] | list[Any] | set[Any]"
+) -> "dict[object, object]":
+    if isinstance(found, list):
+        found = dict(enumerate(found))
+    elif isinstance(found, set):
+        found = {each: each for each in found}
+    return baseline.setdefault(place.replace(":", "."), dict(found))

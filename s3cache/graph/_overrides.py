@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import hashlib
 import re
 import sys
 import weakref
@@ -65,11 +66,18 @@ def take_baseline(*, early: bool) -> Callable[[], None]:
     The sooner the better: what is replaced later is known for certain to be replaced. It is
     ``early`` if torch is imported at this moment, so that no program has changed anything.
     """
+    if early:
+        _s3cache_autoload.take_baseline()
+    _s3cache_autoload.note_imports()
     _surface.watch_listed(trusted=early)
     _operators.watch(trusted=early)
     if internals.COMPILER in sys.modules:
         return lambda: None
     before: set[str] = set()
+
+    def compiler_wanted() -> None:
+        _s3cache_autoload.is_noting = False
+        before.update(sys.modules)
 
     def compiler_imported() -> None:
         """Record what the compiler's import brings along, before any program has touched it."""
@@ -78,14 +86,12 @@ def take_baseline(*, early: bool) -> Callable[[], None]:
             _operators.overrides()
             replaced_kernels()
             list(foreign_fakes())
+        _s3cache_autoload.is_noting = True
 
-    waiting = [
-        when_imported(module, lambda: _surface.watch_listed(trusted=True))
-        for module in dict.fromkeys(place.partition(":")[0] for place in internals.LATER_PLACES)
-        if module not in sys.modules
-    ]
-    waiting.append(before_import(internals.COMPILER, lambda: before.update(sys.modules)))
-    waiting.append(when_imported(internals.COMPILER, compiler_imported))
+    waiting = (
+        before_import(internals.COMPILER, compiler_wanted),
+        when_imported(internals.COMPILER, compiler_imported),
+    )
 
     def withdraw() -> None:
         for take_back in waiting:
@@ -158,6 +164,11 @@ def overrides(
             lines.append(f"{each.place}={_text(each, registered, traced=traced)}")
         except UnidentifiedError as exc:
             unsafe.append(_unsafe(each, exc))
+    if _surface.unknown:
+        places = "\n".join(
+            f"{place}={digest}" for place, digest in sorted(_surface.unknown.items())
+        )
+        lines.append(f"there before: {hashlib.sha256(places.encode()).hexdigest()[:32]}")
     if kept := unused_kept():
         lines.append(f"not removed though unused: {' '.join(kept)}")
     return unsafe or "\n".join(sorted(lines))

@@ -9,13 +9,24 @@ from __future__ import annotations
 import itertools
 import sys
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from operator import is_
 from typing import NamedTuple, cast
 
 import _s3cache_autoload
-from s3cache.graph._identity import UnidentifiedError, identity
+from s3cache.graph._identity import (
+    SCALARS,
+    UnidentifiedError,
+    by_name,
+    digest_of,
+    identity,
+    is_constant,
+    is_plain,
+    is_same_value,
+    kinds_of_tables,
+    kinds_of_values,
+)
 from s3cache.graph._origin import (
     are_same_method,
     codes_in,
@@ -30,15 +41,13 @@ from s3cache.graph._origin import (
 )
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Operator
-from s3cache.util.snapshot import ABSENT, FUNCTIONS, Snapshot, assigns
+from s3cache.util.snapshot import ABSENT, FUNCTIONS, Snapshot, are_identical, assigns
 
 _LISTED = (*_s3cache_autoload.PLACES, *internals.LATER_PLACES)
 _PYTHON = ("cmath", "math", "operator")
 # What Dynamo adds to the module of a function that it compiled, such as `torch.cond`. Only the code
 # that it made of that function calls it.
 _DYNAMOS = ("__compiled_fn_", "__resume_at_")
-_SCALARS: tuple[type, ...] = (str, bytes, int, bool, float, complex, type(None))
-_MAX_DEPTH = 3
 
 
 class Override(NamedTuple):
@@ -51,17 +60,6 @@ class Override(NamedTuple):
 
 #: Kinds of overrides that do not say what the new function or module does.
 ALTERED, AS_A_WHOLE = "was altered", "was replaced as a whole"
-
-
-def _by_name(inside: Collection[object]) -> dict[object, object]:
-    """Return what is in a container, by its key, its index, or itself."""
-    if isinstance(inside, Mapping):
-        return dict(inside)
-    if isinstance(inside, list):
-        return dict(enumerate(inside))
-    if type(inside) is internals.ordered_set.get():
-        inside = internals.inside_of_ordered_set(inside)  # it runs a line of Python for each
-    return {each: each for each in list(inside)}
 
 
 class Container:
@@ -82,12 +80,12 @@ class Container:
     def start(self, first: dict[object, object] | None, *, trusted: bool) -> list[Override]:
         """Begin with what torch is known to have, with all that is there, or what looks like it."""
         if trusted and first is None:
-            self.first = _by_name(self.inside)
+            self.first = by_name(self.inside)
             return []
         if first is not None:
             self.first = first
             return self.compare()
-        now = _by_name(self.inside)
+        now = by_name(self.inside)
         others = [name for name, value in now.items() if self.is_foreign_at_first(name, value)]
         found = [self._override(name, unwrap_patch(now.pop(name))) for name in others]
         self.first = now
@@ -95,7 +93,9 @@ class Container:
 
     def compare(self) -> list[Override]:
         """Return the values that now replace torch's own."""
-        now, found = _by_name(self.inside), []
+        now, found = by_name(self.inside), []
+        if are_identical(now.values(), self.first.values()) and list(now) == list(self.first):
+            return []
         for name in {**self.first, **now}:
             old, new = self.first.get(name, ABSENT), now.get(name, ABSENT)
             if old is new:
@@ -149,7 +149,7 @@ class Namespace(Container):
             if function.__closure__ is None and function.__code__.co_filename in _known_files:
                 # So it is for nine of ten.
                 return bool(self._listed_as) and is_misplaced(value, self._listed_as, name)
-        elif kind in _SCALARS:
+        elif kind in SCALARS:
             return False
         value = unwrap_patch(value)
         if is_foreign(value, name if self._listed_as else "", surveyed=True):
@@ -186,7 +186,7 @@ class Namespace(Container):
 
     def _is_changed_value(self, name: str, old: object, new: object) -> bool:
         """Return True if a program has put another number, text or table there, and not torch."""
-        kinds = _kinds_of_values()
+        kinds = kinds_of_values()
         if name.startswith("__") or (type(old) not in kinds and type(new) not in kinds):
             return False
         if is_same_value(old, new):
@@ -224,7 +224,7 @@ class Constants(Container):
 
     def compare(self) -> list[Override]:
         found = super().compare()
-        there = [name for name in _by_name(self.inside) if name in self.first]
+        there = [name for name in by_name(self.inside) if name in self.first]
         if type(self.inside) not in (list, set) and there != [n for n in self.first if n in there]:
             found.append(Override(f"{self.place}[in another order]", there))
         return found
@@ -239,43 +239,13 @@ class Constants(Container):
         # torch adds its own operators and functions as it works, and no new numbers.
         everything = (name, new, *self.first, *self.first.values())
         return is_foreign(new) or all(
-            isinstance(each, _SCALARS) or internals.is_dtype(each) for each in everything
+            isinstance(each, SCALARS) or internals.is_dtype(each) for each in everything
         )
 
 
-def _kinds_of_tables() -> tuple[type, ...]:
-    return dict, list, set, internals.ordered_set.get()
-
-
-def _kinds_of_values() -> tuple[type, ...]:
-    return (*_SCALARS, tuple, frozenset, *_kinds_of_tables())
-
-
-def is_same_value(old: object, new: object, depth: int = 0) -> bool:
-    """Return True if two constants are the same, whatever they claim to equal; 1 is not True."""
-    if old is new:
-        return True
-    kind = type(old)
-    if kind is not type(new) or kind not in _kinds_of_values() or depth > _MAX_DEPTH:
-        return False
-    if isinstance(old, _SCALARS):
-        return old == new
-    ours, theirs = (
-        [*each, *each.values()] if isinstance(each, dict) else list(cast("Iterable[object]", each))
-        for each in (old, new)
-    )
-    return len(ours) == len(theirs) and all(
-        is_same_value(one, other, depth + 1) for one, other in zip(ours, theirs, strict=True)
-    )
-
-
-def _is_constant(value: object) -> bool:
-    return (
-        type(value) in _kinds_of_values()
-        or internals.is_dtype(value)
-        or internals.is_operator(value)
-        or isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
-    )
+def _is_starting(module: types.ModuleType | None) -> bool:
+    """Return True if the code of a module has not run to its end yet."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 class Surface:
@@ -288,90 +258,99 @@ class Surface:
         self._present: dict[str, int] = {}  # the ids of all modules at the last look, by name
         self._modules: dict[str, types.ModuleType] = {}  # those that make code
         self._seen: set[int] = set()  # tables, by their ids; they are kept
+        #: Digests of what was in modules, classes and tables at the first look, by place, where
+        #: nothing says what torch itself put there.
+        self.unknown: dict[str, str] = {}
 
-    def watch_listed(self, *, trusted: bool = False) -> None:
-        """Begin with what is listed by name and imported by now; ``trusted`` is as torch has it."""
+    def watch_listed(self, *, trusted: bool = False, fresh: AbstractSet[str] = frozenset()) -> None:
+        """Begin with what is listed by name and imported by now.
+
+        All of it is as torch has it if ``trusted``, or what lies in ``fresh`` modules.
+        """
         for place in _LISTED:
             module = place.partition(":")[0]
             there = internals.contents(place)
             if place in self._listed or there is None:
                 continue
-            spec = getattr(sys.modules.get(module), "__spec__", None)
-            if getattr(spec, "_initializing", False):  # its code has not run to the end
+            if module not in fresh and _is_starting(sys.modules.get(module)):
                 continue
             if internals.makes_code(module) and ":" not in place:
                 continue  # it comes with the other modules
-            self._listed.add(place)
-            self._seen.add(id(there))
-            baseline = _s3cache_autoload.baseline.get(place)
             if internals.is_table(place):
                 container: Container = Table(place, there)
             else:
                 names = cast("Mapping[str, object]", there)
                 container = Namespace(place, module, names)
-            self._add(container, baseline, trusted=trusted)
+            self._add(container, place, trusted=trusted or module in fresh)
+            self._listed.add(place)
+            self._seen.add(id(there))
 
     def watch(self, fresh: AbstractSet[str] = frozenset()) -> None:
         """Begin with what is there of torch's modules; ``fresh`` ones are as torch has them."""
-        self.watch_listed()
+        self.watch_listed(fresh=fresh)
         self._seen.add(id(internals.side_effectful.get()))  # a registry, which has its own check
-        for name in self._new_modules():
-            module = sys.modules.get(name)
-            if name in self._modules or not internals.makes_code(name):
+        for name, module in sys.modules.copy().items():
+            if self._present.get(name) == id(module):
                 continue
-            if type(module) is not types.ModuleType:
+            if name not in fresh and _is_starting(module):
                 continue
             file = getattr(module, "__file__", None)
-            if not isinstance(file, str) or not file.startswith(internals.torch_directory()):
-                continue  # Inductor's own products lie in modules of such names, too
-            self._modules[name] = module
-            members = vars(module)
-            baseline = _s3cache_autoload.baseline.get(name)
-            self._add(Namespace(name, name, members), baseline, trusted=name in fresh)
-            for attribute, value in list(members.items()):
-                place = f"{name}.{attribute}"
-                is_here = isinstance(value, type) and value.__module__ == name
-                if is_here and place != internals.EXCHANGED:
-                    self._add(Namespace(place, name, vars(value)), None, trusted=name in fresh)
+            # Inductor's own products lie in modules of such names, too.
+            is_torchs = isinstance(file, str) and file.startswith(internals.torch_directory())
+            if is_torchs and name not in self._modules and internals.makes_code(name):
+                self._watch_module(name, module, trusted=name in fresh)
+            self._present[name] = id(module)  # once all of it is watched, whatever fails before
 
-    def _new_modules(self) -> list[str]:
-        known, present = self._present, sys.modules.copy()
-        new = [name for name, module in present.items() if known.get(name) != id(module)]
-        known.update((name, id(present[name])) for name in new)
-        return new
+    def _watch_module(self, name: str, module: types.ModuleType, *, trusted: bool) -> None:
+        if type(module) is not types.ModuleType:
+            return
+        members = vars(module)
+        self._add(Namespace(name, name, members), name, trusted=trusted)
+        for attribute, value in list(members.items()):
+            place = f"{name}.{attribute}"
+            is_here = isinstance(value, type) and value.__module__ == name
+            if is_here and place != internals.EXCHANGED:
+                self._add(Namespace(place, name, vars(value)), place, trusted=trusted)
+        self._modules[name] = module
 
-    def _add(
-        self, container: Container, first: Mapping[object, object] | None, *, trusted: bool
-    ) -> None:
+    def _add(self, container: Container, place: str, *, trusted: bool) -> None:
         self._containers.add(container, container.watched)  # before: no write is missed
-        found = container.start(None if first is None else dict(first), trusted=trusted)
+        first = _s3cache_autoload.baseline.get(place.replace(":", "."))
+        found = container.start(first, trusted=trusted)
+        is_known = trusted or first is not None
+        if isinstance(container, Constants) and found and all(is_plain(o.value) for o in found):
+            # Other modules of torch's fill some tables while they are imported.
+            is_known, container.first, found = False, by_name(container.inside), []
+        if not is_known and internals.makes_code(place):
+            self.unknown[place] = digest_of(container.first)
         self._enter(container, found)
-
-    def _enter(self, container: Container, found: list[Override]) -> None:
-        """Keep what was found in a container, and begin with what it contains."""
-        self._overrides.pop(id(container), None)
-        if found:
-            self._overrides[id(container)] = found
         FUNCTIONS.add(container.first.values())
         if isinstance(container, Namespace) and internals.makes_code(container.module):
             for name, value in container.first.items():
-                if type(value) in _kinds_of_tables() and not str(name).startswith("__"):
-                    self.add_constants(
-                        f"{container.place}.{name}", cast("Collection[object]", value)
-                    )
+                if type(value) in kinds_of_tables() and not str(name).startswith("__"):
+                    table = cast("Collection[object]", value)
+                    self.add_constants(f"{container.place}.{name}", table, trusted=trusted)
 
-    def add_constants(self, place: str, table: Collection[object], depth: int = 0) -> None:
+    def _enter(self, container: Container, found: list[Override]) -> None:
+        self._overrides.pop(id(container), None)
+        if found:
+            self._overrides[id(container)] = found
+
+    def add_constants(
+        self, place: str, table: Collection[object], depth: int = 0, *, trusted: bool = True
+    ) -> None:
         """Begin with a table, unless objects in it make it a cache or a registry."""
-        if not table or id(table) in self._seen or depth > _MAX_DEPTH:
+        if not table or id(table) in self._seen or depth > _s3cache_autoload.MAX_DEPTH:
             return
-        inside = _by_name(table)
-        if not all(map(_is_constant, (*inside, *inside.values()))):
+        inside = by_name(table)
+        if not all(map(is_constant, (*inside, *inside.values()))):
             return
+        self._add(Constants(place, table), place, trusted=trusted)
         self._seen.add(id(table))
-        self._add(Constants(place, table), None, trusted=True)
         for name, value in inside.items():
-            if type(value) in _kinds_of_tables():
-                self.add_constants(f"{place}[{name}]", cast("Collection[object]", value), depth + 1)
+            if type(value) in kinds_of_tables():
+                inner = cast("Collection[object]", value)
+                self.add_constants(f"{place}[{name}]", inner, depth + 1, trusted=trusted)
 
     def in_containers(self) -> list[Override]:
         """Return what differs in the containers watched by now."""

@@ -141,30 +141,8 @@ def name_in_code(function: object) -> str | None:
     return names.qualified_name.get()(function) if names.is_from_torch.get()(function) else None
 
 
-# Prefixes of modules that trace and lower graphs. Not Dynamo's: what it makes of a program is in
-# the key.
-_MAKING_CODE = tuple(
-    """
-    torch._decomp torch._functorch torch._higher_order_ops torch._inductor torch._library
-    torch._numpy torch._ops torch._prims torch._refs torch._subclasses torch.distributed.tensor
-    torch.fx torch.nested._internal torch.utils._python_dispatch torch.utils._sympy
-    torch.utils.checkpoint
-    """.split()  # noqa: SIM905 - as all of these
-)
-# These keep what was made, or run it.
-_KEEPING_CODE = tuple(
-    """
-    torch._functorch._aot_autograd.autograd_cache torch._inductor.codecache
-    torch._inductor.remote_cache torch._inductor.runtime.
-    """.split()  # noqa: SIM905
-)
 #: A class into which torch puts the code of each graph that it reads.
 EXCHANGED = "torch.fx.graph_module._CodeOnlyModule"
-
-
-def makes_code(module: str) -> bool:
-    """Return whether functions of the module of that name trace or lower graphs."""
-    return module.startswith(_MAKING_CODE) and not module.startswith(_KEEPING_CODE)
 
 
 # -- namespaces and tables

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dis
 import gc
+import os
+import threading
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, compress
@@ -93,20 +95,22 @@ class Functions:
         }
         self._in_keywords: list[tuple[object, ...]] = []  # names and values, as those may change
         self._rebound: dict[int, bool] = {}  # cells that a function with them assigns to, by id
+        self.lock = threading.RLock()  # any thread may import a module
 
     def add(self, values: Iterable[object]) -> None:
         """Take those of ``values`` that are functions, or hold some, as they are now."""
         waiting: list[Any] = list(values)
-        while waiting:
-            value = waiting.pop()
-            kind = type(value)
-            if kind is types.FunctionType:
-                if id(value) not in self._seen:
-                    self._add(value, waiting)
-            elif kind in _HOLDERS:
-                waiting.append(value.__func__)
-            elif kind is property:
-                waiting += (value.fget, value.fset, value.fdel)
+        with self.lock:
+            while waiting:
+                value = waiting.pop()
+                kind = type(value)
+                if kind is types.FunctionType:
+                    if id(value) not in self._seen:
+                        self._add(value, waiting)
+                elif kind in _HOLDERS:
+                    waiting.append(value.__func__)
+                elif kind is property:
+                    waiting += (value.fget, value.fset, value.fdel)
 
     def _add(self, function: types.FunctionType, waiting: list[Any]) -> None:
         self._seen.add(id(function))
@@ -131,13 +135,15 @@ class Functions:
         for noted, new in zip(self._noted[attribute], (owner, value, function), strict=True):
             noted.append(new)
 
-    def changed(self) -> Iterator[types.FunctionType]:
-        """Yield functions that are not as they were added.
+    def changed(self) -> list[types.FunctionType]:
+        """Return functions that are not as they were added.
 
         A variable of a closure may hold something else if such a function assigns to it.
         """
-        if self._is_unchanged():
-            return
+        with self.lock:
+            return [] if self._is_unchanged() else list(self._find_changed())
+
+    def _find_changed(self) -> Iterator[types.FunctionType]:
         for function, code, _ in zip(*self._noted[_code], strict=True):
             if function.__code__ is not code:
                 yield function
@@ -208,3 +214,8 @@ def _inside(function: types.FunctionType) -> tuple[object, ...]:
 
 #: Functions of torch's, noted as early as the process could.
 FUNCTIONS = Functions()
+os.register_at_fork(  # so that a child has it free, and the lists whole
+    before=FUNCTIONS.lock.acquire,
+    after_in_parent=FUNCTIONS.lock.release,
+    after_in_child=FUNCTIONS.lock.release,
+)

@@ -1,0 +1,105 @@
+"""What a program changes in torch's modules between their import and the first compile is seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.marks import slow
+from tests.support.scripts import run_script
+
+# Each of these runs in a process of its own, which has imported torch and no compiler.
+_CHANGES = {
+    "a text": "from torch._inductor.codegen import cpp; cpp.INDEX_TYPE = 'int32_t'",
+    "a number in a class": (
+        "from torch._inductor.codegen.cpp import CppScheduling as C;C.MAX_FUSED_KERNEL_ARGS_NUM = 3"
+    ),
+    "a table": "from torch._inductor.codegen import cpp; cpp.VECTORIZABLE_DTYPES.pop()",
+    "a set": "from torch._inductor.codegen import cpp; cpp.VECTORIZABLE_RTYPES.add('mine')",
+    "a table in a table": (
+        "from torch._inductor.codegen import cpp_utils as u; u.DTYPE_TO_CPP[torch.float] = 'mine'"
+    ),
+    "a default": (
+        "from torch._inductor.codegen import cpp_utils;"
+        "cpp_utils.codegen_rand.__defaults__ = (torch.float64,)"
+    ),
+    "two functions": (
+        "from torch._inductor.codegen.cpp import CppOverrides as C; C.sin, C.cos = C.cos, C.sin"
+    ),
+    "what comes with torch": (
+        "from torch._subclasses import fake_tensor; fake_tensor.CONSTANT_NUMEL_LIMIT = 7"
+    ),
+}
+_SAME = ("", "import torch._inductor.codegen.cpp, torch._inductor.lowering, torch._dynamo")
+
+_PROGRAM = """
+import json, os, sys
+{first}
+import torch
+
+ENABLE = "import s3cache; s3cache.enable(local_dir={tier!r})"
+
+def key(change, early):
+    read, write = os.pipe()
+    if not os.fork():
+        for line in (ENABLE, change) if early else (change, ENABLE):
+            exec(line)
+        import s3cache
+        (graph,) = s3cache.check(lambda x: x.sin() + 1, torch.ones(4, 4)).graphs
+        os.write(write, json.dumps(graph.key).encode())
+        os._exit(0)
+    os.close(write)
+    return open(read)
+
+changes = json.loads(sys.argv[1])
+found = []
+for change, early in changes:
+    found.append(key(change, early))
+    if len(found) > 1:
+        found[-2] = json.loads(found[-2].read())  # two at a time
+found[-1] = json.loads(found[-1].read())
+print(json.dumps(found))
+"""
+
+
+def _keys(tmp_path: Path, changes: list[str], *, early: bool, first: str = "") -> list[str | None]:
+    """Return the key that each leads to, if any; ``early``: the cache is enabled before."""
+    program = _PROGRAM.format(first=first, tier=str(tmp_path / "tier"))
+    cases = json.dumps([(change, early) for change in changes])
+    found: list[str | None] = json.loads(run_script(program, cases).stdout)
+    return found
+
+
+_BYPASSED = {"a default", "what comes with torch"}  # or cached by what was traced
+
+
+@pytest.mark.parametrize(
+    ("names", "early"),
+    [
+        (["a text", "a table"], True),
+        pytest.param(list(_CHANGES), True, marks=slow),
+        # Documented: functions are recorded only where a cache is named.
+        pytest.param([name for name in _CHANGES if name != "a default"], False, marks=slow),
+    ],
+)
+def test_a_change_before_the_compiler_is_imported_is_in_the_key(
+    tmp_path: Path, names: list[str], early: bool
+) -> None:
+    changes = [*_SAME, *(_CHANGES[name] for name in names)]
+    same, imported, *found = _keys(tmp_path, changes, early=early)
+    assert same == imported is not None
+    assert {name for name, key in zip(names, found, strict=True) if key is None} <= _BYPASSED
+    assert len({same, *filter(None, found)}) == 1 + len(found) - found.count(None)
+
+
+@slow
+def test_where_nothing_saw_the_imports_the_key_has_what_is_there(tmp_path: Path) -> None:
+    """torch may be kept from calling s3cache, and its modules be imported before the cache is."""
+    first = "os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'"
+    compiler = "import torch._inductor.compile_fx;"
+    changes = [compiler, compiler, *(compiler + each for each in _CHANGES.values())]
+    same, again, *found = _keys(tmp_path, changes, early=False, first=first)
+    assert same == again is not None
+    assert len({same, *found}) == 1 + len(_CHANGES)
