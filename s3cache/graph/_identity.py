@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import cast
 
-from _s3cache_autoload import MAX_DEPTH
-from s3cache.graph._origin import NATIVE, is_code, origin_of
+import _s3cache_autoload
+from s3cache.graph._origin import NATIVE, is_code, is_plain, kinds_of_tables, origin_of
 from s3cache.graph._results import RegisteredVersion, qualified_name
 from s3cache.torch_api import internals
 from s3cache.util.snapshot import ABSENT, content_of
@@ -255,50 +255,6 @@ def _constant_text(value: object) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-# -- values: what torch's modules hold beside code
-
-SCALARS: tuple[type, ...] = (str, bytes, int, bool, float, complex, type(None))
-
-
-def by_name(inside: Collection[object]) -> dict[object, object]:
-    """Return what is in a container, by its key, its index, or itself."""
-    if isinstance(inside, Mapping):
-        return dict(inside)
-    if isinstance(inside, (list, tuple)):
-        return dict(enumerate(inside))
-    if type(inside) is internals.ordered_set.get():
-        inside = internals.inside_of_ordered_set(inside)  # it runs a line of Python for each
-    return {each: each for each in list(inside)}
-
-
-def kinds_of_tables() -> tuple[type, ...]:
-    """Return the types of containers that may hold constants and can be changed."""
-    return dict, list, set, internals.ordered_set.get()
-
-
-def kinds_of_values() -> tuple[type, ...]:
-    """Return the types of constants, and of containers of them."""
-    return (*SCALARS, tuple, frozenset, *kinds_of_tables())
-
-
-def is_same_value(old: object, new: object, depth: int = 0) -> bool:
-    """Return True if two constants are the same, whatever they claim to equal; 1 is not True."""
-    if old is new:
-        return True
-    kind = type(old)
-    if kind is not type(new) or kind not in kinds_of_values() or depth > MAX_DEPTH:
-        return False
-    if isinstance(old, SCALARS):
-        return old == new
-    ours, theirs = (
-        [*each, *each.values()] if isinstance(each, dict) else list(cast("Iterable[object]", each))
-        for each in (old, new)
-    )
-    return len(ours) == len(theirs) and all(
-        is_same_value(one, other, depth + 1) for one, other in zip(ours, theirs, strict=True)
-    )
-
-
 def digest_of(inside: Mapping[object, object]) -> str:
     """Return a digest of names with the constants, functions and classes that they stand for."""
     texts = [
@@ -307,6 +263,7 @@ def digest_of(inside: Mapping[object, object]) -> str:
         # Some documentation has addresses, as do functions that FX wraps.
         if is_code(value) or not str(name).startswith("__")
         if type(name) is not tuple or id(value) not in name
+        if not isinstance(value, types.ModuleType)  # each import adds its own to its package
     ]
     return hashlib.sha256("\n".join(sorted(texts)).encode(errors="surrogatepass")).hexdigest()[:32]
 
@@ -319,8 +276,8 @@ def _described(value: object, depth: int = 0) -> str:
         return repr(value.replace(places[0], "<torch>").replace(places[1], "<tmp>"))
     if is_plain(value):
         return str(value)
-    if kind in (*kinds_of_tables(), tuple, frozenset) and depth <= MAX_DEPTH:
-        items = by_name(cast("Collection[object]", value)).items()
+    if kind in (*kinds_of_tables(), tuple, frozenset) and depth <= _s3cache_autoload.MAX_DEPTH:
+        items = internals.by_name(cast("Collection[object]", value)).items()
         texts = [
             f"{_described(key, depth + 1)}: {_described(each, depth + 1)}"
             for key, each in items
@@ -329,23 +286,9 @@ def _described(value: object, depth: int = 0) -> str:
         return f"{kind.__name__} {sorted(texts)}"  # torch itself makes some from sets
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, NATIVE):
+        return value.__name__
     if not isinstance(value, types.FunctionType):
         return kind.__qualname__
     given = f"{_described(value.__defaults__)} {_described(value.__kwdefaults__)}"
     return f"{value.__module__}.{value.__qualname__} {given}"
-
-
-def is_plain(value: object) -> bool:
-    """Return True if its text says all of it."""
-    is_scalar = value is ABSENT or type(value) in SCALARS
-    return is_scalar or internals.is_dtype(value) or internals.is_operator(value)
-
-
-def is_constant(value: object) -> bool:
-    """Return True for what is found in tables that torch does not write to as it works."""
-    return (
-        type(value) in kinds_of_values()
-        or internals.is_dtype(value)
-        or internals.is_operator(value)
-        or isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
-    )

@@ -8,15 +8,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
+import _s3cache_autoload
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Operator
 from s3cache.util.snapshot import content_of
@@ -229,13 +229,6 @@ _BUILT_ON = frozenset(
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
 _MAX_DEPTH = 8
-_BY_OTHER_NAMES = {
-    "itruediv": "idiv",
-    "logsigmoid": "log_sigmoid",
-    "pos": "positive",
-    "torch_dispatch": "disabled_torch_dispatch_impl",
-    "torch_function": "disabled_torch_function_impl",
-}
 
 
 def is_code(value: object) -> bool:
@@ -243,25 +236,19 @@ def is_code(value: object) -> bool:
     return callable(value) or isinstance(value, (*HOLDERS, property, *NATIVE))
 
 
-def is_foreign(value: object, name: object = "", *, surveyed: bool = False) -> bool:
+def is_foreign(value: object, *, surveyed: bool = False) -> bool:
     """Return True if code other than torch's is in `value`, as far as can be seen.
 
-    A native function must bear `name`, if that is given. What is `surveyed` may have been there
-    since `import torch`: code that was compiled from a text under no name is torch's then.
+    What is `surveyed` may have been there since `import torch`: code that was compiled from a text
+    under no name is torch's then.
     """
     if isinstance(value, NATIVE):
-        return isinstance(name, str) and bool(name) and not _bears(value.__name__, name)
+        return False
     if isinstance(value, type):
         return not _is_of_known_module(value)
     if isinstance(value, types.ModuleType) or not is_code(value):
         return False
     return any(not _is_of_torch(part, surveyed) for part in parts_of(value))
-
-
-def _bears(own: str, name: str) -> bool:
-    """Return True if a native function is at home: `linalg_inv` is `torch.linalg.inv`."""
-    own, name = own.strip("_"), name.strip("_")
-    return own in (name, _BY_OTHER_NAMES.get(name)) or own.endswith(f"_{name}")
 
 
 def _is_of_torch(value: object, surveyed: bool = False) -> bool:
@@ -319,38 +306,6 @@ def _is_known_module(name: str) -> bool:
         return True
     module = sys.modules.get(name)
     return module is not None and origin_of(module).is_versioned
-
-
-def is_misplaced(value: object, place: str, name: object) -> bool:
-    """Return True if the file of a namespace defines a function `name`, and `value` is another.
-
-    For where torch was first seen late: `F.relu = F.silu` looks like torch's own. `place` is a
-    module, or a class as `module:name`.
-    """
-    if not isinstance(value, types.FunctionType):
-        return False
-    code = value.__code__
-    is_wrapper = bool(code.co_freevars)
-    wraps = is_wrapper and code.co_name != value.__name__  # so it bears the name of what it wraps
-    if (value.__name__ if wraps else code.co_name) == name or (is_wrapper and not wraps):
-        return False
-    module, _, kind = place.partition(":")
-    # Classes of torch's say that they are from elsewhere.
-    file = code.co_filename if kind else getattr(sys.modules.get(module), "__file__", None)
-    return isinstance(file, str) and name in _defined_in(file)
-
-
-_DEFINED = re.compile(r"^[ \t]*(?:async )?def (\w+)", re.MULTILINE)
-
-
-@functools.cache
-def _defined_in(file: str) -> frozenset[str]:
-    """Return the names of all functions and methods that a source file defines."""
-    try:
-        with open(file, encoding="utf-8") as source:
-            return frozenset(_DEFINED.findall(source.read()))
-    except (OSError, ValueError):
-        return frozenset()
 
 
 def parts_of(value: object) -> Iterator[object]:
@@ -469,3 +424,56 @@ def is_named_as(operator: Operator, value: object) -> bool:
         return True
     name: str = operator.name().rpartition("::")[2].partition(".")[0]
     return getattr(value, "__name__", "") == name
+
+
+# -- values: what torch's modules hold beside code
+
+SCALARS: tuple[type, ...] = (str, bytes, int, bool, float, complex, type(None))
+
+
+def kinds_of_tables() -> tuple[type, ...]:
+    """Return the types of containers that may hold constants and can be changed."""
+    return dict, list, set, internals.ordered_set.get()
+
+
+def kinds_of_values() -> tuple[type, ...]:
+    """Return the types of constants, and of containers of them."""
+    return (*SCALARS, tuple, frozenset, *kinds_of_tables())
+
+
+def is_plain(value: object) -> bool:
+    """Return True if its text says all of it."""
+    is_scalar = type(value) in SCALARS
+    return is_scalar or internals.is_dtype(value) or internals.is_operator(value)
+
+
+def is_constant(value: object) -> bool:
+    """Return True for what is found in tables that torch does not write to as it works."""
+    return (
+        type(value) in kinds_of_values()
+        or internals.is_dtype(value)
+        or internals.is_operator(value)
+        or isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
+    )
+
+
+def is_same_value(old: object, new: object, depth: int = 0) -> bool:
+    """Return True if two constants are the same, whatever they claim to equal; 1 is not True."""
+    if old is new:
+        return True
+    kind = type(old)
+    if (
+        kind is not type(new)
+        or kind not in kinds_of_values()
+        or depth > _s3cache_autoload.MAX_DEPTH
+    ):
+        return False
+    if isinstance(old, SCALARS):
+        return old == new
+    ours, theirs = (
+        [*each, *each.values()] if isinstance(each, dict) else list(cast("Iterable[object]", each))
+        for each in (old, new)
+    )
+    return len(ours) == len(theirs) and all(
+        is_same_value(one, other, depth + 1) for one, other in zip(ours, theirs, strict=True)
+    )

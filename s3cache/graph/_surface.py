@@ -15,27 +15,21 @@ from operator import is_
 from typing import NamedTuple, cast
 
 import _s3cache_autoload
-from s3cache.graph._identity import (
+from s3cache.graph._identity import UnidentifiedError, digest_of, identity
+from s3cache.graph._origin import (
     SCALARS,
-    UnidentifiedError,
-    by_name,
-    digest_of,
-    identity,
+    are_same_method,
+    codes_in,
+    is_code,
     is_constant,
+    is_foreign,
+    is_named_as,
+    is_of_others,
+    is_operator_of_torch,
     is_plain,
     is_same_value,
     kinds_of_tables,
     kinds_of_values,
-)
-from s3cache.graph._origin import (
-    are_same_method,
-    codes_in,
-    is_code,
-    is_foreign,
-    is_misplaced,
-    is_named_as,
-    is_of_others,
-    is_operator_of_torch,
     own_name,
     unwrap_patch,
 )
@@ -80,12 +74,12 @@ class Container:
     def start(self, first: dict[object, object] | None, *, trusted: bool) -> list[Override]:
         """Begin with what torch is known to have, with all that is there, or what looks like it."""
         if trusted and first is None:
-            self.first = by_name(self.inside)
+            self.first = internals.by_name(self.inside)
             return []
         if first is not None:
             self.first = first
             return self.compare()
-        now = by_name(self.inside)
+        now = internals.by_name(self.inside)
         others = [name for name, value in now.items() if self.is_foreign_at_first(name, value)]
         found = [self._override(name, unwrap_patch(now.pop(name))) for name in others]
         self.first = now
@@ -93,7 +87,7 @@ class Container:
 
     def compare(self) -> list[Override]:
         """Return the values that now replace torch's own."""
-        now, found = by_name(self.inside), []
+        now, found = internals.by_name(self.inside), []
         if are_identical(now.values(), self.first.values()) and list(now) == list(self.first):
             return []
         for name in {**self.first, **now}:
@@ -143,20 +137,17 @@ class Namespace(Container):
         self._makes_code = internals.makes_code(module)
 
     def is_foreign_at_first(self, name: object, value: object) -> bool:
-        kind = type(value)
-        if kind is types.FunctionType:
-            function = cast("types.FunctionType", value)
-            if function.__closure__ is None and function.__code__.co_filename in _known_files:
-                # So it is for nine of ten.
-                return bool(self._listed_as) and is_misplaced(value, self._listed_as, name)
-        elif kind in SCALARS:
+        if type(value) is types.FunctionType:
+            if value.__closure__ is None and value.__code__.co_filename in _known_files:
+                return False  # so it is for nine of ten
+        elif type(value) in SCALARS:
             return False
         value = unwrap_patch(value)
-        if is_foreign(value, name if self._listed_as else "", surveyed=True):
+        if is_foreign(value, surveyed=True):
             return True
         if type(value) is types.FunctionType:
             _known_files.add(value.__code__.co_filename)
-        return bool(self._listed_as) and is_misplaced(value, self._listed_as, name)
+        return False
 
     def is_override(self, name: object, old: object, new: object) -> bool:
         if str(name).startswith(_DYNAMOS) or (self._listed_as and name in internals.NOT_COMPILED):
@@ -224,7 +215,7 @@ class Constants(Container):
 
     def compare(self) -> list[Override]:
         found = super().compare()
-        there = [name for name in by_name(self.inside) if name in self.first]
+        there = [name for name in internals.by_name(self.inside) if name in self.first]
         if type(self.inside) not in (list, set) and there != [n for n in self.first if n in there]:
             found.append(Override(f"{self.place}[in another order]", there))
         return found
@@ -258,8 +249,8 @@ class Surface:
         self._present: dict[str, int] = {}  # the ids of all modules at the last look, by name
         self._modules: dict[str, types.ModuleType] = {}  # those that make code
         self._seen: set[int] = set()  # tables, by their ids; they are kept
-        #: Digests of what was in modules, classes and tables at the first look, by place, where
-        #: nothing says what torch itself put there.
+        #: What was there at the first look, where nothing says whether torch put it there: digests
+        #: of modules, classes and tables, and values in tables, by place.
         self.unknown: dict[str, str] = {}
 
     def watch_listed(self, *, trusted: bool = False, fresh: AbstractSet[str] = frozenset()) -> None:
@@ -317,12 +308,12 @@ class Surface:
         self._containers.add(container, container.watched)  # before: no write is missed
         first = _s3cache_autoload.baseline.get(place.replace(":", "."))
         found = container.start(first, trusted=trusted)
-        is_known = trusted or first is not None
-        if isinstance(container, Constants) and found and all(is_plain(o.value) for o in found):
-            # Other modules of torch's fill some tables while they are imported.
-            is_known, container.first, found = False, by_name(container.inside), []
-        if not is_known and internals.makes_code(place):
+        if first is None and not trusted:
             self.unknown[place] = digest_of(container.first)
+        elif isinstance(container, Constants) and all(is_plain(each.value) for each in found):
+            # Other modules of torch's fill some tables while they are imported.
+            self.unknown.update((each.place, repr(each.value)) for each in found)
+            container.first, found = internals.by_name(container.inside), []
         self._enter(container, found)
         FUNCTIONS.add(container.first.values())
         if isinstance(container, Namespace) and internals.makes_code(container.module):
@@ -342,7 +333,7 @@ class Surface:
         """Begin with a table, unless objects in it make it a cache or a registry."""
         if not table or id(table) in self._seen or depth > _s3cache_autoload.MAX_DEPTH:
             return
-        inside = by_name(table)
+        inside = internals.by_name(table)
         if not all(map(is_constant, (*inside, *inside.values()))):
             return
         self._add(Constants(place, table), place, trusted=trusted)

@@ -249,7 +249,7 @@ _rules_of_torch: dict[int, object] = {}
 def _is_rule_of_torch(rule: object) -> bool:
     if id(rule) in _rules_of_torch:
         return True
-    if is_foreign(rule, "") or is_foreign(getattr(rule, "func", None), ""):
+    if is_foreign(rule) or is_foreign(getattr(rule, "func", None)):
         return False
     _rules_of_torch[id(rule)] = rule
     return True

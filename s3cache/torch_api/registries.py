@@ -283,6 +283,17 @@ def inside_of_ordered_set(value: Collection[object]) -> dict[object, None]:
     return cast("dict[object, None]", value._dict)  # type: ignore[attr-defined]
 
 
+def by_name(inside: Collection[object]) -> dict[object, object]:
+    """Return what is in a container, by its key, its index, or itself."""
+    if isinstance(inside, Mapping):
+        return dict(inside)
+    if isinstance(inside, (list, tuple)):
+        return dict(enumerate(inside))
+    if type(inside) is names.ordered_set.get():
+        inside = inside_of_ordered_set(inside)  # it runs a line of Python for each
+    return {each: each for each in list(inside)}
+
+
 def is_dtype(value: object) -> bool:
     """Return whether it is the type of the elements of a tensor."""
     import torch

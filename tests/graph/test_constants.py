@@ -16,7 +16,7 @@ from torch._inductor.codegen import cpp, cpp_gemm_template, cpp_utils
 from torch._subclasses import fake_tensor
 from torch.utils._ordered_set import OrderedSet
 
-from s3cache.graph._identity import is_same_value
+from s3cache.graph._origin import is_same_value
 from tests.graph.checking import key_of
 from tests.support.machines import Machine
 from tests.support.marks import slow

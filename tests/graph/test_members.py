@@ -249,16 +249,15 @@ def _keys_of_machine() -> list[Any]:
 @slow
 @pytest.mark.timeout(900)
 def test_it_does_not_matter_when_torch_was_first_looked_at(tmp_path: Path) -> None:
-    """Nor what was imported since: in a process all of torch's is taken for torch's.
+    """Nor what was imported since: what is replaced is seen.
 
-    Without the entry point torch is seen late.
+    Without the entry point torch is seen late, and keys have what was there by then.
     """
     ways = {"early": {}, "late": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
     early, late = (
         Machine(tmp_path / name, **environment).run(f"{__name__}:_keys_of_machine").result
         for name, environment in ways.items()
     )
-    assert early == late
-    replaced, plain, others = early
-    assert (replaced, others) == ([["generator"], ["override"], ["override"]], [])
-    assert plain is not None
+    for replaced, plain, others in (early, late):
+        assert (replaced, others) == ([["generator"], ["override"], ["override"]], [])
+        assert plain is not None

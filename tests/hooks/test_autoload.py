@@ -105,7 +105,7 @@ print(json.dumps({{
     "url": None if cache is None else cache.settings.url,
     "mode": None if cache is None else cache.settings.mode,
     "in_torch": "s3cache" in AOTAutogradCache.try_load.__module__,
-    "finders": [type(each).__name__ for each in sys.meta_path if "s3cache" in repr(each)],
+    "finders": [type(each).__name__ for each in sys.meta_path if "s3cache.util" in repr(each)],
 }}))
 """
 _OTHER = "import s3cache; s3cache.enable('memory://other')"
