@@ -137,17 +137,7 @@ class Namespace(Container):
         self._makes_code = internals.makes_code(module)
 
     def is_foreign_at_first(self, name: object, value: object) -> bool:
-        if type(value) is types.FunctionType:
-            if value.__closure__ is None and value.__code__.co_filename in _known_files:
-                return False  # so it is for nine of ten
-        elif type(value) in SCALARS:
-            return False
-        value = unwrap_patch(value)
-        if is_foreign(value, surveyed=True):
-            return True
-        if type(value) is types.FunctionType:
-            _known_files.add(value.__code__.co_filename)
-        return False
+        return type(value) not in SCALARS and is_foreign(unwrap_patch(value), surveyed=True)
 
     def is_override(self, name: object, old: object, new: object) -> bool:
         if str(name).startswith(_DYNAMOS) or (self._listed_as and name in internals.NOT_COMPILED):
@@ -184,9 +174,6 @@ class Namespace(Container):
             return False
         codes = codes_in(self.inside, vars(sys.modules[self.module]))
         return not any(assigns(each, name) for each in codes)  # else it is torch's own state
-
-
-_known_files: set[str] = set()  # of functions that are torch's
 
 
 def _is_same_code(old: object, new: object) -> bool:
