@@ -336,6 +336,17 @@ def read_run(root: str, name: str, max_lines: int | None = None) -> Run:
     return Run(**{each.name: head[each.name] for each in fields(Run) if each.name in head})
 
 
+def keys_hit(roots: Iterable[str]) -> frozenset[str]:
+    """Return the keys that the processes on record have hit."""
+    hit: set[str] = set()
+    for root in roots:
+        for name in run_names(root):
+            with contextlib.suppress(FileNotFoundError):  # it was removed in the meantime
+                records = read_run(root, name).records
+                hit.update(each.key for each in records if each.outcome == "hit")
+    return frozenset(hit)
+
+
 # -- jobs: the ranks that a launcher has started, and the processes that they start
 
 

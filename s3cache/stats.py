@@ -266,7 +266,9 @@ class CacheStats(_Lookups):
             self.pending and f"{self.pending} still to upload",
         ]
         shown = ", ".join(str(count) for count in counts if count)
-        return f"{shown}; {self.time_saved_s:.1f} s of compiling spared"
+        has_both = any(self.hits.values()) and self.misses.get(Reason.ABSENT)
+        hint = "; `s3cache explain` says why graphs missed where others hit" if has_both else ""
+        return f"{shown}; {self.time_saved_s:.1f} s of compiling spared{hint}"
 
 
 def _count_in_words(what: str, by_name: Mapping[Any, int], total: int | None = None) -> str:

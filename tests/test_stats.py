@@ -33,7 +33,8 @@ def test_counts_in_words() -> None:
     counters.time_saved(2.25)
     assert counters.snapshot().in_words() == (
         "2 hit (1 local, 1 remote), 1 missed (1 absent), 1 bypassed (1 freezing, 1 input), "
-        "1 saved, 0 uploaded; 2.2 s of compiling spared"
+        "1 saved, 0 uploaded; 2.2 s of compiling spared; "
+        "`s3cache explain` says why graphs missed where others hit"
     )
     assert json.loads(json.dumps(counters.snapshot().in_numbers()))["misses"] == {"absent": 1}
     second = Counters()

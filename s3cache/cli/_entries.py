@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import heapq
+import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from s3cache.trust import Policy
 
 _Order: TypeAlias = Literal["age", "size"]
-_Group: TypeAlias = Literal["age", "kind", "tag", "torch"]
+_Group: TypeAlias = Literal["age", "device", "kind", "signer", "tag", "torch"]
 
 # -- what there is
 
@@ -43,7 +45,7 @@ _SORTED_AT_MOST = 1000
 _DAY_S = 86400
 _AGES = {"below 1 day": 1, "below 7 days": 7, "below 30 days": 30, "30 days or more": float("inf")}
 # The columns of `--long`, and their widths.
-_LONG = {"kind": 6, "torch": 14, "tag": 8}
+_LONG = {"kind": 6, "torch": 14, "device": 5, "tag": 8, "signer": 12}
 
 
 def ls(
@@ -60,8 +62,8 @@ def ls(
 ) -> int:
     """List entries: size, time since the last change, key and variant.
 
-    With --long also kind, torch and tag. Entries are printed as they are found, so the bucket may
-    be of any size.
+    With --long also kind, torch, device, tag and signers. Entries are printed as they are found, so
+    the bucket may be of any size.
     """
     long = long or filters.selection.needs_headers
     shown = 0
@@ -87,7 +89,8 @@ def ls(
 def _item_text(item: manage.Item, long: bool) -> str:
     cells = [f"{size_text(item.size):>10}", f"{_age_text(item.age_s):>6}"]
     for field, width in _LONG.items() if long else ():
-        cells.append(f"{'?' if item.about is None else item.about[field] or '-':{width}}")
+        text = "?" if item.about is None else ",".join(item.values(field)) or "-"
+        cells.append(f"{text:{width}}")
     cells += [item.key, item.name.rpartition(".")[2]]
     if item.problem is not None:
         cells.append(f"({item.problem})")
@@ -116,7 +119,11 @@ def du(
             if by == "age":
                 name = next(name for name, days in _AGES.items() if item.age_s < days * _DAY_S)
             else:
-                name = "(not readable)" if item.about is None else item.about[by] or "(none)"
+                name = (
+                    "(not readable)"
+                    if item.about is None
+                    else " ".join(item.values(by)) or "(none)"
+                )
             sums[name][0] += 1
             sums[name][1] += item.size
             advance(1)
@@ -163,11 +170,16 @@ def stats(where: Where, out: Output) -> None:
 
 
 def _totals(place: manage.Place) -> dict[str, int]:
-    entries = size = 0
+    entries = size = keys = 0
+    # A key has one first entry. A local tier may have only others, and is bounded.
+    local_keys: set[str] = set()
     for item in items_of(manage.Scan(place)):
         entries += 1
         size += item.size
-    return {"entries": entries, "bytes": size}
+        keys += item.name.endswith(".0")
+        if place.is_local:
+            local_keys.add(item.key)
+    return {"entries": entries, "keys": len(local_keys) or keys, "bytes": size}
 
 
 def verify(filters: Filters, where: Where, out: Output) -> int:
@@ -186,31 +198,63 @@ def verify(filters: Filters, where: Where, out: Output) -> int:
     )
 
 
+# The URL of an object: up to where the entries of its store begin, its name, and options.
+_OBJECT = re.compile(r"(\w+://[^?]*?)/(v1/[0-9a-f]{3}/[^/?]+)(\?.*)?")
+
+
 def inspect(
     where: Where,
     out: Output,
-    key: str = Argument(..., metavar="KEY", help="A key, or the beginning of one."),
+    target: str = Argument(
+        ...,
+        metavar="KEY|FILE|URL",
+        help="A key or the beginning of one, a file, or the URL of an object.",
+    ),
 ) -> int:
     """Show what an entry says of itself: key, guards, kernels, times, signatures, its graph.
 
     Nothing is unpickled, and torch is not needed. The header is verified; s3cache verify checks the
     rest.
     """
-    with where.open() as place:
-        whole = manage.Selection(manifest=frozenset({key}))  # one request
-        names = [item.name for item in items_of(manage.Scan(place, whole))]
-        if not names:
-            found = [*items_of(manage.Scan(place, manage.Selection(key=(key,))))]
-            if len({item.key for item in found}) > 1:
-                raise ConfigError(f"key {key!r}", "is the beginning of several", "give more of it")
-            names = [item.name for item in found]
-        for name in sorted(names):
-            head = until_done(manage.read_head(place.store, name))
+    if "://" not in target and (os.sep in target or os.path.isfile(target)):
+        _show_file(out, target)
+        return 0
+    part = _OBJECT.fullmatch(target)
+    if part is None and "://" in target:
+        fix = "give SCHEME://.../v1/3f2/KEY.0, or a key and --url"
+        raise ConfigError("the URL", "is not that of an entry", fix)
+    with manage.open_place(part[1] + (part[3] or "")) if part else where.open() as place:
+        names = [part[2]] if part else _names_of(place, target)
+        heads = {name: until_done(manage.read_head(place.store, name)) for name in sorted(names)}
+        for name, head in heads.items():
             if head is not None:
                 _show(out, name, head, place.policy)
-    if not names:
-        out.note(f"{key}: there is no such entry")
-    return 0 if names else 1
+    if any(heads.values()):
+        return 0
+    out.note(f"{target}: there is no such entry")
+    return 1
+
+
+def _names_of(place: manage.Place, key: str) -> list[str]:
+    """Return the names of all entries under ``key``, or under the only key that begins so."""
+    whole = manage.Selection(manifest=frozenset({key}))  # one request
+    if names := [item.name for item in items_of(manage.Scan(place, whole))]:
+        return names
+    found = [*items_of(manage.Scan(place, manage.Selection(key=(key,))))]
+    if len({item.key for item in found}) > 1:
+        raise ConfigError(f"key {key!r}", "is the beginning of several", "give more of it")
+    return [item.name for item in found]
+
+
+def _show_file(out: Output, path: str) -> None:
+    from s3cache import frame
+
+    if not (os.path.isfile(path) and os.access(path, os.R_OK)):  # a pipe would block
+        problem = "cannot be read, or is no regular file"
+        raise ConfigError(f"file {path}", problem, "name another")
+    with open(path, "rb") as file:
+        head = frame.decode_head(file.read(2 * frame.MAX_HEADER_BYTES))
+    _show(out, path, head, Settings.load()[0].trust_policy())
 
 
 def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
@@ -395,14 +439,19 @@ def gc(
         False, "--delete/--dry-run", help="Remove them; else they are only counted."
     ),
 ) -> int:
-    """Remove entries that are old, large, of an old torch, unreadable or not trusted.
+    """Remove entries that are old, large, of an old torch, never hit, unreadable or not trusted.
 
     Without --delete it only counts them. Needs at least one condition, and credentials that may
-    delete. A lifecycle rule of the bucket does the same by age.
+    delete. A lifecycle rule of the bucket does the same by age. Hits on other machines are recorded
+    only there: with --never-hit give --older or --local, too.
     """
-    if filters.selection == manage.Selection():
+    chosen = filters.selection
+    if chosen == manage.Selection():
         raise ConfigError("s3cache gc", "has no condition", "give one, such as --older 90d")
-    return _remove(out, where, filters.selection, not delete, "give --delete")
+    if chosen.never_hit is not None and chosen.older < 0 and not where.local:
+        cause = "knows of this machine's hits only"
+        raise ConfigError("option --never-hit", cause, "give --older 30d, too")
+    return _remove(out, where, chosen, not delete, "give --delete")
 
 
 def _remove(out: Output, where: Where, selection: manage.Selection, dry_run: bool, how: str) -> int:

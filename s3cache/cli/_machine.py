@@ -118,6 +118,7 @@ def _interpreter_options() -> list[str]:
 _ENDS = {
     "itself": "ended by itself",
     "quiet": "was ended: it compiled nothing more (--quiet)",
+    "graphs": "was ended: so many graphs were compiled (--graphs)",
     "timeout": "was ended: its time was over (--timeout)",
     "interrupted": "was ended: interrupted",
 }
@@ -131,6 +132,7 @@ def check(
     quiet: str = Option(
         "30s", metavar="TIME", help="End it when it has compiled nothing for so long; 0: never."
     ),
+    graphs: int | None = Option(None, metavar="N", help="End it after so many graphs.", min=1),
     timeout: str = Option(
         "2h", metavar="TIME", help="End it after that time in any case; 0: never."
     ),
@@ -150,6 +152,7 @@ def check(
         _arguments(program, module=module, command=command),
         quiet_s=duration_s("--quiet", quiet) or float("inf"),
         timeout_s=duration_s("--timeout", timeout) or float("inf"),
+        graphs=graphs or float("inf"),
         to_stderr=out.json,
     )
     end, code = str(found.program["end"]), found.program["exit_code"]
@@ -227,7 +230,7 @@ def explain(
 
     By default it explains the last process on this machine that looked something up. Lookups are
     recorded in the local tier (not with S3CACHE_RECORD=0). They are compared with earlier lookups,
-    and with entries in the remote. Exits with 1 if anything missed or was bypassed.
+    and with entries in the local tier and in the remote. Exits with 1 if anything missed or was bypassed.
 
     For a code (a reason, a bypass, an error, a check of doctor) it shows the section of the
     documentation, offline. A word that is a code is taken as such: give a file of that name as

@@ -15,6 +15,8 @@ from typer import Option
 
 from s3cache import manage
 from s3cache.errors import ConfigError
+from s3cache.records import keys_hit
+from s3cache.settings import Settings
 from s3cache.util.options import size
 from s3cache.util.text import printable, printable_lines
 
@@ -164,6 +166,14 @@ def named_in(manifest: str) -> list[str]:
         raise ConfigError(thing, f"cannot be read ({exc})", "name another") from None
 
 
+def _named(_: str, manifest: str) -> frozenset[str]:
+    return frozenset(named_in(manifest))
+
+
+def _hit_here(*_: object) -> frozenset[str]:
+    return keys_hit(Settings.load()[0].local_dirs)
+
+
 # -- groups of options
 
 
@@ -183,44 +193,59 @@ class Where:
         return manage.open_place(self.url, in_tier=self.local, of_all=True)
 
 
-def _only(name: str, metavar: str, text: str) -> Any:
-    return Option(None, name, metavar=metavar, help=f"Only {text}.")
+def _repeated(_: str, values: list[str]) -> tuple[str, ...]:
+    return tuple(values)
+
+
+def _flag(_: str, value: bool) -> bool:
+    return value
+
+
+# Options that choose entries, each named as the field of `Selection` that it sets: how the value is
+# read, what it is called (nothing for a flag), and which entries are chosen.
+_FILTERS: dict[str, tuple[Callable[[str, Any], Any], str, str]] = {
+    "key": (_repeated, "KEY", "keys that begin so; may be repeated"),
+    "manifest": (_named, "FILE", "what the file names, a key to a line; - for stdin"),
+    "kind": (_repeated, "KIND", "aot, fx, shapes or another kind"),
+    "torch": (_repeated, "VERSION", "entries made by that torch: 2.12"),
+    "device": (_repeated, "DEVICE", "entries with code for that: cpu, cuda, xpu, mps"),
+    "tag": (_repeated, "TAG", "entries with that cache_key_tag"),
+    "signer": (_repeated, "NAME", "entries that claim a signature by that key"),
+    "never_hit": (_hit_here, "", "what the last 128 processes of this machine did not hit"),
+    "older": (duration_s, "TIME", "entries not changed for so long: 90d, 12h"),
+    "newer": (duration_s, "TIME", "entries changed within that time"),
+    "min_size": (size_bytes, "SIZE", "entries of so much or more: 10MB"),
+    "max_size": (size_bytes, "SIZE", "entries of so much or less"),
+    "unreadable": (_flag, "", "entries that are damaged or out of place"),
+    "untrusted": (_flag, "", "entries that the trust settings refuse"),
+}
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 class Filters:
     """The entries that meet all conditions given, as a ``selection``."""
 
-    def __init__(
-        self,
-        key: list[str] | None = _only("--key", "KEY", "keys that begin so; may be repeated"),
-        manifest: str | None = _only(
-            "--manifest", "FILE", "what the file names, a key to a line; - for stdin"
-        ),
-        kind: list[str] | None = _only("--kind", "KIND", "aot, fx, shapes or another kind"),
-        torch: list[str] | None = _only("--torch", "VERSION", "entries made by that torch: 2.12"),
-        tag: list[str] | None = _only("--tag", "TAG", "entries with that cache_key_tag"),
-        older: str | None = _only("--older", "TIME", "entries not changed for so long: 90d, 12h"),
-        min_size: str | None = _only("--min-size", "SIZE", "entries of so much or more: 10MB"),
-        unreadable: bool = Option(
-            False, "--unreadable", help="Only entries that are damaged or out of place."
-        ),
-        untrusted: bool = Option(
-            False, "--untrusted", help="Only entries that the trust settings refuse."
-        ),
-    ) -> None:
+    def __init__(self, **given: Any) -> None:
+        asked = {name: value for name, value in given.items() if value not in (None, False)}
         self.selection = manage.Selection(
-            key=tuple(key or ()),
-            manifest=None if manifest is None else frozenset(named_in(manifest)),
-            kind=tuple(kind or ()),
-            torch=tuple(torch or ()),
-            tag=tuple(tag or ()),
-            older=None if older is None else duration_s("--older", older),
-            min_size=None if min_size is None else size_bytes("--min-size", min_size),
-            unreadable=unreadable,
-            untrusted=untrusted,
+            **{name: _FILTERS[name][0](_option(name), value) for name, value in asked.items()}
         )
 
 
+def _filter_parameter(name: str) -> inspect.Parameter:
+    read, metavar, chosen = _FILTERS[name]
+    kind: Any = list[str] | None if read is _repeated else str | None if metavar else bool
+    default = None if metavar else False
+    option = Option(default, _option(name), metavar=metavar or None, help=f"Only {chosen}.")
+    return inspect.Parameter(name, _KEYWORD_ONLY, default=option, annotation=kind)
+
+
+Filters.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [*map(_filter_parameter, _FILTERS)]
+)
 _GROUPS = (Output, Where, Filters)
 
 
@@ -279,7 +304,15 @@ def note_missing(out: Output, scan: manage.Scan) -> int:
     """Note what a scan was to find and did not, and return the exit code."""
     for name in scan.absent:
         out.note(f"{name}: {_NOT_THERE}")
+    _warn_unmet(scan)
     return 1 if scan.absent else 0
+
+
+def _warn_unmet(scan: manage.Scan) -> None:
+    """Warn of values that no entry has, also with ``--json``: they may be misspelt."""
+    for field, value in sorted(scan.unmet):
+        line = printable(f"no entry has {_option(field)} {value}")
+        sys.stderr.write(f"s3cache: warning: {line}\n")
 
 
 def finish(
@@ -289,6 +322,7 @@ def finish(
 
     The last line is ``summary``, with names of counts in braces; JSON also has ``more``.
     """
+    _warn_unmet(scan)
     for name in scan.absent:
         result.fail(name, _NOT_THERE)
     if out.json:

@@ -345,14 +345,15 @@ def recorded_neighbors(runs: Iterable[Run]) -> list[Neighbor]:
     return list(found.values())
 
 
-class RemoteEntries:
-    """Find neighbors among the entries of the remote, by their headers.
+class StoredEntries:
+    """Find neighbors among the entries of the remote, or of the local tier, by their headers.
 
     Nothing is read before it is needed, and nothing more after the first failure, which
     :attr:`problem` says. Entries that are damaged or not trusted are skipped.
     """
 
-    def __init__(self, open_place: Callable[[], Place] | None) -> None:
+    def __init__(self, where: str, open_place: Callable[[], Place] | None) -> None:
+        self._where = where
         self._open = open_place
         self._place: Place | None = None
         self._deadline = 0.0
@@ -410,7 +411,7 @@ class RemoteEntries:
             with contextlib.suppress(CorruptError, UntrustedError):
                 head = await read_head(place.store, info.key, place.policy.check)
                 if head is not None and (record := _record_of(head.header)):
-                    found.append(Neighbor(record, "the remote"))
+                    found.append(Neighbor(record, self._where))
 
         await concurrently(read, heapq.nlargest(_MAX_HEADERS, infos, key=attrgetter("modified")))
 

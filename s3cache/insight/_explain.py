@@ -15,7 +15,7 @@ from s3cache.graph import cached_at
 from s3cache.insight._differences import (
     Difference,
     Neighbor,
-    RemoteEntries,
+    StoredEntries,
     differences,
     nearest,
     recorded_neighbors,
@@ -173,8 +173,8 @@ def explain(
     """Explain why lookups missed or were bypassed: in this process, else in the last recorded one.
 
     Each miss is compared with the nearest entry among those that the last 16 processes of this
-    machine have looked up, and the 256 latest of the first 8,000 in the remote. torch is not
-    needed. The processes of one job on this machine are explained together.
+    machine have looked up, and the 256 latest of the first 8,000 in the local tier and in the
+    remote. torch is not needed. The processes of one job on this machine are explained together.
 
     Args:
         what: the name of a run, a key that was looked up, or the beginning of either. A program
@@ -192,16 +192,21 @@ def explain(
     remote_url = settings.url or (None if cache is None else cache.settings.url)
     runs = _Runs(settings, with_this_process=not (what or options))
     job, key = runs.chosen(what)
-    place = functools.partial(open_place, remote_url, **options) if remote and remote_url else None
-    with closing(RemoteEntries(place)) as entries:
+    place = functools.partial(open_place, remote_url, **options)
+    of_tier = functools.partial(place, in_tier=True) if settings.local else None
+    of_remote = place if remote and remote_url else None
+    with (
+        closing(StoredEntries("the local tier", of_tier)) as tier,
+        closing(StoredEntries("the remote", of_remote)) as entries,
+    ):
         known = recorded_neighbors({each.name: each for each in (*job, *runs.latest)}.values())
 
         def find(missed: Record) -> Neighbor | None:
-            """Return the nearest entry: what is recorded goes before the remote."""
+            """Return the nearest entry: what is recorded goes before the tier and the remote."""
             found: dict[tuple[str, str], Neighbor] = {}
-            for each in (*known, *entries.neighbors):
+            for each in (*known, *tier.neighbors, *entries.neighbors):
                 found.setdefault((each.record.level, each.record.key), each)
-            return nearest(missed, found.values(), entries.complete)
+            return nearest(missed, found.values(), lambda it: entries.complete(tier.complete(it)))
 
         lookups = [each for each in folded(job) if each.record.key.startswith(key)]
         ranks = ranks_in_words if len(job) > 1 else lambda _: ""

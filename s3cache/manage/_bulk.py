@@ -25,7 +25,7 @@ from s3cache.errors import (
     UntrustedError,
 )
 from s3cache.frame import Frame, Head
-from s3cache.manage._selection import Item, Selection
+from s3cache.manage._selection import HEADER_FIELDS, Item, Selection
 from s3cache.settings import Options, Settings
 from s3cache.store import (
     FileLocation,
@@ -37,7 +37,7 @@ from s3cache.store import (
     parse_url,
 )
 from s3cache.tier import Budget, DiskTier, TierStore, background, read_head
-from s3cache.trust import Policy
+from s3cache.trust import Policy, unpack
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -118,7 +118,8 @@ class Scan:
     """The entries of a place that are chosen, in batches: the memory does not grow.
 
     Where a selection names entries of a remote, nothing else is listed: one request for each key.
-    Once all batches were read, ``absent`` has the names that no entry has.
+    Once all batches were read, ``absent`` has the names that no entry has, and ``unmet`` the values
+    that no header has, by the field.
 
     Args:
         headers: read headers even where nothing is chosen by them; one request each.
@@ -130,6 +131,8 @@ class Scan:
         self.place = place
         self.selection = selection or Selection()
         self.absent: list[str] = []
+        asked = ((field, getattr(self.selection, field)) for field in HEADER_FIELDS)
+        self.unmet = {(field, value) for field, values in asked for value in values}
         self._reads_headers = headers or self.selection.needs_headers
 
     async def batches(self) -> AsyncGenerator[list[Item], None]:
@@ -161,8 +164,9 @@ class Scan:
     async def _chosen(self, batch: list[Item]) -> list[Item]:
         if not self._reads_headers:
             return batch
-        there = await concurrently(self.read_header, batch)
-        return [item for item in there if item is not None and self.selection.chooses(item)]
+        there = [item for item in await concurrently(self.read_header, batch) if item is not None]
+        self.unmet -= {each for each in self.unmet if any(item.has(*each) for item in there)}
+        return [item for item in there if self.selection.chooses(item)]
 
     async def read_header(self, item: Item) -> Item | None:
         """Return ``item`` with its header, or with what is wrong with it; None if it is gone."""
@@ -179,7 +183,10 @@ class Scan:
 
 
 def _about(head: Head) -> dict[str, Any]:
-    """Return the fields by which one chooses; one that is not as we write it is left empty."""
+    """Return the fields by which one chooses; one that is not as we write it is left empty.
+
+    Nothing proves who the signers are.
+    """
     header = head.header
     made_by, components = (
         value if isinstance(value := header.meta.get(name), Mapping) else {}
@@ -187,13 +194,19 @@ def _about(head: Head) -> dict[str, Any]:
     )
     tag = components.get("cache_key_tag")  # its digest and a readable value
     text = {
-        "torch": made_by.get("torch"),
+        **{name: made_by.get(name) for name in ("torch", "device")},
         "tag": tag[-1] if isinstance(tag, list) and len(tag) == 2 else None,
     }
+    found = {name: value if isinstance(value, str) else "" for name, value in text.items()}
+    signer: list[str] = []
+    with contextlib.suppress(CorruptError):
+        signer = [each.signer for each in unpack(head.signatures)]
     return {
         **{name: getattr(header, name) for name in ("kind", "variant", "schema", "producer")},
         "created_s": header.created_ns / 1e9,
-        **{name: value if isinstance(value, str) else "" for name, value in text.items()},
+        **found,
+        "device": found["device"].split(),
+        "signer": signer,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -14,9 +15,11 @@ from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedErr
 _NAMESPACE = re.compile(r"[0-9a-f]{16}/(?=v1/)")
 # Where a CorruptError says that a later release wrote the frame: it may well be sound.
 _NEWER = "frame version"
+# The keys of shape profiles begin so, and no others: their use is not recorded.
+_PROFILE = "p"
 
 #: What a header says by which entries are chosen and grouped.
-HEADER_FIELDS = ("kind", "torch", "tag")
+HEADER_FIELDS = ("kind", "torch", "device", "tag", "signer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +48,44 @@ class Item:
     def age_s(self) -> float:
         return time.time() - self.modified
 
+    def values(self, field: str) -> tuple[str, ...]:
+        """Return the values of a field of its header: an entry may have several signers."""
+        value: Any = self.about[field] if self.about else ()
+        return tuple(filter(None, (value,) if isinstance(value, str) else value))
+
     def has(self, field: str, wanted: str) -> bool:
         """Return whether a field has a value; ``2.13`` means torch 2.13.0, and ``2.1`` does not."""
-        value: str = self.about[field] if self.about else ""
         begins = tuple(f"{wanted}{mark}" for mark in ".+") if field == "torch" else ()
-        return bool(value) and (value == wanted or value.startswith(begins))
+        return any(value == wanted or value.startswith(begins) for value in self.values(field))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
     """The entries that meet every condition given here; all entries where there is none.
 
-    Each has the name of the option that sets it. An entry with a header that cannot be read meets
-    no condition on headers but ``unreadable`` or ``untrusted``; with both, either is enough.
+    Each has the name of the option that sets it. Times are in seconds since the last change, or use
+    in a local tier. An entry with a header that cannot be read meets no condition on headers but
+    ``unreadable`` or ``untrusted``; with both, either is enough.
 
     Attributes:
         key: keys that begin with one of these.
         manifest: keys, or names of entries below a remote.
-        older: seconds since the last change, or use in a local tier.
+        never_hit: the keys that were hit; entries under other keys are chosen.
         unreadable: those that are damaged or out of place, but not those of a later release.
     """
 
     key: tuple[str, ...] = ()
     manifest: frozenset[str] | None = None
-    older: float | None = None
-    min_size: int | None = None
+    never_hit: frozenset[str] | None = None
+    older: float = -math.inf
+    newer: float = math.inf
+    min_size: int = 0
+    max_size: float = math.inf
     kind: tuple[str, ...] = ()
     torch: tuple[str, ...] = ()
+    device: tuple[str, ...] = ()
     tag: tuple[str, ...] = ()
+    signer: tuple[str, ...] = ()
     unreadable: bool = False
     untrusted: bool = False
 
@@ -83,12 +96,13 @@ class Selection:
 
     def may_choose(self, item: Item) -> bool:
         """Return whether the conditions on what a listing says hold."""
-        named = self.manifest
+        key, named, hit = item.key, self.manifest, self.never_hit
         return (
-            (not self.key or item.key.startswith(self.key))
-            and (named is None or item.key in named or item.place in named)
-            and (self.older is None or item.age_s >= self.older)
-            and (self.min_size is None or item.size >= self.min_size)
+            (not self.key or key.startswith(self.key))
+            and (named is None or key in named or item.place in named)
+            and (hit is None or not (key in hit or key.startswith(_PROFILE)))
+            and self.older <= item.age_s < self.newer
+            and self.min_size <= item.size <= self.max_size
         )
 
     def chooses(self, item: Item) -> bool:

@@ -8,6 +8,7 @@ tier (:mod:`s3cache.records`), and their progress if :data:`s3cache.settings.WAT
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -33,8 +34,8 @@ from s3cache.store import Store
 from s3cache.tier import background
 from s3cache.torch_api import installed_version, internals
 
-#: How a program ended: by itself; as it compiles nothing more; out of time; by Ctrl-C.
-End: TypeAlias = Literal["itself", "quiet", "timeout", "interrupted"]
+#: How a program ended: by itself; as it compiles nothing more, or enough; out of time; by Ctrl-C.
+End: TypeAlias = Literal["itself", "quiet", "graphs", "timeout", "interrupted"]
 
 _POLL_S = 0.5
 _TERMINATE_S = 30.0
@@ -59,27 +60,38 @@ class _Look:
 
     @property
     def quiet_s(self) -> float:
-        """Return for how long nothing was compiled or looked up; -1 if nothing ever was."""
-        if any(run.compiling for run in self.runs):
+        """Return for how long nothing was compiled or looked up; -1 if nothing ever was.
+
+        A process that was killed while it compiled does not count as compiling.
+        """
+        if any(run.compiling and _is_alive(run.pid) for run in self.runs):
             return 0.0
         times = [record.time for run in self.runs for record in run.records]
         return self.at - max([*times, *(run.noted for run in self.runs)]) if times else -1.0
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as exc:
+        return isinstance(exc, PermissionError)
+    return True
 
 
 def _watch(
     command: Sequence[str],
     root: str,
     environment: Mapping[str, str],
-    is_enough: Callable[[_Look], bool],
+    enough: Callable[[_Look], End | None],
     timeout_s: float,
     *,
     to_stderr: bool = False,
 ) -> tuple[End, _Look]:
     """Run a command with the cache on in all its processes, as one job; return how it ended.
 
-    ``is_enough`` gets a look at it every half second, and once more when it has ended by itself;
-    it returns whether to end it. All processes that are left get SIGTERM, and after half a minute
-    SIGKILL.
+    ``enough`` gets a look at it every half second, and once more when it has ended by itself; it
+    returns why to end it, if at all. All processes that are left get SIGTERM, and after half a
+    minute SIGKILL.
     """
     ours = {"S3CACHE_LOCAL_DIR": root, "S3CACHE_AUTOLOAD": "1", "S3CACHE_RECORD": "1", WATCHED: "1"}
     if not job_here():  # then each rank is one of a job already
@@ -111,11 +123,11 @@ def _watch(
                     with suppress(OSError, ConfigError):  # it was removed in the meantime
                         runs.append(read_run(root, name))
             look = _Look(runs, exit_code)
-            is_quiet = is_enough(look)
+            end = enough(look)
             if exit_code is not None:
                 return "itself", look
-            if is_quiet:
-                return "quiet", look
+            if end is not None:
+                return end, look
             if time.monotonic() > deadline:
                 return "timeout", look
             with suppress(subprocess.TimeoutExpired):
@@ -131,13 +143,19 @@ def _watch(
 
 
 def check_program(
-    program: Sequence[str], *, quiet_s: float, timeout_s: float, to_stderr: bool = False
+    program: Sequence[str],
+    *,
+    quiet_s: float,
+    timeout_s: float,
+    graphs: float = math.inf,
+    to_stderr: bool = False,
 ) -> Report:
     """Run ``program``, which is what follows ``python``, until it has shown enough.
 
-    That is when it has compiled something and then nothing for ``quiet_s``, and after
-    ``timeout_s``; either may be infinite. It compiles as usual, with s3cache over a temporary local
-    tier alone: each graph goes the whole way, to a saved entry or to the reasons why there is none.
+    That is when it has compiled something and then nothing for ``quiet_s``, when so many ``graphs``
+    were looked up, and after ``timeout_s``; each may be infinite. It compiles as usual, with
+    s3cache over a temporary local tier alone: each graph goes the whole way, to a saved entry or to
+    the reasons why there is none.
 
     Raises:
         UnsupportedTorchError: nothing would be cached, for this torch is not supported.
@@ -149,15 +167,17 @@ def check_program(
             "that docs/compatibility.md names"
         )
 
-    def is_enough(look: _Look) -> bool:
-        return look.quiet_s >= quiet_s
+    def enough(look: _Look) -> End | None:
+        if look.quiet_s > 0 and len(_graphs(look.lookups)) >= graphs:
+            return "graphs"
+        return "quiet" if look.quiet_s >= quiet_s else None
 
     environment = {k: text for k, text in os.environ.items() if not k.startswith("S3CACHE_")}
     environment["S3CACHE_SUMMARY"] = "0"
     command = [sys.executable, "-m", "s3cache", "run", *program]
     with tempfile.TemporaryDirectory(prefix="s3cache-check-", ignore_cleanup_errors=True) as place:
         root = os.path.join(place, "local")
-        end, look = _watch(command, root, environment, is_enough, timeout_s, to_stderr=to_stderr)
+        end, look = _watch(command, root, environment, enough, timeout_s, to_stderr=to_stderr)
     runs = sorted(look.runs, key=lambda run: run.started)
     breaks = [GraphBreak(each["reason"], each["where"]) for run in runs for each in run.breaks]
     return Report(
@@ -214,17 +234,18 @@ def warm(
     saved: dict[str, bool] = {}
     left = 0
 
-    def is_enough(look: _Look) -> bool:
+    def enough(look: _Look) -> End | None:
         nonlocal left
         for each in look.lookups:
             if each.outcome == "miss" and not saved.get(each.key):
                 saved[each.key] = background().wait(_is_saved(place, each.key), _CALL_S)
         left = len(background().wait(place.to_upload(), _CALL_S))
         enough_s = quiet_s if all(saved.values()) else _UNSAVED_FACTOR * quiet_s
-        return not left and bool(look.lookups) and look.quiet_s >= enough_s
+        is_quiet = not left and look.lookups and look.quiet_s >= enough_s
+        return "quiet" if is_quiet else None
 
     with open_place(url, in_tier=True) as place:
-        end, look = _watch(command, settings.local_dir, environment, is_enough, timeout_s)
+        end, look = _watch(command, settings.local_dir, environment, enough, timeout_s)
     counts = Counter(each.outcome for each in look.lookups)
     is_done = end not in ("timeout", "interrupted") and not look.exit_code and not left
     return {

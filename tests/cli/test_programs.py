@@ -126,6 +126,7 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
     ("arguments", "end"),
     [
         (["--quiet", "0.2s"], "quiet"),
+        (["--quiet", "0", "--graphs", "2"], "graphs"),
         pytest.param(["--quiet", "0", "--timeout", "15s"], "timeout", marks=slow),
     ],
 )
@@ -148,6 +149,24 @@ time.sleep(600)
     assert (done.code, done.json["end"]) == (0, end)
     assert [graph["key"] for graph in done.json["graphs"]] == ["a1", "a2"]
     assert not is_running(int((tmp_path / "alive").read_text()))
+
+
+def test_a_process_that_is_killed_while_it_compiles_does_not_count(
+    call: Call, tmp_path: Path
+) -> None:
+    killed = f"""{LOOKS_UP}
+look_up("miss", "a1")
+recorder.add(dict(compiling=True, at=time.time()))
+recorder.close(60)
+os.kill(os.getpid(), 9)
+"""
+    job = f"""
+import subprocess, sys, time
+subprocess.run([sys.executable, "-c", {killed!r}])
+time.sleep(600)
+"""
+    done = call("check", "--json", "--quiet", "0.2s", program(tmp_path, job))
+    assert (done.code, done.json["end"]) == (0, "quiet")
 
 
 def test_with_a_torch_that_is_not_supported_it_runs_nothing(

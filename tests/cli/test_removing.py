@@ -53,6 +53,8 @@ def test_gc_removes_what_all_conditions_hold_for(call: Call, shelf: Shelf) -> No
     assert call("gc", "--url", shelf.url, "--older", "90d", "--torch", "2.12", "--delete").code == 0
     assert shelf.names == everything - {old_torch}
     assert call("gc", "--url", shelf.url, "--unreadable", "--delete").code == 0
+    never = call("gc", "--url", shelf.url, "--never-hit", "--delete")
+    assert (never.code, "knows of this machine's hits only" in never.err) == (2, True)
     assert shelf.names == {old, new, later}
     assert call("gc", "--url", shelf.url, "--key", "ne", "--min-size", "1B", "--delete").code == 0
     assert shelf.names == {old, later}
