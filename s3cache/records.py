@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -306,11 +306,6 @@ def run_names(root: str) -> list[str]:
     return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
 
 
-def read_head(root: str, name: str) -> Run:
-    """Return a run without its lookups and events: cheap."""
-    return read_run(root, name, max_lines=1)
-
-
 def read_run(root: str, name: str, max_lines: int | None = None) -> Run:
     """Return a run, as far as it is written; damaged or unfinished lines are left out."""
     directory = Directory.at(root).enter(_DIRECTORY)
@@ -336,15 +331,22 @@ def read_run(root: str, name: str, max_lines: int | None = None) -> Run:
     return Run(**{each.name: head[each.name] for each in fields(Run) if each.name in head})
 
 
-def keys_hit(roots: Iterable[str]) -> frozenset[str]:
-    """Return the keys that the processes on record have hit."""
-    hit: set[str] = set()
+def recorded(
+    roots: Iterable[str], is_wanted: Callable[[str], bool] = bool, *, heads: bool = False
+) -> Iterator[Run]:
+    """Yield the runs on record in local tiers, the latest first, as far as they can be read.
+
+    Args:
+        is_wanted: takes the name of a run; by default every run is wanted.
+        heads: leave out lookups and events: cheap.
+    """
+    places: dict[str, str] = {}
     for root in roots:
-        for name in run_names(root):
-            with contextlib.suppress(FileNotFoundError):  # it was removed in the meantime
-                records = read_run(root, name).records
-                hit.update(each.key for each in records if each.outcome == "hit")
-    return frozenset(hit)
+        with contextlib.suppress(OSError, ConfigError):
+            places.update((name, root) for name in run_names(root))
+    for name in filter(is_wanted, sorted(places, reverse=True)):
+        with contextlib.suppress(OSError, ConfigError):  # it was removed in the meantime
+            yield read_run(places[name], name, max_lines=1 if heads else None)
 
 
 # -- jobs: the ranks that a launcher has started, and the processes that they start

@@ -43,27 +43,12 @@ class HistogramSnapshot:
     max_s: float = 0.0
     buckets: tuple[int, ...] = (0,) * _BUCKETS
 
-
-class Histogram:
-    """Record durations in bounded memory; one thread at a time."""
-
-    def __init__(self) -> None:
-        self._total_s = 0.0
-        self._max_s = 0.0
-        self._buckets = [0] * _BUCKETS
-
-    def record(self, seconds: float) -> None:
-        """Count one duration; a negative one, as a clock set back gives, counts as 0."""
-        seconds = max(seconds, 0.0)
-        index = min(max(math.frexp(seconds / _BUCKET_S)[1], 0), _BUCKETS - 1)
-        self._total_s += seconds
-        self._max_s = max(self._max_s, seconds)
-        self._buckets[index] += 1
-
-    def snapshot(self) -> HistogramSnapshot:
-        """Return all durations recorded so far."""
-        buckets = tuple(self._buckets)
-        return HistogramSnapshot(sum(buckets), self._total_s, self._max_s, buckets)
+    def plus(self, seconds: float) -> HistogramSnapshot:
+        """Return these and one more; a negative one, as a clock set back gives, counts as 0."""
+        seconds, buckets = max(seconds, 0.0), [*self.buckets]
+        buckets[min(max(math.frexp(seconds / _BUCKET_S)[1], 0), _BUCKETS - 1)] += 1
+        total_s, max_s = self.total_s + seconds, max(self.max_s, seconds)
+        return HistogramSnapshot(self.count + 1, total_s, max_s, tuple(buckets))
 
 
 # -- transfers
@@ -294,27 +279,23 @@ class _Counts:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._numbers: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(int))
-        self._times: dict[str, dict[str, Histogram]] = defaultdict(lambda: defaultdict(Histogram))
+        self._counts: dict[str, dict[str, Any]] = defaultdict(dict)
 
     def _add(
         self, *counts: tuple[str, str, float], time: tuple[str, str, float] | None = None
     ) -> None:
         with self._mutex:
             for name, label, number in counts:
-                self._numbers[name][label] += number
+                self._counts[name][label] = self._counts[name].get(label, 0) + number
             if time is not None:
                 name, label, seconds = time
-                self._times[name][label].record(seconds)
+                before = self._counts[name].get(label, HistogramSnapshot())
+                self._counts[name][label] = before.plus(seconds)
 
     def _read(self, of: type[_Stats], **more: Any) -> _Stats:
         """Return all counts, consistent in themselves; ``more`` has what is not counted here."""
-        counts: dict[str, dict[str, Any]] = {}
         with self._mutex:
-            for name, numbers in self._numbers.items():
-                counts[name] = dict(numbers)
-            for name, times in self._times.items():
-                counts[name] = {label: times[label].snapshot() for label in times}
+            counts = {name: dict(labels) for name, labels in self._counts.items()}
         names = counts.keys() & {each.name for each in fields(of)}
         return of(**{name: counts[name].get("", counts[name]) for name in names} | more)
 
@@ -326,7 +307,7 @@ class Counters(_Counts):
         super().__init__()
         for tier in get_args(TierName):  # there is a count for either
             self._add(("hits", tier, 0), ("hit_bytes", tier, 0), ("set_aside", tier, 0))
-            self._times["hit_latency"][tier] = Histogram()
+            self._counts["hit_latency"][tier] = HistogramSnapshot()
 
     def hit(self, tier: TierName, size: int, seconds: float) -> None:
         self._add(("hits", tier, 1), ("hit_bytes", tier, size), time=("hit_latency", tier, seconds))

@@ -392,10 +392,11 @@ def prefetch(
     """Copy the entries of some keys into this machine's local tier: pull, by whole keys."""
     from s3cache.entries import check_key
 
-    wanted = {*map(check_key, keys or ()), *(() if manifest is None else named_in(manifest))}
+    named = () if manifest is None else named_in("--manifest", manifest)
+    wanted = frozenset([*map(check_key, keys or ()), *named])
     if not wanted:
         raise ConfigError("s3cache prefetch", "has no keys", "give some, or --manifest FILE")
-    selection = manage.Selection(manifest=frozenset(wanted))
+    selection = manage.Selection(manifest=wanted)
     with manage.open_place(url) as remote, manage.open_place(url, in_tier=True) as local:
         return finish(out, *_copy(out, remote, local, selection), _COPIED)
 

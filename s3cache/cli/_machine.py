@@ -24,9 +24,7 @@ from s3cache.records import (
     in_jobs,
     job_here,
     ranks_in_words,
-    read_head,
-    read_run,
-    run_names,
+    recorded,
 )
 from s3cache.settings import Settings
 from s3cache.store import parse_url
@@ -230,7 +228,8 @@ def explain(
 
     By default it explains the last process on this machine that looked something up. Lookups are
     recorded in the local tier (not with S3CACHE_RECORD=0). They are compared with earlier lookups,
-    and with entries in the local tier and in the remote. Exits with 1 if anything missed or was bypassed.
+    and with entries in the local tier and in the remote. Exits with 1 if anything missed or was
+    bypassed.
 
     For a code (a reason, a bypass, an error, a check of doctor) it shows the section of the
     documentation, offline. A word that is a code is taken as such: give a file of that name as
@@ -341,12 +340,13 @@ def _explainer(jobs: list[list[Run]]) -> Callable[[Record], str]:
 
 def _last_jobs(count: int) -> list[list[Run]]:
     """Return the runs of the last jobs, the earliest job first."""
-    root = Settings.load()[0].local_dir
-    jobs = in_jobs(read_head(root, name) for name in run_names(root))[:count]
+    settings, _ = Settings.load()
+    jobs = in_jobs(recorded(settings.local_dirs, heads=True))[:count]
     if not jobs:
         fix = "run a program with the cache on, and without S3CACHE_RECORD=0"
-        raise ConfigError("records of lookups", f"there are none in {root}", fix)
-    return [[read_run(root, run.name) for run in job] for job in reversed(jobs)]
+        raise ConfigError("records of lookups", f"there are none in {settings.local_dir}", fix)
+    names = {run.name for job in jobs for run in job}
+    return in_jobs(recorded(settings.local_dirs, names.__contains__))[::-1]
 
 
 # -- the bucket, the setup and keys

@@ -15,7 +15,7 @@ from typer import Option
 
 from s3cache import manage
 from s3cache.errors import ConfigError
-from s3cache.records import keys_hit
+from s3cache.records import recorded
 from s3cache.settings import Settings
 from s3cache.util.options import size
 from s3cache.util.text import printable, printable_lines
@@ -154,7 +154,7 @@ def size_bytes(option: str, text: str) -> int:
         raise ConfigError(f"option {option}", *exc.args) from None
 
 
-def named_in(manifest: str) -> list[str]:
+def named_in(option: str, manifest: str) -> frozenset[str]:
     """Return the keys, and names of objects, that a file has; ``-`` is standard input."""
     try:
         with (
@@ -166,12 +166,9 @@ def named_in(manifest: str) -> list[str]:
         raise ConfigError(thing, f"cannot be read ({exc})", "name another") from None
 
 
-def _named(_: str, manifest: str) -> frozenset[str]:
-    return frozenset(named_in(manifest))
-
-
 def _hit_here(*_: object) -> frozenset[str]:
-    return keys_hit(Settings.load()[0].local_dirs)
+    runs = recorded(Settings.load()[0].local_dirs)
+    return frozenset(each.key for run in runs for each in run.records if each.outcome == "hit")
 
 
 # -- groups of options
@@ -193,31 +190,23 @@ class Where:
         return manage.open_place(self.url, in_tier=self.local, of_all=True)
 
 
-def _repeated(_: str, values: list[str]) -> tuple[str, ...]:
-    return tuple(values)
-
-
-def _flag(_: str, value: bool) -> bool:
-    return value
-
-
-# Options that choose entries, each named as the field of `Selection` that it sets: how the value is
-# read, what it is called (nothing for a flag), and which entries are chosen.
-_FILTERS: dict[str, tuple[Callable[[str, Any], Any], str, str]] = {
-    "key": (_repeated, "KEY", "keys that begin so; may be repeated"),
-    "manifest": (_named, "FILE", "what the file names, a key to a line; - for stdin"),
-    "kind": (_repeated, "KIND", "aot, fx, shapes or another kind"),
-    "torch": (_repeated, "VERSION", "entries made by that torch: 2.12"),
-    "device": (_repeated, "DEVICE", "entries with code for that: cpu, cuda, xpu, mps"),
-    "tag": (_repeated, "TAG", "entries with that cache_key_tag"),
-    "signer": (_repeated, "NAME", "entries that claim a signature by that key"),
+# Options that choose entries, each named as the field of `Selection` that it sets: how its text is
+# read (if not, it may be repeated), what it is called (nothing for a flag), and what is chosen.
+_FILTERS: dict[str, tuple[Callable[[str, str], Any] | None, str, str]] = {
+    "key": (None, "KEY", "keys that begin so; may be repeated"),
+    "manifest": (named_in, "FILE", "what the file names, a key to a line; - for stdin"),
+    "kind": (None, "KIND", "aot, fx, shapes or another kind"),
+    "torch": (None, "VERSION", "entries made by that torch: 2.12"),
+    "device": (None, "DEVICE", "entries with code for that: cpu, cuda, xpu, mps"),
+    "tag": (None, "TAG", "entries with that cache_key_tag"),
+    "signer": (None, "NAME", "entries that claim a signature by that key"),
     "never_hit": (_hit_here, "", "what the last 128 processes of this machine did not hit"),
     "older": (duration_s, "TIME", "entries not changed for so long: 90d, 12h"),
     "newer": (duration_s, "TIME", "entries changed within that time"),
     "min_size": (size_bytes, "SIZE", "entries of so much or more: 10MB"),
     "max_size": (size_bytes, "SIZE", "entries of so much or less"),
-    "unreadable": (_flag, "", "entries that are damaged or out of place"),
-    "untrusted": (_flag, "", "entries that the trust settings refuse"),
+    "unreadable": (None, "", "entries that are damaged or out of place"),
+    "untrusted": (None, "", "entries that the trust settings refuse"),
 }
 
 
@@ -229,15 +218,17 @@ class Filters:
     """The entries that meet all conditions given, as a ``selection``."""
 
     def __init__(self, **given: Any) -> None:
-        asked = {name: value for name, value in given.items() if value not in (None, False)}
-        self.selection = manage.Selection(
-            **{name: _FILTERS[name][0](_option(name), value) for name, value in asked.items()}
-        )
+        chosen: dict[str, Any] = {}
+        for name, (read, _, _) in _FILTERS.items():
+            if (value := given[name]) not in (None, False, []):
+                value = value if read is None else read(_option(name), value)
+                chosen[name] = tuple(value) if isinstance(value, list) else value
+        self.selection = manage.Selection(**chosen)
 
 
 def _filter_parameter(name: str) -> inspect.Parameter:
     read, metavar, chosen = _FILTERS[name]
-    kind: Any = list[str] | None if read is _repeated else str | None if metavar else bool
+    kind: Any = bool if not metavar else list[str] | None if read is None else str | None
     default = None if metavar else False
     option = Option(default, _option(name), metavar=metavar or None, help=f"Only {chosen}.")
     return inspect.Parameter(name, _KEYWORD_ONLY, default=option, annotation=kind)

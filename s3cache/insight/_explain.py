@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,7 @@ from s3cache.records import (
     folded,
     in_jobs,
     ranks_in_words,
-    read_head,
-    read_run,
-    run_names,
+    recorded,
 )
 from s3cache.settings import Settings
 from s3cache.stats import Reason
@@ -190,8 +189,10 @@ def explain(
     caches = sys.modules.get("s3cache.cache")
     cache = None if caches is None else caches.current_cache()
     remote_url = settings.url or (None if cache is None else cache.settings.url)
-    runs = _Runs(settings, with_this_process=not (what or options))
-    job, key = runs.chosen(what)
+    here = None if what or options else _of_this_process()
+    others = recorded(settings.local_dirs, lambda name: here is None or name != here.name)
+    latest = [*itertools.islice(others, _MAX_RUNS)]
+    job, key = ([here], "") if here is not None else _chosen(settings, latest, what)
     place = functools.partial(open_place, remote_url, **options)
     of_tier = functools.partial(place, in_tier=True) if settings.local else None
     of_remote = place if remote and remote_url else None
@@ -199,7 +200,7 @@ def explain(
         closing(StoredEntries("the local tier", of_tier)) as tier,
         closing(StoredEntries("the remote", of_remote)) as entries,
     ):
-        known = recorded_neighbors({each.name: each for each in (*job, *runs.latest)}.values())
+        known = recorded_neighbors({each.name: each for each in (*job, *latest)}.values())
 
         def find(missed: Record) -> Neighbor | None:
             """Return the nearest entry: what is recorded goes before the tier and the remote."""
@@ -244,54 +245,26 @@ def _explained(record: Record, find: Callable[[Record], Neighbor | None]) -> Exp
 # -- the runs to explain
 
 
-class _Runs:
-    """The recorded runs of this machine, and the one in this process's memory."""
-
-    def __init__(self, settings: Settings, *, with_this_process: bool) -> None:
-        self._root = settings.local_dir
-        self._places: dict[str, str] = {}
-        for place in settings.local_dirs:
-            with suppress(OSError, ConfigError):
-                self._places.update((name, place) for name in run_names(place))
-        self._names = sorted(self._places, reverse=True)
-        self._here = _of_this_process() if with_this_process else None
-
-    @functools.cached_property
-    def latest(self) -> list[Run]:
-        """Return the latest runs, that of this process first."""
-        here = [] if self._here is None else [self._here]
-        names = [name for name in self._names if self._here is None or name != self._here.name]
-        return [*here, *self._read(names[: _MAX_RUNS - len(here)])]
-
-    def chosen(self, what: str) -> tuple[list[Run], str]:
-        """Return the last run that is meant, with its job; and the key, if one is meant."""
-        if self._here is not None:
-            return [self._here], ""
-        heads = [*self._read(self._names, read_head)]
-        keyed = [
-            run
-            for run in self.latest
-            if any(each.key.startswith(what) for each in run.records if each.outcome != "hit")
-        ]
-        found = [head for head in heads if head.name.startswith(what)]
-        key = what if keyed and not found else ""
-        found = found or keyed or [head for head in heads if _is_of(head, what)]
-        if not found:
-            raise ConfigError(
-                f"explain {what}".rstrip(),
-                f"no such run, key or program is on record in {self._root}",
-                "s3cache run PROGRAM leaves a record (with record and local not off)",
-            )
-        name = found[0].name
-        job = next(job for job in in_jobs(heads) if any(each.name == name for each in job))
-        return [*self._read(each.name for each in job)], key
-
-    def _read(
-        self, names: Iterable[str], read: Callable[[str, str], Run] = read_run
-    ) -> Iterator[Run]:
-        for name in names:
-            with suppress(OSError, ConfigError):  # it was removed in the meantime
-                yield read(self._places[name], name)
+def _chosen(settings: Settings, latest: Sequence[Run], what: str) -> tuple[list[Run], str]:
+    """Return the last recorded run that is meant, with its job; and the key, if one is meant."""
+    heads = [*recorded(settings.local_dirs, heads=True)]
+    keyed = [
+        run
+        for run in latest
+        if any(each.key.startswith(what) for each in run.records if each.outcome != "hit")
+    ]
+    found = [head for head in heads if head.name.startswith(what)]
+    key = what if keyed and not found else ""
+    found = found or keyed or [head for head in heads if _is_of(head, what)]
+    if not found:
+        raise ConfigError(
+            f"explain {what}".rstrip(),
+            f"no such run, key or program is on record in {settings.local_dir}",
+            "s3cache run PROGRAM leaves a record (with record and local not off)",
+        )
+    job = next(job for job in in_jobs(heads) if any(each.name == found[0].name for each in job))
+    names = {each.name for each in job}
+    return in_jobs(recorded(settings.local_dirs, names.__contains__))[0], key
 
 
 def _is_of(run: Run, program: str) -> bool:

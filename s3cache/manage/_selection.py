@@ -119,8 +119,8 @@ class Selection:
         )
 
 
-def read_manifest(where: str, lines: Iterable[str]) -> list[str]:
-    """Return the keys, and names of objects, that a manifest has, in its order and each once.
+def read_manifest(where: str, lines: Iterable[str]) -> frozenset[str]:
+    """Return the keys, and names of objects, that a manifest has.
 
     A line is a key, or the name of an object as ``v1/3f2/KEY.0``; what follows a ``#`` is a
     comment.
@@ -131,7 +131,7 @@ def read_manifest(where: str, lines: Iterable[str]) -> list[str]:
     Raises:
         ConfigError: a line is something else.
     """
-    found: dict[str, None] = {}
+    found = set()
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         if not text:
@@ -144,5 +144,5 @@ def read_manifest(where: str, lines: Iterable[str]) -> list[str]:
         if not key or (name != key and not name.startswith(entries.name_prefix(key))):
             thing, problem = f"manifest {where}, line {number}", f"{text[:60]!r} names no entry"
             raise ConfigError(thing, problem, "give one key to a line")
-        found[name] = None
-    return [*found]
+        found.add(name)
+    return frozenset(found)

@@ -24,11 +24,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal, TypeAlias
 
-from s3cache.entries import name_prefix
 from s3cache.errors import AccessDeniedError, ConfigError, UnsupportedTorchError
 from s3cache.graph import BypassReason, Component, Graph, GraphBreak, Report
-from s3cache.manage._bulk import Place, open_place, url_of
-from s3cache.records import JOB, Record, Run, job_here, read_run, run_names
+from s3cache.manage._bulk import open_place, url_of
+from s3cache.records import JOB, Record, Run, job_here, recorded
 from s3cache.settings import WATCHED, Settings
 from s3cache.store import Store
 from s3cache.tier import background
@@ -57,6 +56,17 @@ class _Look:
     def lookups(self) -> list[Record]:
         """Return the lookups of whole graphs."""
         return [each for run in self.runs for each in run.records if each.level == "aot"]
+
+    @property
+    def missed(self) -> set[str]:
+        """Return the keys of whole graphs that missed."""
+        return {each.key for each in self.lookups if each.outcome == "miss"}
+
+    @property
+    def added(self) -> set[str]:
+        """Return those under which an entry was saved then."""
+        events = (each for run in self.runs for each in run.events)
+        return self.missed & {each.name for each in events if each.event == "save"}
 
     @property
     def quiet_s(self) -> float:
@@ -97,12 +107,7 @@ def _watch(
     if not job_here():  # then each rank is one of a job already
         ours[JOB] = secrets.token_hex(4)
 
-    def names() -> list[str]:
-        with suppress(OSError, ConfigError):
-            return run_names(root)
-        return []
-
-    before = {*names()}
+    before = {run.name for run in recorded([root], heads=True)}
     try:
         process = subprocess.Popen(  # noqa: S603 - it is what it was asked to run
             command,
@@ -117,12 +122,8 @@ def _watch(
     look = _Look()
     try:
         while True:
-            exit_code, runs = process.poll(), []
-            for name in names():
-                if name not in before:
-                    with suppress(OSError, ConfigError):  # it was removed in the meantime
-                        runs.append(read_run(root, name))
-            look = _Look(runs, exit_code)
+            exit_code = process.poll()
+            look = _Look([*recorded([root], lambda name: name not in before)], exit_code)
             end = enough(look)
             if exit_code is not None:
                 return "itself", look
@@ -231,16 +232,12 @@ def warm(
     environment = {**os.environ, "S3CACHE_URL": url_of(settings)}
     if not settings.local:
         raise ConfigError("the local tier", "is off", "leave S3CACHE_LOCAL out for this")
-    saved: dict[str, bool] = {}
     left = 0
 
     def enough(look: _Look) -> End | None:
         nonlocal left
-        for each in look.lookups:
-            if each.outcome == "miss" and not saved.get(each.key):
-                saved[each.key] = background().wait(_is_saved(place, each.key), _CALL_S)
         left = len(background().wait(place.to_upload(), _CALL_S))
-        enough_s = quiet_s if all(saved.values()) else _UNSAVED_FACTOR * quiet_s
+        enough_s = quiet_s if look.missed == look.added else _UNSAVED_FACTOR * quiet_s
         is_quiet = not left and look.lookups and look.quiet_s >= enough_s
         return "quiet" if is_quiet else None
 
@@ -254,14 +251,10 @@ def warm(
         "hits": counts["hit"],
         "misses": counts["miss"],
         "bypasses": counts["bypass"],
-        "added": sum(saved.values()),
+        "added": len(look.added),
         "to_upload": left,
         "is_warm": is_done and bool(counts),
     }
-
-
-async def _is_saved(place: Place, key: str) -> bool:
-    return bool(key) and await anext(place.store.list(name_prefix(key)), None) is not None
 
 
 # -- measuring a bucket

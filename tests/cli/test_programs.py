@@ -19,7 +19,7 @@ LOOKS_UP = """
 import atexit, os, subprocess, sys, time
 import s3cache
 from s3cache import frame
-from s3cache.records import Record, Recorder
+from s3cache.records import Event, Record, Recorder
 os.makedirs(os.environ["S3CACHE_LOCAL_DIR"], 0o700, exist_ok=True)
 recorder = Recorder(os.environ["S3CACHE_LOCAL_DIR"])
 atexit.register(recorder.close, 60)
@@ -29,6 +29,7 @@ def save(key):
     with s3cache.Cache.open() as cache:
         cache.lookup(key)
         cache.save(key, frame.encode(kind="test", key=key, sections={"entry": b"x"}))
+    recorder.add(Event("save", time.time(), name=key))
 reason = {"code": "function", "message": "calls f", "fix": "vouch for f", "line": "a.py:3: f(x)"}
 """
 
