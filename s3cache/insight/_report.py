@@ -11,6 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from string import Template
 
 from s3cache.insight._explain import reasons_of
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
@@ -162,54 +164,6 @@ def _span(lane: int, of: Record | Event, name: str, args: object) -> dict[str, o
 # A page with more rows is slow to open; the numbers above the table are of all.
 _MAX_ROWS = 2_000
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c2024; --dim: #60646c; --line: #d9d9e0; --ground: #fff;
-  --card: #f7f7f9; --local: #1f8a70; --remote: #2f6fde; --miss: #c2570c; --bypass: #6b6f76; }
-@media (prefers-color-scheme: dark) { :root { --ink: #eceef0; --dim: #9ba1a6; --line: #3a3f45;
-  --ground: #151718; --card: #1f2224; --local: #4cc3a0; --remote: #7aa7ff; --miss: #ff9a52;
-  --bypass: #a0a6ad; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1rem 4rem; background: var(--ground);
-  color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2.5rem 0 .75rem; }
-p { margin: .25rem 0; } .dim { color: var(--dim); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem;
-  margin-top: 1.5rem; }
-.tile { background: var(--card); border-radius: .5rem; padding: .75rem 1rem; }
-.tile b { display: block; font-size: 1.6rem; font-variant-numeric: tabular-nums; }
-.scroll { overflow-x: auto; font-size: .875rem; }
-table { border-collapse: collapse; width: 100%; min-width: 40rem; }
-th, td { text-align: left; vertical-align: top; padding: .4rem .75rem .4rem 0;
-  border-bottom: 1px solid var(--line); }
-th { color: var(--dim); font-weight: 500; }
-.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-code { font: .8125rem ui-monospace, monospace; overflow-wrap: anywhere; }
-.local { background: var(--local); } .remote { background: var(--remote); }
-.miss { background: var(--miss); } .bypass { background: var(--bypass); }
-.mark { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin: 0 .4em 0 0; }
-.rows { display: grid; grid-template-columns: minmax(6rem, max-content) 1fr max-content;
-  gap: .35rem .75rem; align-items: center; }
-.bar { height: .8rem; border-radius: .2rem; min-width: 2px; }
-"""
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>s3cache: {title}</title>
-<style>{style}</style></head><body>
-<h1>{title}</h1>
-<p class="dim">{when}</p>
-<div class="tiles">{tiles}</div>
-{note}
-<h2>How lookups ended</h2>
-<div class="scroll rows">{bars}</div>
-<h2>Each lookup</h2>
-<div class="scroll"><table><thead><tr><th>Outcome</th><th>Where</th><th class="number">Waited</th>
-<th class="number">Spared</th><th>Why</th></tr></thead><tbody>{rows}</tbody></table></div>
-<p class="dim">{end}</p>
-</body></html>
-"""
-
 
 def page(runs: Sequence[Run], explain: Callable[[Record], str] | None = None) -> str:
     """Return the lookups of ``runs`` as one page of HTML.
@@ -235,8 +189,8 @@ def page(runs: Sequence[Run], explain: Callable[[Record], str] | None = None) ->
     left = max(len(found) - _MAX_ROWS, 0)
     more = f"{left:,} more lookups are left out here, and counted above" if left else ""
     end = more, escape(footer(totals.codes)), f"s3cache {__version__}"
-    return _PAGE.format(
-        style=_STYLE,
+    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
         title=escape(title) or "s3cache",
         when=escape(f"{day}, {counted(len(runs), 'process', 'processes')}"),
         tiles="".join(f'<div class="tile"><b>{n}</b>{what}</div>' for what, n in tiles.items()),
