@@ -379,16 +379,13 @@ def _belongs(run: Run, job: Sequence[Run]) -> bool:
 def ranks_in_words(runs: Iterable[Run]) -> str:
     """Return ``ranks 0-7``; processes without a rank are given by their process ids."""
     runs = list(runs)
-    spans: list[list[int]] = []
-    for number in sorted({int(run.rank) for run in runs if run.rank.isdigit()}):
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-    ranks = ["-".join(map(str, span)) for span in spans]
+    numbers = sorted({int(run.rank) for run in runs if run.rank.isdigit()})
+    ranks = []
+    for _, span in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        together = [str(number) for _, number in span]
+        ranks.append("-".join(together if len(together) < 3 else [together[0], together[-1]]))
     others = sorted({run.rank or str(run.pid) for run in runs if not run.rank.isdigit()})
-    is_one = ranks == [str(span[0]) for span in spans[:1]]
-    words = [f"rank{'' if is_one else 's'} {', '.join(ranks)}"] if ranks else []
+    words = [f"rank{'s' * (len(numbers) > 1)} {', '.join(ranks)}"] if ranks else []
     words += [f"process{'es' * (len(others) > 1)} {', '.join(others)}"] if others else []
     return ", ".join(words)
 

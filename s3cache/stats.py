@@ -32,8 +32,7 @@ class HistogramSnapshot:
     """Durations as they stood at one moment.
 
     Attributes:
-        count: durations recorded.
-        total_s: their sum.
+        count, total_s: how many durations, and their sum.
         max_s: the longest, exactly; 0 where there are none.
         buckets: how many fell into each power-of-two bucket.
     """
@@ -59,7 +58,6 @@ class TransferEvent:
     """One step of one transfer.
 
     Attributes:
-        direction: ``upload`` or ``download``.
         step: ``queued``, then ``started``; the last step is ``done``, ``absent`` (there is nothing
             to transfer) or ``failed``. An upload that is tried again after a pause is ``retried``
             and then ``started`` again; so is a prefetched object too large for the memory left.
@@ -128,8 +126,7 @@ class VerbStats:
     Attributes:
         calls: calls that ended, well or not. Each page of a listing is one call.
         errors: how many of them raised, by the error's class name; ``CancelledError`` too.
-        bytes_in: bytes that came from the store.
-        bytes_out: bytes that were written to it.
+        bytes_in, bytes_out: bytes that came from the store, and that were written to it.
         latency: seconds spent waiting for the store.
     """
 

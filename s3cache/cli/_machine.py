@@ -7,6 +7,7 @@ import platform
 import re
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from difflib import get_close_matches
@@ -396,10 +397,9 @@ def doctor(
     """
     from s3cache.insight import examine
 
-    faults = warnings = 0
+    verdicts: Counter[str] = Counter()
     for check in examine(url, may_write=write, programs=programs, timeout_s=timeout):
-        faults += check.verdict == "fault"
-        warnings += check.verdict == "warning"
+        verdicts[check.verdict] += 1
         found, fix = redacted(check.found), redacted(check.fix)
         if out.json:
             out.record(replace(check, found=found, fix=fix))
@@ -407,8 +407,8 @@ def doctor(
         out.line(f"{check.verdict:8} {check.name}: {found}")
         if fix:
             out.line(f"{'':8} fix: {fix}{f' {pointer(*check.codes)}' if check.codes else ''}")
-    out.note(f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}")
-    return 1 if faults else 0
+    out.note(", ".join(counted(verdicts[each], each) for each in ("fault", "warning")))
+    return 1 if verdicts["fault"] else 0
 
 
 _PACKAGES = (

@@ -234,10 +234,15 @@ def _filter_parameter(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, _KEYWORD_ONLY, default=option, annotation=kind)
 
 
-Filters.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [*map(_filter_parameter, _FILTERS)]
-)
-_GROUPS = (Output, Where, Filters)
+def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
+    parameters = inspect.signature(of, eval_str=True).parameters.values()
+    return [each.replace(kind=_KEYWORD_ONLY) for each in parameters]
+
+
+_GROUPS: dict[Any, list[inspect.Parameter]] = {
+    **{group: _parameters(group) for group in (Output, Where)},
+    Filters: [*map(_filter_parameter, _FILTERS)],
+}
 
 
 def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -248,26 +253,20 @@ def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     """
     own = _parameters(command)
     groups = {each.name: each.annotation for each in own if each.annotation in _GROUPS}
-    options = {name: _parameters(group) for name, group in groups.items()}
 
     def wrapper(**given: Any) -> Any:
         made = {
-            name: group(**{each.name: given.pop(each.name) for each in options[name]})
+            name: group(**{each.name: given.pop(each.name) for each in _GROUPS[group]})
             for name, group in groups.items()
         }
         return command(**given, **made)
 
     parameters = [each for each in own if each.name not in groups]
-    parameters += [each for of_group in options.values() for each in of_group]
+    parameters += [each for group in groups.values() for each in _GROUPS[group]]
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
     wrapper.__doc__ = command.__doc__
     return wrapper
-
-
-def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
-    parameters = inspect.signature(of, eval_str=True).parameters.values()
-    return [each.replace(kind=_KEYWORD_ONLY) for each in parameters]
 
 
 # -- work on entries
@@ -295,15 +294,7 @@ def note_missing(out: Output, scan: manage.Scan) -> int:
     """Note what a scan was to find and did not, and return the exit code."""
     for name in scan.absent:
         out.note(f"{name}: {_NOT_THERE}")
-    _warn_unmet(scan)
     return 1 if scan.absent else 0
-
-
-def _warn_unmet(scan: manage.Scan) -> None:
-    """Warn of values that no entry has, also with ``--json``: they may be misspelt."""
-    for field, value in sorted(scan.unmet):
-        line = printable(f"no entry has {_option(field)} {value}")
-        sys.stderr.write(f"s3cache: warning: {line}\n")
 
 
 def finish(
@@ -313,7 +304,6 @@ def finish(
 
     The last line is ``summary``, with names of counts in braces; JSON also has ``more``.
     """
-    _warn_unmet(scan)
     for name in scan.absent:
         result.fail(name, _NOT_THERE)
     if out.json:

@@ -36,7 +36,6 @@ class Difference:
     """One difference between two keys.
 
     Attributes:
-        component: of the key.
         text: the difference, in one line.
         old, new: the value of the entry, and that of the lookup.
         diff: lines of code that differ, as ``diff -u`` has them.
@@ -312,20 +311,17 @@ def nearest(
         details = sum(found.component != _GRAPH for found in differences(each, missed))
         return ratio, alike, bool(each.parts), -details, each.time
 
-    older = [
-        (likeness(each), each.record.time, index, each)
-        for index, each in enumerate(neighbors)
-        if each.record.level == missed.level
-        and each.record.key != missed.key
-        and each.record.time < missed.time
-    ]
+    alike = [each for each in neighbors if each.record.level == missed.level]
+    others = [each for each in alike if each.record.key != missed.key]
+    older = [each for each in others if each.record.time < missed.time]
     if not older:
         return None
-    is_same, common = max(older)[0]
+    is_same, common = max(map(likeness, older))
     # The code of another graph says more than components: let near ones compete by their code.
     least = is_same, common if is_same else common - 2
-    equals = [each for near, *_, each in sorted(older, reverse=True) if near >= least]
-    return max(map(complete, equals[:_COMPARED]), key=nearness)
+    near = [each for each in older if likeness(each) >= least]
+    near.sort(key=lambda each: (likeness(each), each.record.time), reverse=True)
+    return max(map(complete, near[:_COMPARED]), key=nearness)
 
 
 def _code_of(record: Record) -> list[str]:

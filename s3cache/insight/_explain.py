@@ -50,8 +50,6 @@ class Explanation:
     """Why one lookup ended as it did; as text, it says so in words.
 
     Attributes:
-        record: the lookup.
-        why: in a line.
         entry: the key of the nearest entry, if one is known.
         known_from: where that entry is known from.
         differences: between the entry's key and the lookup's; those that follow from others last.
@@ -120,7 +118,6 @@ class Explained:
 
     Attributes:
         run: its name, or the first one's.
-        program: the script.
         processes: of a job of several, in words: ``ranks 0-7``.
         hits: how many lookups hit; of a key that was asked for, how many of it.
         explanations: of the others, the oldest first.

@@ -25,7 +25,7 @@ from s3cache.errors import (
     UntrustedError,
 )
 from s3cache.frame import Frame, Head
-from s3cache.manage._selection import HEADER_FIELDS, Item, Selection
+from s3cache.manage._selection import Item, Selection
 from s3cache.settings import Options, Settings
 from s3cache.store import (
     FileLocation,
@@ -38,6 +38,7 @@ from s3cache.store import (
 )
 from s3cache.tier import Budget, DiskTier, TierStore, background, read_head
 from s3cache.trust import Policy, unpack
+from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -49,6 +50,8 @@ _BATCH = 256
 _PREFIXES = tuple(f"{entries.NAMES}{digit}" for digit in "0123456789abcdef")
 # Bytes of objects that are in memory at once. A larger object is read alone.
 _MAX_BYTES = 256 << 20
+
+logger = logger_of()
 
 _Advance: TypeAlias = Callable[[int], object]
 
@@ -118,8 +121,8 @@ class Scan:
     """The entries of a place that are chosen, in batches: the memory does not grow.
 
     Where a selection names entries of a remote, nothing else is listed: one request for each key.
-    Once all batches were read, ``absent`` has the names that no entry has, and ``unmet`` the values
-    that no header has, by the field.
+    Once all batches were read, ``absent`` has the names that no entry has, and a value that no
+    header has is a warning: it may be misspelt.
 
     Args:
         headers: read headers even where nothing is chosen by them; one request each.
@@ -131,8 +134,8 @@ class Scan:
         self.place = place
         self.selection = selection or Selection()
         self.absent: list[str] = []
-        asked = ((field, getattr(self.selection, field)) for field in HEADER_FIELDS)
-        self.unmet = {(field, value) for field, values in asked for value in values}
+        asked = self.selection.asked.items()
+        self._unmet = {(field, value) for field, values in asked for value in values}
         self._reads_headers = headers or self.selection.needs_headers
 
     async def batches(self) -> AsyncGenerator[list[Item], None]:
@@ -151,6 +154,8 @@ class Scan:
         if batch:
             yield await self._chosen(batch)
         self.absent = sorted(missing)
+        for option, value in sorted(self._unmet):
+            logger.warning("no entry has --%s %s", option, value)
 
     async def _objects(self) -> AsyncGenerator[ObjectInfo, None]:
         prefixes: Iterable[str] = ("",) if self.place.is_local else _PREFIXES
@@ -165,7 +170,7 @@ class Scan:
         if not self._reads_headers:
             return batch
         there = [item for item in await concurrently(self.read_header, batch) if item is not None]
-        self.unmet -= {each for each in self.unmet if any(item.has(*each) for item in there)}
+        self._unmet -= {each for each in self._unmet if any(item.has(*each) for item in there)}
         return [item for item in there if self.selection.chooses(item)]
 
     async def read_header(self, item: Item) -> Item | None:
@@ -193,21 +198,22 @@ def _about(head: Head) -> dict[str, Any]:
         for name in ("made_by", "components")
     )
     tag = components.get("cache_key_tag")  # its digest and a readable value
-    text = {
-        **{name: made_by.get(name) for name in ("torch", "device")},
-        "tag": tag[-1] if isinstance(tag, list) and len(tag) == 2 else None,
-    }
-    found = {name: value if isinstance(value, str) else "" for name, value in text.items()}
-    signer: list[str] = []
-    with contextlib.suppress(CorruptError):
-        signer = [each.signer for each in unpack(head.signatures)]
+    try:
+        signers = [each.signer for each in unpack(head.signatures)]
+    except CorruptError:
+        signers = []
     return {
         **{name: getattr(header, name) for name in ("kind", "variant", "schema", "producer")},
         "created_s": header.created_ns / 1e9,
-        **found,
-        "device": found["device"].split(),
-        "signer": signer,
+        "torch": _text(made_by.get("torch")),
+        "device": _text(made_by.get("device")).split(),
+        "tag": _text(tag[-1]) if isinstance(tag, list) and len(tag) == 2 else "",
+        "signer": signers,
     }
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 # -- work on many entries

@@ -90,9 +90,13 @@ class Selection:
     untrusted: bool = False
 
     @property
+    def asked(self) -> dict[str, tuple[str, ...]]:
+        """Return the values of headers by which it chooses, by field."""
+        return {field: values for field in HEADER_FIELDS if (values := getattr(self, field))}
+
+    @property
     def needs_headers(self) -> bool:
-        asked = any(getattr(self, field) for field in HEADER_FIELDS)
-        return self.unreadable or self.untrusted or asked
+        return self.unreadable or self.untrusted or bool(self.asked)
 
     def may_choose(self, item: Item) -> bool:
         """Return whether the conditions on what a listing says hold."""
@@ -113,9 +117,8 @@ class Selection:
             is_refused = isinstance(problem, UntrustedError)
             if not (self.unreadable and is_damaged) and not (self.untrusted and is_refused):
                 return False
-        asked = ((field, getattr(self, field)) for field in HEADER_FIELDS)
         return self.may_choose(item) and all(
-            any(item.has(field, value) for value in values) for field, values in asked if values
+            any(item.has(field, value) for value in values) for field, values in self.asked.items()
         )
 
 

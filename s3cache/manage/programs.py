@@ -58,15 +58,10 @@ class _Look:
         return [each for run in self.runs for each in run.records if each.level == "aot"]
 
     @property
-    def missed(self) -> set[str]:
-        """Return the keys of whole graphs that missed."""
-        return {each.key for each in self.lookups if each.outcome == "miss"}
-
-    @property
-    def added(self) -> set[str]:
-        """Return those under which an entry was saved then."""
-        events = (each for run in self.runs for each in run.events)
-        return self.missed & {each.name for each in events if each.event == "save"}
+    def missed(self) -> dict[str, bool]:
+        """Return the keys of whole graphs that missed, and whether an entry was saved then."""
+        saved = {each.name for run in self.runs for each in run.events if each.event == "save"}
+        return {each.key: each.key in saved for each in self.lookups if each.outcome == "miss"}
 
     @property
     def quiet_s(self) -> float:
@@ -237,7 +232,7 @@ def warm(
     def enough(look: _Look) -> End | None:
         nonlocal left
         left = len(background().wait(place.to_upload(), _CALL_S))
-        enough_s = quiet_s if look.missed == look.added else _UNSAVED_FACTOR * quiet_s
+        enough_s = quiet_s if all(look.missed.values()) else _UNSAVED_FACTOR * quiet_s
         is_quiet = not left and look.lookups and look.quiet_s >= enough_s
         return "quiet" if is_quiet else None
 
@@ -251,7 +246,7 @@ def warm(
         "hits": counts["hit"],
         "misses": counts["miss"],
         "bypasses": counts["bypass"],
-        "added": len(look.added),
+        "added": sum(look.missed.values()),
         "to_upload": left,
         "is_warm": is_done and bool(counts),
     }
@@ -272,8 +267,8 @@ _REQUESTS = {
 def bench(url: str | None, *, advance: Callable[[int], object]) -> dict[str, Any]:
     """Time requests to a store, one by one.
 
-    All objects are written below ``s3cache-bench/`` below the URL's, and are
-    removed at the end if the credentials may.
+    All objects are written below ``s3cache-bench/`` there, and removed at the end if that is
+    allowed.
 
     Returns:
         Plain data: ``url``, ``prefix``, ``storage`` with the times of each kind of request, and how

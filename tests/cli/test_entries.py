@@ -56,12 +56,16 @@ def test_filters_and_order(call: Call, shelf: Shelf, tmp_path: Path) -> None:
     assert len(keys("--limit", "1")) == 1
 
 
-def test_a_value_that_no_entry_has_is_a_warning(call: Call, shelf: Shelf) -> None:
+def test_a_value_that_no_entry_has_is_a_warning(
+    call: Call, shelf: Shelf, caplog: pytest.LogCaptureFixture
+) -> None:
     """It may be misspelt."""
     shelf.add("a", torch="2.12.0")
     for command in ("ls", "du", "verify", "gc"):
         done = call(command, "--url", shelf.url, "--kind", "tset", "--torch", "2.12", "--json")
-        assert (done.code, done.err) == (0, "s3cache: warning: no entry has --kind tset\n")
+        assert (done.code, done.err) == (0, "")
+        assert caplog.messages == ["no entry has --kind tset"]
+        caplog.clear()
 
 
 def test_who_only_looks_makes_no_directory(call: Call, shelf: Shelf, tmp_path: Path) -> None:
