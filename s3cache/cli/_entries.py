@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from typer import Argument, Option
@@ -20,10 +21,12 @@ from s3cache.cli._options import (
     Output,
     Where,
     finish,
+    given,
     items_of,
     json_text,
     named_in,
     note_missing,
+    size_bytes,
     size_text,
     until_done,
 )
@@ -273,10 +276,8 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
         **{each: getattr(header, each) for each in ("kind", "key", "variant", "schema")},
         "created": created.isoformat(),
         "producer": header.producer,
-        "made_by": meta.get("made_by"),
         "times_s": [ns / 1e9 for ns in times if isinstance(ns, int)],
-        "guards": meta.get("guards"),
-        "relies_on": meta.get("relies_on"),
+        **{each: meta.get(each) for each in ("made_by", "guards", "relies_on")},
         "sections": [
             {"name": each.name, "size": each.raw_size, "stored": each.stored_size}
             for each in header.sections
@@ -386,7 +387,7 @@ def _copy(
 def prefetch(
     out: Output,
     keys: list[str] | None = Argument(None, metavar="[KEY...]", help="Whole keys."),
-    manifest: str | None = Option(None, metavar="FILE", help="Keys, one to a line; - for stdin."),
+    manifest: str | None = given("FILE", "Keys, one to a line; - for stdin."),
     url: str | None = URL,
 ) -> int:
     """Copy the entries of some keys into this machine's local tier: pull, by whole keys."""
@@ -436,6 +437,7 @@ def gc(
     filters: Filters,
     where: Where,
     out: Output,
+    keep: str | None = given("SIZE", "Of those, keep the latest, of so much in all: 100GB."),
     delete: bool = Option(
         False, "--delete/--dry-run", help="Remove them; else they are only counted."
     ),
@@ -443,15 +445,21 @@ def gc(
     """Remove entries that are old, large, of an old torch, never hit, unreadable or not trusted.
 
     Without --delete it only counts them. Needs at least one condition, and credentials that may
-    delete. A lifecycle rule of the bucket does the same by age. Hits on other machines are recorded
-    only there: with --never-hit give --older or --local, too.
+    delete. With --keep it bounds a bucket, or the local tier: the entries changed, or used there,
+    the longest time ago go first. A lifecycle rule of the bucket removes by age. Hits on other
+    machines are recorded only there: with --never-hit give --older or --local, too.
     """
     chosen = filters.selection
-    if chosen == manage.Selection():
+    if chosen == manage.Selection() and keep is None:
         raise ConfigError("s3cache gc", "has no condition", "give one, such as --older 90d")
     if chosen.never_hit is not None and chosen.older < 0 and not where.local:
         cause = "knows of this machine's hits only"
         raise ConfigError("option --never-hit", cause, "give --older 30d, too")
+    if keep is not None:
+        with where.open() as place:
+            scan = manage.Scan(place, chosen)
+            age_s = until_done(manage.age_beyond(scan, size_bytes("--keep", keep)))
+        chosen = replace(chosen, older=max(chosen.older, age_s))
     return _remove(out, where, chosen, not delete, "give --delete")
 
 
@@ -467,9 +475,8 @@ def _remove(out: Output, where: Where, selection: manage.Selection, dry_run: boo
         try:
             result = until_done(manage.remove(scan, keep, advance))
         except AccessDeniedError as exc:
-            raise AccessDeniedError(
-                f"{exc}; to remove entries takes the operator's role, see infra/README.md"
-            ) from exc
+            hint = "to remove entries takes the operator's role, see infra/README.md"
+            raise AccessDeniedError(f"{exc}; {hint}") from exc
     kept = ", {kept} kept: not uploaded yet, or sound after all" if result.kept else ""
     summary = f"{counted(result.done, 'entry', 'entries')} removed ({{size}}){kept}"
     return finish(out, scan, result, summary, dry_run=False)

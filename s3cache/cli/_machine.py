@@ -16,7 +16,7 @@ from pathlib import Path
 
 from typer import Argument, Option
 
-from s3cache.cli._options import URL, Output, duration_s, redacted
+from s3cache.cli._options import URL, Output, duration_s, given, named_file, redacted
 from s3cache.errors import ConfigError
 from s3cache.records import (
     JOB,
@@ -128,13 +128,9 @@ def check(
     program: list[str] = PROGRAM,
     module: bool = MODULE,
     command: bool = COMMAND,
-    quiet: str = Option(
-        "30s", metavar="TIME", help="End it when it has compiled nothing for so long; 0: never."
-    ),
+    quiet: str = given("TIME", "End it when it has compiled nothing for so long; 0: never.", "30s"),
     graphs: int | None = Option(None, metavar="N", help="End it after so many graphs.", min=1),
-    timeout: str = Option(
-        "2h", metavar="TIME", help="End it after that time in any case; 0: never."
-    ),
+    timeout: str = given("TIME", "End it after that time in any case; 0: never.", "2h"),
 ) -> int:
     """Run a program, and report for each graph that it compiles whether it can be cached.
 
@@ -169,8 +165,8 @@ def check(
 def warm(
     out: Output,
     command: list[str] = Argument(..., metavar="-- COMMAND...", help="The job, as a shell has it."),
-    quiet: str = Option("60s", metavar="TIME", help="End it when it compiled nothing for so long."),
-    timeout: str = Option("2h", metavar="TIME", help="End it after that time in any case."),
+    quiet: str = given("TIME", "End it when it compiled nothing for so long.", "60s"),
+    timeout: str = given("TIME", "End it after that time in any case.", "2h"),
     url: str | None = URL,
 ) -> int:
     """Run a job until it compiles nothing more and everything is uploaded, then end it.
@@ -271,15 +267,9 @@ def _explain(out: Output, word: str, local: bool, url: str | None) -> int:
 def report(
     out: Output,
     last: int = Option(1, "--last", metavar="N", min=1, help="The last N jobs."),
-    html: Path | None = Option(
-        None, "--html", metavar="FILE", help="Write a self-contained HTML page."
-    ),
-    trace: Path | None = Option(
-        None, "--trace", metavar="FILE", help="Write a trace for Perfetto and Chrome."
-    ),
-    manifest: Path | None = Option(
-        None, "--manifest", metavar="FILE", help="Write the keys that were used, for pull."
-    ),
+    html: Path | None = given("FILE", "Write a self-contained HTML page."),
+    trace: Path | None = given("FILE", "Write a trace for Perfetto and Chrome."),
+    manifest: Path | None = given("FILE", "Write the keys that were used, for pull."),
 ) -> None:
     """Show what processes of this machine looked up: outcomes, times, and what hits spared.
 
@@ -299,11 +289,8 @@ def report(
     ]
     for path, text in files:
         if path is not None:
-            try:
+            with named_file(f"file {path}", "written"):
                 path.write_text(text(), encoding="utf-8")
-            except OSError as exc:
-                cause = f"it cannot be written: {exc.strerror}"
-                raise ConfigError(f"file {path}", cause, "give another path") from exc
             out.note(f"written to {path}")
     if out.json:
         outcomes = [
@@ -356,8 +343,8 @@ def _last_jobs(count: int) -> list[list[Run]]:
 def bench(out: Output, url: str | None = URL) -> None:
     """Measure your own bucket: small and large requests, one by one; times are medians.
 
-    Everything is written below s3cache-bench/, and removed at the end. If
-    the credentials may not delete, the output says what is left.
+    Everything is written below s3cache-bench/, and removed at the end. If the credentials may not
+    delete, the output says what is left.
     """
     from s3cache.manage import programs
 
@@ -385,9 +372,7 @@ def doctor(
     out: Output,
     url: str | None = URL,
     write: bool = Option(True, "--write/--no-write", help="Write a test object, and remove it."),
-    programs: bool = Option(
-        True, "--programs/--no-programs", help="Also start torch and the compiler."
-    ),
+    programs: bool = Option(True, help="Also start torch and the compiler."),
     timeout: float = Option(15.0, help="Seconds for any one check of the remote.", min=0.1),
 ) -> int:
     """Check settings, credentials, rights, latency, clock, disk, torch, compiler and trust.
@@ -454,11 +439,8 @@ def keygen(
     """
     path = to or f"{name}.key"
     key = generate(name, Algorithm.HMAC_SHA256 if shared else Algorithm.ED25519)
-    try:
+    with named_file(f"key file {path}", "made"):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as exc:
-        problem = f"cannot be made ({exc.strerror})"
-        raise ConfigError(f"key file {path}", problem, "name another") from None
     with open(fd, "w", encoding="ascii") as file:
         os.fchmod(fd, 0o600)  # whatever the umask
         file.write(f"{key.secret_text()}\n")
@@ -469,8 +451,6 @@ def keygen(
         public = None if shared else trusted
         out.record({"signing_key": file_name, "trusted_key": public, "fingerprint": fingerprint})
         return
-    sys.stdout.write(
-        f"S3CACHE_SIGNING_KEY={file_name}  # where entries are saved\n"
-        f'S3CACHE_TRUSTED_KEYS="{trusted}"  # where they are read\n'
-        f"# to revoke it: S3CACHE_REVOKED={fingerprint}\n"
-    )
+    out.line(f"S3CACHE_SIGNING_KEY={file_name}  # where entries are saved")
+    out.line(f'S3CACHE_TRUSTED_KEYS="{trusted}"  # where they are read')
+    out.line(f"# to revoke it: S3CACHE_REVOKED={fingerprint}")

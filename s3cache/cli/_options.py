@@ -7,8 +7,9 @@ import json as json_of
 import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from typer import Option
@@ -28,6 +29,11 @@ _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 URL: str | None = Option(
     None, "--url", metavar="URL", help="Where the cache is.", show_default="S3CACHE_URL"
 )
+
+
+def given(metavar: str, text: str, default: str | None = None) -> Any:
+    """Return the option of a parameter, with the help ``text`` and a name for its value."""
+    return Option(default, metavar=metavar, help=text)
 
 
 # -- results: tables for people, JSON for programs, and nothing that could be a secret
@@ -154,16 +160,20 @@ def size_bytes(option: str, text: str) -> int:
         raise ConfigError(f"option {option}", *exc.args) from None
 
 
+@contextmanager
+def named_file(thing: str, done: str) -> Iterator[None]:
+    """Raise ConfigError where a file that the user has named cannot be read, or written."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(thing, f"cannot be {done} ({exc})", "name another") from None
+
+
 def named_in(option: str, manifest: str) -> frozenset[str]:
     """Return the keys, and names of objects, that a file has; ``-`` is standard input."""
-    try:
-        with (
-            nullcontext(sys.stdin) if manifest == "-" else open(manifest, encoding="utf-8") as file
-        ):
-            return manage.read_manifest(manifest, file)
-    except (OSError, UnicodeDecodeError) as exc:
-        thing = f"manifest {manifest}"
-        raise ConfigError(thing, f"cannot be read ({exc})", "name another") from None
+    with named_file(f"{option} {manifest}", "read"):
+        lines = sys.stdin if manifest == "-" else Path(manifest).read_text("utf-8").splitlines()
+        return manage.read_manifest(manifest, lines)
 
 
 def _hit_here(*_: object) -> frozenset[str]:

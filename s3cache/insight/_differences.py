@@ -159,12 +159,9 @@ def _short(text: str) -> str:
 
 def _with_defaults(options: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
     """Return the values of options, with the default of each that only ``others`` have set."""
-    return {
-        each: options[each].partition(" → ")[2]
-        if each in options
-        else others[each].partition(" → ")[0]
-        for each in sorted({*options, *others})
-    }
+    defaults = {name: text.partition(" → ")[0] for name, text in others.items()}
+    values = {name: text.partition(" → ")[2] for name, text in options.items()}
+    return dict(sorted({**defaults, **values}.items()))
 
 
 def _instructions(name: str, old: Record, new: Record) -> Iterator[Difference]:
@@ -356,10 +353,6 @@ class StoredEntries:
         self._names: dict[str, str] = {}
         self._parts: dict[str, Mapping[str, Mapping[str, str]]] = {}
         self.problem = ""
-
-    def close(self) -> None:
-        if self._place is not None:
-            self._place.close()
 
     @functools.cached_property
     def neighbors(self) -> list[Neighbor]:

@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from s3cache.insight._differences import (
     nearest,
     recorded_neighbors,
 )
-from s3cache.manage import open_place
+from s3cache.manage import Place, open_place
 from s3cache.records import (
     Record,
     Run,
@@ -190,13 +190,15 @@ def explain(
     others = recorded(settings.local_dirs, lambda name: here is None or name != here.name)
     latest = [*itertools.islice(others, _MAX_RUNS)]
     job, key = ([here], "") if here is not None else _chosen(settings, latest, what)
-    place = functools.partial(open_place, remote_url, **options)
-    of_tier = functools.partial(place, in_tier=True) if settings.local else None
-    of_remote = place if remote and remote_url else None
-    with (
-        closing(StoredEntries("the local tier", of_tier)) as tier,
-        closing(StoredEntries("the remote", of_remote)) as entries,
-    ):
+    with ExitStack() as stack:
+
+        def place(in_tier: bool) -> Place:
+            return stack.enter_context(open_place(remote_url, in_tier=in_tier, **options))
+
+        of_tier = functools.partial(place, True) if settings.local else None
+        of_remote = functools.partial(place, False) if remote and remote_url else None
+        tier = StoredEntries("the local tier", of_tier)
+        entries = StoredEntries("the remote", of_remote)
         known = recorded_neighbors({each.name: each for each in (*job, *latest)}.values())
 
         def find(missed: Record) -> Neighbor | None:

@@ -10,6 +10,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import hashlib
+import math
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -68,13 +70,10 @@ class Place(contextlib.AbstractContextManager["Place"]):
         """Return the names in a local tier that are still to be uploaded; none for a remote."""
         return await self.store.recorded() if isinstance(self.store, TierStore) else set()
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the store, waiting a few seconds at most."""
         with contextlib.suppress(S3CacheError, concurrent.futures.TimeoutError):
             background().wait(self.store.aclose(), _CLOSE_S)
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def url_of(settings: Settings) -> str:
@@ -134,8 +133,7 @@ class Scan:
         self.place = place
         self.selection = selection or Selection()
         self.absent: list[str] = []
-        asked = self.selection.asked.items()
-        self._unmet = {(field, value) for field, values in asked for value in values}
+        self._unmet = {(n, value) for n, values in self.selection.asked.items() for value in values}
         self._reads_headers = headers or self.selection.needs_headers
 
     async def batches(self) -> AsyncGenerator[list[Item], None]:
@@ -247,6 +245,22 @@ async def verify(scan: Scan, advance: _Advance) -> BatchResult:
         return "gone" if await _verified(scan.place, item) is None else "done"
 
     return await _each(scan, one, advance)
+
+
+async def age_beyond(scan: Scan, max_bytes: int) -> float:
+    """Return the age in seconds, in whole hours, from which entries exceed ``max_bytes`` in all.
+
+    That counts the latest first. Infinity means that all of them fit.
+    """
+    sizes: Counter[int] = Counter()
+    async for batch in scan.batches():
+        for item in batch:
+            sizes[int(item.age_s // 3600)] += item.size
+    for hours in sorted(sizes):
+        max_bytes -= sizes[hours]
+        if max_bytes < 0:
+            return hours * 3600.0
+    return math.inf
 
 
 async def remove(scan: Scan, keep: Container[str], advance: _Advance) -> BatchResult:
