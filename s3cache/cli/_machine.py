@@ -8,7 +8,7 @@ import re
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from importlib import metadata
@@ -20,7 +20,6 @@ from s3cache.cli._options import URL, Output, duration_s, given, named_file, red
 from s3cache.errors import ConfigError
 from s3cache.records import (
     JOB,
-    Record,
     Run,
     in_jobs,
     job_here,
@@ -266,6 +265,7 @@ def _explain(out: Output, word: str, local: bool, url: str | None) -> int:
 
 def report(
     out: Output,
+    run: list[str] | None = given("ID", "The job of that run; may be given several times."),
     last: int = Option(1, "--last", metavar="N", min=1, help="The last N jobs."),
     html: Path | None = given("FILE", "Write a self-contained HTML page."),
     trace: Path | None = given("FILE", "Write a trace for Perfetto and Chrome."),
@@ -279,11 +279,16 @@ def report(
     """
     from s3cache import insight
 
-    jobs = _last_jobs(last)
+    jobs = _jobs(run or (), last)
     runs = [each for job in jobs for each in job]
     totals = insight.sum_up(runs)
+
+    def page() -> str:
+        of_jobs = [insight.explain(job[0].name, remote=False) for job in jobs]
+        return insight.page(runs, [each for one in of_jobs for each in one.explanations])
+
     files: list[tuple[Path | None, Callable[[], str]]] = [
-        (html, lambda: insight.page(runs, _explainer(jobs))),
+        (html, page),
         (trace, lambda: insight.trace(runs)),
         (manifest, lambda: insight.manifest(runs)),
     ]
@@ -314,27 +319,17 @@ def report(
         out.line(read_on)
 
 
-def _explainer(jobs: list[list[Run]]) -> Callable[[Record], str]:
-    """Return a function that says in a line what ``s3cache explain`` says of a lookup."""
-    from s3cache.insight import explain
-
-    lines = {
-        (each.record.key, each.record.time): each.line
-        for job in jobs
-        for each in explain(job[0].name, remote=False).explanations
-    }
-    return lambda record: lines.get((record.key, record.time), "")
-
-
-def _last_jobs(count: int) -> list[list[Run]]:
-    """Return the runs of the last jobs, the earliest job first."""
+def _jobs(names: Sequence[str], last: int) -> list[list[Run]]:
+    """Return the jobs of the runs with these names, else the last jobs; the earliest job first."""
     settings, _ = Settings.load()
-    jobs = in_jobs(recorded(settings.local_dirs, heads=True))[:count]
-    if not jobs:
+    jobs = in_jobs(recorded(settings.local_dirs, heads=True))
+    named = [job for job in jobs if any(run.name.startswith(tuple(names)) for run in job)]
+    chosen = {run.name for job in (named if names else jobs[:last]) for run in job}
+    if not chosen:
+        problem = f"there are none in {settings.local_dir}, or none of that run"
         fix = "run a program with the cache on, and without S3CACHE_RECORD=0"
-        raise ConfigError("records of lookups", f"there are none in {settings.local_dir}", fix)
-    names = {run.name for job in jobs for run in job}
-    return in_jobs(recorded(settings.local_dirs, names.__contains__))[::-1]
+        raise ConfigError("records of lookups", problem, fix)
+    return in_jobs(recorded(settings.local_dirs, chosen.__contains__))[::-1]
 
 
 # -- the bucket, the setup and keys

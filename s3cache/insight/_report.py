@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from s3cache.insight._explain import reasons_of
+from s3cache.insight._explain import Explanation, reasons_of
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
 from s3cache.stats import Reason
 from s3cache.util import __version__
@@ -165,13 +165,9 @@ def _span(lane: int, of: Record | Event, name: str, args: object) -> dict[str, o
 _MAX_ROWS = 2_000
 
 
-def page(runs: Sequence[Run], explain: Callable[[Record], str] | None = None) -> str:
-    """Return the lookups of ``runs`` as one page of HTML.
-
-    Args:
-        explain: gives the cause of a miss or a bypass in words; left out, the reasons of a bypass.
-    """
-    explain = explain or (lambda record: "; ".join(reasons_of(record)))
+def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
+    """Return the lookups of ``runs`` as one page of HTML, with what explains them."""
+    causes = {(each.record.key, each.record.time): each.line for each in explanations}
     title = ", ".join(dict.fromkeys(run.program for run in runs if run.program))
     totals = sum_up(runs)
     started = min((run.started for run in runs if run.started), default=0.0)
@@ -196,7 +192,7 @@ def page(runs: Sequence[Run], explain: Callable[[Record], str] | None = None) ->
         tiles="".join(f'<div class="tile"><b>{n}</b>{what}</div>' for what, n in tiles.items()),
         note="" if totals.complete else "<p>These runs looked up more than is on record.</p>",
         bars=_bars(totals.outcomes) or "Nothing was looked up.",
-        rows="".join(_row(each, len(runs), explain) for each in found[:_MAX_ROWS]),
+        rows="".join(_row(each, len(runs), causes) for each in found[:_MAX_ROWS]),
         end="<br>".join(filter(None, end)),
     )
 
@@ -218,7 +214,7 @@ def _kind_of(outcome: str, reason: str) -> str:
     return "miss" if outcome == "miss" else "bypass"
 
 
-def _row(lookup: Folded, processes: int, explain: Callable[[Record], str]) -> str:
+def _row(lookup: Folded, processes: int, causes: Mapping[tuple[str, float], str]) -> str:
     record = lookup.record
     ended = (record.outcome, record.reason)
     level = "" if record.level == "aot" else " (FX graph)"
@@ -229,13 +225,14 @@ def _row(lookup: Folded, processes: int, explain: Callable[[Record], str]) -> st
         where.append(f"<code>{escape(file)}:{line}</code> {escape(function)}")
     if record.key:
         where.append(f"<code class=dim>{escape(record.key[:16])}</code>")
+    why = causes.get((record.key, record.time), "; ".join(reasons_of(record)))
     return (
         f'<tr><td><span class="mark {_kind_of(*ended)}"></span>'
         f"{escape(name_of(*ended) + level)}{rank}</td>"
         f"<td>{'<br>'.join(where)}</td>"
         f'<td class="number">{_duration(lookup.elapsed_s)}</td>'
         f'<td class="number">{_duration(lookup.saved_s) if lookup.saved_s else ""}</td>'
-        f"<td>{escape('' if record.outcome == 'hit' else explain(record))}</td></tr>"
+        f"<td>{escape(why)}</td></tr>"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
@@ -125,8 +126,8 @@ class Selection:
 def read_manifest(where: str, lines: Iterable[str]) -> frozenset[str]:
     """Return the keys, and names of objects, that a manifest has.
 
-    A line is a key, or the name of an object as ``v1/3f2/KEY.0``; what follows a ``#`` is a
-    comment.
+    A line is a key, the name of an object as ``v1/3f2/KEY.0``, or what ``s3cache ls --json`` prints
+    of one; what follows a ``#`` is a comment.
 
     Args:
         where: what errors call it.
@@ -136,16 +137,19 @@ def read_manifest(where: str, lines: Iterable[str]) -> frozenset[str]:
     """
     found = set()
     for number, line in enumerate(lines, 1):
-        text = line.partition("#")[0].strip()
+        is_listed = line.startswith("{")
+        text = line if is_listed else line.partition("#")[0].strip()
         if not text:
             continue
-        name = _NAMESPACE.sub("", text, count=1)
         try:
+            name = json.loads(text)["name"] if is_listed else text
+            name = _NAMESPACE.sub("", name, count=1)
             key = entries.check_key(entries.key_of(name))
-        except ConfigError:
+        except (ConfigError, KeyError, RecursionError, TypeError, ValueError):
             key = ""
         if not key or (name != key and not name.startswith(entries.name_prefix(key))):
             thing, problem = f"manifest {where}, line {number}", f"{text[:60]!r} names no entry"
-            raise ConfigError(thing, problem, "give one key to a line")
+            fix = "give one key to a line, or what s3cache ls --json prints"
+            raise ConfigError(thing, problem, fix)
         found.add(name)
     return frozenset(found)
