@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import heapq
+import itertools
+import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -38,15 +40,25 @@ if TYPE_CHECKING:
     from s3cache.frame import Head
     from s3cache.trust import Policy
 
-_Order: TypeAlias = Literal["age", "size"]
-_Group: TypeAlias = Literal["age", "device", "kind", "signer", "tag", "torch"]
+_Order: TypeAlias = Literal["age", "key", "kind", "size", "torch"]
+_Group: TypeAlias = Literal["age", "device", "kind", "signer", "size", "tag", "torch"]
 
 # -- what there is
 
+# What each order puts on top is the least.
+_ORDERS: dict[_Order, Callable[[manage.Item], Any]] = {
+    "age": lambda item: -item.modified,
+    "key": lambda item: (item.key, item.name),
+    "kind": lambda item: (item.values("kind"), item.key),
+    "size": lambda item: -item.size,
+    "torch": lambda item: (item.values("torch"), item.key),
+}
 # Sorting keeps no more entries than this in memory, where no limit is given.
 _SORTED_AT_MOST = 1000
 _DAY_S = 86400
-_AGES = {"below 1 day": 1, "below 7 days": 7, "below 30 days": 30, "30 days or more": float("inf")}
+# Groups by the ages in days, or the sizes in MiB, below which entries are in them.
+_AGES = {"below 1 day": 1, "below 7 days": 7, "below 30 days": 30, "30 days or more": math.inf}
+_SIZES = {"below 1 MiB": 1, "below 16 MiB": 16, "below 256 MiB": 256, "256 MiB or more": math.inf}
 # The columns of `--long`, and their widths.
 _LONG = {"kind": 6, "torch": 14, "device": 5, "tag": 8, "signer": 12}
 
@@ -55,30 +67,25 @@ def ls(
     filters: Filters,
     where: Where,
     out: Output,
-    long: bool = Option(
-        False, "--long", "-l", help="Also what headers say: one request for each entry."
-    ),
-    sort: _Order | None = Option(
-        None, help="Put the newest or the largest on top; a thousand without --limit."
-    ),
+    long: bool = Option(False, "--long", "-l", help="Also what headers say: one request each."),
+    sort: _Order | None = Option(None, help="Put the newest, largest or first on top."),
+    reverse: bool = Option(False, "--reverse", "-r", help="Sort the other way, else by age."),
     limit: int | None = Option(None, help="At most so many entries.", min=1),
 ) -> int:
     """List entries: size, time since the last change, key and variant.
 
     With --long also kind, torch, device, tag and signers. Entries are printed as they are found, so
-    the bucket may be of any size.
+    the bucket may be of any size; or sorted, a thousand without --limit.
     """
-    long = long or filters.selection.needs_headers
+    long = long or sort in ("kind", "torch") or filters.selection.needs_headers
     shown = 0
     with where.open() as place:
         scan = manage.Scan(place, filters.selection, headers=long)
         items: Iterable[manage.Item] = items_of(scan)
-        if sort is not None:
-            order = (lambda item: item.modified) if sort == "age" else (lambda item: item.size)
-            items = heapq.nlargest(limit or _SORTED_AT_MOST, items, key=order)
-        for item in items:
-            if shown == limit:
-                break
+        if sort or reverse:
+            pick = heapq.nlargest if reverse else heapq.nsmallest
+            items = pick(limit or _SORTED_AT_MOST, items, key=_ORDERS[sort or "age"])
+        for item in itertools.islice(items, limit):
             shown += 1
             if out.json:
                 names = "key", "name", "size", "modified", *(("about", "problem") if long else ())
@@ -112,15 +119,17 @@ def du(
     filters: Filters,
     where: Where,
     out: Output,
-    by: _Group = Option("age", help="Group by; all but age take one request for each entry."),
+    by: _Group = Option("age", help="Group by; all but age and size read each entry's header."),
 ) -> int:
     """Sum up the number and the size of entries, the largest sum first."""
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     with where.open() as place, out.progress("entries") as advance:
-        scan = manage.Scan(place, filters.selection, headers=by != "age")
+        scan = manage.Scan(place, filters.selection, headers=by not in ("age", "size"))
         for item in items_of(scan):
             if by == "age":
                 name = next(name for name, days in _AGES.items() if item.age_s < days * _DAY_S)
+            elif by == "size":
+                name = next(name for name, size in _SIZES.items() if item.size < size * 2**20)
             else:
                 name = (
                     "(not readable)"
@@ -303,10 +312,7 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
             rows += ((f"section {each['name']}", size_text(each["size"])) for each in value)
         else:
             rows.append((title, value))
-    shown = (
-        (title, value if isinstance(value, str) else json_text(value)) for title, value in rows
-    )
-    out.table((), [(title, text or "-") for title, text in shown])
+    out.table((), [(n, (v or "-") if isinstance(v, str) else json_text(v)) for n, v in rows])
 
 
 def _verdict(head: Head, policy: Policy) -> str:
@@ -438,9 +444,7 @@ def gc(
     where: Where,
     out: Output,
     keep: str | None = given("SIZE", "Of those, keep the latest, of so much in all: 100GB."),
-    delete: bool = Option(
-        False, "--delete/--dry-run", help="Remove them; else they are only counted."
-    ),
+    delete: bool = Option(False, "--delete/--dry-run", help="Remove them; else only count them."),
 ) -> int:
     """Remove entries that are old, large, of an old torch, never hit, unreadable or not trusted.
 

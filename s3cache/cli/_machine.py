@@ -156,9 +156,7 @@ def check(
         out.note(f"the program {_ENDS[end]}{f' with {code}' if code else ''}")
         nothing = "no graph: the program called nothing that torch.compile compiles by Inductor"
         out.text(str(found) if found.graphs else nothing)
-    if end == "interrupted":
-        return 130
-    return 0 if found.cacheable else 1
+    return 130 if end == "interrupted" else 0 if found.cacheable else 1
 
 
 def warm(

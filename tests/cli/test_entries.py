@@ -43,6 +43,8 @@ def test_filters_and_order(call: Call, shelf: Shelf, tmp_path: Path) -> None:
 
     assert keys("--sort", "size") == ["a2", "b1", "a1"]
     assert keys("--sort", "size", "--limit", "2") == ["a2", "b1"]
+    assert keys("--sort", "torch") == keys("--sort", "kind", "--reverse") == ["a2", "a1", "b1"]
+    assert [*keys("--sort", "key"), *keys("-r")] == ["a1", "a2", "b1", "a1", "b1", "a2"]
     assert keys("--sort", "age") == ["a2", "b1", "a1"]
     assert keys("--sort", "age", "--key", "a") == ["a2", "a1"]
     assert keys("--older", "2d") == ["a1"]
@@ -56,10 +58,7 @@ def test_filters_and_order(call: Call, shelf: Shelf, tmp_path: Path) -> None:
     assert len(keys("--limit", "1")) == 1
 
 
-def test_a_value_that_no_entry_has_is_a_warning(
-    call: Call, shelf: Shelf, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It may be misspelt."""
+def test_an_unmet_filter_warns(call: Call, shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
     shelf.add("a", torch="2.12.0")
     for command in ("ls", "du", "verify", "gc"):
         done = call(command, "--url", shelf.url, "--kind", "tset", "--torch", "2.12", "--json")
@@ -109,6 +108,7 @@ def test_the_local_tier_is_listed_whatever_remote_it_is_of(call: Call, shelf: Sh
     [
         ("age", {"below 1 day": 1, "below 7 days": 1, "30 days or more": 2}),
         ("kind", {"test": 2, "shapes": 1, "(not readable)": 1}),
+        ("size", {"below 1 MiB": 4}),
         ("torch", {"2.13.0+cpu": 2, "2.12.0": 1, "(not readable)": 1}),
         ("tag", {"mine": 1, "(none)": 2, "(not readable)": 1}),
     ],
