@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 from s3cache import entries, frame
@@ -308,16 +308,16 @@ def nearest(
         details = sum(found.component != _GRAPH for found in differences(each, missed))
         return ratio, alike, bool(each.parts), -details, each.time
 
-    alike = [each for each in neighbors if each.record.level == missed.level]
-    others = [each for each in alike if each.record.key != missed.key]
-    older = [each for each in others if each.record.time < missed.time]
+    same_level = [each for each in neighbors if each.record.level == missed.level]
+    others = [each for each in same_level if each.record.key != missed.key]
+    older = [(likeness(it), it.record.time, it) for it in others if it.record.time < missed.time]
     if not older:
         return None
-    is_same, common = max(map(likeness, older))
+    older.sort(key=itemgetter(0, 1), reverse=True)
+    is_same, common = older[0][0]
     # The code of another graph says more than components: let near ones compete by their code.
     least = is_same, common if is_same else common - 2
-    near = [each for each in older if likeness(each) >= least]
-    near.sort(key=lambda each: (likeness(each), each.record.time), reverse=True)
+    near = [each for alike, _, each in older if alike >= least]
     return max(map(complete, near[:_COMPARED]), key=nearness)
 
 
