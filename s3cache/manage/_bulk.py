@@ -248,18 +248,18 @@ async def verify(scan: Scan, advance: _Advance) -> BatchResult:
 
 
 async def age_beyond(scan: Scan, max_bytes: int) -> float:
-    """Return the age in seconds, in whole hours, from which entries exceed ``max_bytes`` in all.
+    """Return the age in seconds, in whole minutes, from which entries exceed ``max_bytes`` in all.
 
     That counts the latest first. Infinity means that all of them fit.
     """
     sizes: Counter[int] = Counter()
     async for batch in scan.batches():
         for item in batch:
-            sizes[int(item.age_s // 3600)] += item.size
-    for hours in sorted(sizes):
-        max_bytes -= sizes[hours]
+            sizes[int((scan.selection.now - item.modified) // 60)] += item.size
+    for minutes in sorted(sizes):
+        max_bytes -= sizes[minutes]
         if max_bytes < 0:
-            return hours * 3600.0
+            return minutes * 60.0
     return math.inf
 
 

@@ -7,7 +7,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from s3cache import entries
@@ -65,8 +65,8 @@ class Selection:
     """The entries that meet every condition given here; all entries where there is none.
 
     Each has the name of the option that sets it. Times are in seconds since the last change, or use
-    in a local tier. An entry with a header that cannot be read meets no condition on headers but
-    ``unreadable`` or ``untrusted``; with both, either is enough.
+    in a local tier, until ``now``. An entry with a header that cannot be read meets no condition on
+    headers but ``unreadable`` or ``untrusted``; with both, either is enough.
 
     Attributes:
         key: keys that begin with one of these.
@@ -89,6 +89,7 @@ class Selection:
     signer: tuple[str, ...] = ()
     unreadable: bool = False
     untrusted: bool = False
+    now: float = field(default_factory=time.time, compare=False)
 
     @property
     def asked(self) -> dict[str, tuple[str, ...]]:
@@ -102,11 +103,12 @@ class Selection:
     def may_choose(self, item: Item) -> bool:
         """Return whether the conditions on what a listing says hold."""
         key, named, hit = item.key, self.manifest, self.never_hit
+        age_s = self.now - item.modified
         return (
             (not self.key or key.startswith(self.key))
             and (named is None or key in named or item.place in named)
             and (hit is None or not (key in hit or key.startswith(_PROFILE)))
-            and self.older <= item.age_s < self.newer
+            and self.older <= age_s < self.newer
             and self.min_size <= item.size <= self.max_size
         )
 
