@@ -58,10 +58,8 @@ class Family:
     Attributes:
         name: in the words of OpenTelemetry, with dots and without unit.
         unit: by UCUM, as OpenTelemetry has it: ``s``, ``By``, or ``{entry}`` for what is counted.
-        labels: the names of its samples' labels.
         of: returns its values: a number, or mappings with a level for each label. Where the first
             label is ``level`` or ``verb``, it is called with the counts of each.
-        text: what it counts, for people.
     """
 
     name: str
@@ -83,12 +81,10 @@ class Family:
 
     def read(self, stats: CacheStats) -> list[Sample]:
         """Return its samples in ``stats``."""
-        parts: Mapping[Any, Any] | None = None
-        if self.labels[:1] == ("level",):
-            parts = {"aot": stats, "fx": stats.fx}
-        elif self.labels[:1] == ("verb",):
-            parts = stats.remote
-        values = self.of(stats) if parts is None else {k: self.of(v) for k, v in parts.items()}
+        parts: dict[str, Mapping[Any, Any]]
+        parts = {"level": {"aot": stats, "fx": stats.fx}, "verb": stats.remote}
+        of = parts.get(self.labels[0]) if self.labels else None
+        values = self.of(stats) if of is None else {k: self.of(v) for k, v in of.items()}
         return [
             _sample(dict(zip(self.labels, keys, strict=True)), value)
             for keys, value in _leaves(values)

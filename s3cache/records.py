@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -306,11 +306,6 @@ def run_names(root: str) -> list[str]:
     return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
 
 
-def read_head(root: str, name: str) -> Run:
-    """Return a run without its lookups and events: cheap."""
-    return read_run(root, name, max_lines=1)
-
-
 def read_run(root: str, name: str, max_lines: int | None = None) -> Run:
     """Return a run, as far as it is written; damaged or unfinished lines are left out."""
     directory = Directory.at(root).enter(_DIRECTORY)
@@ -334,6 +329,24 @@ def read_run(root: str, name: str, max_lines: int | None = None) -> Run:
     head |= {"noted": head.get("at", 0.0), "complete": "more" not in head, "name": name}
     head |= {"records": tuple(lookups), "events": tuple(events), "breaks": tuple(breaks)}
     return Run(**{each.name: head[each.name] for each in fields(Run) if each.name in head})
+
+
+def recorded(
+    roots: Iterable[str], is_wanted: Callable[[str], bool] = bool, *, heads: bool = False
+) -> Iterator[Run]:
+    """Yield the runs on record in local tiers, the latest first, as far as they can be read.
+
+    Args:
+        is_wanted: takes the name of a run; by default every run is wanted.
+        heads: leave out lookups and events: cheap.
+    """
+    places: dict[str, str] = {}
+    for root in roots:
+        with contextlib.suppress(OSError, ConfigError):
+            places.update((name, root) for name in run_names(root))
+    for name in filter(is_wanted, sorted(places, reverse=True)):
+        with contextlib.suppress(OSError, ConfigError):  # it was removed in the meantime
+            yield read_run(places[name], name, max_lines=1 if heads else None)
 
 
 # -- jobs: the ranks that a launcher has started, and the processes that they start
@@ -366,16 +379,13 @@ def _belongs(run: Run, job: Sequence[Run]) -> bool:
 def ranks_in_words(runs: Iterable[Run]) -> str:
     """Return ``ranks 0-7``; processes without a rank are given by their process ids."""
     runs = list(runs)
-    spans: list[list[int]] = []
-    for number in sorted({int(run.rank) for run in runs if run.rank.isdigit()}):
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-    ranks = ["-".join(map(str, span)) for span in spans]
+    numbers = sorted({int(run.rank) for run in runs if run.rank.isdigit()})
+    ranks = []
+    for _, span in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        together = [str(number) for _, number in span]
+        ranks.append("-".join(together if len(together) < 3 else [together[0], together[-1]]))
     others = sorted({run.rank or str(run.pid) for run in runs if not run.rank.isdigit()})
-    is_one = ranks == [str(span[0]) for span in spans[:1]]
-    words = [f"rank{'' if is_one else 's'} {', '.join(ranks)}"] if ranks else []
+    words = [f"rank{'s' * (len(numbers) > 1)} {', '.join(ranks)}"] if ranks else []
     words += [f"process{'es' * (len(others) > 1)} {', '.join(others)}"] if others else []
     return ", ".join(words)
 

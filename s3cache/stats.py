@@ -32,8 +32,7 @@ class HistogramSnapshot:
     """Durations as they stood at one moment.
 
     Attributes:
-        count: durations recorded.
-        total_s: their sum.
+        count, total_s: how many durations, and their sum.
         max_s: the longest, exactly; 0 where there are none.
         buckets: how many fell into each power-of-two bucket.
     """
@@ -43,27 +42,12 @@ class HistogramSnapshot:
     max_s: float = 0.0
     buckets: tuple[int, ...] = (0,) * _BUCKETS
 
-
-class Histogram:
-    """Record durations in bounded memory; one thread at a time."""
-
-    def __init__(self) -> None:
-        self._total_s = 0.0
-        self._max_s = 0.0
-        self._buckets = [0] * _BUCKETS
-
-    def record(self, seconds: float) -> None:
-        """Count one duration; a negative one, as a clock set back gives, counts as 0."""
-        seconds = max(seconds, 0.0)
-        index = min(max(math.frexp(seconds / _BUCKET_S)[1], 0), _BUCKETS - 1)
-        self._total_s += seconds
-        self._max_s = max(self._max_s, seconds)
-        self._buckets[index] += 1
-
-    def snapshot(self) -> HistogramSnapshot:
-        """Return all durations recorded so far."""
-        buckets = tuple(self._buckets)
-        return HistogramSnapshot(sum(buckets), self._total_s, self._max_s, buckets)
+    def plus(self, seconds: float) -> HistogramSnapshot:
+        """Return these and one more; a negative one, as a clock set back gives, counts as 0."""
+        seconds, buckets = max(seconds, 0.0), [*self.buckets]
+        buckets[min(max(math.frexp(seconds / _BUCKET_S)[1], 0), _BUCKETS - 1)] += 1
+        total_s, max_s = self.total_s + seconds, max(self.max_s, seconds)
+        return HistogramSnapshot(self.count + 1, total_s, max_s, tuple(buckets))
 
 
 # -- transfers
@@ -74,7 +58,6 @@ class TransferEvent:
     """One step of one transfer.
 
     Attributes:
-        direction: ``upload`` or ``download``.
         step: ``queued``, then ``started``; the last step is ``done``, ``absent`` (there is nothing
             to transfer) or ``failed``. An upload that is tried again after a pause is ``retried``
             and then ``started`` again; so is a prefetched object too large for the memory left.
@@ -143,8 +126,7 @@ class VerbStats:
     Attributes:
         calls: calls that ended, well or not. Each page of a listing is one call.
         errors: how many of them raised, by the error's class name; ``CancelledError`` too.
-        bytes_in: bytes that came from the store.
-        bytes_out: bytes that were written to it.
+        bytes_in, bytes_out: bytes that came from the store, and that were written to it.
         latency: seconds spent waiting for the store.
     """
 
@@ -266,7 +248,9 @@ class CacheStats(_Lookups):
             self.pending and f"{self.pending} still to upload",
         ]
         shown = ", ".join(str(count) for count in counts if count)
-        return f"{shown}; {self.time_saved_s:.1f} s of compiling spared"
+        has_both = any(self.hits.values()) and self.misses.get(Reason.ABSENT)
+        hint = "; `s3cache explain` says why graphs missed where others hit" if has_both else ""
+        return f"{shown}; {self.time_saved_s:.1f} s of compiling spared{hint}"
 
 
 def _count_in_words(what: str, by_name: Mapping[Any, int], total: int | None = None) -> str:
@@ -292,27 +276,23 @@ class _Counts:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._numbers: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(int))
-        self._times: dict[str, dict[str, Histogram]] = defaultdict(lambda: defaultdict(Histogram))
+        self._counts: dict[str, dict[str, Any]] = defaultdict(dict)
 
     def _add(
         self, *counts: tuple[str, str, float], time: tuple[str, str, float] | None = None
     ) -> None:
         with self._mutex:
             for name, label, number in counts:
-                self._numbers[name][label] += number
+                self._counts[name][label] = self._counts[name].get(label, 0) + number
             if time is not None:
                 name, label, seconds = time
-                self._times[name][label].record(seconds)
+                before = self._counts[name].get(label, HistogramSnapshot())
+                self._counts[name][label] = before.plus(seconds)
 
     def _read(self, of: type[_Stats], **more: Any) -> _Stats:
         """Return all counts, consistent in themselves; ``more`` has what is not counted here."""
-        counts: dict[str, dict[str, Any]] = {}
         with self._mutex:
-            for name, numbers in self._numbers.items():
-                counts[name] = dict(numbers)
-            for name, times in self._times.items():
-                counts[name] = {label: times[label].snapshot() for label in times}
+            counts = {name: dict(labels) for name, labels in self._counts.items()}
         names = counts.keys() & {each.name for each in fields(of)}
         return of(**{name: counts[name].get("", counts[name]) for name in names} | more)
 
@@ -324,7 +304,7 @@ class Counters(_Counts):
         super().__init__()
         for tier in get_args(TierName):  # there is a count for either
             self._add(("hits", tier, 0), ("hit_bytes", tier, 0), ("set_aside", tier, 0))
-            self._times["hit_latency"][tier] = Histogram()
+            self._counts["hit_latency"][tier] = HistogramSnapshot()
 
     def hit(self, tier: TierName, size: int, seconds: float) -> None:
         self._add(("hits", tier, 1), ("hit_bytes", tier, size), time=("hit_latency", tier, seconds))

@@ -21,7 +21,6 @@ from s3cache.records import (
     in_jobs,
     job_here,
     ranks_in_words,
-    read_head,
     read_run,
     run_names,
 )
@@ -233,7 +232,7 @@ def test_the_environment_names_the_job_of_a_process(
 def test_a_head_has_the_job_of_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("S3CACHE_JOB", "nightly-7")
-    head = read_head(str(tmp_path), record(tmp_path, MISS))
+    head = read_run(str(tmp_path), record(tmp_path, MISS), max_lines=1)
     assert (head.rank, head.job, head.pid, head.parent) == (
         *("3", "job:nightly-7"),
         *(os.getpid(), os.getppid()),

@@ -44,7 +44,7 @@ app = typer.Typer(
 )
 
 
-def _print_version(is_asked: bool) -> None:
+def _version(is_asked: bool) -> None:
     if is_asked:
         sys.stdout.write(f"s3cache {__version__}\n")
         raise typer.Exit
@@ -53,11 +53,7 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def _root(
     _: bool = typer.Option(
-        False,
-        "--version",
-        help="Show the version and exit; s3cache version says more.",
-        is_eager=True,
-        callback=_print_version,
+        False, "--version", help="Show the version and exit.", is_eager=True, callback=_version
     ),
 ) -> None:
     pass  # its docstring would replace the help of the app

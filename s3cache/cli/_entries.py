@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import heapq
+import itertools
+import math
+import os
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from typer import Argument, Option
@@ -18,10 +23,12 @@ from s3cache.cli._options import (
     Output,
     Where,
     finish,
+    given,
     items_of,
     json_text,
     named_in,
     note_missing,
+    size_bytes,
     size_text,
     until_done,
 )
@@ -33,47 +40,52 @@ if TYPE_CHECKING:
     from s3cache.frame import Head
     from s3cache.trust import Policy
 
-_Order: TypeAlias = Literal["age", "size"]
-_Group: TypeAlias = Literal["age", "kind", "tag", "torch"]
+_Order: TypeAlias = Literal["age", "key", "kind", "size", "torch"]
+_Group: TypeAlias = Literal["age", "device", "kind", "signer", "size", "tag", "torch"]
 
 # -- what there is
 
+# What each order puts on top is the least.
+_ORDERS: dict[_Order, Callable[[manage.Item], Any]] = {
+    "age": lambda item: -item.modified,
+    "key": lambda item: (item.key, item.name),
+    "kind": lambda item: (item.values("kind"), item.key),
+    "size": lambda item: -item.size,
+    "torch": lambda item: (item.values("torch"), item.key),
+}
 # Sorting keeps no more entries than this in memory, where no limit is given.
 _SORTED_AT_MOST = 1000
 _DAY_S = 86400
-_AGES = {"below 1 day": 1, "below 7 days": 7, "below 30 days": 30, "30 days or more": float("inf")}
+# Groups by the ages in days, or the sizes in MiB, below which entries are in them.
+_AGES = {"below 1 day": 1, "below 7 days": 7, "below 30 days": 30, "30 days or more": math.inf}
+_SIZES = {"below 1 MiB": 1, "below 16 MiB": 16, "below 256 MiB": 256, "256 MiB or more": math.inf}
 # The columns of `--long`, and their widths.
-_LONG = {"kind": 6, "torch": 14, "tag": 8}
+_LONG = {"kind": 6, "torch": 14, "device": 5, "tag": 8, "signer": 12}
 
 
 def ls(
     filters: Filters,
     where: Where,
     out: Output,
-    long: bool = Option(
-        False, "--long", "-l", help="Also what headers say: one request for each entry."
-    ),
-    sort: _Order | None = Option(
-        None, help="Put the newest or the largest on top; a thousand without --limit."
-    ),
+    long: bool = Option(False, "--long", "-l", help="Also what headers say: one request each."),
+    sort: _Order | None = Option(None, help="Put the newest, largest or first on top."),
+    reverse: bool = Option(False, "--reverse", "-r", help="Sort the other way, else by age."),
     limit: int | None = Option(None, help="At most so many entries.", min=1),
 ) -> int:
     """List entries: size, time since the last change, key and variant.
 
-    With --long also kind, torch and tag. Entries are printed as they are found, so the bucket may
-    be of any size.
+    With --long also kind, torch, device, tag and signers. Entries are printed as they are found, so
+    the bucket may be of any size; or sorted, a thousand without --limit.
     """
-    long = long or filters.selection.needs_headers
+    long = long or sort in ("kind", "torch") or filters.selection.needs_headers
     shown = 0
     with where.open() as place:
         scan = manage.Scan(place, filters.selection, headers=long)
         items: Iterable[manage.Item] = items_of(scan)
-        if sort is not None:
-            order = (lambda item: item.modified) if sort == "age" else (lambda item: item.size)
-            items = heapq.nlargest(limit or _SORTED_AT_MOST, items, key=order)
-        for item in items:
-            if shown == limit:
-                break
+        if sort or reverse:
+            pick = heapq.nlargest if reverse else heapq.nsmallest
+            items = pick(limit or _SORTED_AT_MOST, items, key=_ORDERS[sort or "age"])
+        for item in itertools.islice(items, limit):
             shown += 1
             if out.json:
                 names = "key", "name", "size", "modified", *(("about", "problem") if long else ())
@@ -87,7 +99,8 @@ def ls(
 def _item_text(item: manage.Item, long: bool) -> str:
     cells = [f"{size_text(item.size):>10}", f"{_age_text(item.age_s):>6}"]
     for field, width in _LONG.items() if long else ():
-        cells.append(f"{'?' if item.about is None else item.about[field] or '-':{width}}")
+        text = "?" if item.about is None else ",".join(item.values(field)) or "-"
+        cells.append(f"{text:{width}}")
     cells += [item.key, item.name.rpartition(".")[2]]
     if item.problem is not None:
         cells.append(f"({item.problem})")
@@ -106,17 +119,23 @@ def du(
     filters: Filters,
     where: Where,
     out: Output,
-    by: _Group = Option("age", help="Group by; all but age take one request for each entry."),
+    by: _Group = Option("age", help="Group by; all but age and size read each entry's header."),
 ) -> int:
     """Sum up the number and the size of entries, the largest sum first."""
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     with where.open() as place, out.progress("entries") as advance:
-        scan = manage.Scan(place, filters.selection, headers=by != "age")
+        scan = manage.Scan(place, filters.selection, headers=by not in ("age", "size"))
         for item in items_of(scan):
             if by == "age":
                 name = next(name for name, days in _AGES.items() if item.age_s < days * _DAY_S)
+            elif by == "size":
+                name = next(name for name, size in _SIZES.items() if item.size < size * 2**20)
             else:
-                name = "(not readable)" if item.about is None else item.about[by] or "(none)"
+                name = (
+                    "(not readable)"
+                    if item.about is None
+                    else " ".join(item.values(by)) or "(none)"
+                )
             sums[name][0] += 1
             sums[name][1] += item.size
             advance(1)
@@ -163,11 +182,16 @@ def stats(where: Where, out: Output) -> None:
 
 
 def _totals(place: manage.Place) -> dict[str, int]:
-    entries = size = 0
+    entries = size = keys = 0
+    # A key has one first entry. A local tier may have only others, and is bounded.
+    local_keys: set[str] = set()
     for item in items_of(manage.Scan(place)):
         entries += 1
         size += item.size
-    return {"entries": entries, "bytes": size}
+        keys += item.name.endswith(".0")
+        if place.is_local:
+            local_keys.add(item.key)
+    return {"entries": entries, "keys": len(local_keys) or keys, "bytes": size}
 
 
 def verify(filters: Filters, where: Where, out: Output) -> int:
@@ -186,31 +210,63 @@ def verify(filters: Filters, where: Where, out: Output) -> int:
     )
 
 
+# The URL of an object: up to where the entries of its store begin, its name, and options.
+_OBJECT = re.compile(r"(\w+://[^?]*?)/(v1/[0-9a-f]{3}/[^/?]+)(\?.*)?")
+
+
 def inspect(
     where: Where,
     out: Output,
-    key: str = Argument(..., metavar="KEY", help="A key, or the beginning of one."),
+    target: str = Argument(
+        ...,
+        metavar="KEY|FILE|URL",
+        help="A key or the beginning of one, a file, or the URL of an object.",
+    ),
 ) -> int:
     """Show what an entry says of itself: key, guards, kernels, times, signatures, its graph.
 
     Nothing is unpickled, and torch is not needed. The header is verified; s3cache verify checks the
     rest.
     """
-    with where.open() as place:
-        whole = manage.Selection(manifest=frozenset({key}))  # one request
-        names = [item.name for item in items_of(manage.Scan(place, whole))]
-        if not names:
-            found = [*items_of(manage.Scan(place, manage.Selection(key=(key,))))]
-            if len({item.key for item in found}) > 1:
-                raise ConfigError(f"key {key!r}", "is the beginning of several", "give more of it")
-            names = [item.name for item in found]
-        for name in sorted(names):
-            head = until_done(manage.read_head(place.store, name))
+    if "://" not in target and (os.sep in target or os.path.isfile(target)):
+        _show_file(out, target)
+        return 0
+    part = _OBJECT.fullmatch(target)
+    if part is None and "://" in target:
+        fix = "give SCHEME://.../v1/3f2/KEY.0, or a key and --url"
+        raise ConfigError("the URL", "is not that of an entry", fix)
+    with manage.open_place(part[1] + (part[3] or "")) if part else where.open() as place:
+        names = [part[2]] if part else _names_of(place, target)
+        heads = {name: until_done(manage.read_head(place.store, name)) for name in sorted(names)}
+        for name, head in heads.items():
             if head is not None:
                 _show(out, name, head, place.policy)
-    if not names:
-        out.note(f"{key}: there is no such entry")
-    return 0 if names else 1
+    if any(heads.values()):
+        return 0
+    out.note(f"{target}: there is no such entry")
+    return 1
+
+
+def _names_of(place: manage.Place, key: str) -> list[str]:
+    """Return the names of all entries under ``key``, or under the only key that begins so."""
+    whole = manage.Selection(manifest=frozenset({key}))  # one request
+    if names := [item.name for item in items_of(manage.Scan(place, whole))]:
+        return names
+    found = [*items_of(manage.Scan(place, manage.Selection(key=(key,))))]
+    if len({item.key for item in found}) > 1:
+        raise ConfigError(f"key {key!r}", "is the beginning of several", "give more of it")
+    return [item.name for item in found]
+
+
+def _show_file(out: Output, path: str) -> None:
+    from s3cache import frame
+
+    if not (os.path.isfile(path) and os.access(path, os.R_OK)):  # a pipe would block
+        problem = "cannot be read, or is no regular file"
+        raise ConfigError(f"file {path}", problem, "name another")
+    with open(path, "rb") as file:
+        head = frame.decode_head(file.read(2 * frame.MAX_HEADER_BYTES))
+    _show(out, path, head, Settings.load()[0].trust_policy())
 
 
 def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
@@ -229,10 +285,8 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
         **{each: getattr(header, each) for each in ("kind", "key", "variant", "schema")},
         "created": created.isoformat(),
         "producer": header.producer,
-        "made_by": meta.get("made_by"),
         "times_s": [ns / 1e9 for ns in times if isinstance(ns, int)],
-        "guards": meta.get("guards"),
-        "relies_on": meta.get("relies_on"),
+        **{each: meta.get(each) for each in ("made_by", "guards", "relies_on")},
         "sections": [
             {"name": each.name, "size": each.raw_size, "stored": each.stored_size}
             for each in header.sections
@@ -258,10 +312,7 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
             rows += ((f"section {each['name']}", size_text(each["size"])) for each in value)
         else:
             rows.append((title, value))
-    shown = (
-        (title, value if isinstance(value, str) else json_text(value)) for title, value in rows
-    )
-    out.table((), [(title, text or "-") for title, text in shown])
+    out.table((), [(n, (v or "-") if isinstance(v, str) else json_text(v)) for n, v in rows])
 
 
 def _verdict(head: Head, policy: Policy) -> str:
@@ -342,16 +393,17 @@ def _copy(
 def prefetch(
     out: Output,
     keys: list[str] | None = Argument(None, metavar="[KEY...]", help="Whole keys."),
-    manifest: str | None = Option(None, metavar="FILE", help="Keys, one to a line; - for stdin."),
+    manifest: str | None = given("FILE", "Keys, one to a line; - for stdin."),
     url: str | None = URL,
 ) -> int:
     """Copy the entries of some keys into this machine's local tier: pull, by whole keys."""
     from s3cache.entries import check_key
 
-    wanted = {*map(check_key, keys or ()), *(() if manifest is None else named_in(manifest))}
+    named = () if manifest is None else named_in("--manifest", manifest)
+    wanted = frozenset([*map(check_key, keys or ()), *named])
     if not wanted:
         raise ConfigError("s3cache prefetch", "has no keys", "give some, or --manifest FILE")
-    selection = manage.Selection(manifest=frozenset(wanted))
+    selection = manage.Selection(manifest=wanted)
     with manage.open_place(url) as remote, manage.open_place(url, in_tier=True) as local:
         return finish(out, *_copy(out, remote, local, selection), _COPIED)
 
@@ -391,18 +443,28 @@ def gc(
     filters: Filters,
     where: Where,
     out: Output,
-    delete: bool = Option(
-        False, "--delete/--dry-run", help="Remove them; else they are only counted."
-    ),
+    keep: str | None = given("SIZE", "Of those, keep the latest, of so much in all: 100GB."),
+    delete: bool = Option(False, "--delete/--dry-run", help="Remove them; else only count them."),
 ) -> int:
-    """Remove entries that are old, large, of an old torch, unreadable or not trusted.
+    """Remove entries that are old, large, of an old torch, never hit, unreadable or not trusted.
 
     Without --delete it only counts them. Needs at least one condition, and credentials that may
-    delete. A lifecycle rule of the bucket does the same by age.
+    delete. With --keep it bounds a bucket, or the local tier: the entries changed, or used there,
+    the longest time ago go first. A lifecycle rule of the bucket removes by age. Hits on other
+    machines are recorded only there: with --never-hit give --older or --local, too.
     """
-    if filters.selection == manage.Selection():
+    chosen = filters.selection
+    if chosen == manage.Selection() and keep is None:
         raise ConfigError("s3cache gc", "has no condition", "give one, such as --older 90d")
-    return _remove(out, where, filters.selection, not delete, "give --delete")
+    if chosen.never_hit is not None and chosen.older < 0 and not where.local:
+        cause = "knows of this machine's hits only"
+        raise ConfigError("option --never-hit", cause, "give --older 30d, too")
+    if keep is not None:
+        with where.open() as place:
+            scan = manage.Scan(place, chosen)
+            age_s = until_done(manage.age_beyond(scan, size_bytes("--keep", keep)))
+        chosen = replace(chosen, older=max(chosen.older, age_s))
+    return _remove(out, where, chosen, not delete, "give --delete")
 
 
 def _remove(out: Output, where: Where, selection: manage.Selection, dry_run: bool, how: str) -> int:
@@ -417,9 +479,8 @@ def _remove(out: Output, where: Where, selection: manage.Selection, dry_run: boo
         try:
             result = until_done(manage.remove(scan, keep, advance))
         except AccessDeniedError as exc:
-            raise AccessDeniedError(
-                f"{exc}; to remove entries takes the operator's role, see infra/README.md"
-            ) from exc
+            hint = "to remove entries takes the operator's role, see infra/README.md"
+            raise AccessDeniedError(f"{exc}; {hint}") from exc
     kept = ", {kept} kept: not uploaded yet, or sound after all" if result.kept else ""
     summary = f"{counted(result.done, 'entry', 'entries')} removed ({{size}}){kept}"
     return finish(out, scan, result, summary, dry_run=False)

@@ -7,7 +7,8 @@ import platform
 import re
 import secrets
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from importlib import metadata
@@ -15,18 +16,15 @@ from pathlib import Path
 
 from typer import Argument, Option
 
-from s3cache.cli._options import URL, Output, duration_s, redacted
+from s3cache.cli._options import URL, Output, duration_s, given, named_file, redacted
 from s3cache.errors import ConfigError
 from s3cache.records import (
     JOB,
-    Record,
     Run,
     in_jobs,
     job_here,
     ranks_in_words,
-    read_head,
-    read_run,
-    run_names,
+    recorded,
 )
 from s3cache.settings import Settings
 from s3cache.store import parse_url
@@ -118,6 +116,7 @@ def _interpreter_options() -> list[str]:
 _ENDS = {
     "itself": "ended by itself",
     "quiet": "was ended: it compiled nothing more (--quiet)",
+    "graphs": "was ended: so many graphs were compiled (--graphs)",
     "timeout": "was ended: its time was over (--timeout)",
     "interrupted": "was ended: interrupted",
 }
@@ -128,12 +127,9 @@ def check(
     program: list[str] = PROGRAM,
     module: bool = MODULE,
     command: bool = COMMAND,
-    quiet: str = Option(
-        "30s", metavar="TIME", help="End it when it has compiled nothing for so long; 0: never."
-    ),
-    timeout: str = Option(
-        "2h", metavar="TIME", help="End it after that time in any case; 0: never."
-    ),
+    quiet: str = given("TIME", "End it when it has compiled nothing for so long; 0: never.", "30s"),
+    graphs: int | None = Option(None, metavar="N", help="End it after so many graphs.", min=1),
+    timeout: str = given("TIME", "End it after that time in any case; 0: never.", "2h"),
 ) -> int:
     """Run a program, and report for each graph that it compiles whether it can be cached.
 
@@ -150,6 +146,7 @@ def check(
         _arguments(program, module=module, command=command),
         quiet_s=duration_s("--quiet", quiet) or float("inf"),
         timeout_s=duration_s("--timeout", timeout) or float("inf"),
+        graphs=graphs or float("inf"),
         to_stderr=out.json,
     )
     end, code = str(found.program["end"]), found.program["exit_code"]
@@ -159,16 +156,14 @@ def check(
         out.note(f"the program {_ENDS[end]}{f' with {code}' if code else ''}")
         nothing = "no graph: the program called nothing that torch.compile compiles by Inductor"
         out.text(str(found) if found.graphs else nothing)
-    if end == "interrupted":
-        return 130
-    return 0 if found.cacheable else 1
+    return 130 if end == "interrupted" else 0 if found.cacheable else 1
 
 
 def warm(
     out: Output,
     command: list[str] = Argument(..., metavar="-- COMMAND...", help="The job, as a shell has it."),
-    quiet: str = Option("60s", metavar="TIME", help="End it when it compiled nothing for so long."),
-    timeout: str = Option("2h", metavar="TIME", help="End it after that time in any case."),
+    quiet: str = given("TIME", "End it when it compiled nothing for so long.", "60s"),
+    timeout: str = given("TIME", "End it after that time in any case.", "2h"),
     url: str | None = URL,
 ) -> int:
     """Run a job until it compiles nothing more and everything is uploaded, then end it.
@@ -227,7 +222,8 @@ def explain(
 
     By default it explains the last process on this machine that looked something up. Lookups are
     recorded in the local tier (not with S3CACHE_RECORD=0). They are compared with earlier lookups,
-    and with entries in the remote. Exits with 1 if anything missed or was bypassed.
+    and with entries in the local tier and in the remote. Exits with 1 if anything missed or was
+    bypassed.
 
     For a code (a reason, a bypass, an error, a check of doctor) it shows the section of the
     documentation, offline. A word that is a code is taken as such: give a file of that name as
@@ -267,16 +263,11 @@ def _explain(out: Output, word: str, local: bool, url: str | None) -> int:
 
 def report(
     out: Output,
+    run: list[str] | None = given("ID", "The job of that run; may be given several times."),
     last: int = Option(1, "--last", metavar="N", min=1, help="The last N jobs."),
-    html: Path | None = Option(
-        None, "--html", metavar="FILE", help="Write a self-contained HTML page."
-    ),
-    trace: Path | None = Option(
-        None, "--trace", metavar="FILE", help="Write a trace for Perfetto and Chrome."
-    ),
-    manifest: Path | None = Option(
-        None, "--manifest", metavar="FILE", help="Write the keys that were used, for pull."
-    ),
+    html: Path | None = given("FILE", "Write a self-contained HTML page."),
+    trace: Path | None = given("FILE", "Write a trace for Perfetto and Chrome."),
+    manifest: Path | None = given("FILE", "Write the keys that were used, for pull."),
 ) -> None:
     """Show what processes of this machine looked up: outcomes, times, and what hits spared.
 
@@ -286,21 +277,23 @@ def report(
     """
     from s3cache import insight
 
-    jobs = _last_jobs(last)
+    jobs = _jobs(run or (), last)
     runs = [each for job in jobs for each in job]
     totals = insight.sum_up(runs)
+
+    def page() -> str:
+        of_jobs = [insight.explain(job[0].name, remote=False) for job in jobs]
+        return insight.page(runs, [each for one in of_jobs for each in one.explanations])
+
     files: list[tuple[Path | None, Callable[[], str]]] = [
-        (html, lambda: insight.page(runs, _explainer(jobs))),
+        (html, page),
         (trace, lambda: insight.trace(runs)),
         (manifest, lambda: insight.manifest(runs)),
     ]
     for path, text in files:
         if path is not None:
-            try:
+            with named_file(f"file {path}", "written"):
                 path.write_text(text(), encoding="utf-8")
-            except OSError as exc:
-                cause = f"it cannot be written: {exc.strerror}"
-                raise ConfigError(f"file {path}", cause, "give another path") from exc
             out.note(f"written to {path}")
     if out.json:
         outcomes = [
@@ -324,26 +317,17 @@ def report(
         out.line(read_on)
 
 
-def _explainer(jobs: list[list[Run]]) -> Callable[[Record], str]:
-    """Return a function that says in a line what ``s3cache explain`` says of a lookup."""
-    from s3cache.insight import explain
-
-    lines = {
-        (each.record.key, each.record.time): each.line
-        for job in jobs
-        for each in explain(job[0].name, remote=False).explanations
-    }
-    return lambda record: lines.get((record.key, record.time), "")
-
-
-def _last_jobs(count: int) -> list[list[Run]]:
-    """Return the runs of the last jobs, the earliest job first."""
-    root = Settings.load()[0].local_dir
-    jobs = in_jobs(read_head(root, name) for name in run_names(root))[:count]
-    if not jobs:
+def _jobs(names: Sequence[str], last: int) -> list[list[Run]]:
+    """Return the jobs of the runs with these names, else the last jobs; the earliest job first."""
+    settings, _ = Settings.load()
+    jobs = in_jobs(recorded(settings.local_dirs, heads=True))
+    named = [job for job in jobs if any(run.name.startswith(tuple(names)) for run in job)]
+    chosen = {run.name for job in (named if names else jobs[:last]) for run in job}
+    if not chosen:
+        problem = f"there are none in {settings.local_dir}, or none of that run"
         fix = "run a program with the cache on, and without S3CACHE_RECORD=0"
-        raise ConfigError("records of lookups", f"there are none in {root}", fix)
-    return [[read_run(root, run.name) for run in job] for job in reversed(jobs)]
+        raise ConfigError("records of lookups", problem, fix)
+    return in_jobs(recorded(settings.local_dirs, chosen.__contains__))[::-1]
 
 
 # -- the bucket, the setup and keys
@@ -352,8 +336,8 @@ def _last_jobs(count: int) -> list[list[Run]]:
 def bench(out: Output, url: str | None = URL) -> None:
     """Measure your own bucket: small and large requests, one by one; times are medians.
 
-    Everything is written below s3cache-bench/, and removed at the end. If
-    the credentials may not delete, the output says what is left.
+    Everything is written below s3cache-bench/, and removed at the end. If the credentials may not
+    delete, the output says what is left.
     """
     from s3cache.manage import programs
 
@@ -381,9 +365,7 @@ def doctor(
     out: Output,
     url: str | None = URL,
     write: bool = Option(True, "--write/--no-write", help="Write a test object, and remove it."),
-    programs: bool = Option(
-        True, "--programs/--no-programs", help="Also start torch and the compiler."
-    ),
+    programs: bool = Option(True, help="Also start torch and the compiler."),
     timeout: float = Option(15.0, help="Seconds for any one check of the remote.", min=0.1),
 ) -> int:
     """Check settings, credentials, rights, latency, clock, disk, torch, compiler and trust.
@@ -393,10 +375,9 @@ def doctor(
     """
     from s3cache.insight import examine
 
-    faults = warnings = 0
+    verdicts: Counter[str] = Counter()
     for check in examine(url, may_write=write, programs=programs, timeout_s=timeout):
-        faults += check.verdict == "fault"
-        warnings += check.verdict == "warning"
+        verdicts[check.verdict] += 1
         found, fix = redacted(check.found), redacted(check.fix)
         if out.json:
             out.record(replace(check, found=found, fix=fix))
@@ -404,8 +385,8 @@ def doctor(
         out.line(f"{check.verdict:8} {check.name}: {found}")
         if fix:
             out.line(f"{'':8} fix: {fix}{f' {pointer(*check.codes)}' if check.codes else ''}")
-    out.note(f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}")
-    return 1 if faults else 0
+    out.note(", ".join(counted(verdicts[each], each) for each in ("fault", "warning")))
+    return 1 if verdicts["fault"] else 0
 
 
 _PACKAGES = (
@@ -451,11 +432,8 @@ def keygen(
     """
     path = to or f"{name}.key"
     key = generate(name, Algorithm.HMAC_SHA256 if shared else Algorithm.ED25519)
-    try:
+    with named_file(f"key file {path}", "made"):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as exc:
-        problem = f"cannot be made ({exc.strerror})"
-        raise ConfigError(f"key file {path}", problem, "name another") from None
     with open(fd, "w", encoding="ascii") as file:
         os.fchmod(fd, 0o600)  # whatever the umask
         file.write(f"{key.secret_text()}\n")
@@ -466,8 +444,6 @@ def keygen(
         public = None if shared else trusted
         out.record({"signing_key": file_name, "trusted_key": public, "fingerprint": fingerprint})
         return
-    sys.stdout.write(
-        f"S3CACHE_SIGNING_KEY={file_name}  # where entries are saved\n"
-        f'S3CACHE_TRUSTED_KEYS="{trusted}"  # where they are read\n'
-        f"# to revoke it: S3CACHE_REVOKED={fingerprint}\n"
-    )
+    out.line(f"S3CACHE_SIGNING_KEY={file_name}  # where entries are saved")
+    out.line(f'S3CACHE_TRUSTED_KEYS="{trusted}"  # where they are read')
+    out.line(f"# to revoke it: S3CACHE_REVOKED={fingerprint}")

@@ -7,14 +7,17 @@ import json as json_of
 import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from typer import Option
 
 from s3cache import manage
 from s3cache.errors import ConfigError
+from s3cache.records import recorded
+from s3cache.settings import Settings
 from s3cache.util.options import size
 from s3cache.util.text import printable, printable_lines
 
@@ -26,6 +29,11 @@ _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 URL: str | None = Option(
     None, "--url", metavar="URL", help="Where the cache is.", show_default="S3CACHE_URL"
 )
+
+
+def given(metavar: str, text: str, default: str | None = None) -> Any:
+    """Return the option of a parameter, with the help ``text`` and a name for its value."""
+    return Option(default, metavar=metavar, help=text)
 
 
 # -- results: tables for people, JSON for programs, and nothing that could be a secret
@@ -152,16 +160,25 @@ def size_bytes(option: str, text: str) -> int:
         raise ConfigError(f"option {option}", *exc.args) from None
 
 
-def named_in(manifest: str) -> list[str]:
-    """Return the keys, and names of objects, that a file has; ``-`` is standard input."""
+@contextmanager
+def named_file(thing: str, done: str) -> Iterator[None]:
+    """Raise ConfigError where a file that the user has named cannot be read, or written."""
     try:
-        with (
-            nullcontext(sys.stdin) if manifest == "-" else open(manifest, encoding="utf-8") as file
-        ):
-            return manage.read_manifest(manifest, file)
+        yield
     except (OSError, UnicodeDecodeError) as exc:
-        thing = f"manifest {manifest}"
-        raise ConfigError(thing, f"cannot be read ({exc})", "name another") from None
+        raise ConfigError(thing, f"cannot be {done} ({exc})", "name another") from None
+
+
+def named_in(option: str, manifest: str) -> frozenset[str]:
+    """Return the keys, and names of objects, that a file has; ``-`` is standard input."""
+    with named_file(f"{option} {manifest}", "read"):
+        lines = sys.stdin if manifest == "-" else Path(manifest).read_text("utf-8").splitlines()
+        return manage.read_manifest(manifest, lines)
+
+
+def _hit_here(*_: object) -> frozenset[str]:
+    runs = recorded(Settings.load()[0].local_dirs)
+    return frozenset(each.key for run in runs for each in run.records if each.outcome == "hit")
 
 
 # -- groups of options
@@ -183,45 +200,59 @@ class Where:
         return manage.open_place(self.url, in_tier=self.local, of_all=True)
 
 
-def _only(name: str, metavar: str, text: str) -> Any:
-    return Option(None, name, metavar=metavar, help=f"Only {text}.")
+# Options that choose entries, each named as the field of `Selection` that it sets: how its text is
+# read (if not, it may be repeated), what it is called (nothing for a flag), and what is chosen.
+_FILTERS: dict[str, tuple[Callable[[str, str], Any] | None, str, str]] = {
+    "key": (None, "KEY", "keys that begin so; may be repeated"),
+    "manifest": (named_in, "FILE", "what the file names, a key to a line; - for stdin"),
+    "kind": (None, "KIND", "aot, fx, shapes or another kind"),
+    "torch": (None, "VERSION", "entries made by that torch: 2.12"),
+    "device": (None, "DEVICE", "entries with code for that: cpu, cuda, xpu, mps"),
+    "tag": (None, "TAG", "entries with that cache_key_tag"),
+    "signer": (None, "NAME", "entries that claim a signature by that key"),
+    "never_hit": (_hit_here, "", "what the last 128 processes of this machine did not hit"),
+    "older": (duration_s, "TIME", "entries not changed for so long: 90d, 12h"),
+    "newer": (duration_s, "TIME", "entries changed within that time"),
+    "min_size": (size_bytes, "SIZE", "entries of so much or more: 10MB"),
+    "max_size": (size_bytes, "SIZE", "entries of so much or less"),
+    "unreadable": (None, "", "entries that are damaged or out of place"),
+    "untrusted": (None, "", "entries that the trust settings refuse"),
+}
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 class Filters:
     """The entries that meet all conditions given, as a ``selection``."""
 
-    def __init__(
-        self,
-        key: list[str] | None = _only("--key", "KEY", "keys that begin so; may be repeated"),
-        manifest: str | None = _only(
-            "--manifest", "FILE", "what the file names, a key to a line; - for stdin"
-        ),
-        kind: list[str] | None = _only("--kind", "KIND", "aot, fx, shapes or another kind"),
-        torch: list[str] | None = _only("--torch", "VERSION", "entries made by that torch: 2.12"),
-        tag: list[str] | None = _only("--tag", "TAG", "entries with that cache_key_tag"),
-        older: str | None = _only("--older", "TIME", "entries not changed for so long: 90d, 12h"),
-        min_size: str | None = _only("--min-size", "SIZE", "entries of so much or more: 10MB"),
-        unreadable: bool = Option(
-            False, "--unreadable", help="Only entries that are damaged or out of place."
-        ),
-        untrusted: bool = Option(
-            False, "--untrusted", help="Only entries that the trust settings refuse."
-        ),
-    ) -> None:
-        self.selection = manage.Selection(
-            key=tuple(key or ()),
-            manifest=None if manifest is None else frozenset(named_in(manifest)),
-            kind=tuple(kind or ()),
-            torch=tuple(torch or ()),
-            tag=tuple(tag or ()),
-            older=None if older is None else duration_s("--older", older),
-            min_size=None if min_size is None else size_bytes("--min-size", min_size),
-            unreadable=unreadable,
-            untrusted=untrusted,
-        )
+    def __init__(self, **given: Any) -> None:
+        chosen: dict[str, Any] = {}
+        for name, (read, _, _) in _FILTERS.items():
+            if (value := given[name]) not in (None, False, []):
+                value = value if read is None else read(_option(name), value)
+                chosen[name] = tuple(value) if isinstance(value, list) else value
+        self.selection = manage.Selection(**chosen)
 
 
-_GROUPS = (Output, Where, Filters)
+def _filter_parameter(name: str) -> inspect.Parameter:
+    read, metavar, chosen = _FILTERS[name]
+    kind: Any = bool if not metavar else list[str] | None if read is None else str | None
+    default = None if metavar else False
+    option = Option(default, _option(name), metavar=metavar or None, help=f"Only {chosen}.")
+    return inspect.Parameter(name, _KEYWORD_ONLY, default=option, annotation=kind)
+
+
+def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
+    parameters = inspect.signature(of, eval_str=True).parameters.values()
+    return [each.replace(kind=_KEYWORD_ONLY) for each in parameters]
+
+
+_GROUPS: dict[Any, list[inspect.Parameter]] = {
+    **{group: _parameters(group) for group in (Output, Where)},
+    Filters: [*map(_filter_parameter, _FILTERS)],
+}
 
 
 def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,26 +263,20 @@ def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     """
     own = _parameters(command)
     groups = {each.name: each.annotation for each in own if each.annotation in _GROUPS}
-    options = {name: _parameters(group) for name, group in groups.items()}
 
     def wrapper(**given: Any) -> Any:
         made = {
-            name: group(**{each.name: given.pop(each.name) for each in options[name]})
+            name: group(**{each.name: given.pop(each.name) for each in _GROUPS[group]})
             for name, group in groups.items()
         }
         return command(**given, **made)
 
     parameters = [each for each in own if each.name not in groups]
-    parameters += [each for of_group in options.values() for each in of_group]
+    parameters += [each for group in groups.values() for each in _GROUPS[group]]
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
     wrapper.__doc__ = command.__doc__
     return wrapper
-
-
-def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
-    parameters = inspect.signature(of, eval_str=True).parameters.values()
-    return [each.replace(kind=_KEYWORD_ONLY) for each in parameters]
 
 
 # -- work on entries

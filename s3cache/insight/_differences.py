@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 from s3cache import entries, frame
@@ -36,7 +36,6 @@ class Difference:
     """One difference between two keys.
 
     Attributes:
-        component: of the key.
         text: the difference, in one line.
         old, new: the value of the entry, and that of the lookup.
         diff: lines of code that differ, as ``diff -u`` has them.
@@ -160,12 +159,9 @@ def _short(text: str) -> str:
 
 def _with_defaults(options: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
     """Return the values of options, with the default of each that only ``others`` have set."""
-    return {
-        each: options[each].partition(" → ")[2]
-        if each in options
-        else others[each].partition(" → ")[0]
-        for each in sorted({*options, *others})
-    }
+    defaults = {name: text.partition(" → ")[0] for name, text in others.items()}
+    values = {name: text.partition(" → ")[2] for name, text in options.items()}
+    return dict(sorted({**defaults, **values}.items()))
 
 
 def _instructions(name: str, old: Record, new: Record) -> Iterator[Difference]:
@@ -312,20 +308,17 @@ def nearest(
         details = sum(found.component != _GRAPH for found in differences(each, missed))
         return ratio, alike, bool(each.parts), -details, each.time
 
-    older = [
-        (likeness(each), each.record.time, index, each)
-        for index, each in enumerate(neighbors)
-        if each.record.level == missed.level
-        and each.record.key != missed.key
-        and each.record.time < missed.time
-    ]
+    same_level = [each for each in neighbors if each.record.level == missed.level]
+    others = [each for each in same_level if each.record.key != missed.key]
+    older = [(likeness(it), it.record.time, it) for it in others if it.record.time < missed.time]
     if not older:
         return None
-    is_same, common = max(older)[0]
+    older.sort(key=itemgetter(0, 1), reverse=True)
+    is_same, common = older[0][0]
     # The code of another graph says more than components: let near ones compete by their code.
     least = is_same, common if is_same else common - 2
-    equals = [each for near, *_, each in sorted(older, reverse=True) if near >= least]
-    return max(map(complete, equals[:_COMPARED]), key=nearness)
+    near = [each for alike, _, each in older if alike >= least]
+    return max(map(complete, near[:_COMPARED]), key=nearness)
 
 
 def _code_of(record: Record) -> list[str]:
@@ -345,24 +338,21 @@ def recorded_neighbors(runs: Iterable[Run]) -> list[Neighbor]:
     return list(found.values())
 
 
-class RemoteEntries:
-    """Find neighbors among the entries of the remote, by their headers.
+class StoredEntries:
+    """Find neighbors among the entries of the remote, or of the local tier, by their headers.
 
     Nothing is read before it is needed, and nothing more after the first failure, which
     :attr:`problem` says. Entries that are damaged or not trusted are skipped.
     """
 
-    def __init__(self, open_place: Callable[[], Place] | None) -> None:
+    def __init__(self, where: str, open_place: Callable[[], Place] | None) -> None:
+        self._where = where
         self._open = open_place
         self._place: Place | None = None
         self._deadline = 0.0
         self._names: dict[str, str] = {}
         self._parts: dict[str, Mapping[str, Mapping[str, str]]] = {}
         self.problem = ""
-
-    def close(self) -> None:
-        if self._place is not None:
-            self._place.close()
 
     @functools.cached_property
     def neighbors(self) -> list[Neighbor]:
@@ -410,7 +400,7 @@ class RemoteEntries:
             with contextlib.suppress(CorruptError, UntrustedError):
                 head = await read_head(place.store, info.key, place.policy.check)
                 if head is not None and (record := _record_of(head.header)):
-                    found.append(Neighbor(record, "the remote"))
+                    found.append(Neighbor(record, self._where))
 
         await concurrently(read, heapq.nlargest(_MAX_HEADERS, infos, key=attrgetter("modified")))
 

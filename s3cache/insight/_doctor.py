@@ -27,10 +27,11 @@ from s3cache.errors import (
     UntrustedError,
     code_of,
 )
+from s3cache.manage import Place
 from s3cache.settings import Settings, unknown_variables
 from s3cache.store import S3Options, Store, open_store, parse_url
 from s3cache.tier import DiskTier, background
-from s3cache.trust import pack, sign, signing_key_of
+from s3cache.trust import Policy, pack, sign, signing_key_of
 from s3cache.util.text import counted
 from s3cache.util.threads import DeadlineExecutor
 
@@ -207,13 +208,10 @@ def _examine_remote(
         yield _failed("remote", exc)
         return
     may_write = may_write and settings.mode in ("read-write", "write-only")
-    try:
+    with Place(store, is_local=False, policy=Policy()):
         yield from check_remote(
             store, may_write=may_write, is_shared_by_rights=has_rights, timeout_s=timeout_s
         )
-    finally:
-        with contextlib.suppress(TransientError):
-            _wait(store.aclose(), 5.0)
 
 
 def _credentials(options: S3Options, timeout_s: float) -> Check:

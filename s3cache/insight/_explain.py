@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,21 +16,19 @@ from s3cache.graph import cached_at
 from s3cache.insight._differences import (
     Difference,
     Neighbor,
-    RemoteEntries,
+    StoredEntries,
     differences,
     nearest,
     recorded_neighbors,
 )
-from s3cache.manage import open_place
+from s3cache.manage import Place, open_place
 from s3cache.records import (
     Record,
     Run,
     folded,
     in_jobs,
     ranks_in_words,
-    read_head,
-    read_run,
-    run_names,
+    recorded,
 )
 from s3cache.settings import Settings
 from s3cache.stats import Reason
@@ -51,8 +50,6 @@ class Explanation:
     """Why one lookup ended as it did; as text, it says so in words.
 
     Attributes:
-        record: the lookup.
-        why: in a line.
         entry: the key of the nearest entry, if one is known.
         known_from: where that entry is known from.
         differences: between the entry's key and the lookup's; those that follow from others last.
@@ -121,7 +118,6 @@ class Explained:
 
     Attributes:
         run: its name, or the first one's.
-        program: the script.
         processes: of a job of several, in words: ``ranks 0-7``.
         hits: how many lookups hit; of a key that was asked for, how many of it.
         explanations: of the others, the oldest first.
@@ -173,8 +169,8 @@ def explain(
     """Explain why lookups missed or were bypassed: in this process, else in the last recorded one.
 
     Each miss is compared with the nearest entry among those that the last 16 processes of this
-    machine have looked up, and the 256 latest of the first 8,000 in the remote. torch is not
-    needed. The processes of one job on this machine are explained together.
+    machine have looked up, and the 256 latest of the first 8,000 in the local tier and in the
+    remote. torch is not needed. The processes of one job on this machine are explained together.
 
     Args:
         what: the name of a run, a key that was looked up, or the beginning of either. A program
@@ -190,18 +186,27 @@ def explain(
     caches = sys.modules.get("s3cache.cache")
     cache = None if caches is None else caches.current_cache()
     remote_url = settings.url or (None if cache is None else cache.settings.url)
-    runs = _Runs(settings, with_this_process=not (what or options))
-    job, key = runs.chosen(what)
-    place = functools.partial(open_place, remote_url, **options) if remote and remote_url else None
-    with closing(RemoteEntries(place)) as entries:
-        known = recorded_neighbors({each.name: each for each in (*job, *runs.latest)}.values())
+    here = None if what or options else _of_this_process()
+    others = recorded(settings.local_dirs, lambda name: here is None or name != here.name)
+    latest = [*itertools.islice(others, _MAX_RUNS)]
+    job, key = ([here], "") if here is not None else _chosen(settings, latest, what)
+    with ExitStack() as stack:
+
+        def place(in_tier: bool) -> Place:
+            return stack.enter_context(open_place(remote_url, in_tier=in_tier, **options))
+
+        of_tier = functools.partial(place, True) if settings.local else None
+        of_remote = functools.partial(place, False) if remote and remote_url else None
+        tier = StoredEntries("the local tier", of_tier)
+        entries = StoredEntries("the remote", of_remote)
+        known = recorded_neighbors({each.name: each for each in (*job, *latest)}.values())
 
         def find(missed: Record) -> Neighbor | None:
-            """Return the nearest entry: what is recorded goes before the remote."""
+            """Return the nearest entry: what is recorded goes before the tier and the remote."""
             found: dict[tuple[str, str], Neighbor] = {}
-            for each in (*known, *entries.neighbors):
+            for each in (*known, *tier.neighbors, *entries.neighbors):
                 found.setdefault((each.record.level, each.record.key), each)
-            return nearest(missed, found.values(), entries.complete)
+            return nearest(missed, found.values(), lambda it: entries.complete(tier.complete(it)))
 
         lookups = [each for each in folded(job) if each.record.key.startswith(key)]
         ranks = ranks_in_words if len(job) > 1 else lambda _: ""
@@ -239,54 +244,26 @@ def _explained(record: Record, find: Callable[[Record], Neighbor | None]) -> Exp
 # -- the runs to explain
 
 
-class _Runs:
-    """The recorded runs of this machine, and the one in this process's memory."""
-
-    def __init__(self, settings: Settings, *, with_this_process: bool) -> None:
-        self._root = settings.local_dir
-        self._places: dict[str, str] = {}
-        for place in settings.local_dirs:
-            with suppress(OSError, ConfigError):
-                self._places.update((name, place) for name in run_names(place))
-        self._names = sorted(self._places, reverse=True)
-        self._here = _of_this_process() if with_this_process else None
-
-    @functools.cached_property
-    def latest(self) -> list[Run]:
-        """Return the latest runs, that of this process first."""
-        here = [] if self._here is None else [self._here]
-        names = [name for name in self._names if self._here is None or name != self._here.name]
-        return [*here, *self._read(names[: _MAX_RUNS - len(here)])]
-
-    def chosen(self, what: str) -> tuple[list[Run], str]:
-        """Return the last run that is meant, with its job; and the key, if one is meant."""
-        if self._here is not None:
-            return [self._here], ""
-        heads = [*self._read(self._names, read_head)]
-        keyed = [
-            run
-            for run in self.latest
-            if any(each.key.startswith(what) for each in run.records if each.outcome != "hit")
-        ]
-        found = [head for head in heads if head.name.startswith(what)]
-        key = what if keyed and not found else ""
-        found = found or keyed or [head for head in heads if _is_of(head, what)]
-        if not found:
-            raise ConfigError(
-                f"explain {what}".rstrip(),
-                f"no such run, key or program is on record in {self._root}",
-                "s3cache run PROGRAM leaves a record (with record and local not off)",
-            )
-        name = found[0].name
-        job = next(job for job in in_jobs(heads) if any(each.name == name for each in job))
-        return [*self._read(each.name for each in job)], key
-
-    def _read(
-        self, names: Iterable[str], read: Callable[[str, str], Run] = read_run
-    ) -> Iterator[Run]:
-        for name in names:
-            with suppress(OSError, ConfigError):  # it was removed in the meantime
-                yield read(self._places[name], name)
+def _chosen(settings: Settings, latest: Sequence[Run], what: str) -> tuple[list[Run], str]:
+    """Return the last recorded run that is meant, with its job; and the key, if one is meant."""
+    heads = [*recorded(settings.local_dirs, heads=True)]
+    keyed = [
+        run
+        for run in latest
+        if any(each.key.startswith(what) for each in run.records if each.outcome != "hit")
+    ]
+    found = [head for head in heads if head.name.startswith(what)]
+    key = what if keyed and not found else ""
+    found = found or keyed or [head for head in heads if _is_of(head, what)]
+    if not found:
+        raise ConfigError(
+            f"explain {what}".rstrip(),
+            f"no such run, key or program is on record in {settings.local_dir}",
+            "s3cache run PROGRAM leaves a record (with record and local not off)",
+        )
+    job = next(job for job in in_jobs(heads) if any(each.name == found[0].name for each in job))
+    names = {each.name for each in job}
+    return in_jobs(recorded(settings.local_dirs, names.__contains__))[0], key
 
 
 def _is_of(run: Run, program: str) -> bool:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from string import Template
 
-from s3cache.insight._explain import reasons_of
+from s3cache.insight._explain import Explanation, reasons_of
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
 from s3cache.stats import Reason
 from s3cache.util import __version__
@@ -162,62 +164,10 @@ def _span(lane: int, of: Record | Event, name: str, args: object) -> dict[str, o
 # A page with more rows is slow to open; the numbers above the table are of all.
 _MAX_ROWS = 2_000
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c2024; --dim: #60646c; --line: #d9d9e0; --ground: #fff;
-  --card: #f7f7f9; --local: #1f8a70; --remote: #2f6fde; --miss: #c2570c; --bypass: #6b6f76; }
-@media (prefers-color-scheme: dark) { :root { --ink: #eceef0; --dim: #9ba1a6; --line: #3a3f45;
-  --ground: #151718; --card: #1f2224; --local: #4cc3a0; --remote: #7aa7ff; --miss: #ff9a52;
-  --bypass: #a0a6ad; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1rem 4rem; background: var(--ground);
-  color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2.5rem 0 .75rem; }
-p { margin: .25rem 0; } .dim { color: var(--dim); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem;
-  margin-top: 1.5rem; }
-.tile { background: var(--card); border-radius: .5rem; padding: .75rem 1rem; }
-.tile b { display: block; font-size: 1.6rem; font-variant-numeric: tabular-nums; }
-.scroll { overflow-x: auto; font-size: .875rem; }
-table { border-collapse: collapse; width: 100%; min-width: 40rem; }
-th, td { text-align: left; vertical-align: top; padding: .4rem .75rem .4rem 0;
-  border-bottom: 1px solid var(--line); }
-th { color: var(--dim); font-weight: 500; }
-.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-code { font: .8125rem ui-monospace, monospace; overflow-wrap: anywhere; }
-.local { background: var(--local); } .remote { background: var(--remote); }
-.miss { background: var(--miss); } .bypass { background: var(--bypass); }
-.mark { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin: 0 .4em 0 0; }
-.rows { display: grid; grid-template-columns: minmax(6rem, max-content) 1fr max-content;
-  gap: .35rem .75rem; align-items: center; }
-.bar { height: .8rem; border-radius: .2rem; min-width: 2px; }
-"""
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>s3cache: {title}</title>
-<style>{style}</style></head><body>
-<h1>{title}</h1>
-<p class="dim">{when}</p>
-<div class="tiles">{tiles}</div>
-{note}
-<h2>How lookups ended</h2>
-<div class="scroll rows">{bars}</div>
-<h2>Each lookup</h2>
-<div class="scroll"><table><thead><tr><th>Outcome</th><th>Where</th><th class="number">Waited</th>
-<th class="number">Spared</th><th>Why</th></tr></thead><tbody>{rows}</tbody></table></div>
-<p class="dim">{end}</p>
-</body></html>
-"""
 
-
-def page(runs: Sequence[Run], explain: Callable[[Record], str] | None = None) -> str:
-    """Return the lookups of ``runs`` as one page of HTML.
-
-    Args:
-        explain: gives the cause of a miss or a bypass in words; left out, the reasons of a bypass.
-    """
-    explain = explain or (lambda record: "; ".join(reasons_of(record)))
+def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
+    """Return the lookups of ``runs`` as one page of HTML, with what explains them."""
+    causes = {(each.record.key, each.record.time): each.line for each in explanations}
     title = ", ".join(dict.fromkeys(run.program for run in runs if run.program))
     totals = sum_up(runs)
     started = min((run.started for run in runs if run.started), default=0.0)
@@ -235,14 +185,14 @@ def page(runs: Sequence[Run], explain: Callable[[Record], str] | None = None) ->
     left = max(len(found) - _MAX_ROWS, 0)
     more = f"{left:,} more lookups are left out here, and counted above" if left else ""
     end = more, escape(footer(totals.codes)), f"s3cache {__version__}"
-    return _PAGE.format(
-        style=_STYLE,
+    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
         title=escape(title) or "s3cache",
         when=escape(f"{day}, {counted(len(runs), 'process', 'processes')}"),
         tiles="".join(f'<div class="tile"><b>{n}</b>{what}</div>' for what, n in tiles.items()),
         note="" if totals.complete else "<p>These runs looked up more than is on record.</p>",
         bars=_bars(totals.outcomes) or "Nothing was looked up.",
-        rows="".join(_row(each, len(runs), explain) for each in found[:_MAX_ROWS]),
+        rows="".join(_row(each, len(runs), causes) for each in found[:_MAX_ROWS]),
         end="<br>".join(filter(None, end)),
     )
 
@@ -264,7 +214,7 @@ def _kind_of(outcome: str, reason: str) -> str:
     return "miss" if outcome == "miss" else "bypass"
 
 
-def _row(lookup: Folded, processes: int, explain: Callable[[Record], str]) -> str:
+def _row(lookup: Folded, processes: int, causes: Mapping[tuple[str, float], str]) -> str:
     record = lookup.record
     ended = (record.outcome, record.reason)
     level = "" if record.level == "aot" else " (FX graph)"
@@ -275,13 +225,14 @@ def _row(lookup: Folded, processes: int, explain: Callable[[Record], str]) -> st
         where.append(f"<code>{escape(file)}:{line}</code> {escape(function)}")
     if record.key:
         where.append(f"<code class=dim>{escape(record.key[:16])}</code>")
+    why = causes.get((record.key, record.time), "; ".join(reasons_of(record)))
     return (
         f'<tr><td><span class="mark {_kind_of(*ended)}"></span>'
         f"{escape(name_of(*ended) + level)}{rank}</td>"
         f"<td>{'<br>'.join(where)}</td>"
         f'<td class="number">{_duration(lookup.elapsed_s)}</td>'
         f'<td class="number">{_duration(lookup.saved_s) if lookup.saved_s else ""}</td>'
-        f"<td>{escape('' if record.outcome == 'hit' else explain(record))}</td></tr>"
+        f"<td>{escape(why)}</td></tr>"
     )
 
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from s3cache.manage._bulk import BatchResult as BatchResult
     from s3cache.manage._bulk import Place as Place
     from s3cache.manage._bulk import Scan as Scan
+    from s3cache.manage._bulk import age_beyond as age_beyond
     from s3cache.manage._bulk import copy as copy
     from s3cache.manage._bulk import open_place as open_place
     from s3cache.manage._bulk import remove as remove
-    from s3cache.manage._bulk import url_of as url_of
     from s3cache.manage._bulk import verify as verify
     from s3cache.manage._selection import Item as Item
     from s3cache.manage._selection import Selection as Selection
@@ -26,6 +26,6 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,
-        _bulk="BatchResult Place Scan copy open_place read_head remove url_of verify",
+        _bulk="BatchResult Place Scan age_beyond copy open_place read_head remove verify",
         _selection="Item Selection read_manifest",
     )

@@ -10,6 +10,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import hashlib
+import math
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -37,7 +39,8 @@ from s3cache.store import (
     parse_url,
 )
 from s3cache.tier import Budget, DiskTier, TierStore, background, read_head
-from s3cache.trust import Policy
+from s3cache.trust import Policy, unpack
+from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -49,6 +52,8 @@ _BATCH = 256
 _PREFIXES = tuple(f"{entries.NAMES}{digit}" for digit in "0123456789abcdef")
 # Bytes of objects that are in memory at once. A larger object is read alone.
 _MAX_BYTES = 256 << 20
+
+logger = logger_of()
 
 _Advance: TypeAlias = Callable[[int], object]
 
@@ -65,13 +70,10 @@ class Place(contextlib.AbstractContextManager["Place"]):
         """Return the names in a local tier that are still to be uploaded; none for a remote."""
         return await self.store.recorded() if isinstance(self.store, TierStore) else set()
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the store, waiting a few seconds at most."""
         with contextlib.suppress(S3CacheError, concurrent.futures.TimeoutError):
             background().wait(self.store.aclose(), _CLOSE_S)
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def url_of(settings: Settings) -> str:
@@ -118,7 +120,8 @@ class Scan:
     """The entries of a place that are chosen, in batches: the memory does not grow.
 
     Where a selection names entries of a remote, nothing else is listed: one request for each key.
-    Once all batches were read, ``absent`` has the names that no entry has.
+    Once all batches were read, ``absent`` has the names that no entry has, and a value that no
+    header has is a warning: it may be misspelt.
 
     Args:
         headers: read headers even where nothing is chosen by them; one request each.
@@ -130,6 +133,7 @@ class Scan:
         self.place = place
         self.selection = selection or Selection()
         self.absent: list[str] = []
+        self._unmet = {(n, value) for n, values in self.selection.asked.items() for value in values}
         self._reads_headers = headers or self.selection.needs_headers
 
     async def batches(self) -> AsyncGenerator[list[Item], None]:
@@ -148,6 +152,8 @@ class Scan:
         if batch:
             yield await self._chosen(batch)
         self.absent = sorted(missing)
+        for option, value in sorted(self._unmet):
+            logger.warning("no entry has --%s %s", option, value)
 
     async def _objects(self) -> AsyncGenerator[ObjectInfo, None]:
         prefixes: Iterable[str] = ("",) if self.place.is_local else _PREFIXES
@@ -161,8 +167,9 @@ class Scan:
     async def _chosen(self, batch: list[Item]) -> list[Item]:
         if not self._reads_headers:
             return batch
-        there = await concurrently(self.read_header, batch)
-        return [item for item in there if item is not None and self.selection.chooses(item)]
+        there = [item for item in await concurrently(self.read_header, batch) if item is not None]
+        self._unmet -= {each for each in self._unmet if any(item.has(*each) for item in there)}
+        return [item for item in there if self.selection.chooses(item)]
 
     async def read_header(self, item: Item) -> Item | None:
         """Return ``item`` with its header, or with what is wrong with it; None if it is gone."""
@@ -179,22 +186,32 @@ class Scan:
 
 
 def _about(head: Head) -> dict[str, Any]:
-    """Return the fields by which one chooses; one that is not as we write it is left empty."""
+    """Return the fields by which one chooses; one that is not as we write it is left empty.
+
+    Nothing proves who the signers are.
+    """
     header = head.header
     made_by, components = (
         value if isinstance(value := header.meta.get(name), Mapping) else {}
         for name in ("made_by", "components")
     )
     tag = components.get("cache_key_tag")  # its digest and a readable value
-    text = {
-        "torch": made_by.get("torch"),
-        "tag": tag[-1] if isinstance(tag, list) and len(tag) == 2 else None,
-    }
+    try:
+        signers = [each.signer for each in unpack(head.signatures)]
+    except CorruptError:
+        signers = []
     return {
         **{name: getattr(header, name) for name in ("kind", "variant", "schema", "producer")},
         "created_s": header.created_ns / 1e9,
-        **{name: value if isinstance(value, str) else "" for name, value in text.items()},
+        "torch": _text(made_by.get("torch")),
+        "device": _text(made_by.get("device")).split(),
+        "tag": _text(tag[-1]) if isinstance(tag, list) and len(tag) == 2 else "",
+        "signer": signers,
     }
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 # -- work on many entries
@@ -228,6 +245,22 @@ async def verify(scan: Scan, advance: _Advance) -> BatchResult:
         return "gone" if await _verified(scan.place, item) is None else "done"
 
     return await _each(scan, one, advance)
+
+
+async def age_beyond(scan: Scan, max_bytes: int) -> float:
+    """Return the age in seconds, in whole minutes, from which entries exceed ``max_bytes`` in all.
+
+    That counts the latest first. Infinity means that all of them fit.
+    """
+    sizes: Counter[int] = Counter()
+    async for batch in scan.batches():
+        for item in batch:
+            sizes[int((scan.selection.now - item.modified) // 60)] += item.size
+    for minutes in sorted(sizes):
+        max_bytes -= sizes[minutes]
+        if max_bytes < 0:
+            return minutes * 60.0
+    return math.inf
 
 
 async def remove(scan: Scan, keep: Container[str], advance: _Advance) -> BatchResult:

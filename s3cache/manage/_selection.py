@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from s3cache import entries
@@ -14,9 +16,11 @@ from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedErr
 _NAMESPACE = re.compile(r"[0-9a-f]{16}/(?=v1/)")
 # Where a CorruptError says that a later release wrote the frame: it may well be sound.
 _NEWER = "frame version"
+# The keys of shape profiles begin so, and no others: their use is not recorded.
+_PROFILE = "p"
 
 #: What a header says by which entries are chosen and grouped.
-HEADER_FIELDS = ("kind", "torch", "tag")
+HEADER_FIELDS = ("kind", "torch", "device", "tag", "signer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,50 +49,67 @@ class Item:
     def age_s(self) -> float:
         return time.time() - self.modified
 
+    def values(self, field: str) -> tuple[str, ...]:
+        """Return the values of a field of its header: an entry may have several signers."""
+        value: Any = self.about[field] if self.about else ()
+        return tuple(filter(None, (value,) if isinstance(value, str) else value))
+
     def has(self, field: str, wanted: str) -> bool:
         """Return whether a field has a value; ``2.13`` means torch 2.13.0, and ``2.1`` does not."""
-        value: str = self.about[field] if self.about else ""
         begins = tuple(f"{wanted}{mark}" for mark in ".+") if field == "torch" else ()
-        return bool(value) and (value == wanted or value.startswith(begins))
+        return any(value == wanted or value.startswith(begins) for value in self.values(field))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
     """The entries that meet every condition given here; all entries where there is none.
 
-    Each has the name of the option that sets it. An entry with a header that cannot be read meets
-    no condition on headers but ``unreadable`` or ``untrusted``; with both, either is enough.
+    Each has the name of the option that sets it. Times are in seconds since the last change, or use
+    in a local tier, until ``now``. An entry with a header that cannot be read meets no condition on
+    headers but ``unreadable`` or ``untrusted``; with both, either is enough.
 
     Attributes:
         key: keys that begin with one of these.
         manifest: keys, or names of entries below a remote.
-        older: seconds since the last change, or use in a local tier.
+        never_hit: the keys that were hit; entries under other keys are chosen.
         unreadable: those that are damaged or out of place, but not those of a later release.
     """
 
     key: tuple[str, ...] = ()
     manifest: frozenset[str] | None = None
-    older: float | None = None
-    min_size: int | None = None
+    never_hit: frozenset[str] | None = None
+    older: float = -math.inf
+    newer: float = math.inf
+    min_size: int = 0
+    max_size: float = math.inf
     kind: tuple[str, ...] = ()
     torch: tuple[str, ...] = ()
+    device: tuple[str, ...] = ()
     tag: tuple[str, ...] = ()
+    signer: tuple[str, ...] = ()
     unreadable: bool = False
     untrusted: bool = False
+    now: float = field(default_factory=time.time, compare=False)
+
+    @property
+    def asked(self) -> dict[str, tuple[str, ...]]:
+        """Return the values of headers by which it chooses, by field."""
+        return {field: values for field in HEADER_FIELDS if (values := getattr(self, field))}
 
     @property
     def needs_headers(self) -> bool:
-        asked = any(getattr(self, field) for field in HEADER_FIELDS)
-        return self.unreadable or self.untrusted or asked
+        return self.unreadable or self.untrusted or bool(self.asked)
 
     def may_choose(self, item: Item) -> bool:
         """Return whether the conditions on what a listing says hold."""
-        named = self.manifest
+        key, named, hit = item.key, self.manifest, self.never_hit
+        age_s = self.now - item.modified
         return (
-            (not self.key or item.key.startswith(self.key))
-            and (named is None or item.key in named or item.place in named)
-            and (self.older is None or item.age_s >= self.older)
-            and (self.min_size is None or item.size >= self.min_size)
+            (not self.key or key.startswith(self.key))
+            and (named is None or key in named or item.place in named)
+            and (hit is None or not (key in hit or key.startswith(_PROFILE)))
+            and self.older <= age_s < self.newer
+            and self.min_size <= item.size <= self.max_size
         )
 
     def chooses(self, item: Item) -> bool:
@@ -99,17 +120,16 @@ class Selection:
             is_refused = isinstance(problem, UntrustedError)
             if not (self.unreadable and is_damaged) and not (self.untrusted and is_refused):
                 return False
-        asked = ((field, getattr(self, field)) for field in HEADER_FIELDS)
         return self.may_choose(item) and all(
-            any(item.has(field, value) for value in values) for field, values in asked if values
+            any(item.has(field, value) for value in values) for field, values in self.asked.items()
         )
 
 
-def read_manifest(where: str, lines: Iterable[str]) -> list[str]:
-    """Return the keys, and names of objects, that a manifest has, in its order and each once.
+def read_manifest(where: str, lines: Iterable[str]) -> frozenset[str]:
+    """Return the keys, and names of objects, that a manifest has.
 
-    A line is a key, or the name of an object as ``v1/3f2/KEY.0``; what follows a ``#`` is a
-    comment.
+    A line is a key, the name of an object as ``v1/3f2/KEY.0``, or what ``s3cache ls --json`` prints
+    of one; what follows a ``#`` is a comment.
 
     Args:
         where: what errors call it.
@@ -117,18 +137,21 @@ def read_manifest(where: str, lines: Iterable[str]) -> list[str]:
     Raises:
         ConfigError: a line is something else.
     """
-    found: dict[str, None] = {}
+    found = set()
     for number, line in enumerate(lines, 1):
-        text = line.partition("#")[0].strip()
+        is_listed = line.startswith("{")
+        text = line if is_listed else line.partition("#")[0].strip()
         if not text:
             continue
-        name = _NAMESPACE.sub("", text, count=1)
         try:
+            name = json.loads(text)["name"] if is_listed else text
+            name = _NAMESPACE.sub("", name, count=1)
             key = entries.check_key(entries.key_of(name))
-        except ConfigError:
+        except (ConfigError, KeyError, RecursionError, TypeError, ValueError):
             key = ""
         if not key or (name != key and not name.startswith(entries.name_prefix(key))):
             thing, problem = f"manifest {where}, line {number}", f"{text[:60]!r} names no entry"
-            raise ConfigError(thing, problem, "give one key to a line")
-        found[name] = None
-    return [*found]
+            fix = "give one key to a line, or what s3cache ls --json prints"
+            raise ConfigError(thing, problem, fix)
+        found.add(name)
+    return frozenset(found)

@@ -8,6 +8,7 @@ tier (:mod:`s3cache.records`), and their progress if :data:`s3cache.settings.WAT
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -23,18 +24,17 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal, TypeAlias
 
-from s3cache.entries import name_prefix
 from s3cache.errors import AccessDeniedError, ConfigError, UnsupportedTorchError
 from s3cache.graph import BypassReason, Component, Graph, GraphBreak, Report
-from s3cache.manage._bulk import Place, open_place, url_of
-from s3cache.records import JOB, Record, Run, job_here, read_run, run_names
+from s3cache.manage._bulk import open_place, url_of
+from s3cache.records import JOB, Record, Run, job_here, recorded
 from s3cache.settings import WATCHED, Settings
 from s3cache.store import Store
 from s3cache.tier import background
 from s3cache.torch_api import installed_version, internals
 
-#: How a program ended: by itself; as it compiles nothing more; out of time; by Ctrl-C.
-End: TypeAlias = Literal["itself", "quiet", "timeout", "interrupted"]
+#: How a program ended: by itself; as it compiles nothing more, or enough; out of time; by Ctrl-C.
+End: TypeAlias = Literal["itself", "quiet", "graphs", "timeout", "interrupted"]
 
 _POLL_S = 0.5
 _TERMINATE_S = 30.0
@@ -58,39 +58,51 @@ class _Look:
         return [each for run in self.runs for each in run.records if each.level == "aot"]
 
     @property
+    def missed(self) -> dict[str, bool]:
+        """Return the keys of whole graphs that missed, and whether an entry was saved then."""
+        saved = {each.name for run in self.runs for each in run.events if each.event == "save"}
+        return {each.key: each.key in saved for each in self.lookups if each.outcome == "miss"}
+
+    @property
     def quiet_s(self) -> float:
-        """Return for how long nothing was compiled or looked up; -1 if nothing ever was."""
-        if any(run.compiling for run in self.runs):
+        """Return for how long nothing was compiled or looked up; -1 if nothing ever was.
+
+        A process that was killed while it compiled does not count as compiling.
+        """
+        if any(run.compiling and _is_alive(run.pid) for run in self.runs):
             return 0.0
         times = [record.time for run in self.runs for record in run.records]
         return self.at - max([*times, *(run.noted for run in self.runs)]) if times else -1.0
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as exc:
+        return isinstance(exc, PermissionError)
+    return True
 
 
 def _watch(
     command: Sequence[str],
     root: str,
     environment: Mapping[str, str],
-    is_enough: Callable[[_Look], bool],
+    enough: Callable[[_Look], End | None],
     timeout_s: float,
     *,
     to_stderr: bool = False,
 ) -> tuple[End, _Look]:
     """Run a command with the cache on in all its processes, as one job; return how it ended.
 
-    ``is_enough`` gets a look at it every half second, and once more when it has ended by itself;
-    it returns whether to end it. All processes that are left get SIGTERM, and after half a minute
-    SIGKILL.
+    ``enough`` gets a look at it every half second, and once more when it has ended by itself; it
+    returns why to end it, if at all. All processes that are left get SIGTERM, and after half a
+    minute SIGKILL.
     """
     ours = {"S3CACHE_LOCAL_DIR": root, "S3CACHE_AUTOLOAD": "1", "S3CACHE_RECORD": "1", WATCHED: "1"}
     if not job_here():  # then each rank is one of a job already
         ours[JOB] = secrets.token_hex(4)
 
-    def names() -> list[str]:
-        with suppress(OSError, ConfigError):
-            return run_names(root)
-        return []
-
-    before = {*names()}
+    before = {run.name for run in recorded([root], heads=True)}
     try:
         process = subprocess.Popen(  # noqa: S603 - it is what it was asked to run
             command,
@@ -105,17 +117,13 @@ def _watch(
     look = _Look()
     try:
         while True:
-            exit_code, runs = process.poll(), []
-            for name in names():
-                if name not in before:
-                    with suppress(OSError, ConfigError):  # it was removed in the meantime
-                        runs.append(read_run(root, name))
-            look = _Look(runs, exit_code)
-            is_quiet = is_enough(look)
+            exit_code = process.poll()
+            look = _Look([*recorded([root], lambda name: name not in before)], exit_code)
+            end = enough(look)
             if exit_code is not None:
                 return "itself", look
-            if is_quiet:
-                return "quiet", look
+            if end is not None:
+                return end, look
             if time.monotonic() > deadline:
                 return "timeout", look
             with suppress(subprocess.TimeoutExpired):
@@ -131,13 +139,19 @@ def _watch(
 
 
 def check_program(
-    program: Sequence[str], *, quiet_s: float, timeout_s: float, to_stderr: bool = False
+    program: Sequence[str],
+    *,
+    quiet_s: float,
+    timeout_s: float,
+    graphs: float = math.inf,
+    to_stderr: bool = False,
 ) -> Report:
     """Run ``program``, which is what follows ``python``, until it has shown enough.
 
-    That is when it has compiled something and then nothing for ``quiet_s``, and after
-    ``timeout_s``; either may be infinite. It compiles as usual, with s3cache over a temporary local
-    tier alone: each graph goes the whole way, to a saved entry or to the reasons why there is none.
+    That is when it has compiled something and then nothing for ``quiet_s``, when so many ``graphs``
+    were looked up, and after ``timeout_s``; each may be infinite. It compiles as usual, with
+    s3cache over a temporary local tier alone: each graph goes the whole way, to a saved entry or to
+    the reasons why there is none.
 
     Raises:
         UnsupportedTorchError: nothing would be cached, for this torch is not supported.
@@ -149,15 +163,17 @@ def check_program(
             "that docs/compatibility.md names"
         )
 
-    def is_enough(look: _Look) -> bool:
-        return look.quiet_s >= quiet_s
+    def enough(look: _Look) -> End | None:
+        if look.quiet_s > 0 and len(_graphs(look.lookups)) >= graphs:
+            return "graphs"
+        return "quiet" if look.quiet_s >= quiet_s else None
 
     environment = {k: text for k, text in os.environ.items() if not k.startswith("S3CACHE_")}
     environment["S3CACHE_SUMMARY"] = "0"
     command = [sys.executable, "-m", "s3cache", "run", *program]
     with tempfile.TemporaryDirectory(prefix="s3cache-check-", ignore_cleanup_errors=True) as place:
         root = os.path.join(place, "local")
-        end, look = _watch(command, root, environment, is_enough, timeout_s, to_stderr=to_stderr)
+        end, look = _watch(command, root, environment, enough, timeout_s, to_stderr=to_stderr)
     runs = sorted(look.runs, key=lambda run: run.started)
     breaks = [GraphBreak(each["reason"], each["where"]) for run in runs for each in run.breaks]
     return Report(
@@ -211,20 +227,17 @@ def warm(
     environment = {**os.environ, "S3CACHE_URL": url_of(settings)}
     if not settings.local:
         raise ConfigError("the local tier", "is off", "leave S3CACHE_LOCAL out for this")
-    saved: dict[str, bool] = {}
     left = 0
 
-    def is_enough(look: _Look) -> bool:
+    def enough(look: _Look) -> End | None:
         nonlocal left
-        for each in look.lookups:
-            if each.outcome == "miss" and not saved.get(each.key):
-                saved[each.key] = background().wait(_is_saved(place, each.key), _CALL_S)
         left = len(background().wait(place.to_upload(), _CALL_S))
-        enough_s = quiet_s if all(saved.values()) else _UNSAVED_FACTOR * quiet_s
-        return not left and bool(look.lookups) and look.quiet_s >= enough_s
+        enough_s = quiet_s if all(look.missed.values()) else _UNSAVED_FACTOR * quiet_s
+        is_quiet = not left and look.lookups and look.quiet_s >= enough_s
+        return "quiet" if is_quiet else None
 
     with open_place(url, in_tier=True) as place:
-        end, look = _watch(command, settings.local_dir, environment, is_enough, timeout_s)
+        end, look = _watch(command, settings.local_dir, environment, enough, timeout_s)
     counts = Counter(each.outcome for each in look.lookups)
     is_done = end not in ("timeout", "interrupted") and not look.exit_code and not left
     return {
@@ -233,14 +246,10 @@ def warm(
         "hits": counts["hit"],
         "misses": counts["miss"],
         "bypasses": counts["bypass"],
-        "added": sum(saved.values()),
+        "added": sum(look.missed.values()),
         "to_upload": left,
         "is_warm": is_done and bool(counts),
     }
-
-
-async def _is_saved(place: Place, key: str) -> bool:
-    return bool(key) and await anext(place.store.list(name_prefix(key)), None) is not None
 
 
 # -- measuring a bucket
@@ -258,8 +267,8 @@ _REQUESTS = {
 def bench(url: str | None, *, advance: Callable[[int], object]) -> dict[str, Any]:
     """Time requests to a store, one by one.
 
-    All objects are written below ``s3cache-bench/`` below the URL's, and are
-    removed at the end if the credentials may.
+    All objects are written below ``s3cache-bench/`` there, and removed at the end if that is
+    allowed.
 
     Returns:
         Plain data: ``url``, ``prefix``, ``storage`` with the times of each kind of request, and how

@@ -7,10 +7,10 @@ As a program, this module runs another one on a machine, and reports on it:
 from __future__ import annotations
 
 import atexit
-import importlib
 import json
 import os
 import pickle
+import pkgutil
 import runpy
 import shlex
 import signal
@@ -269,11 +269,8 @@ def assert_warm_start(
         for code, count in stats.bypass_reasons.items()
         if code in _NEVER_ASKED
     ]
-    compiled += [
-        f"{counted(count, 'FX graph')} missed ({reason})"
-        for reason, count in stats.fx.misses.items()
-        if count
-    ]
+    missed = stats.fx.misses.items()
+    compiled += [f"{counted(count, 'FX graph')} missed ({reason})" for reason, count in missed]
     if stats.fx.bypassed:
         graphs = counted(stats.fx.bypassed, "FX graph")
         compiled.append(f"{graphs} cannot be cached ({', '.join(stats.fx.bypass_reasons)})")
@@ -316,10 +313,7 @@ def _main(path: str, how: str, *program: str) -> None:
     # It runs after s3cache's own exit, which finishes the uploads: those are counted too.
     atexit.register(report)
     if how == "call":
-        module, _, attributes = program[0].partition(":")
-        function: Any = importlib.import_module(module)
-        for attribute in attributes.split("."):
-            function = getattr(function, attribute)
+        function = pkgutil.resolve_name(program[0])
         result = json.loads(json.dumps(function(*json.loads(program[1]))))
         return
     sys.argv = [*program]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -85,7 +85,7 @@ class MotoBucket:
         }
 
 
-class MotoServer:
+class MotoServer(AbstractContextManager["MotoServer"]):
     """moto's server on loopback, from its construction to :meth:`close`; a context manager.
 
     It runs in a process of its own, which ends with this one, however that ends. It keeps
@@ -145,9 +145,6 @@ class MotoServer:
         """End the server; its buckets are gone. A second call does nothing."""
         self._process.kill()
         self._process.communicate()
-
-    def __enter__(self) -> MotoServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

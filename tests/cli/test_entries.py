@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from s3cache.records import Record
+from s3cache.trust import generate
 from tests.cli.commands import Call, save
+from tests.support.forging import signed_by
+from tests.support.runs import record
 from tests.support.shelves import Shelf
 
 # -- ls
@@ -25,10 +29,12 @@ def test_each_entry_is_a_line(call: Call, shelf: Shelf) -> None:
     assert said.err == ""
 
 
-def test_filters_and_order(call: Call, shelf: Shelf) -> None:
+def test_filters_and_order(call: Call, shelf: Shelf, tmp_path: Path) -> None:
     shelf.add("a1", size=10, days=9)
-    shelf.add("a2", size=5000, torch="2.12.0")
+    name = shelf.add("a2", size=5000, torch="2.12.0", device="cpu cuda")
+    shelf.put(name, signed_by(shelf.files.read(name) or b"", generate("ci")))
     shelf.add("b1", size=900, kind="shapes", days=1, tag="mine")
+    record(tmp_path / "local", Record("aot", "hit", "a2"), Record("aot", "miss", "a1"))
 
     def keys(*arguments: str) -> list[str]:
         done = call("ls", "--url", shelf.url, "--json", *arguments)
@@ -37,14 +43,27 @@ def test_filters_and_order(call: Call, shelf: Shelf) -> None:
 
     assert keys("--sort", "size") == ["a2", "b1", "a1"]
     assert keys("--sort", "size", "--limit", "2") == ["a2", "b1"]
+    assert keys("--sort", "torch") == keys("--sort", "kind", "--reverse") == ["a2", "a1", "b1"]
+    assert [*keys("--sort", "key"), *keys("-r")] == ["a1", "a2", "b1", "a1", "b1", "a2"]
     assert keys("--sort", "age") == ["a2", "b1", "a1"]
     assert keys("--sort", "age", "--key", "a") == ["a2", "a1"]
     assert keys("--older", "2d") == ["a1"]
-    assert keys("--min-size", "4KB") == ["a2"]
+    assert keys("--newer", "2d", "--sort", "age") == ["a2", "b1"]
+    assert keys("--min-size", "4KB") == keys("--device", "cuda") == keys("--signer", "ci") == ["a2"]
+    assert keys("--max-size", "500B") == ["a1"]
+    assert keys("--never-hit", "--sort", "age") == ["b1", "a1"]
     assert keys("--kind", "shapes") == keys("--tag", "mine") == ["b1"]
     assert keys("--torch", "2.12") == ["a2"]
     assert keys("--torch", "2.1") == keys("--kind", "test", "--older", "10d") == []
     assert len(keys("--limit", "1")) == 1
+
+
+def test_an_unmet_filter_warns(call: Call, shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
+    shelf.add("a", torch="2.12.0")
+    for command in ("ls", "du", "verify", "gc"):
+        done = call(command, "--url", shelf.url, "--kind", "tset", "--torch", "2.12", "--json")
+        assert (done.code, done.err) == (0, "")
+    assert caplog.messages == ["no entry has --kind tset"] * 4
 
 
 def test_who_only_looks_makes_no_directory(call: Call, shelf: Shelf, tmp_path: Path) -> None:
@@ -69,7 +88,7 @@ def test_long_lines_say_what_headers_do_and_what_is_wrong(call: Call, shelf: She
     bad, good = done.out.splitlines()
     assert "?" in bad
     assert "digest" in bad
-    assert good.split()[4:] == ["shapes", "2.12.1", "mine", "good", "0"]
+    assert good.split()[4:] == ["shapes", "2.12.1", "-", "mine", "-", "good", "0"]
 
 
 def test_the_local_tier_is_listed_whatever_remote_it_is_of(call: Call, shelf: Shelf) -> None:
@@ -89,6 +108,7 @@ def test_the_local_tier_is_listed_whatever_remote_it_is_of(call: Call, shelf: Sh
     [
         ("age", {"below 1 day": 1, "below 7 days": 1, "30 days or more": 2}),
         ("kind", {"test": 2, "shapes": 1, "(not readable)": 1}),
+        ("size", {"below 1 MiB": 4}),
         ("torch", {"2.13.0+cpu": 2, "2.12.0": 1, "(not readable)": 1}),
         ("tag", {"mine": 1, "(none)": 2, "(not readable)": 1}),
     ],

@@ -14,7 +14,7 @@ from s3cache.trust import Algorithm, generate
 from tests.cli.commands import Call
 from tests.support.forging import signed_by
 from tests.support.scripts import modules_after
-from tests.support.shelves import Shelf
+from tests.support.shelves import Shelf, path_of
 
 KEY = "ab" * 16
 
@@ -49,8 +49,9 @@ def name(shelf: Shelf) -> str:
 
 
 def test_all_that_an_entry_says(call: Call, shelf: Shelf, name: str) -> None:
-    for key in (KEY, KEY[:9]):
-        done = call("inspect", key, "--url", shelf.url, "--json")
+    url = f"{shelf.url}/{name}?create=false"
+    for target in (KEY, KEY[:9], path_of(shelf.files, name), url):
+        done = call("inspect", target, "--url", shelf.url, "--json")
         assert done.code == 0, done.err
         found = done.json
         assert (found["kind"], found["key"], found["guards"]) == ("aot", KEY, "s0 > 3")
@@ -102,6 +103,9 @@ def test_what_is_damaged_or_not_there_is_said(call: Call, shelf: Shelf) -> None:
         ("bad", 1, "digest"),
         ("nothing", 1, "there is no such entry"),
         ("aa", 2, "the beginning of several"),
+        ("./nothing", 2, "is no regular file"),
+        (f"{shelf.url}/v1/000/gone.0", 1, "there is no such entry"),
+        (f"{shelf.url}/gone", 2, "is not that of an entry"),
     ]
     for key, code, said in cases:
         done = call("inspect", key, "--url", shelf.url)

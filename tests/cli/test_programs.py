@@ -19,7 +19,7 @@ LOOKS_UP = """
 import atexit, os, subprocess, sys, time
 import s3cache
 from s3cache import frame
-from s3cache.records import Record, Recorder
+from s3cache.records import Event, Record, Recorder
 os.makedirs(os.environ["S3CACHE_LOCAL_DIR"], 0o700, exist_ok=True)
 recorder = Recorder(os.environ["S3CACHE_LOCAL_DIR"])
 atexit.register(recorder.close, 60)
@@ -29,6 +29,7 @@ def save(key):
     with s3cache.Cache.open() as cache:
         cache.lookup(key)
         cache.save(key, frame.encode(kind="test", key=key, sections={"entry": b"x"}))
+    recorder.add(Event("save", time.time(), name=key))
 reason = {"code": "function", "message": "calls f", "fix": "vouch for f", "line": "a.py:3: f(x)"}
 """
 
@@ -126,6 +127,7 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
     ("arguments", "end"),
     [
         (["--quiet", "0.2s"], "quiet"),
+        (["--quiet", "0", "--graphs", "2"], "graphs"),
         pytest.param(["--quiet", "0", "--timeout", "15s"], "timeout", marks=slow),
     ],
 )
@@ -148,6 +150,20 @@ time.sleep(600)
     assert (done.code, done.json["end"]) == (0, end)
     assert [graph["key"] for graph in done.json["graphs"]] == ["a1", "a2"]
     assert not is_running(int((tmp_path / "alive").read_text()))
+
+
+def test_a_process_that_is_killed_while_it_compiles_ends(call: Call, tmp_path: Path) -> None:
+    job = f"""{LOOKS_UP}
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, sys.argv[0], "compiles"])
+    time.sleep(600)
+look_up("miss", "a1")
+recorder.add(dict(compiling=True, at=time.time()))
+recorder.close(60)
+os.kill(os.getpid(), 9)
+"""
+    done = call("check", "--json", "--quiet", "0.2s", program(tmp_path, job))
+    assert (done.code, done.json["end"]) == (0, "quiet")
 
 
 def test_with_a_torch_that_is_not_supported_it_runs_nothing(

@@ -53,6 +53,7 @@ def test_gc_removes_what_all_conditions_hold_for(call: Call, shelf: Shelf) -> No
     assert call("gc", "--url", shelf.url, "--older", "90d", "--torch", "2.12", "--delete").code == 0
     assert shelf.names == everything - {old_torch}
     assert call("gc", "--url", shelf.url, "--unreadable", "--delete").code == 0
+    assert "hits only" in call("gc", "--url", shelf.url, "--never-hit", "--delete").err
     assert shelf.names == {old, new, later}
     assert call("gc", "--url", shelf.url, "--key", "ne", "--min-size", "1B", "--delete").code == 0
     assert shelf.names == {old, later}
@@ -64,7 +65,8 @@ def test_gc_removes_what_a_manifest_names_and_says_what_is_not_there(
     kept = {shelf.add("a"), shelf.add("b")}
     named = shelf.add("b", variant="v", first=False)
     manifest = tmp_path / "keys"
-    manifest.write_text(f"gone\n{named}\n")
+    listed = call("ls", "--url", shelf.url, "--json").out.splitlines()
+    manifest.write_text("\n".join(["gone", *(line for line in listed if named in line)]))
     arguments = ["gc", "--manifest", manifest, "--url", shelf.url]
     dry = call(*arguments)
     assert (dry.code, dry.out) == (1, f"{named}\n")
@@ -97,3 +99,13 @@ def test_what_is_not_uploaded_yet_is_kept_in_the_local_tier(call: Call, tmp_path
     assert (done.json["done"], done.json["kept"]) == (1, 1)
     stats = call("stats", "--local", "--json").json["local"]
     assert (stats["entries"], stats["to_upload"]) == (1, 1)
+
+
+def test_gc_keeps_the_latest_up_to_a_size(call: Call, shelf: Shelf) -> None:
+    """Of what else is chosen; those of the minute in which it is exceeded go, too."""
+    other = shelf.add("other", kind="shapes", size=9000, days=9)
+    latest = [shelf.add(f"k{days}", size=1000, days=days) for days in range(4)]
+    done = call("gc", "--kind", "test", "--keep", "3KB", "--url", shelf.url, "--delete")
+    assert done.out.startswith("2 entries removed")
+    assert shelf.names == {other, *latest[:2]}
+    assert "0 entries" in call("gc", "--keep", "1MB", "--url", shelf.url).err

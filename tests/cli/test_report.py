@@ -25,6 +25,7 @@ def local() -> Path:
 def test_several_runs_are_counted_together(call: Call, runs: list[str], tmp_path: Path) -> None:
     found = call("report", "--last", "2", "--json").json
     assert found["runs"] == runs
+    assert call("report", "--run", runs[0][:-1], "--json").json["runs"] == runs[:1]
     assert (found["hits"], found["misses"], found["bypasses"]) == (2, 2, 1)
     assert (found["hit_rate"], found["spared_s"]) == (0.5, 87)
     assert {"outcome": "miss", "reason": "guard", "count": 1} in found["outcomes"]
@@ -36,7 +37,8 @@ def test_several_runs_are_counted_together(call: Call, runs: list[str], tmp_path
     text = page.read_text(encoding="utf-8")
     assert "no entry has been saved" in text
     assert "mine.op has no formula" in text
-    assert call("report", "--html", str(tmp_path / "nowhere" / "x.html")).code == 2
+    for wrong in (("--html", str(tmp_path / "nowhere" / "x.html")), ("--run", "x")):
+        assert call("report", *wrong).code == 2
 
 
 def test_the_keys_that_were_used_are_written(call: Call, tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from s3cache import Explanation, explain, frame
+from s3cache import Cache, Explanation, explain, frame
 from s3cache.entries import NAMES, first_name
 from s3cache.errors import ConfigError
-from s3cache.insight._differences import RemoteEntries
+from s3cache.insight._differences import StoredEntries
 from s3cache.manage import Place
 from s3cache.records import Record
 from s3cache.store import MemoryStore
@@ -103,19 +103,25 @@ TUNED = lookup("ab", 1, "hit", reason="local", of={"inductor_config": "tuned"})
 MISSED = lookup("c", 2, of={"inductor_config": "as ever"})
 
 
-@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "unrecorded"])
-def test_an_entry_is_compared_by_its_details(tmp_path: Path, recorded: bool) -> None:
+@pytest.mark.parametrize("known", ["run", "the local tier", "the remote"])
+def test_an_entry_is_compared_by_its_details(tmp_path: Path, known: str) -> None:
     """Records of hits have none; an entry counts whether or not its lookup was recorded."""
     remote, local = Shelf(tmp_path / "remote"), tmp_path / "local"
-    remote.put(first_name(TUNED.key), entry(TUNED, parts=PARTS))
+    recorded, tuned = known == "run", entry(TUNED, parts=PARTS)
+    url = None if known == "the local tier" else remote.url
+    if url is None:
+        with Cache.open(local_dir=str(local)) as cache:
+            cache.save(TUNED.key, tuned)
+    else:
+        remote.put(first_name(TUNED.key), tuned)
     other = lookup("b", 1, of={"inductor_config": "x", "grad_enabled": "False"})
     record(local, TUNED if recorded else other, MISSED)
-    found = explain(url=remote.url, local_dir=str(local))
+    found = explain(url=url, local_dir=str(local))
     one = found.explanations[-1]
     assert (one.entry, found.unasked) == ("ab", "")
-    assert one.known_from.startswith("run " if recorded else "the remote")
+    assert one.known_from.startswith(known)
     assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
-    if not recorded:  # the remote is not read where the caller says so
+    if known == "the remote":  # which is not read where the caller says so
         assert last(local, url=remote.url, remote=False).entry == "b"
 
 
@@ -140,7 +146,7 @@ async def test_a_large_remote_takes_few_requests() -> None:
             await store.inner.put(first_name(TUNED.key), entry(TUNED))
         await store.inner.put(f"{NAMES}fff/a{number:064x}.0", b"")
     place = Place(store, False, policy_of(None, "", "", audience="main"))
-    source = RemoteEntries(lambda: place)
+    source = StoredEntries("the remote", lambda: place)
     neighbors = await asyncio.to_thread(lambda: source.neighbors)
     assert [each.record.key for each in neighbors] == [TUNED.key]
     assert (source.problem, store.listed, store.heads) == ("", 8_000, 256)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from s3cache import Explanation
 from s3cache.insight import page, sum_up
 from s3cache.insight._report import EXPECTED
 from s3cache.records import Record, Run
@@ -74,8 +75,9 @@ def test_all_of_it_is_shown() -> None:
         "read on: s3cache explain custom-operator",
     ):
         assert words in shown, words
-    explained = Elements(page(two_ranks(), lambda record: f"{record.reason}!")).text
-    assert explained.count("!") == 3  # and none of those that hit
+    records = [r for run in two_ranks() for r in run.records if r.outcome == "miss"]
+    explained = Elements(page(two_ranks(), [Explanation(r, f"{r.reason}!") for r in records])).text
+    assert (explained.count("!"), explained.count("mine.op has no formula")) == (2, 1)
 
 
 def test_reasons_that_need_no_action_are_those_of_the_documentation() -> None:
@@ -87,7 +89,7 @@ def test_reasons_that_need_no_action_are_those_of_the_documentation() -> None:
 
 
 def test_everything_from_records_is_escaped() -> None:
-    text = page(hostile(), lambda _: HOSTILE)
+    text = page(hostile(), [Explanation(r, HOSTILE) for run in hostile() for r in run.records])
     shown = Elements(text)
     assert "script" not in shown.names
     assert HOSTILE.replace("\x1b", "\\x1b") in shown.text

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from s3cache.stats import CacheStats, Histogram, LevelStats, Reason, Usage, VerbStats
+from s3cache.stats import CacheStats, HistogramSnapshot, LevelStats, Reason, Usage, VerbStats
 
 
-def some(number: int) -> Histogram:
-    recorded = Histogram()
+def some(number: int) -> HistogramSnapshot:
+    recorded = HistogramSnapshot()
     for power in range(number):
-        recorded.record(10.0 ** (power - 5))
+        recorded = recorded.plus(10.0 ** (power - 5))
     return recorded
 
 
@@ -28,9 +28,9 @@ def counted() -> CacheStats:
         saved_bytes=22,
         uploaded_bytes=23,
         downloaded_bytes=24,
-        hit_latency={"local": some(3).snapshot(), "remote": some(4).snapshot()},
-        miss_latency=some(5).snapshot(),
-        save_latency=some(6).snapshot(),
+        hit_latency={"local": some(3), "remote": some(4)},
+        miss_latency=some(5),
+        save_latency=some(6),
         set_aside={"local": 25, "remote": 26},
         bypassed=27,
         bypass_reasons={"custom_op": 28},
@@ -39,7 +39,7 @@ def counted() -> CacheStats:
         local=Usage(31, 32),
         pending=33,
         breaker="open",
-        remote={"get": VerbStats(3, {"TransientError": 34}, 35, 36, some(7).snapshot())},
+        remote={"get": VerbStats(3, {"TransientError": 34}, 35, 36, some(7))},
         fx=LevelStats(
             {"local": 37}, {Reason.GUARD: 38}, 39, 41, {"foreign": 42}, {"key": 43}, superseded=40
         ),

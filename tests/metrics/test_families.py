@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from s3cache.metrics import FAMILIES, families
-from s3cache.stats import Histogram, LevelStats, Usage
+from s3cache.stats import HistogramSnapshot, LevelStats, Usage
 from tests.metrics.counts import counted
 
 
@@ -55,7 +55,7 @@ def _blank(value: object) -> Any:
         return "closed"
     if isinstance(value, (int, float)):
         return 0
-    return {LevelStats: LevelStats(), Usage: None}.get(type(value), Histogram().snapshot())
+    return {LevelStats: LevelStats(), Usage: None}.get(type(value), HistogramSnapshot())
 
 
 def test_samples_have_the_labels_and_buckets_of_their_family() -> None:
