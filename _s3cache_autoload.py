@@ -65,9 +65,6 @@ COMPILER, CODE_CACHES = "torch._inductor.compile_fx", "torch._inductor.codecache
 
 _WORDS = {"": None, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
-#: Whether modules are copied after their import. The compiler's are not: no program runs before
-#: all of them are there.
-is_noting = True
 _is_waiting = _is_cancelled = False
 _withdraw: "list[Callable[[], None]]" = []  # functions that each call off one wait for an import
 
@@ -183,7 +180,7 @@ class _Noting:
     def find_spec(
         self, name: str, path: object = None, target: "ModuleType | None" = None, /
     ) -> "ModuleSpec | None":
-        if not is_noting or not makes_code(name) or name in self._finding or name in sys.modules:
+        if not makes_code(name) or name in self._finding or name in sys.modules:
             return None
         from importlib.util import find_spec
 

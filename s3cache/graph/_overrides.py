@@ -34,7 +34,7 @@ from s3cache.graph._results import BypassReason, Finding, qualified_name, sugges
 from s3cache.graph._surface import ALTERED, AS_A_WHOLE, Override, Surface, WatchedOperators
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import TracingContext
-from s3cache.util.importing import before_import, when_imported
+from s3cache.util.importing import when_imported
 from s3cache.util.snapshot import ABSENT, content_of
 
 _surface, _operators = Surface(), WatchedOperators()
@@ -69,35 +69,19 @@ def take_baseline(*, early: bool) -> Callable[[], None]:
     if early:
         _s3cache_autoload.take_baseline()
     _s3cache_autoload.note_imports()
-    _surface.watch_listed(trusted=early)
     _operators.watch(trusted=early)
     if internals.COMPILER in sys.modules:
         return lambda: None
-    before: set[str] = set()
+    return when_imported(internals.COMPILER, _look_first)
 
-    def compiler_wanted() -> None:
-        _s3cache_autoload.is_noting = False
-        before.update(sys.modules)
 
-    def compiler_imported() -> None:
-        """Record what the compiler's import brings along, before any program has touched it."""
-        with suppress(Exception):  # the first key asks again, where it can be said what fails
-            _surface.overrides(fresh=sys.modules.keys() - before)
-            _operators.overrides()
-            replaced_kernels()
-            list(foreign_fakes())
-        _s3cache_autoload.is_noting = True
-
-    waiting = (
-        before_import(internals.COMPILER, compiler_wanted),
-        when_imported(internals.COMPILER, compiler_imported),
-    )
-
-    def withdraw() -> None:
-        for take_back in waiting:
-            take_back()
-
-    return withdraw
+def _look_first() -> None:
+    """Look at all of torch when its compiler has been imported, so that the first key need not."""
+    with suppress(Exception):  # the first key asks again, where it can be said what fails
+        _surface.overrides()
+        _operators.overrides()
+        replaced_kernels()
+        list(foreign_fakes())
 
 
 @atexit.register

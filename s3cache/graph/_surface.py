@@ -10,7 +10,6 @@ import itertools
 import sys
 import types
 from collections.abc import Collection, Mapping
-from collections.abc import Set as AbstractSet
 from operator import is_
 from typing import NamedTuple, cast
 
@@ -71,11 +70,8 @@ class Container:
             return internals.inside_of_ordered_set(self.inside)
         return self.inside
 
-    def start(self, first: dict[object, object] | None, *, trusted: bool) -> list[Override]:
-        """Begin with what torch is known to have, with all that is there, or what looks like it."""
-        if trusted and first is None:
-            self.first = internals.by_name(self.inside)
-            return []
+    def start(self, first: dict[object, object] | None) -> list[Override]:
+        """Begin with what torch is known to have, or with what looks like torch's."""
         if first is not None:
             self.first = first
             return self.compare()
@@ -240,17 +236,13 @@ class Surface:
         #: of modules, classes and tables, and values in tables, by place.
         self.unknown: dict[str, str] = {}
 
-    def watch_listed(self, *, trusted: bool = False, fresh: AbstractSet[str] = frozenset()) -> None:
-        """Begin with what is listed by name and imported by now.
-
-        All of it is as torch has it if ``trusted``, or what lies in ``fresh`` modules.
-        """
+    def _watch_listed(self) -> None:
         for place in _LISTED:
             module = place.partition(":")[0]
             there = internals.contents(place)
             if place in self._listed or there is None:
                 continue
-            if module not in fresh and _is_starting(sys.modules.get(module)):
+            if _is_starting(sys.modules.get(module)):
                 continue
             if internals.makes_code(module) and ":" not in place:
                 continue  # it comes with the other modules
@@ -259,43 +251,43 @@ class Surface:
             else:
                 names = cast("Mapping[str, object]", there)
                 container = Namespace(place, module, names)
-            self._add(container, place, trusted=trusted or module in fresh)
+            self._add(container, place)
             self._listed.add(place)
             self._seen.add(id(there))
 
-    def watch(self, fresh: AbstractSet[str] = frozenset()) -> None:
-        """Begin with what is there of torch's modules; ``fresh`` ones are as torch has them."""
-        self.watch_listed(fresh=fresh)
+    def _watch(self) -> None:
+        """Begin with what is imported by now of torch's modules."""
+        self._watch_listed()
         self._seen.add(id(internals.side_effectful.get()))  # a registry, which has its own check
         for name, module in sys.modules.copy().items():
             if self._present.get(name) == id(module):
                 continue
-            if name not in fresh and _is_starting(module):
+            if _is_starting(module):
                 continue
             file = getattr(module, "__file__", None)
             # Inductor's own products lie in modules of such names, too.
             is_torchs = isinstance(file, str) and file.startswith(internals.torch_directory())
             if is_torchs and name not in self._modules and internals.makes_code(name):
-                self._watch_module(name, module, trusted=name in fresh)
+                self._watch_module(name, module)
             self._present[name] = id(module)  # once all of it is watched, whatever fails before
 
-    def _watch_module(self, name: str, module: types.ModuleType, *, trusted: bool) -> None:
+    def _watch_module(self, name: str, module: types.ModuleType) -> None:
         if type(module) is not types.ModuleType:
             return
         members = vars(module)
-        self._add(Namespace(name, name, members), name, trusted=trusted)
+        self._add(Namespace(name, name, members), name)
         for attribute, value in list(members.items()):
             place = f"{name}.{attribute}"
             is_here = isinstance(value, type) and value.__module__ == name
             if is_here and place != internals.EXCHANGED:
-                self._add(Namespace(place, name, vars(value)), place, trusted=trusted)
+                self._add(Namespace(place, name, vars(value)), place)
         self._modules[name] = module
 
-    def _add(self, container: Container, place: str, *, trusted: bool) -> None:
+    def _add(self, container: Container, place: str) -> None:
         self._containers.add(container, container.watched)  # before: no write is missed
         first = _s3cache_autoload.baseline.get(place.replace(":", "."))
-        found = container.start(first, trusted=trusted)
-        if first is None and not trusted:
+        found = container.start(first)
+        if first is None:
             self.unknown[place] = digest_of(container.first)
         elif isinstance(container, Constants) and all(is_plain(each.value) for each in found):
             # Other modules of torch's fill some tables while they are imported.
@@ -307,28 +299,26 @@ class Surface:
             for name, value in container.first.items():
                 if type(value) in kinds_of_tables() and not str(name).startswith("__"):
                     table = cast("Collection[object]", value)
-                    self.add_constants(f"{container.place}.{name}", table, trusted=trusted)
+                    self.add_constants(f"{container.place}.{name}", table)
 
     def _enter(self, container: Container, found: list[Override]) -> None:
         self._overrides.pop(id(container), None)
         if found:
             self._overrides[id(container)] = found
 
-    def add_constants(
-        self, place: str, table: Collection[object], depth: int = 0, *, trusted: bool = True
-    ) -> None:
+    def add_constants(self, place: str, table: Collection[object], depth: int = 0) -> None:
         """Begin with a table, unless objects in it make it a cache or a registry."""
         if not table or id(table) in self._seen or depth > _s3cache_autoload.MAX_DEPTH:
             return
         inside = internals.by_name(table)
         if not all(map(is_constant, (*inside, *inside.values()))):
             return
-        self._add(Constants(place, table), place, trusted=trusted)
+        self._add(Constants(place, table), place)
         self._seen.add(id(table))
         for name, value in inside.items():
             if type(value) in kinds_of_tables():
                 inner = cast("Collection[object]", value)
-                self.add_constants(f"{place}[{name}]", inner, depth + 1, trusted=trusted)
+                self.add_constants(f"{place}[{name}]", inner, depth + 1)
 
     def in_containers(self) -> list[Override]:
         """Return what differs in the containers watched by now."""
@@ -336,9 +326,9 @@ class Surface:
             self._enter(container, container.compare())
         return list(itertools.chain.from_iterable(self._overrides.values()))
 
-    def overrides(self, fresh: AbstractSet[str] = frozenset()) -> list[Override]:
+    def overrides(self) -> list[Override]:
         """Return what replaced names of torch, and what was added where torch looks."""
-        self.watch(fresh)
+        self._watch()
         found = self.in_containers()
         if not all(map(is_, map(sys.modules.get, self._modules), self._modules.values())):
             for name, module in self._modules.items():
