@@ -410,7 +410,7 @@ def doctor(
 
 _PACKAGES = (
     *("torch", "triton", "aioboto3", "aiobotocore", "botocore", "aiohttp", "msgpack"),
-    *("zstandard", "tenacity", "pynacl", "typer"),
+    *("zstandard", "pynacl", "typer"),
 )
 
 
