@@ -315,7 +315,7 @@ class Uploads:
         disk, held = self._disk, self._memory.get(name)
         data, is_adopted = held, False
         if data is None and disk is not None:
-            found = await asyncio.to_thread(disk.pending_object, name)
+            found = await disk.deadline.run(lambda: disk.pending_object(name))
             data, is_adopted = found or (None, False)
         if data is None:
             return None
@@ -325,11 +325,11 @@ class Uploads:
             if held is not None:
                 self._forget(name, held)
             elif disk is not None:
-                await asyncio.to_thread(disk.delete, name, data)
+                await disk.deadline.run(lambda: disk.delete(name, data))
             raise
         if held is not None:
             self._forget(name, held)
-        elif disk is not None and not await asyncio.to_thread(disk.uploaded, name, data):
+        elif disk and not await disk.deadline.run(lambda: disk.uploaded(name, data)):
             self._queue(name)  # it was replaced by other bytes
         return len(data)
 

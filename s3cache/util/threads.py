@@ -252,30 +252,70 @@ class DeadlineExecutor:
         """
         if getattr(self._current, "is_ours", False):
             return work()
+        if (begun := self._begin_call(work, more_s)) is None:
+            return work()
+        answer, _, limit_s = begun
+        try:
+            with contextlib.suppress(FutureTimeoutError):  # or what work has raised
+                return answer.result(limit_s)
+            return self._result(*begun)
+        finally:
+            del answer, begun  # its error's traceback leads here: no cycle
+
+    async def run(self, work: Callable[[], _T], *, more_s: float = 0.0) -> _T:
+        """Return or raise what :meth:`call` does; meanwhile the event loop goes on.
+
+        Cancelled, it leaves ``work`` to its end.
+        """
+        if (begun := self._begin_call(work, more_s)) is None:
+            return await asyncio.to_thread(work)
+        answer, is_probe, limit_s = begun
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+
+        def end(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(ended.set_result, None)
+
+        answer.add_done_callback(end)
+        try:
+            await asyncio.wait([ended], timeout=limit_s)
+        except asyncio.CancelledError:
+            self._breaker.leave(is_probe)
+            raise
+        try:
+            return self._result(*begun)
+        finally:
+            del answer, begun
+
+    def _begin_call(
+        self, work: Callable[[], _T], more_s: float
+    ) -> tuple[Future[_T], bool, float] | None:
+        """Have a thread call ``work``; return None where there is no thread.
+
+        Return what becomes of it, whether it is a probe, and for how long to wait.
+        """
         try:
             is_probe = self._breaker.enter()
         except CircuitOpenError:
             problem = f"{self._name} hangs, and is left alone until it answers"
             raise CircuitOpenError(problem) from None
-        limit_s = _PROBE_WAIT_S if is_probe else self.limit_s + more_s
         if not self._has_thread():
             self._breaker.leave(is_probe)
-            return work()
+            return None
         answer: Future[_T] = Future()
         self._calls.put((work, answer, is_probe))
-        try:
-            return answer.result(limit_s)
-        except FutureTimeoutError:  # or what work has raised
-            with self._mutex:
-                if not (has_ended := answer.done()):
-                    self._hanging.add(answer)
-                    self._breaker.fail(is_probe)
-            if has_ended:
-                return answer.result()
-            problem = f"{self._name} has not answered within {limit_s:g} s"
-            raise TransientError(problem) from None
-        finally:
-            del answer  # its error's traceback leads here: no cycle
+        return answer, is_probe, _PROBE_WAIT_S if is_probe else self.limit_s + more_s
+
+    def _result(self, answer: Future[_T], is_probe: bool, limit_s: float) -> _T:
+        """Return or raise what has become of a call; if nothing yet, it hangs."""
+        with self._mutex:
+            if not (has_ended := answer.done()):
+                self._hanging.add(answer)
+                self._breaker.fail(is_probe)
+        if has_ended:
+            return answer.result()
+        raise TransientError(f"{self._name} has not answered within {limit_s:g} s")
 
     def _has_thread(self) -> bool:
         """Start a thread unless one is idle or there are enough; return whether there is any.
