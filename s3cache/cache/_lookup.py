@@ -39,6 +39,8 @@ _REST_S = 60.0
 # and so many in all. Usual keys have one entry, those of dynamic shapes a few.
 _MAX_REJECTED = 32
 _MAX_FETCHED = 256
+# The disk's deadline leaves time to verify so much. Another core's cache does not have the bytes.
+_VERIFIED_THERE = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +127,25 @@ class LocalTier:
         """Whether there is a disk, and writing it did not fail just now."""
         return self.disk is not None and time.monotonic() >= self._unwritten_until
 
-    def search(self, key: str, names: Sequence[str]) -> tuple[str, bytes] | list[ObjectInfo]:
-        """Return the first of ``names`` with its unverified bytes, or all there is of ``key``."""
-        return self.read(lambda disk: disk.search(names, entries.name_prefix(key)), [])
+    def search(
+        self, key: str, names: Sequence[str]
+    ) -> tuple[str, bytes, Frame | None] | list[ObjectInfo]:
+        """Return the first of ``names`` and its bytes, or list all there is of ``key``.
+
+        With the bytes comes the entry, if it could be verified on the thread that has read them.
+        """
+
+        def search(disk: DiskTier) -> tuple[str, bytes, Frame | None] | list[ObjectInfo]:
+            found = disk.search(names, entries.name_prefix(key))
+            if isinstance(found, list):
+                return found
+            entry = None
+            if len(found[1]) <= _VERIFIED_THERE:
+                with contextlib.suppress(CorruptError, UntrustedError):
+                    entry = entries.verify(*found, admit=self.check_trust)
+            return *found, entry
+
+        return self.read(lambda disk: disk.deadline.call(lambda: search(disk)), [])
 
     def load(self, name: str) -> Frame | None:
         """Return the entry at ``name``, or ``None``; see :meth:`verify`."""
@@ -359,8 +377,8 @@ class CandidateLookup:
         usual = (self._first, entries.variant_name(self._key, ""))
         found, offered = self._attempt(lambda: self._local.search(self._key, usual)), ""
         if isinstance(found, tuple):
-            offered, data = found
-            entry = self._attempt(lambda: self._local.verify(offered, data))
+            offered, data, entry = found
+            entry = entry or self._attempt(lambda: self._local.verify(offered, data))
             yield from self._offer("local", offered, entry)
             found = self._attempt(lambda: self._local.search(self._key, ()))
         for info in found if isinstance(found, list) else ():
