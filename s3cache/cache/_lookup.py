@@ -39,8 +39,6 @@ _REST_S = 60.0
 # and so many in all. Usual keys have one entry, those of dynamic shapes a few.
 _MAX_REJECTED = 32
 _MAX_FETCHED = 256
-# The disk's deadline leaves time to verify so much. Another core's cache does not have the bytes.
-_VERIFIED_THERE = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +128,16 @@ class LocalTier:
     def search(
         self, key: str, names: Sequence[str]
     ) -> tuple[str, bytes, Frame | None] | list[ObjectInfo]:
-        """Return the first of ``names`` and its bytes, or list all there is of ``key``.
+        """Return the first of ``names``, its bytes, and the entry if they are found to be one.
 
-        With the bytes comes the entry, if it could be verified on the thread that has read them.
+        List all there is of ``key`` if there is none of them.
         """
+        return self.read(lambda disk: disk.search(names, entries.name_prefix(key), self._sound), [])
 
-        def search(disk: DiskTier) -> tuple[str, bytes, Frame | None] | list[ObjectInfo]:
-            found = disk.search(names, entries.name_prefix(key))
-            if isinstance(found, list):
-                return found
-            entry = None
-            if len(found[1]) <= _VERIFIED_THERE:
-                with contextlib.suppress(CorruptError, UntrustedError):
-                    entry = entries.verify(*found, admit=self.check_trust)
-            return *found, entry
-
-        return self.read(lambda disk: disk.deadline.call(lambda: search(disk)), [])
+    def _sound(self, name: str, data: bytes) -> Frame | None:
+        with contextlib.suppress(CorruptError, UntrustedError):
+            return entries.verify(name, data, admit=self.check_trust)
+        return None
 
     def load(self, name: str) -> Frame | None:
         """Return the entry at ``name``, or ``None``; see :meth:`verify`."""

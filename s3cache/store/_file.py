@@ -100,6 +100,7 @@ class Directory:
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
         self.path = path
+        self._status = os.fstat(fd)
         self._entered: dict[str, Directory] = {}  # never changed, but replaced: threads share it
 
     def __del__(self) -> None:
@@ -137,13 +138,11 @@ class Directory:
             ConfigError: it is a symbolic link, another user's, or writable by others.
         """
         if (known := self._entered.get(name)) is not None:
-            try:
+            with contextlib.suppress(OSError):  # opening it says what is wrong
                 status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-            except OSError:
-                status = None  # opening it says what is wrong
-            if status is not None and os.path.samestat(status, known._status):
-                _check_directory(status, known.path)
-                return known
+                if os.path.samestat(status, known._status):
+                    _check_directory(status, known.path)
+                    return known
         known = self._open(name, f"{self.path}/{name}", self.fd, make)
         self._entered = {**dict([*self._entered.items()][-_KEPT_OPEN:]), name: known}
         return known
@@ -162,7 +161,6 @@ class Directory:
                     _check_directory(status, path)
             raise
         directory = cls(fd, path)
-        directory._status = os.fstat(fd)
         _check_directory(directory._status, path)
         return directory
 

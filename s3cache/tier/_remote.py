@@ -27,6 +27,7 @@ from s3cache.store import (
     NotAccepted,
     RetryingStore,
     Store,
+    concurrently,
 )
 from s3cache.tier._disk import DiskTier
 from s3cache.tier._prefetch import Budget, Prefetch
@@ -46,7 +47,6 @@ _T = TypeVar("_T")
 
 _STOP_TIMEOUT_S = 2.0
 _BREATHE_S, _MOMENT_S = 0.01, 0.1
-_REMOVED_AT_ONCE = 16
 # A server that was down is waited for so long; what comes later lands on the disk all the same.
 _PROBE_WAIT_S = 0.5
 # Checking the digests of so much costs no more than switching to another thread for it.
@@ -446,16 +446,7 @@ class RemoteTier:
     async def _remove(self, prefix: str) -> list[str]:
         listed = self._writer.list(prefix)
         names = [info.key async for info in listed if info.key.startswith(prefix)]
-        limit = asyncio.Semaphore(_REMOVED_AT_ONCE)
-
-        async def remove(name: str) -> None:
-            async with limit:
-                await self._writer.delete(name)
-
-        # All of them end before the first error is raised: nothing goes on after that.
-        for failed in await asyncio.gather(*map(remove, names), return_exceptions=True):
-            if failed is not None:
-                raise failed
+        await concurrently(self._writer.delete, names)
         return names
 
     async def _publish(self, name: str, data: Buffer, is_adopted: bool) -> None:

@@ -250,8 +250,6 @@ class DeadlineExecutor:
             TransientError: it takes longer; ``work`` goes on.
             CircuitOpenError: an earlier call hangs; nothing was called.
         """
-        if getattr(self._current, "is_ours", False):
-            return work()
         if (begun := self._begin_call(work, more_s)) is None:
             return work()
         answer, _, limit_s = begun
@@ -291,10 +289,12 @@ class DeadlineExecutor:
     def _begin_call(
         self, work: Callable[[], _T], more_s: float
     ) -> tuple[Future[_T], bool, float] | None:
-        """Have a thread call ``work``; return None where there is no thread.
+        """Have a thread call ``work``; return None where there is none, or the caller is one.
 
         Return what becomes of it, whether it is a probe, and for how long to wait.
         """
+        if getattr(self._current, "is_ours", False):
+            return None
         try:
             is_probe = self._breaker.enter()
         except CircuitOpenError:
