@@ -128,10 +128,7 @@ class LocalTier:
     def search(
         self, key: str, names: Sequence[str]
     ) -> tuple[str, bytes, Frame | None] | list[ObjectInfo]:
-        """Return the first of ``names``, its bytes, and the entry if they are found to be one.
-
-        List all there is of ``key`` if there is none of them.
-        """
+        """Return the first of ``names``, its bytes and, if they are sound, its entry; or list."""
         return self.read(lambda disk: disk.search(names, entries.name_prefix(key), self._sound), [])
 
     def _sound(self, name: str, data: bytes) -> Frame | None:

@@ -363,7 +363,6 @@ class RetryingStore(WrapperStore):
     def __init__(self, inner: Store, policy: RetryPolicy) -> None:
         super().__init__(inner)
         self.policy = policy
-        self._is_atomic: bool | None = None
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
         policy, started, attempt = self.policy, time.monotonic(), 0
@@ -396,11 +395,6 @@ class RetryingStore(WrapperStore):
         except asyncio.TimeoutError:
             problem = f"no answer within {timeout_s:.3g} s"
             raise TransientError(problem, op=verb, store=self.url, key=key) from None
-
-    async def atomic_create(self) -> bool:
-        if self._is_atomic is None:  # a store does not change that
-            self._is_atomic = await super().atomic_create()
-        return self._is_atomic
 
     async def put(self, key: str, data: Buffer, **options: Any) -> None:
         tried_before = False

@@ -46,8 +46,6 @@ _T = TypeVar("_T")
 _SWEPT_AFTER_S = 3_600.0
 # A directory of more names is drawn from: not that of the few places that share a local tier.
 _MANY_NAMES = 64
-# Of a directory, beside the last one: those of objects, of staging and of pending uploads.
-_KEPT_OPEN = 2
 
 # The time limit of a FileStore, in those of a local disk, and a second more for so many bytes.
 _TIMES_AS_LONG = 3
@@ -132,7 +130,7 @@ class Directory:
     def enter(self, name: str, *, make: bool = False) -> Directory:
         """Open the directory called ``name`` in this one, made if missing and ``make`` is set.
 
-        The last few stay open. They are checked again, and whether ``name`` still leads there.
+        The last three stay open, and are checked again, also whether ``name`` still leads there.
 
         Raises:
             ConfigError: it is a symbolic link, another user's, or writable by others.
@@ -144,7 +142,7 @@ class Directory:
                     _check_directory(status, known.path)
                     return known
         known = self._open(name, f"{self.path}/{name}", self.fd, make)
-        self._entered = {**dict([*self._entered.items()][-_KEPT_OPEN:]), name: known}
+        self._entered = {**dict([*self._entered.items()][-2:]), name: known}
         return known
 
     @classmethod

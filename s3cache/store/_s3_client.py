@@ -27,10 +27,7 @@ _RENEW_EVERY_S = 120.0
 # For opening a client, which may ask for credentials on a thread that the exit waits for.
 _OPEN_TIMEOUT_S = 30.0
 # What S3Store reads of the answers to the requests of which there are many.
-_MEMBERS_READ = {
-    "GetObjectOutput": {"Body", "ContentLength", "ContentRange", "ETag"},
-    "PutObjectOutput": {"ETag"},
-}
+_READ_OF_GET, _READ_OF_PUT = {"Body", "ContentLength", "ContentRange", "ETag"}, {"ETag"}
 
 
 class Clients:
@@ -181,7 +178,7 @@ def _model_loader() -> Any:
 
     loader = create_loader(os.environ.get("AWS_DATA_PATH"))
     shapes = loader.load_service_model("s3", "service-2")["shapes"]
-    for shape, names in _MEMBERS_READ.items():
+    for shape, names in (("GetObjectOutput", _READ_OF_GET), ("PutObjectOutput", _READ_OF_PUT)):
         for name in shapes[shape]["members"].keys() - names:
             del shapes[shape]["members"][name]
     # botocore remembers the endpoint for equal parameters, but tries all rules for each new key.

@@ -392,12 +392,11 @@ class Uploads:
     async def _give_back(self, name: str) -> bool:
         """Leave what was adopted to other processes; return False if it is ours."""
         async with self._moving:
-            if (disk := self._disk) is None or not await self._ask(
-                lambda: [name] if disk.give_back(name) else []
-            ):
-                return False
-            self._given_back.add(name)
-            return True
+            disk, given = self._disk, set[str]()
+            if disk is not None:
+                given = await self._ask(lambda: [name] if disk.give_back(name) else [])
+            self._given_back |= given
+            return bool(given)
 
     async def _ask(self, call: Callable[[], list[str]]) -> set[str]:
         """Return the names that a call of the disk gives; none if it fails: that may pass."""

@@ -250,24 +250,31 @@ class DeadlineExecutor:
             TransientError: it takes longer; ``work`` goes on.
             CircuitOpenError: an earlier call hangs; nothing was called.
         """
-        if (begun := self._begin_call(work, more_s)) is None:
+        if getattr(self._current, "is_ours", False):
             return work()
-        answer, _, limit_s = begun
         try:
-            with contextlib.suppress(FutureTimeoutError):  # or what work has raised
-                return answer.result(limit_s)
-            return self._result(*begun)
+            is_probe = self._breaker.enter()
+        except CircuitOpenError:
+            problem = f"{self._name} hangs, and is left alone until it answers"
+            raise CircuitOpenError(problem) from None
+        limit_s = _PROBE_WAIT_S if is_probe else self.limit_s + more_s
+        if not self._has_thread():
+            self._breaker.leave(is_probe)
+            return work()
+        answer: Future[_T] = Future()
+        self._calls.put((work, answer, is_probe))
+        try:
+            return answer.result(limit_s)
+        except FutureTimeoutError:  # or what work has raised
+            return self._late(answer, is_probe, limit_s)
         finally:
-            del answer, begun  # its error's traceback leads here: no cycle
+            del answer  # its error's traceback leads here: no cycle
 
     async def run(self, work: Callable[[], _T], *, more_s: float = 0.0) -> _T:
-        """Return or raise what :meth:`call` does; meanwhile the event loop goes on.
-
-        Cancelled, it leaves ``work`` to its end.
-        """
-        if (begun := self._begin_call(work, more_s)) is None:
-            return await asyncio.to_thread(work)
-        answer, is_probe, limit_s = begun
+        """Return or raise what :meth:`call` does; meanwhile the event loop goes on."""
+        if self._breaker.state != "closed" or not self._has_thread():
+            return await asyncio.to_thread(self.call, work, more_s=more_s)
+        answer: Future[_T] = Future()
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
 
@@ -276,46 +283,22 @@ class DeadlineExecutor:
                 loop.call_soon_threadsafe(ended.set_result, None)
 
         answer.add_done_callback(end)
+        self._calls.put((work, answer, False))
+        await asyncio.wait([ended], timeout=self.limit_s + more_s)
         try:
-            await asyncio.wait([ended], timeout=limit_s)
-        except asyncio.CancelledError:
-            self._breaker.leave(is_probe)
-            raise
-        try:
-            return self._result(*begun)
+            return self._late(answer, False, self.limit_s + more_s)
         finally:
-            del answer, begun
+            del answer
 
-    def _begin_call(
-        self, work: Callable[[], _T], more_s: float
-    ) -> tuple[Future[_T], bool, float] | None:
-        """Have a thread call ``work``; return None where there is none, or the caller is one.
-
-        Return what becomes of it, whether it is a probe, and for how long to wait.
-        """
-        if getattr(self._current, "is_ours", False):
-            return None
-        try:
-            is_probe = self._breaker.enter()
-        except CircuitOpenError:
-            problem = f"{self._name} hangs, and is left alone until it answers"
-            raise CircuitOpenError(problem) from None
-        if not self._has_thread():
-            self._breaker.leave(is_probe)
-            return None
-        answer: Future[_T] = Future()
-        self._calls.put((work, answer, is_probe))
-        return answer, is_probe, _PROBE_WAIT_S if is_probe else self.limit_s + more_s
-
-    def _result(self, answer: Future[_T], is_probe: bool, limit_s: float) -> _T:
-        """Return or raise what has become of a call; if nothing yet, it hangs."""
+    def _late(self, answer: Future[_T], is_probe: bool, limit_s: float) -> _T:
+        """Return or raise what a call has ended with; if it has not, it hangs."""
         with self._mutex:
             if not (has_ended := answer.done()):
                 self._hanging.add(answer)
                 self._breaker.fail(is_probe)
         if has_ended:
             return answer.result()
-        raise TransientError(f"{self._name} has not answered within {limit_s:g} s")
+        raise TransientError(f"{self._name} has not answered within {limit_s:g} s") from None
 
     def _has_thread(self) -> bool:
         """Start a thread unless one is idle or there are enough; return whether there is any.
