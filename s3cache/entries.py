@@ -22,6 +22,7 @@ files over directories.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import re
 import threading
@@ -82,6 +83,7 @@ def check_entry(key: str, entry: Frame) -> None:
         )
 
 
+@functools.lru_cache(1024)
 def name_prefix(key: str) -> str:
     """Return what the names of all entries under ``key`` begin with, and no others do."""
     return f"v1/{hashlib.sha256(key.encode()).hexdigest()[:3]}/{key}."

@@ -40,7 +40,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import msgpack  # type: ignore[import-untyped]
 import zstandard
@@ -84,8 +84,7 @@ _FIELDS: Final = struct.Struct(">8sHHI")  # the prelude but for the digest, whic
 _NAME: Final = re.compile(rf"[ -~]{{1,{MAX_NAME_BYTES}}}")
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """What the header says of one section: bytes as stored and decompressed, and its digest."""
 
     name: str

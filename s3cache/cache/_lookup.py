@@ -125,9 +125,16 @@ class LocalTier:
         """Whether there is a disk, and writing it did not fail just now."""
         return self.disk is not None and time.monotonic() >= self._unwritten_until
 
-    def search(self, key: str, names: Sequence[str]) -> tuple[str, bytes] | list[ObjectInfo]:
-        """Return the first of ``names`` with its unverified bytes, or all there is of ``key``."""
-        return self.read(lambda disk: disk.search(names, entries.name_prefix(key)), [])
+    def search(
+        self, key: str, names: Sequence[str]
+    ) -> tuple[str, bytes, Frame | None] | list[ObjectInfo]:
+        """Return the first of ``names``, its bytes and, if they are sound, its entry; or list."""
+        return self.read(lambda disk: disk.search(names, entries.name_prefix(key), self._sound), [])
+
+    def _sound(self, name: str, data: bytes) -> Frame | None:
+        with contextlib.suppress(CorruptError, UntrustedError):
+            return entries.verify(name, data, admit=self.check_trust)
+        return None
 
     def load(self, name: str) -> Frame | None:
         """Return the entry at ``name``, or ``None``; see :meth:`verify`."""
@@ -359,8 +366,8 @@ class CandidateLookup:
         usual = (self._first, entries.variant_name(self._key, ""))
         found, offered = self._attempt(lambda: self._local.search(self._key, usual)), ""
         if isinstance(found, tuple):
-            offered, data = found
-            entry = self._attempt(lambda: self._local.verify(offered, data))
+            offered, data, entry = found
+            entry = entry or self._attempt(lambda: self._local.verify(offered, data))
             yield from self._offer("local", offered, entry)
             found = self._attempt(lambda: self._local.search(self._key, ()))
         for info in found if isinstance(found, list) else ():

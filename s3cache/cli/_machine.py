@@ -391,7 +391,7 @@ def doctor(
 
 _PACKAGES = (
     *("torch", "triton", "aioboto3", "aiobotocore", "botocore", "aiohttp", "msgpack"),
-    *("zstandard", "tenacity", "pynacl", "typer"),
+    *("zstandard", "pynacl", "typer"),
 )
 
 

@@ -14,7 +14,6 @@ whole objects only. What was not written to for an hour was left by a killed wri
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import fcntl
@@ -94,11 +93,13 @@ class Directory:
     Code that uses ``fd`` keeps a reference until the call has returned.
     """
 
-    __slots__ = ("fd", "path")
+    __slots__ = ("_entered", "_status", "fd", "path")
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
         self.path = path
+        self._status = os.fstat(fd)
+        self._entered: dict[str, Directory] = {}  # never changed, but replaced: threads share it
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError, AttributeError, TypeError):
@@ -129,10 +130,20 @@ class Directory:
     def enter(self, name: str, *, make: bool = False) -> Directory:
         """Open the directory called ``name`` in this one, made if missing and ``make`` is set.
 
+        The last three stay open, and are checked again, also whether ``name`` still leads there.
+
         Raises:
             ConfigError: it is a symbolic link, another user's, or writable by others.
         """
-        return self._open(name, f"{self.path}/{name}", self.fd, make)
+        if (known := self._entered.get(name)) is not None:
+            with contextlib.suppress(OSError):  # opening it says what is wrong
+                status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+                if os.path.samestat(status, known._status):
+                    _check_directory(status, known.path)
+                    return known
+        known = self._open(name, f"{self.path}/{name}", self.fd, make)
+        self._entered = {**dict([*self._entered.items()][-2:]), name: known}
+        return known
 
     @classmethod
     def _open(cls, name: str, path: str, dir_fd: int | None, make: bool) -> Directory:
@@ -148,7 +159,7 @@ class Directory:
                     _check_directory(status, path)
             raise
         directory = cls(fd, path)
-        _check_directory(os.fstat(fd), path)
+        _check_directory(directory._status, path)
         return directory
 
     @contextlib.contextmanager
@@ -497,4 +508,4 @@ class FileStore(Store):
         """Return what ``work`` does on another thread, within the store's time limit."""
         more_s = (_TIMES_AS_LONG - 1) * self._executor.limit_s
         more_s += min(size / _BYTES_A_SECOND, _MAX_TRANSFER_S)
-        return await asyncio.to_thread(self._executor.call, work, more_s=more_s)
+        return await self._executor.run(work, more_s=more_s)

@@ -49,11 +49,13 @@ from s3cache.tier._pending import Pending
 from s3cache.util.threads import DeadlineExecutor, call_in_child, close_unshared
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 # Entries that differ do so in the digests and signatures that they begin with.
 _BEGINNING_BYTES = 4096
 # A slow disk does not hang: a call may take a second more for so many bytes.
 _BYTES_A_SECOND = 32 << 20
+_VERIFIED_HERE = 16 << 20  # in time
 # A call that looks at all objects, for which no lookup or save waits, may take this much more.
 _SCAN_S = 120.0
 LOCK_TIMEOUT_S = 4.0
@@ -195,12 +197,17 @@ class DiskTier:
     # -- reading
 
     @_in_time
-    def search(self, names: Iterable[str], prefix: str) -> tuple[str, bytes] | list[ObjectInfo]:
-        """Find the first of ``names``, marked as used, or list what there is with ``prefix``."""
+    def search(
+        self, names: Iterable[str], prefix: str, verify: Callable[[str, bytes], _T]
+    ) -> tuple[str, bytes, _T | None] | list[ObjectInfo]:
+        """Find the first of ``names``, marked as used, or list what there is with ``prefix``.
+
+        ``verify`` sees the bytes, unless there are many, while they are in this core's cache.
+        """
         for name in names:
             data = self._files.read(self._namespace + name, is_use=True)
             if data is not None:
-                return name, data
+                return name, data, verify(name, data) if len(data) <= _VERIFIED_HERE else None
         return self.objects(prefix)
 
     @_in_time

@@ -8,6 +8,7 @@ that lock knows that the owner is gone, and renames its files.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import stat
@@ -19,6 +20,7 @@ from s3cache.store import Directory
 from s3cache.util.threads import call_in_child, close_unshared
 
 _LOCK = ".lock"
+_name_of = functools.lru_cache(4096)(unquote)  # each look sees most of them again
 
 
 class Pending:
@@ -99,7 +101,7 @@ class Pending:
                     pending.setdefault(entry.name[: -len(_LOCK)], [])
                 elif "@" in entry.name and entry.is_file(follow_symlinks=False):
                     file, _, owner = entry.name.rpartition("@")
-                    pending.setdefault(owner, []).append(unquote(file))
+                    pending.setdefault(owner, []).append(_name_of(file))
         return pending
 
     def adopt(

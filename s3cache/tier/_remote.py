@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from s3cache import entries, frame
 from s3cache.entries import Replaceable
-from s3cache.errors import ClosedError, DownloadTimeoutError, TruncatedError
+from s3cache.errors import ClosedError, DownloadTimeoutError, TransientError, TruncatedError
 from s3cache.frame import Frame, Head, TrustCheck
 from s3cache.settings import Settings
 from s3cache.stats import Listeners, TransferEvent, Verb, VerbStats
@@ -27,6 +27,7 @@ from s3cache.store import (
     NotAccepted,
     RetryingStore,
     Store,
+    concurrently,
 )
 from s3cache.tier._disk import DiskTier
 from s3cache.tier._prefetch import Budget, Prefetch
@@ -46,7 +47,6 @@ _T = TypeVar("_T")
 
 _STOP_TIMEOUT_S = 2.0
 _BREATHE_S, _MOMENT_S = 0.01, 0.1
-_REMOVED_AT_ONCE = 16
 # A server that was down is waited for so long; what comes later lands on the disk all the same.
 _PROBE_WAIT_S = 0.5
 # Checking the digests of so much costs no more than switching to another thread for it.
@@ -284,7 +284,7 @@ class RemoteTier:
         on_problem: Callable[[Exception], None],
     ) -> None:
         self._store = store
-        self._present, self._land = present, land
+        self._present, self._land, self._disk = present, land, disk
         self._check_trust = check_trust
         self._listeners = listeners
         self._replaceable = replaceable
@@ -408,7 +408,7 @@ class RemoteTier:
             data = await self._reader.get(name, admit)
             if isinstance(data, NotAccepted):  # it will be started again
                 return data
-            entry = None if data is None else await asyncio.to_thread(self._land, name, data)
+            entry = None if data is None else await self._landed(name, data)
         except Exception as exc:
             self._listeners.emit(TransferEvent("download", "failed", name, error=exc))
             raise
@@ -417,6 +417,13 @@ class RemoteTier:
         else:
             self._listeners.emit(TransferEvent("download", "done", name, entry.size))
         return entry
+
+    async def _landed(self, name: str, data: Buffer) -> Frame:
+        """Land what was downloaded, on another thread: if it is small, on one of the disk's."""
+        if self._disk is not None and memoryview(data).nbytes <= _SMALL_BYTES:
+            with contextlib.suppress(TransientError):  # the disk hangs: then it is not kept
+                return await self._disk.deadline.run(lambda: self._land(name, data))
+        return await asyncio.to_thread(self._land, name, data)
 
     async def _prefetch(self, prefetch: Prefetch) -> None:
         task = asyncio.current_task()
@@ -439,16 +446,7 @@ class RemoteTier:
     async def _remove(self, prefix: str) -> list[str]:
         listed = self._writer.list(prefix)
         names = [info.key async for info in listed if info.key.startswith(prefix)]
-        limit = asyncio.Semaphore(_REMOVED_AT_ONCE)
-
-        async def remove(name: str) -> None:
-            async with limit:
-                await self._writer.delete(name)
-
-        # All of them end before the first error is raised: nothing goes on after that.
-        for failed in await asyncio.gather(*map(remove, names), return_exceptions=True):
-            if failed is not None:
-                raise failed
+        await concurrently(self._writer.delete, names)
         return names
 
     async def _publish(self, name: str, data: Buffer, is_adopted: bool) -> None:

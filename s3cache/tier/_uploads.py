@@ -111,6 +111,7 @@ class Uploads:
         self._given_back: set[str] = set()  # adopted and refused: others' until we look again
         self._untrusted: set[str] = set()  # adopted, and never ours to upload
         self._adopting = asyncio.Lock()
+        self._moving = asyncio.Lock()  # so that what is given back is not adopted at once
         self._adopts = True  # none of them was refused since the last look
         self._flushes = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -315,7 +316,7 @@ class Uploads:
         disk, held = self._disk, self._memory.get(name)
         data, is_adopted = held, False
         if data is None and disk is not None:
-            found = await asyncio.to_thread(disk.pending_object, name)
+            found = await disk.deadline.run(lambda: disk.pending_object(name))
             data, is_adopted = found or (None, False)
         if data is None:
             return None
@@ -325,11 +326,11 @@ class Uploads:
             if held is not None:
                 self._forget(name, held)
             elif disk is not None:
-                await asyncio.to_thread(disk.delete, name, data)
+                await disk.deadline.run(lambda: disk.delete(name, data))
             raise
         if held is not None:
             self._forget(name, held)
-        elif disk is not None and not await asyncio.to_thread(disk.uploaded, name, data):
+        elif disk and not await disk.deadline.run(lambda: disk.uploaded(name, data)):
             self._queue(name)  # it was replaced by other bytes
         return len(data)
 
@@ -373,11 +374,12 @@ class Uploads:
             adopted = set[str]()
             if (disk := self._disk) is not None:
                 known = self._known()  # what is no longer known then, is uploaded
-                but = self._given_back | self._untrusted
                 limit = self._settings.upload_concurrency
                 self._adopts = not self._refused
-                if self._adopts:
-                    adopted = await self._ask(lambda: disk.adopt(limit, but))
+                async with self._moving:
+                    but = self._given_back | self._untrusted
+                    if self._adopts:
+                        adopted = await self._ask(lambda: disk.adopt(limit, but))
                 for name in await self._ask(disk.pending) - known - self._known():
                     self._queue(name)
             # More is adopted as soon as all has begun: waiting for its end would idle the workers.
@@ -389,11 +391,12 @@ class Uploads:
 
     async def _give_back(self, name: str) -> bool:
         """Leave what was adopted to other processes; return False if it is ours."""
-        disk = self._disk
-        if disk is None or not await self._ask(lambda: [name] if disk.give_back(name) else []):
-            return False
-        self._given_back.add(name)
-        return True
+        async with self._moving:
+            disk, given = self._disk, set[str]()
+            if disk is not None:
+                given = await self._ask(lambda: [name] if disk.give_back(name) else [])
+            self._given_back |= given
+            return bool(given)
 
     async def _ask(self, call: Callable[[], list[str]]) -> set[str]:
         """Return the names that a call of the disk gives; none if it fails: that may pass."""

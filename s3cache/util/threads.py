@@ -266,16 +266,39 @@ class DeadlineExecutor:
         try:
             return answer.result(limit_s)
         except FutureTimeoutError:  # or what work has raised
-            with self._mutex:
-                if not (has_ended := answer.done()):
-                    self._hanging.add(answer)
-                    self._breaker.fail(is_probe)
-            if has_ended:
-                return answer.result()
-            problem = f"{self._name} has not answered within {limit_s:g} s"
-            raise TransientError(problem) from None
+            return self._late(answer, is_probe, limit_s)
         finally:
             del answer  # its error's traceback leads here: no cycle
+
+    async def run(self, work: Callable[[], _T], *, more_s: float = 0.0) -> _T:
+        """Return or raise what :meth:`call` does; meanwhile the event loop goes on."""
+        if self._breaker.state != "closed" or not self._has_thread():
+            return await asyncio.to_thread(self.call, work, more_s=more_s)
+        answer: Future[_T] = Future()
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+
+        def end(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(ended.set_result, None)
+
+        answer.add_done_callback(end)
+        self._calls.put((work, answer, False))
+        await asyncio.wait([ended], timeout=self.limit_s + more_s)
+        try:
+            return self._late(answer, False, self.limit_s + more_s)
+        finally:
+            del answer
+
+    def _late(self, answer: Future[_T], is_probe: bool, limit_s: float) -> _T:
+        """Return or raise what a call has ended with; if it has not, it hangs."""
+        with self._mutex:
+            if not (has_ended := answer.done()):
+                self._hanging.add(answer)
+                self._breaker.fail(is_probe)
+        if has_ended:
+            return answer.result()
+        raise TransientError(f"{self._name} has not answered within {limit_s:g} s") from None
 
     def _has_thread(self) -> bool:
         """Start a thread unless one is idle or there are enough; return whether there is any.

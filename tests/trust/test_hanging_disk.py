@@ -39,7 +39,7 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "put_pending": lambda tier: tier.put_pending("late", b"x"),
     "get": lambda tier: tier.get("old"),
     "peek": lambda tier: tier.peek("old"),
-    "search": lambda tier: tier.search(["absent"], "old"),
+    "search": lambda tier: tier.search(["absent"], "old", lambda *_: None),
     "head": lambda tier: tier.head("old"),
     "holds": lambda tier: tier.holds("old"),
     "objects": lambda tier: [*tier.objects()],

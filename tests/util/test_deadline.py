@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.errors import TransientError
+from s3cache.errors import CircuitOpenError, TransientError
 from s3cache.util import threads as module
 from s3cache.util.threads import DeadlineExecutor
 from tests.support.waiting import LONG_S, eventually, join_child
@@ -52,6 +53,24 @@ def test_a_call_is_what_it_calls(executor: DeadlineExecutor) -> None:
         executor.call(lambda: dict[str, int]()["a"])
     assert executor.call(lambda: threading.current_thread().daemon)
     assert executor.call(lambda: executor.call(threading.get_ident) == threading.get_ident())
+
+
+async def test_an_event_loop_goes_on_during_a_call(
+    executor: DeadlineExecutor, hang: threading.Event
+) -> None:
+    """What the call raises is raised; where it hangs, it and all later ones are given up."""
+    begun = threading.Event()
+    call = asyncio.ensure_future(executor.run(lambda: (begun.wait(LONG_S), 7)))
+    await asyncio.sleep(0)
+    begun.set()
+    assert await call == (True, 7)
+    with pytest.raises(KeyError):
+        await executor.run(lambda: dict[str, int]()["a"])
+    executor.limit_s = 0.05
+    with pytest.raises(TransientError, match="has not answered"):
+        await executor.run(hang.wait)
+    with pytest.raises(CircuitOpenError, match="left alone"):
+        await executor.run(lambda: None)
 
 
 def answers(executor: DeadlineExecutor) -> bool:
