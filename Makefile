@@ -168,7 +168,7 @@ gpu-bundle: $(DIST_READY) ## wheels and the script of test-gpu for a machine wit
 	$(DIST_VENV)/bin/python -m build --no-isolation --wheel --outdir $(GPU_BUNDLE)/wheels .
 	$(DIST_VENV)/bin/python -m pip download --quiet --no-deps -c constraints.txt \
 		--python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
-		--only-binary :all: --dest $(GPU_BUNDLE)/wheels msgpack zstandard
+		--only-binary :all: --dest $(GPU_BUNDLE)/wheels msgpack tenacity zstandard
 	cp infra/gpu/rehearse.py infra/gpu/run.sh $(GPU_BUNDLE)
 	tar -C build -cf $(GPU_BUNDLE).tar gpu-bundle
 	@du -h $(GPU_BUNDLE).tar

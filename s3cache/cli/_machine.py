@@ -391,7 +391,7 @@ def doctor(
 
 _PACKAGES = (
     *("torch", "triton", "aioboto3", "aiobotocore", "botocore", "aiohttp", "msgpack"),
-    *("zstandard", "pynacl", "typer"),
+    *("zstandard", "tenacity", "pynacl", "typer"),
 )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import random
 import re
 import sys
 import time
@@ -365,36 +364,56 @@ class RetryingStore(WrapperStore):
         self.policy = policy
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
-        policy, started, attempt = self.policy, time.monotonic(), 0
-        longest_s = policy.base_delay_s
-        while True:
-            attempt += 1
-            try:
-                return await self._attempt(verb, key, call, started + policy.total_timeout_s)
-            except StoreError as error:
-                pause_s = random.uniform(0, min(longest_s, policy.max_delay_s))  # noqa: S311
-                elapsed_s = time.monotonic() - started
-                may_pass = isinstance(error, TransientError) and attempt < policy.attempts
-                is_open = isinstance(error, CircuitOpenError)
-                if is_open or not may_pass or elapsed_s + pause_s >= policy.total_timeout_s:
-                    error.attempts, error.elapsed_s = attempt, elapsed_s
-                    raise
-                logger.info("%s; it is tried again", error)
-            await asyncio.sleep(pause_s)
-            longest_s *= 2
+        started, attempts = time.monotonic(), 0
 
-    async def _attempt(
-        self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]], until: float
-    ) -> _T:
-        timeout_s = max(min(self.policy.attempt_timeout_s, until - time.monotonic()), 0.0)
+        async def attempt() -> _T:
+            nonlocal attempts
+            attempts += 1
+            left_s = started + self.policy.total_timeout_s - time.monotonic()
+            timeout_s = max(min(self.policy.attempt_timeout_s, left_s), 0.0)
+            try:
+                if sys.version_info >= (3, 11):
+                    async with asyncio.timeout(timeout_s):  # unlike wait_for, it makes no task
+                        return await call()
+                return await asyncio.wait_for(call(), timeout_s)
+            except asyncio.TimeoutError:
+                problem = f"no answer within {timeout_s:.3g} s"
+                raise TransientError(problem, op=verb, store=self.url, key=key) from None
+
         try:
-            if sys.version_info >= (3, 11):
-                async with asyncio.timeout(timeout_s):  # unlike wait_for, it makes no task
-                    return await call()
-            return await asyncio.wait_for(call(), timeout_s)
-        except asyncio.TimeoutError:
-            problem = f"no answer within {timeout_s:.3g} s"
-            raise TransientError(problem, op=verb, store=self.url, key=key) from None
+            try:
+                return await attempt()
+            except TransientError as error:
+                return await self._repeat(attempt, error, time.monotonic() - started)
+        except StoreError as error:
+            error.attempts, error.elapsed_s = attempts, time.monotonic() - started
+            raise
+
+    async def _repeat(
+        self, attempt: Callable[[], Awaitable[_T]], error: TransientError, elapsed_s: float
+    ) -> _T:
+        """Go on after a first attempt that failed. Most calls never need tenacity's machinery."""
+        import tenacity as t
+
+        policy, failed = self.policy, [error]
+
+        async def first_or_next() -> _T:
+            if failed:
+                raise failed.pop()
+            return await attempt()
+
+        retrying = t.AsyncRetrying(
+            retry=t.retry_if_exception_type(TransientError)
+            & t.retry_if_not_exception_type(CircuitOpenError),
+            stop=t.stop_after_attempt(policy.attempts)
+            | t.stop_before_delay(policy.total_timeout_s - elapsed_s),
+            wait=t.wait_random_exponential(multiplier=policy.base_delay_s, max=policy.max_delay_s),
+            before_sleep=lambda state: logger.info(
+                "%s; it is tried again", state.outcome and state.outcome.exception()
+            ),
+            reraise=True,
+        )
+        return await retrying(first_or_next)
 
     async def put(self, key: str, data: Buffer, **options: Any) -> None:
         tried_before = False

@@ -85,7 +85,7 @@ def test_nothing_is_imported_from_the_working_directory(machine: Machine, tmp_pa
         print("ran")
         """,
     )
-    names = "json typing argparse logging msgpack torch botocore sitecustomize"
+    names = "json typing argparse logging msgpack tenacity torch botocore sitecustomize"
     for name in [*names.split(), "usercustomize", "_s3cache_autoload", "s3cache_local"]:
         text = f"print('{name} of the working directory')\nraise SystemExit(7)"
         _write(machine.root / f"{name}.py", text)
