@@ -4,6 +4,7 @@ torch finds it through the entry point group ``torch.backends``. Beside the pack
 a process that names no cache imports this file and nothing else.
 """
 
+import atexit
 import os
 import sys
 
@@ -169,6 +170,7 @@ def note_imports() -> None:
     """Copy each module that makes code right after its import, from now to the process's end."""
     if not any(isinstance(each, _Noting) for each in sys.meta_path):
         sys.meta_path.insert(0, _Noting())
+        atexit.register(baseline.clear)  # what torch takes apart at exit must not outlive that
 
 
 class _Noting:

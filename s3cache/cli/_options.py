@@ -166,7 +166,8 @@ def named_file(thing: str, done: str) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(thing, f"cannot be {done} ({exc})", "name another") from None
+        cause = getattr(exc, "strerror", exc)
+        raise ConfigError(thing, f"cannot be {done} ({cause})", "name another") from None
 
 
 def named_in(option: str, manifest: str) -> frozenset[str]:

@@ -360,6 +360,8 @@ class RetryingStore(WrapperStore):
     """
 
     def __init__(self, inner: Store, policy: RetryPolicy) -> None:
+        import tenacity  # noqa: F401 - now: later there may be no descriptor to open its files
+
         super().__init__(inner)
         self.policy = policy
 

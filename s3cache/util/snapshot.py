@@ -13,7 +13,7 @@ import threading
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, compress
-from operator import attrgetter, is_, ne
+from operator import attrgetter, is_, is_not, ne
 from typing import Any, Generic, TypeAlias, TypeVar
 
 #: Stands for what is not there.
@@ -144,18 +144,23 @@ class Functions:
             return [] if self._is_unchanged() else list(self._find_changed())
 
     def _find_changed(self) -> Iterator[types.FunctionType]:
-        for function, code, _ in zip(*self._noted[_code], strict=True):
-            if function.__code__ is not code:
-                yield function
-        for function, defaults, _ in zip(*self._noted[_defaults], strict=True):
+        for function, _, _ in self._differing(_code, _code):
+            yield function
+        for function, defaults, _ in self._differing(_defaults, _defaults):
             if not are_identical(function.__defaults__ or (), defaults):
                 yield function
         for function, inside in zip(self._noted[_keywords][0], self._in_keywords, strict=True):
             if not are_identical(_inside(function), inside):
                 yield function
-        for cell, content, function in zip(*self._noted[_content], strict=True):
-            if content_of(cell) is not content and not self._is_rebound(cell, function):
+        for cell, _, function in self._differing(_content, content_of):
+            if not self._is_rebound(cell, function):
                 yield function
+
+    def _differing(
+        self, attribute: _Attribute, get: Callable[[Any], object]
+    ) -> Iterator[tuple[Any, Any, types.FunctionType]]:
+        noted = self._noted[attribute]
+        return compress(zip(*noted, strict=True), map(is_not, map(get, noted[0]), noted[1]))
 
     def _is_unchanged(self) -> bool:
         # Each is asked of thousands, which costs half as much without a line of Python for each.
@@ -194,8 +199,10 @@ def _functions_with(cell: types.CellType) -> Iterator[types.FunctionType]:
 
 def assigns(code: types.CodeType, name: str) -> bool:
     """Return True if code binds a global, an attribute or a variable of a closure of that name."""
-    if name in (*code.co_names, *code.co_freevars, *code.co_cellvars) and any(
-        each.argval == name and each.opname in _BINDING for each in dis.get_instructions(code)
+    names = *code.co_names, *code.co_freevars, *code.co_cellvars
+    # Most code with the name only reads it: what disassembling costs is spared it.
+    if (name in names and not _BINDING.isdisjoint(code.co_code[::2])) and any(
+        each.argval == name and each.opcode in _BINDING for each in dis.get_instructions(code)
     ):
         return True
     if name in code.co_consts and not {"setattr", "globals"}.isdisjoint(code.co_names):
@@ -204,7 +211,9 @@ def assigns(code: types.CodeType, name: str) -> bool:
 
 
 _BINDING = frozenset(
-    f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in ("GLOBAL", "ATTR", "DEREF")
+    dis.opmap[f"{verb}_{kind}"]
+    for verb in ("STORE", "DELETE")
+    for kind in ("GLOBAL", "ATTR", "DEREF")
 )
 
 
