@@ -160,7 +160,7 @@ class LocalTier:
         try:
             entry = entries.verify(name, data, admit=self.check_trust)
         except CorruptError:
-            self._counters.set_aside("remote")
+            self._counters.count("set_aside", "remote")
             with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
                 self._replaceable.add(frame.decode_head(data).digest)
             raise
@@ -171,7 +171,7 @@ class LocalTier:
         """Return the ``names`` at which there is something, whatever it is."""
 
         def look(disk: DiskTier) -> list[str]:
-            return disk.deadline.call(lambda: [*filter(disk.holds, names)])
+            return disk.deadline.call(lambda: [*filter(disk.head, names)])
 
         return self.read(look, [])
 
@@ -216,7 +216,7 @@ class LocalTier:
                     self._remove(name, there.data)
 
     def _remove(self, name: str, data: Buffer) -> None:
-        self._counters.set_aside("local")
+        self._counters.count("set_aside", "local")
         self.write(lambda disk: disk.delete(name, data))
 
 
@@ -425,7 +425,7 @@ class CandidateLookup:
             # No failure: other writers may leave such entries in a bucket.
             self._last_error = exc
             self._rejected += 1
-            self._counters.refused(exc.cause)
+            self._counters.count("refused", exc.cause)
             if self._error is None:
                 self._reason = Reason.UNTRUSTED
             self._problems.warn("trust", "an entry is not used", exc)

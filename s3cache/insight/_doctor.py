@@ -33,7 +33,6 @@ from s3cache.store import S3Options, Store, open_store, parse_url
 from s3cache.tier import DiskTier, background
 from s3cache.trust import Policy, pack, sign, signing_key_of
 from s3cache.util.text import counted
-from s3cache.util.threads import DeadlineExecutor
 
 _T = TypeVar("_T")
 
@@ -197,8 +196,7 @@ def _examine_remote(
     settings: Settings, url: str, may_write: bool, timeout_s: float
 ) -> Iterator[Check]:
     location = parse_url(url)
-    has_rights = isinstance(location, S3Options)
-    if isinstance(location, S3Options):
+    if has_rights := isinstance(location, S3Options):
         yield (check := _credentials(location, timeout_s))
         if check.verdict == "fault":
             return
@@ -338,18 +336,15 @@ def check_local_dir(settings: Settings) -> Iterator[Check]:
         yield Check("local-directory", "skipped", "there is no local tier: local=false")
         return
     path, most = settings.local_dir, settings.local_max_bytes
-    executor = DeadlineExecutor.of(path)
     try:
         tier = DiskTier(path, max_bytes=most, max_files=settings.local_max_files)
         with contextlib.closing(tier):
             used = tier.usage()
-        free = executor.call(lambda: shutil.disk_usage(path).free)
+            free = tier.deadline.call(lambda: shutil.disk_usage(path).free)
     except S3CacheError as exc:
         works = "works" if isinstance(exc, TransientError) else "you can write"
         yield _failed("local-directory", exc, f"set local_dir to a directory that {works}")
         return
-    finally:
-        executor.release()
     size = f"{counted(used.files, 'file')}, {counted(used.bytes, 'byte')}"
     yield Check("local-directory", "ok", f"{path}: {size}")
     if free < min(1 << 30, most):

@@ -292,10 +292,9 @@ class RemoteTier:
         self._metered = MeteredStore(store)
         reads, limit_s = settings.retry_policy, settings.upload_timeout_s
         writes = replace(reads, total_timeout_s=limit_s, attempt_timeout_s=limit_s)
-        self._reader = BreakingStore(
-            RetryingStore(self._metered, reads),
-            Breaker(settings.breaker_failures, settings.breaker_reset_s),
-        )
+        #: The circuit breaker before reads.
+        self.breaker = Breaker(settings.breaker_failures, settings.breaker_reset_s)
+        self._reader = BreakingStore(RetryingStore(self._metered, reads), self.breaker)
         # No breaker: what cannot be uploaded now is kept, and tried again after a pause.
         self._writer = RetryingStore(self._metered, writes)
         # Touched on the loop only.
@@ -316,11 +315,6 @@ class RemoteTier:
     @property
     def url(self) -> str:
         return self._store.url
-
-    @property
-    def breaker(self) -> str:
-        """The state of the circuit breaker before reads."""
-        return self._reader.state
 
     def statistics(self) -> Mapping[Verb, VerbStats]:
         """Return the requests to the store by verb, single attempts."""
@@ -362,14 +356,15 @@ class RemoteTier:
                 self._loop.wait(work, max(end - time.monotonic(), _MOMENT_S))
 
     def _wait(self, work: Coroutine[Any, Any, _T], name: str, timeout_s: float) -> _T:
-        if self.breaker != "closed":  # the server was down: do not wait long for the next probe
+        if (
+            self.breaker.state != "closed"
+        ):  # the server was down: do not wait long for the next probe
             timeout_s = min(timeout_s, _PROBE_WAIT_S)
         try:
             return self._loop.wait(work, timeout_s)
         except concurrent.futures.TimeoutError:
             # A try at a server that never answers takes minutes, longer than a caller waits.
-            with contextlib.suppress(ClosedError):
-                self._loop.call(self._reader.give_up)
+            self.breaker.fail()  # and the try when it ends
             raise DownloadTimeoutError(
                 f"no answer within {timeout_s:.3g} s", op="get", key=name
             ) from None
