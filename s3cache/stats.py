@@ -335,7 +335,6 @@ class Counters(_Counts):
         self._add((name, label, number))
 
     def level(self) -> LevelStats:
-        """Return the lookups and saves alone."""
         return self._read(LevelStats)
 
     def snapshot(self, **more: Any) -> CacheStats:
@@ -353,9 +352,7 @@ class Meter(_Counts):
         self._add(*counts, time=("latency", "", seconds))
 
     def add_bytes_out(self, size: int) -> None:
-        """Count what a call has written."""
         self._add(("bytes_out", "", size))
 
     def snapshot(self) -> VerbStats:
-        """Return all counts so far, consistent in themselves."""
         return self._read(VerbStats)

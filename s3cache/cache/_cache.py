@@ -330,7 +330,7 @@ class Cache:
         more: dict[str, object] = {"local": usage, "fx": self._counters_of["fx"].level()}
         if (remote := self._remote) is not None:
             more |= {"pending": remote.uploads.pending, "breaker": remote.breaker.state}
-            more |= {"remote": remote.statistics()}
+            more |= {"remote": remote.metered.snapshot()}
         return self._counters.snapshot(**more)
 
     # -- the life of a cache
@@ -444,7 +444,6 @@ class Engine(Cache):
 
     @property
     def policy(self) -> Policy:
-        """Which entries are trusted."""
         return self._policy
 
     @property

@@ -169,11 +169,7 @@ class LocalTier:
 
     def present(self, names: list[str]) -> list[str]:
         """Return the ``names`` at which there is something, whatever it is."""
-
-        def look(disk: DiskTier) -> list[str]:
-            return disk.deadline.call(lambda: [*filter(disk.head, names)])
-
-        return self.read(look, [])
+        return self.read(lambda disk: disk.deadline.call(lambda: [*filter(disk.head, names)]), [])
 
     def read(self, read: Callable[[DiskTier], _T], otherwise: _U) -> _T | _U:
         """Return what ``read`` gives, or ``otherwise`` where there is no disk or it fails."""

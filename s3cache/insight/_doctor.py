@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
@@ -245,10 +245,7 @@ def check_remote(
     """Yield what the credentials can do in a store, how fast it is, and whether clocks agree."""
     data = os.urandom(_PROBE_BYTES)
 
-    async def first() -> object:
-        return await anext(store.list("v1/"), None)
-
-    async def allowed(name: Name, work: Coroutine[Any, Any, object]) -> Check:
+    async def allowed(name: Name, work: Awaitable[object]) -> Check:
         await work
         return Check(name, "ok", "allowed")
 
@@ -306,7 +303,7 @@ def check_remote(
         return Check("delete", "warning", found, fix)
 
     checks: dict[Name, Callable[[], Coroutine[Any, Any, Check]]] = {
-        "list": lambda: allowed("list", first()),
+        "list": lambda: allowed("list", anext(store.list("v1/"), None)),
         "get": lambda: allowed("get", store.get(f"{_PROBE}-that-is-not-there")),
         "put": lambda: allowed("put", store.put(_PROBE, data)),
         "conditional-put": conditional_put,

@@ -448,7 +448,6 @@ class TierStore(Store):
         return [*await asyncio.to_thread(self._tier.objects, prefix)], None
 
     async def recorded(self) -> set[str]:
-        """Return the names that are still to be uploaded."""
         return await asyncio.to_thread(self._tier.recorded)
 
     async def atomic_create(self) -> bool:

@@ -9,7 +9,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,7 @@ from s3cache.entries import Replaceable
 from s3cache.errors import ClosedError, DownloadTimeoutError, TransientError, TruncatedError
 from s3cache.frame import Frame, Head, TrustCheck
 from s3cache.settings import Settings
-from s3cache.stats import Listeners, TransferEvent, Verb, VerbStats
+from s3cache.stats import Listeners, TransferEvent
 from s3cache.store import (
     AcceptSize,
     BreakingStore,
@@ -75,7 +75,6 @@ class BackgroundLoop:
         self._stopped = False
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-        """Run a coroutine on the loop."""
         try:
             with self._mutex:
                 return asyncio.run_coroutine_threadsafe(work, self._started())
@@ -289,14 +288,15 @@ class RemoteTier:
         self._listeners = listeners
         self._replaceable = replaceable
         self._loop = background()
-        self._metered = MeteredStore(store)
+        #: Counts single requests to the store.
+        self.metered = MeteredStore(store)
         reads, limit_s = settings.retry_policy, settings.upload_timeout_s
         writes = replace(reads, total_timeout_s=limit_s, attempt_timeout_s=limit_s)
         #: The circuit breaker before reads.
         self.breaker = Breaker(settings.breaker_failures, settings.breaker_reset_s)
-        self._reader = BreakingStore(RetryingStore(self._metered, reads), self.breaker)
+        self._reader = BreakingStore(RetryingStore(self.metered, reads), self.breaker)
         # No breaker: what cannot be uploaded now is kept, and tried again after a pause.
-        self._writer = RetryingStore(self._metered, writes)
+        self._writer = RetryingStore(self.metered, writes)
         # Touched on the loop only.
         self._downloads: dict[str, asyncio.Task[Frame | NotAccepted | None]] = {}
         self._prefetches: set[asyncio.Task[Any]] = set()
@@ -315,10 +315,6 @@ class RemoteTier:
     @property
     def url(self) -> str:
         return self._store.url
-
-    def statistics(self) -> Mapping[Verb, VerbStats]:
-        """Return the requests to the store by verb, single attempts."""
-        return self._metered.snapshot()
 
     def connect_soon(self) -> None:
         """Open the store's client in the background, so that the first call does not pay for it."""
