@@ -279,7 +279,7 @@ class NoSpaceError(PermanentError):
 def reason_for(error: Exception) -> Reason:
     """Return the reason that a miss, or a refused save, gives for ``error``."""
     if isinstance(error, (StoreError, ClosedError)):  # raised in the place of other errors
-        lacking = any(map(_is_lacking, list(_causes(error))[1:]))
+        lacking = any(map(_is_lacking, list(causes(error))[1:]))
         return Reason.MACHINE if lacking else error.reason
     if isinstance(error, S3CacheError):
         return error.reason
@@ -310,7 +310,7 @@ def is_machine_trouble(error: BaseException) -> bool:
         isinstance(cause, MemoryError)
         or (isinstance(cause, OSError) and cause.errno not in (None, errno.ENOENT))
         or (isinstance(cause, (OSError, ImportError)) and _LOADER.search(str(cause)) is not None)
-        for cause in _causes(error)
+        for cause in causes(error)
     )
 
 
@@ -320,11 +320,12 @@ def is_device_trouble(error: BaseException) -> bool:
     The kernel was compiled for such a device and driver, which lacks memory or is lost. The driver
     is not to blame where it says that the image itself is no kernel.
     """
-    texts = map(str, _causes(error))
+    texts = map(str, causes(error))
     return any(_DRIVER.search(text) and not _NO_KERNEL.search(text) for text in texts)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield ``error``, and what led to it."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -303,7 +303,6 @@ class Observation:
         self._source = lambda: None
 
     def _instrument(self, meter: Any, observation: Any, family: Family) -> None:
-        """Create the instruments that read ``family``."""
 
         def reader(value: Callable[[Sample], float]) -> Callable[[object], list[Any]]:
             def read(_: object) -> list[Any]:

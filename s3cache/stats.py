@@ -18,6 +18,9 @@ TierName: TypeAlias = Literal["local", "remote"]
 Level: TypeAlias = Literal["aot", "fx", "shapes"]
 Verb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list", "atomic_create"]
 Step: TypeAlias = Literal["queued", "started", "done", "absent", "retried", "failed"]
+_Counted: TypeAlias = Literal[
+    "refused", "set_aside", "superseded", "time_saved_s", "upload_failures"
+]
 
 # Bucket 0 counts durations below 1 µs, bucket i those in [2**(i-1), 2**i) µs. 40 buckets reach
 # past three days; the last one takes everything longer.
@@ -315,9 +318,6 @@ class Counters(_Counts):
     def bypassed(self, reasons: Iterable[str]) -> None:
         self._add(("bypassed", "", 1), *(("bypass_reasons", reason, 1) for reason in set(reasons)))
 
-    def time_saved(self, seconds: float) -> None:
-        self._add(("time_saved_s", "", seconds))
-
     def saved(self, size: int, seconds: float) -> None:
         self._add(("saved", "", 1), ("saved_bytes", "", size), time=("save_latency", "", seconds))
 
@@ -330,20 +330,11 @@ class Counters(_Counts):
             name = f"{event.direction}ed"
             self._add((name, "", 1), (f"{name}_bytes", "", event.size))
 
-    def upload_failed(self) -> None:
-        self._add(("upload_failures", "", 1))
-
-    def superseded(self) -> None:
-        self._add(("superseded", "", 1))
-
-    def set_aside(self, tier: TierName) -> None:
-        self._add(("set_aside", tier, 1))
-
-    def refused(self, cause: str) -> None:
-        self._add(("refused", cause, 1))
+    def count(self, name: _Counted, label: str = "", number: float = 1) -> None:
+        """Add to the field of that name, under ``label`` if it is a mapping."""
+        self._add((name, label, number))
 
     def level(self) -> LevelStats:
-        """Return the lookups and saves alone."""
         return self._read(LevelStats)
 
     def snapshot(self, **more: Any) -> CacheStats:
@@ -361,9 +352,7 @@ class Meter(_Counts):
         self._add(*counts, time=("latency", "", seconds))
 
     def add_bytes_out(self, size: int) -> None:
-        """Count what a call has written."""
         self._add(("bytes_out", "", size))
 
     def snapshot(self) -> VerbStats:
-        """Return all counts so far, consistent in themselves."""
         return self._read(VerbStats)

@@ -31,7 +31,7 @@ def test_counts_in_words() -> None:
     counters.hit("local", 10, 0.1)
     counters.miss(Reason.ABSENT, 0.1)
     counters.saved(10, 0.1)
-    counters.time_saved(2.25)
+    counters.count("time_saved_s", number=2.25)
     assert counters.snapshot().in_words() == (
         "2 hit (1 local, 1 remote), 1 missed (1 absent), 1 bypassed (1 freezing, 1 input), "
         "1 saved, 0 uploaded; 2.2 s of compiling spared; "
@@ -53,7 +53,7 @@ def test_saves_at_the_second_level_are_shown_unless_superseded() -> None:
     counters.transferred(TransferEvent("upload", "done", "name", 10))
     said = counters.snapshot(fx=second.level()).in_words()
     assert "0 saved, 1 saved at the second level, 1 uploaded" in said
-    second.superseded()
+    second.count("superseded")
     said = counters.snapshot(fx=second.level()).in_words()
     assert "0 saved, 1 uploaded" in said
 

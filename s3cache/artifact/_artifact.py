@@ -70,7 +70,6 @@ class Artifact:
     parts: Mapping[str, Mapping[str, str]]  # what components consist of, by their names
 
     def encode(self, key: str) -> bytes:
-        """Return this artifact as a frame under ``key``."""
         sections = {_ENTRY: self.entry}
         sections |= {_KERNEL + name: image for name, image in self.kernels.items()}
         if self.parts:
@@ -84,15 +83,6 @@ class Artifact:
             sections=sections,
             meta=self.meta,
         )
-
-    @staticmethod
-    def entry_of(entry: Frame, kind: Level) -> Buffer:
-        """Return the pickled result in a verified frame of that kind.
-
-        Raises:
-            CorruptError: the frame is of another kind or schema, or lacks the section.
-        """
-        return section_of(entry, kind, _ENTRY)
 
     @staticmethod
     def kernels_of(entry: Frame) -> dict[str, Buffer]:

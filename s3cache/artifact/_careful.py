@@ -107,6 +107,8 @@ class Careful(pickle._Unpickler):
 
 
 def _may_be_named(module: str, name: str, found: object) -> bool:
+    import torch
+
     package = module.partition(".")[0]
     if isinstance(found, (FunctionType, BuiltinFunctionType)) and computes(module, name):
         return found.__module__ is None or found.__module__ == module
@@ -122,7 +124,8 @@ def _may_be_named(module: str, name: str, found: object) -> bool:
             return True
         if _is_data(found):
             return not is_of_python
-        if _is_tensor(found) or found.__module__ == internals.VIEWS or _is_expression(found):
+        is_tensor = issubclass(found, torch.Tensor)
+        if is_tensor or found.__module__ == internals.VIEWS or _is_expression(found):
             return True
     return package not in _KNOWN and not is_of_python
 
@@ -130,12 +133,6 @@ def _may_be_named(module: str, name: str, found: object) -> bool:
 def _is_data(cls: type) -> bool:
     named = issubclass(cls, tuple) and hasattr(cls, "_fields")
     return named or isinstance(cls, enum.EnumMeta) or dataclasses.is_dataclass(cls)
-
-
-def _is_tensor(cls: type) -> bool:
-    import torch
-
-    return issubclass(cls, torch.Tensor)
 
 
 def _is_expression(cls: type) -> bool:

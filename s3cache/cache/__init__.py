@@ -36,7 +36,6 @@ _current: Cache | None = None
 
 
 def set_current(cache: Cache) -> None:
-    """Make ``cache`` the current one."""
     global _current
     _current = cache
 

@@ -329,8 +329,8 @@ class Cache:
         usage = self._local.read(DiskTier.usage, None)
         more: dict[str, object] = {"local": usage, "fx": self._counters_of["fx"].level()}
         if (remote := self._remote) is not None:
-            more |= {"pending": remote.uploads.pending, "breaker": remote.breaker}
-            more |= {"remote": remote.statistics()}
+            more |= {"pending": remote.uploads.pending, "breaker": remote.breaker.state}
+            more |= {"remote": remote.metered.snapshot()}
         return self._counters.snapshot(**more)
 
     # -- the life of a cache
@@ -424,7 +424,7 @@ class Cache:
             return None if self._closed else self._remote
 
     def _upload_failed(self, error: Exception) -> None:
-        self._counters.upload_failed()
+        self._counters.count("upload_failures")
         self._problems.warn("upload", "an upload failed", error)
 
     def _try_remote(self) -> tuple[RemoteTier | None, Exception | None]:
@@ -444,7 +444,6 @@ class Engine(Cache):
 
     @property
     def policy(self) -> Policy:
-        """Which entries are trusted."""
         return self._policy
 
     @property
@@ -477,7 +476,7 @@ class Engine(Cache):
             self._problems.met("local", "an entry that is not needed cannot be removed", exc)
         else:
             if is_removed:
-                self._counters_of["fx"].superseded()
+                self._counters_of["fx"].count("superseded")
 
     def count_bypass(self, reasons: Iterable[str], level: Level = "aot") -> None:
         """Count something that cannot be cached, and why, by short names of the reasons."""
@@ -485,7 +484,7 @@ class Engine(Cache):
 
     def count_time_saved(self, seconds: float) -> None:
         """Count what making a hit took where it was made."""
-        self._counters.time_saved(seconds)
+        self._counters.count("time_saved_s", number=seconds)
 
     def record(self, what: Record | Event | dict[str, object]) -> None:
         """Record a lookup, or how far the program is, in the background."""

@@ -160,7 +160,7 @@ class LocalTier:
         try:
             entry = entries.verify(name, data, admit=self.check_trust)
         except CorruptError:
-            self._counters.set_aside("remote")
+            self._counters.count("set_aside", "remote")
             with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
                 self._replaceable.add(frame.decode_head(data).digest)
             raise
@@ -169,11 +169,7 @@ class LocalTier:
 
     def present(self, names: list[str]) -> list[str]:
         """Return the ``names`` at which there is something, whatever it is."""
-
-        def look(disk: DiskTier) -> list[str]:
-            return disk.deadline.call(lambda: [*filter(disk.holds, names)])
-
-        return self.read(look, [])
+        return self.read(lambda disk: disk.deadline.call(lambda: [*filter(disk.head, names)]), [])
 
     def read(self, read: Callable[[DiskTier], _T], otherwise: _U) -> _T | _U:
         """Return what ``read`` gives, or ``otherwise`` where there is no disk or it fails."""
@@ -216,7 +212,7 @@ class LocalTier:
                     self._remove(name, there.data)
 
     def _remove(self, name: str, data: Buffer) -> None:
-        self._counters.set_aside("local")
+        self._counters.count("set_aside", "local")
         self.write(lambda disk: disk.delete(name, data))
 
 
@@ -425,7 +421,7 @@ class CandidateLookup:
             # No failure: other writers may leave such entries in a bucket.
             self._last_error = exc
             self._rejected += 1
-            self._counters.refused(exc.cause)
+            self._counters.count("refused", exc.cause)
             if self._error is None:
                 self._reason = Reason.UNTRUSTED
             self._problems.warn("trust", "an entry is not used", exc)

@@ -130,12 +130,10 @@ def du(
                 name = next(name for name, days in _AGES.items() if item.age_s < days * _DAY_S)
             elif by == "size":
                 name = next(name for name, size in _SIZES.items() if item.size < size * 2**20)
+            elif item.about is None:
+                name = "(not readable)"
             else:
-                name = (
-                    "(not readable)"
-                    if item.about is None
-                    else " ".join(item.values(by)) or "(none)"
-                )
+                name = " ".join(item.values(by)) or "(none)"
             sums[name][0] += 1
             sums[name][1] += item.size
             advance(1)

@@ -176,7 +176,6 @@ def note_conditions(entry: AOTResult, compile_: Compile | None) -> None:
 
 
 def graphs_of(result: Result) -> list[object]:
-    """Return the compiled FX graphs in ``result``."""
     if isinstance(result, internals.compiled_graph.get()):
         return [result]
     whole = cast("AOTResult", result)
@@ -209,7 +208,6 @@ class Compiles:
     )
 
     def install(self, patches: Patches) -> None:
-        """Replace what compiles and saves in torch."""
         patches.install(self)
         for level in LEVELS:
             patches.wrap(level.write, self._write)
@@ -248,7 +246,7 @@ class Compiles:
         return options is not None
 
     def _current(self) -> tuple[TracingContext | None, Compile | None]:
-        context = internals.current_tracing_context.get()()
+        context = internals.current_tracing_context.get()() if self.contexts else None
         compiles = None if context is None else self.contexts.get(context)
         return context, compiles[-1] if compiles else None
 

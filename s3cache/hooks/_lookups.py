@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-from s3cache.artifact import Artifact, unpickled
+from s3cache.artifact import Artifact, section_of, unpickled
 from s3cache.cache import CandidateLookup, Engine, Hit
 from s3cache.errors import CorruptError
 from s3cache.graph import BypassReason
@@ -149,7 +149,6 @@ class Lookups:
     _bypasses: Bypasses
 
     def install(self, patches: Patches) -> None:
-        """Replace what lookups go through in torch."""
         patches.install(self)
         for level in LEVELS:
             patches.wrap(level.candidates, partial(self._candidates, level))
@@ -164,9 +163,6 @@ class Lookups:
         """Return the lookup at this level that torch is in, if any."""
         call = self._state.current
         return call if isinstance(call, Lookup) and call.level is level else None
-
-    def _is_compiling_entry(self) -> bool:
-        return bool(self._compiles.contexts) and self._compiles.is_compiling_entry()
 
     # -- whole graphs
 
@@ -187,8 +183,7 @@ class Lookups:
                 from s3cache.hooks._ranks import agreement_on
 
                 lookup.agreement = agreement_on(gm, inputs)
-            if self._compiles.contexts:
-                self._compiles.end()
+            self._compiles.end()
             try:
                 result = original(mod, inputs, config, *args, **kwargs)
             finally:
@@ -251,7 +246,7 @@ class Lookups:
 
     @around(internals.should_bundle, internals.should_bundle_compiled)
     def _should_bundle(self, asked: Callable[[], bool]) -> bool:
-        return self._is_compiling_entry() or asked()
+        return self._compiles.is_compiling_entry() or asked()
 
     # -- FX graphs
 
@@ -296,7 +291,7 @@ class Lookups:
                 lookup.reject(exc)
                 graph, info = None, {}
             finally:
-                self._ended(lookup, of_whole=self._is_compiling_entry())
+                self._ended(lookup, of_whole=self._compiles.is_compiling_entry())
             lookup.raise_error(strict=self._engine.settings.strict)
             return graph, info
 
@@ -334,7 +329,7 @@ class Lookups:
             for hit in lookup.entries:
                 lookup.hit = hit
                 try:
-                    content = bytes(Artifact.entry_of(hit.entry, level.name))
+                    content = bytes(section_of(hit.entry, level.name, "entry"))
                     result = cast("Result", unpickled(content))
                     if not isinstance(result, level.result.get()):
                         raise CorruptError("entry", f"holds a {type(result).__name__}")

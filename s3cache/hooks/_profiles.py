@@ -153,9 +153,11 @@ class ShapeProfiles:
     def _code(self, code: CodeType) -> str:
         """Return the fingerprint of ``code``; the first one names the program, which is fetched."""
         if code not in self._fingerprints:
-            self._fingerprints[code] = code_fingerprint(code)
+            first = self._fingerprints[code] = code_fingerprint(code)
             if not self._key:
-                self._key = _key(self._fingerprints[code])
+                tag = internals.cache_key_tag.get()
+                parts = "shapes", installed_version(), platform.python_version(), tag, first
+                self._key = f"p{hashlib.sha256(repr(parts).encode()).hexdigest()}"
                 # Not closed: it is no lookup of a graph, and not counted as one.
                 lookup = self._engine.candidates(self._key, "shapes")
                 for hit in lookup:
@@ -174,9 +176,3 @@ class ShapeProfiles:
             if self._engine.settings.strict:
                 raise
             self._bypasses.failed(logger, "what changes is not shared", exc)
-
-
-def _key(first: str) -> str:
-    tag = internals.cache_key_tag.get()
-    parts = "shapes", installed_version(), platform.python_version(), tag, first
-    return f"p{hashlib.sha256(repr(parts).encode()).hexdigest()}"

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
@@ -33,7 +33,6 @@ from s3cache.store import S3Options, Store, open_store, parse_url
 from s3cache.tier import DiskTier, background
 from s3cache.trust import Policy, pack, sign, signing_key_of
 from s3cache.util.text import counted
-from s3cache.util.threads import DeadlineExecutor
 
 _T = TypeVar("_T")
 
@@ -197,8 +196,7 @@ def _examine_remote(
     settings: Settings, url: str, may_write: bool, timeout_s: float
 ) -> Iterator[Check]:
     location = parse_url(url)
-    has_rights = isinstance(location, S3Options)
-    if isinstance(location, S3Options):
+    if has_rights := isinstance(location, S3Options):
         yield (check := _credentials(location, timeout_s))
         if check.verdict == "fault":
             return
@@ -247,10 +245,7 @@ def check_remote(
     """Yield what the credentials can do in a store, how fast it is, and whether clocks agree."""
     data = os.urandom(_PROBE_BYTES)
 
-    async def first() -> object:
-        return await anext(store.list("v1/"), None)
-
-    async def allowed(name: Name, work: Coroutine[Any, Any, object]) -> Check:
+    async def allowed(name: Name, work: Awaitable[object]) -> Check:
         await work
         return Check(name, "ok", "allowed")
 
@@ -308,7 +303,7 @@ def check_remote(
         return Check("delete", "warning", found, fix)
 
     checks: dict[Name, Callable[[], Coroutine[Any, Any, Check]]] = {
-        "list": lambda: allowed("list", first()),
+        "list": lambda: allowed("list", anext(store.list("v1/"), None)),
         "get": lambda: allowed("get", store.get(f"{_PROBE}-that-is-not-there")),
         "put": lambda: allowed("put", store.put(_PROBE, data)),
         "conditional-put": conditional_put,
@@ -338,18 +333,15 @@ def check_local_dir(settings: Settings) -> Iterator[Check]:
         yield Check("local-directory", "skipped", "there is no local tier: local=false")
         return
     path, most = settings.local_dir, settings.local_max_bytes
-    executor = DeadlineExecutor.of(path)
     try:
         tier = DiskTier(path, max_bytes=most, max_files=settings.local_max_files)
         with contextlib.closing(tier):
             used = tier.usage()
-        free = executor.call(lambda: shutil.disk_usage(path).free)
+            free = tier.deadline.call(lambda: shutil.disk_usage(path).free)
     except S3CacheError as exc:
         works = "works" if isinstance(exc, TransientError) else "you can write"
         yield _failed("local-directory", exc, f"set local_dir to a directory that {works}")
         return
-    finally:
-        executor.release()
     size = f"{counted(used.files, 'file')}, {counted(used.bytes, 'byte')}"
     yield Check("local-directory", "ok", f"{path}: {size}")
     if free < min(1 << 30, most):

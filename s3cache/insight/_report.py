@@ -60,7 +60,6 @@ class Totals:
 
 
 def sum_up(runs: Sequence[Run]) -> Totals:
-    """Return the sums of ``runs`` together."""
     records = [record for run in runs for record in run.records]
     outcomes = Counter((each.outcome, each.reason) for each in records if is_counted(each))
     of = Counter(each.outcome for each in records if is_counted(each))

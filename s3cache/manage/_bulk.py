@@ -137,7 +137,6 @@ class Scan:
         self._reads_headers = headers or self.selection.needs_headers
 
     async def batches(self) -> AsyncGenerator[list[Item], None]:
-        """Yield the entries."""
         missing = set(self.selection.manifest or ())
         batch: list[Item] = []
         async with aclosing(self._objects()) as objects:

@@ -35,7 +35,7 @@ from s3cache.errors import (
 )
 from s3cache.stats import Meter, Verb, VerbStats
 from s3cache.util.logs import logger_of
-from s3cache.util.threads import Breaker, BreakerState
+from s3cache.util.threads import Breaker
 
 logger = logger_of("storage")
 
@@ -426,17 +426,11 @@ class RetryingStore(WrapperStore):
             try:
                 await self.inner.put(key, data, **options)
             except PreconditionError:
-                if not (ambiguous and await self._holds(key, data)):
+                size = memoryview(data).nbytes
+                if not ambiguous or bytes(data) != await self.inner.get(key, lambda n: n == size):
                     raise
 
         await self._around("put", key, attempt)
-
-    async def _holds(self, key: str, data: Buffer) -> bool:
-        size = memoryview(data).nbytes
-        there = await self.inner.get(key, lambda their_size: their_size == size)
-        if there is None or isinstance(there, NotAccepted):
-            return False
-        return bytes(there) == bytes(data)
 
 
 class BreakingStore(WrapperStore):
@@ -447,34 +441,26 @@ class BreakingStore(WrapperStore):
 
     def __init__(self, inner: Store, breaker: Breaker) -> None:
         super().__init__(inner)
-        self._breaker = breaker
-
-    @property
-    def state(self) -> BreakerState:
-        return self._breaker.state
-
-    def give_up(self) -> None:
-        """Count a failure for a caller that no longer waits; its call counts when it ends."""
-        self._breaker.fail()
+        self.breaker = breaker
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
         try:
-            is_probe = self._breaker.enter()
+            is_probe = self.breaker.enter()
         except CircuitOpenError as error:
             error.op, error.store, error.key = verb, self.url, key
             raise
         try:
             answer = await call()
         except TransientError:
-            self._breaker.fail(is_probe)
+            self.breaker.fail(is_probe)
             raise
         except StoreError:
-            self._breaker.succeed(is_probe)
+            self.breaker.succeed(is_probe)
             raise
         except BaseException:
-            self._breaker.leave(is_probe)
+            self.breaker.leave(is_probe)
             raise
-        self._breaker.succeed(is_probe)
+        self.breaker.succeed(is_probe)
         return answer
 
 

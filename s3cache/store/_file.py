@@ -164,7 +164,6 @@ class Directory:
 
     @contextlib.contextmanager
     def scan(self) -> Iterator[Iterator[os.DirEntry[str]]]:
-        """Give the block the directory's entries."""
         # Of a descriptor, two concurrent readers would get some of the entries each.
         fd = os.open(".", _FLAGS, dir_fd=self.fd)
         try:
@@ -174,7 +173,6 @@ class Directory:
             os.close(fd)
 
     def names(self) -> list[str]:
-        """Return the names of all that is in it."""
         with self.scan() as entries:
             return [entry.name for entry in entries]
 
@@ -477,8 +475,7 @@ class FileStore(Store):
         while (info := await self.head(key)) is not None:
             if not accept_size(info.size):
                 return NotAccepted(info.size)
-            read = partial(self._files.read, key, 0, info.size + 1)
-            data = await self._call(read, size=info.size)
+            data = await self.get_range(key, 0, info.size + 1)
             if data is None or len(data) <= info.size:  # else a larger one has taken its place
                 return data
         return None

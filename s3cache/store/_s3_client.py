@@ -78,7 +78,6 @@ class Clients:
             self._refused = True
 
     async def aclose(self) -> None:
-        """Close it; calls under way fail."""
         self._closed = True
         async with self._opening:
             client, self._client = self._client, None

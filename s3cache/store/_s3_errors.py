@@ -17,6 +17,7 @@ from s3cache.errors import (
     S3CacheError,
     StoreError,
     TransientError,
+    causes,
 )
 
 _CREDENTIALS = (
@@ -139,7 +140,8 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
     status, code, message = _answer(error)
     if not status and not code:
         names = [kind.__name__ for kind in type(error).__mro__]
-        if _is_out_of_memory(error):  # says nothing about the server, whatever library wrapped it
+        # It says nothing about the server, whatever library wrapped it.
+        if any(isinstance(each, MemoryError) for each in causes(error)):
             names = ["memory"]
         elif "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error):
             names = ["certificate"]
@@ -153,12 +155,6 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
     # One line, no page of HTML from a proxy, and no password of one.
     detail = re.sub(r"//\S*@", "//", " ".join(detail.split()))[:300]
     return kind(f"{cause} ({detail}); {fix}", op=op, store=store, key=key)
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, MemoryError):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def error_status(error: Exception) -> int:

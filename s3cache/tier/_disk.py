@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from s3cache.errors import (
@@ -51,6 +52,7 @@ from s3cache.util.threads import DeadlineExecutor, call_in_child, close_unshared
 _F = TypeVar("_F", bound=Callable[..., Any])
 _T = TypeVar("_T")
 
+_last_use = attrgetter("modified")
 # Entries that differ do so in the digests and signatures that they begin with.
 _BEGINNING_BYTES = 4096
 # A slow disk does not hang: a call may take a second more for so many bytes.
@@ -226,15 +228,11 @@ class DiskTier:
         info = self._files.stat(self._namespace + name)
         return info and replace(info, key=name)
 
-    def holds(self, name: str) -> bool:
-        """Return whether the object is there; this is no use of it."""
-        return self.head(name) is not None
-
     def objects(self, prefix: str = "") -> list[ObjectInfo]:
         """List all objects with ``prefix``, the last used first; ``modified`` is when."""
         walk = functools.partial(self._files.walk, self._namespace + prefix)
         present = self.deadline.call(lambda: [*walk()], more_s=0.0 if prefix else _SCAN_S)
-        present.sort(key=lambda info: info.modified, reverse=True)
+        present.sort(key=_last_use, reverse=True)
         return [replace(info, key=info.key[len(self._namespace) :]) for info in present]
 
     # -- writing
@@ -412,10 +410,6 @@ class DiskTier:
         self.deadline.release()
 
 
-def _last_use(info: ObjectInfo) -> float:
-    return info.modified
-
-
 def _usage_of(objects: list[ObjectInfo]) -> Usage:
     return Usage(sum(info.size for info in objects), len(objects))
 
@@ -454,7 +448,6 @@ class TierStore(Store):
         return [*await asyncio.to_thread(self._tier.objects, prefix)], None
 
     async def recorded(self) -> set[str]:
-        """Return the names that are still to be uploaded."""
         return await asyncio.to_thread(self._tier.recorded)
 
     async def atomic_create(self) -> bool:

@@ -67,7 +67,6 @@ class Pending:
         return root
 
     def holds(self, name: str) -> bool:
-        """Return whether ``name`` is pending here."""
         try:
             root = self._open_root(False)
             status = os.stat(_file_of(name, self._owner), dir_fd=root.fd, follow_symlinks=False)
@@ -76,7 +75,6 @@ class Pending:
         return stat.S_ISREG(status.st_mode)
 
     def remove(self, name: str) -> None:
-        """Remove our upload of ``name``, if there is one."""
         self._unlink(_file_of(name, self._owner))
         self.adopted.discard(name)
 

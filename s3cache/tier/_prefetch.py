@@ -47,7 +47,6 @@ class Budget:
         return True
 
     def give(self, size: int) -> None:
-        """Free ``size`` bytes."""
         self._held -= size
         self._given.set()  # wakes all that wait now
         self._given.clear()

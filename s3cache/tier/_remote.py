@@ -9,7 +9,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,7 @@ from s3cache.entries import Replaceable
 from s3cache.errors import ClosedError, DownloadTimeoutError, TransientError, TruncatedError
 from s3cache.frame import Frame, Head, TrustCheck
 from s3cache.settings import Settings
-from s3cache.stats import Listeners, TransferEvent, Verb, VerbStats
+from s3cache.stats import Listeners, TransferEvent
 from s3cache.store import (
     AcceptSize,
     BreakingStore,
@@ -75,7 +75,6 @@ class BackgroundLoop:
         self._stopped = False
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-        """Run a coroutine on the loop."""
         try:
             with self._mutex:
                 return asyncio.run_coroutine_threadsafe(work, self._started())
@@ -289,15 +288,15 @@ class RemoteTier:
         self._listeners = listeners
         self._replaceable = replaceable
         self._loop = background()
-        self._metered = MeteredStore(store)
+        #: Counts single requests to the store.
+        self.metered = MeteredStore(store)
         reads, limit_s = settings.retry_policy, settings.upload_timeout_s
         writes = replace(reads, total_timeout_s=limit_s, attempt_timeout_s=limit_s)
-        self._reader = BreakingStore(
-            RetryingStore(self._metered, reads),
-            Breaker(settings.breaker_failures, settings.breaker_reset_s),
-        )
+        #: The circuit breaker before reads.
+        self.breaker = Breaker(settings.breaker_failures, settings.breaker_reset_s)
+        self._reader = BreakingStore(RetryingStore(self.metered, reads), self.breaker)
         # No breaker: what cannot be uploaded now is kept, and tried again after a pause.
-        self._writer = RetryingStore(self._metered, writes)
+        self._writer = RetryingStore(self.metered, writes)
         # Touched on the loop only.
         self._downloads: dict[str, asyncio.Task[Frame | NotAccepted | None]] = {}
         self._prefetches: set[asyncio.Task[Any]] = set()
@@ -316,15 +315,6 @@ class RemoteTier:
     @property
     def url(self) -> str:
         return self._store.url
-
-    @property
-    def breaker(self) -> str:
-        """The state of the circuit breaker before reads."""
-        return self._reader.state
-
-    def statistics(self) -> Mapping[Verb, VerbStats]:
-        """Return the requests to the store by verb, single attempts."""
-        return self._metered.snapshot()
 
     def connect_soon(self) -> None:
         """Open the store's client in the background, so that the first call does not pay for it."""
@@ -362,14 +352,15 @@ class RemoteTier:
                 self._loop.wait(work, max(end - time.monotonic(), _MOMENT_S))
 
     def _wait(self, work: Coroutine[Any, Any, _T], name: str, timeout_s: float) -> _T:
-        if self.breaker != "closed":  # the server was down: do not wait long for the next probe
+        if (
+            self.breaker.state != "closed"
+        ):  # the server was down: do not wait long for the next probe
             timeout_s = min(timeout_s, _PROBE_WAIT_S)
         try:
             return self._loop.wait(work, timeout_s)
         except concurrent.futures.TimeoutError:
             # A try at a server that never answers takes minutes, longer than a caller waits.
-            with contextlib.suppress(ClosedError):
-                self._loop.call(self._reader.give_up)
+            self.breaker.fail()  # and the try when it ends
             raise DownloadTimeoutError(
                 f"no answer within {timeout_s:.3g} s", op="get", key=name
             ) from None

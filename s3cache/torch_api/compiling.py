@@ -190,7 +190,6 @@ def loaded(function: Function[object], aot_config: AOTConfig) -> object:
 
 
 def is_hit(result: object) -> bool:
-    """Return whether what ``try_load`` returned is a hit."""
     return (result[0] if isinstance(result, tuple) else result) is not None
 
 
@@ -272,7 +271,6 @@ def name_of_source(source: Any) -> str | None:
 
 
 def shape_guards(context: TracingContext) -> Sequence[Any]:
-    """Return the guards on sizes that there are so far in a compile."""
     shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
     return () if shapes is None else cast("Sequence[Any]", shapes.guards)
 

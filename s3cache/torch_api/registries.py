@@ -211,7 +211,6 @@ def is_operator(value: object) -> bool:
 
 
 def is_higher_order(value: object) -> bool:
-    """Return whether ``value`` is an operator of higher order."""
     return names.higher_order_operator.get() in type(value).__mro__
 
 
@@ -295,7 +294,6 @@ def by_name(inside: Collection[object]) -> dict[object, object]:
 
 
 def is_dtype(value: object) -> bool:
-    """Return whether it is the type of the elements of a tensor."""
     import torch
 
     return isinstance(value, torch.dtype)

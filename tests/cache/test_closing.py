@@ -12,20 +12,12 @@ import pytest
 from s3cache.cache import Cache, Hit, NotSaved
 from s3cache.stats import Reason
 from s3cache.store import FileStore, MemoryStore
-from tests.cache.answers import FIRST, Machines, miss
+from tests.cache.answers import Machines, miss
 from tests.support.caching import KEY, OTHER, entry, open_cache, open_engine
 from tests.support.faulty import FaultyStore
 from tests.support.scripts import python, run_script
-from tests.support.stores import GatedStore, holds
+from tests.support.stores import GatedStore
 from tests.support.waiting import LONG_S, eventually, in_thread
-
-
-def test_closing_flushes(machine: Machines, memory: MemoryStore) -> None:
-    cache = machine()
-    cache.save(KEY, entry())
-    assert cache.close().complete
-    assert holds(memory, FIRST)
-    assert cache.close().complete
 
 
 def test_a_closed_cache_is_disabled(machine: Machines) -> None:

@@ -250,6 +250,7 @@ def test_warnings_are_no_fault(call: Call, shelf: Shelf) -> None:
 def test_a_fault_is_the_exit_code(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As for each directory that a local tier refuses (tests/trust/test_directories.py)."""
     tmp_path.chmod(0o777)
     monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path))
     done = call("doctor", "--no-programs")

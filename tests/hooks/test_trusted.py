@@ -34,6 +34,7 @@ KEY, STRANGER = generate("ci"), generate("ci")
 TRUSTING = {"S3CACHE_TRUSTED_KEYS": KEY.public_text()}
 # torch keeps profiles of jobs that have a name.
 JOB = {"TORCH_COMPILE_JOB_ID": "job"}
+REMOTE = {"TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1"}
 SIGNING = {"S3CACHE_SIGNING_KEY": KEY.secret_text()}
 
 
@@ -151,12 +152,7 @@ def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
     """Of graphs, and of profiles."""
     trace = tmp_path / "betrayed"
     content = base64.b64encode(plain_betrayal(trace)).decode()
-    remote = {
-        "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
-        "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
-        "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "1",
-        **JOB,
-    }
+    remote = {**REMOTE, "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "1", **JOB}
     found = site.machine("target", **remote, **TRUSTING).run(
         "test_trusted:redis", site.url, content
     )
@@ -175,13 +171,9 @@ def test_planted_files_do_not_run_where_hooks_cannot_be_installed(
     """Nor where torch is not supported. It has no caches, and what it compiles is right."""
     trace = tmp_path / "betrayed"
     content = base64.b64encode(plain_betrayal(trace)).decode()
-    remote = {
-        "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
-        "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
-    }
     machine = planted(site, tmp_path, trace)
     arguments = (f"file://{tmp_path}/nothing?create=1", content)
-    found = machine.run(f"test_trusted:{job}", *arguments, **remote, **TRUSTING)
+    found = machine.run(f"test_trusted:{job}", *arguments, **REMOTE, **TRUSTING)
     assert not trace.exists()
     assert (found["saved"], found["asked"]) == (0, 0)
     assert found["stderr"].count("it compiles without a cache") == 1

@@ -296,14 +296,6 @@ def test_a_private_directory_is_well(tmp_path: Path) -> None:
     assert local(tmp_path, local=False).verdict == "skipped"
 
 
-def test_a_directory_that_others_can_write_to_is_a_fault(tmp_path: Path) -> None:
-    """As is each other one that a local tier refuses (tests/trust/test_directories.py)."""
-    tmp_path.chmod(0o777)
-    check = local(tmp_path)
-    assert (check.verdict, check.code) == ("fault", "ConfigError")
-    assert f"run: chmod go-w {tmp_path}" in check.fix
-
-
 def test_a_disk_that_hangs_is_a_fault_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ backward once without it.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,12 +23,14 @@ def as_it_is(function: Any) -> Any:
     return function
 
 
+def capturing(compile_it: Compile, compiler: Any) -> AbstractContextManager[Any]:
+    """Have what goes backward in the block captured, with ``compiler`` for it; not for eager."""
+    is_eager = compile_it(as_it_is) is as_it_is
+    return nullcontext() if is_eager else torch._dynamo.compiled_autograd._enable(compiler)
+
+
 def under_compiled_autograd(compile_it: Compile, loss: Any, compiler: Any = as_it_is) -> None:
-    """Go backward, with ``compiler`` for the graph of it; for eager as ever."""
-    if compile_it(as_it_is) is as_it_is:
-        loss.backward()
-        return
-    with torch._dynamo.compiled_autograd._enable(compiler):
+    with capturing(compile_it, compiler):
         loss.backward()
 
 

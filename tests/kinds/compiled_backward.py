@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.kinds.case import Compile, case
-from tests.kinds.compiled_autograd import as_it_is, leaf, under_compiled_autograd
+from tests.kinds.compiled_autograd import as_it_is, capturing, leaf, under_compiled_autograd
 
 
 def _captured(compile_it: Compile, loss: Any) -> None:
@@ -25,13 +25,9 @@ def all_of_it_inside(compile_it: Compile) -> Any:
     found = []
     for _ in range(2):
         x = leaf()
-        if compile_it(as_it_is) is as_it_is:
+        with capturing(compile_it, compile_it):
             out = function(x)
             out.sum().backward()
-        else:
-            with torch._dynamo.compiled_autograd._enable(compile_it):
-                out = function(x)
-                out.sum().backward()
         found.append((x, out, x.grad))
     return found
 
@@ -45,13 +41,9 @@ def saved_outside_and_hit_inside(compile_it: Compile) -> Any:
     if compile_it(as_it_is) is not as_it_is:
         torch._dynamo.reset()
     x = leaf()
-    if compile_it(as_it_is) is as_it_is:
-        out = function(x)
+    with capturing(compile_it, compile_it):
+        out = compile_it(function)(x)
         out.sum().backward()
-    else:
-        with torch._dynamo.compiled_autograd._enable(compile_it):
-            out = compile_it(function)(x)
-            out.sum().backward()
     return before, before.grad, x, out, x.grad
 
 
@@ -74,14 +66,9 @@ def nested_contexts(compile_it: Compile) -> Any:
     """What one of them has captured, the others have."""
     x, y, z = leaf(), leaf(), leaf()
     outer, inner, after = ((each * each * 59).sum() for each in (x, y, z))
-    if compile_it(as_it_is) is as_it_is:
-        for loss in (outer, inner, after):
-            loss.backward()
-        return x.grad, y.grad, z.grad
-    enable = torch._dynamo.compiled_autograd._enable
-    with enable(compile_it):
+    with capturing(compile_it, compile_it):
         outer.backward()
-        with enable(lambda gm: compile_it(gm, dynamic=True)):
+        with capturing(compile_it, lambda gm: compile_it(gm, dynamic=True)):
             inner.backward()
         after.backward()
     return x.grad, y.grad, z.grad

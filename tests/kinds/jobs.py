@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from s3cache import frame
-from s3cache.artifact import Artifact, description
+from s3cache.artifact import description, section_of
 from tests.kinds.case import CASES, Case
 from tests.support.descriptions import differences_from_torch
 from tests.support.watch import Watch
@@ -128,7 +128,7 @@ def _description(entry: frame.Frame) -> dict[str, Any]:
         key=entry.header.key,
         guards=entry.header.meta["guards"],
         wrong=[
-            *_wrong(whole, pickle.loads(bytes(Artifact.entry_of(entry, "aot")))),
+            *_wrong(whole, pickle.loads(bytes(section_of(entry, "aot", "entry")))),
             *_wrongly_made(entry.header.meta),
         ],
     )

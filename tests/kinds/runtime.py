@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tests.kinds.case import Compile, case, matrix, train
+from tests.kinds.compiled_autograd import as_it_is, capturing
 
 
 @case("runtime", slow=True)
@@ -55,13 +56,9 @@ def backward_state(compile_it: Compile) -> Any:
         return y + 1
 
     x = matrix(True)
-    if compile_it(function) is function:
-        out = function(x)
+    with capturing(compile_it, as_it_is):
+        out = compile_it(function)(x)
         out.sum().backward()
-    else:
-        with torch._dynamo.compiled_autograd._enable(lambda gm: gm):
-            out = compile_it(function)(x)
-            out.sum().backward()
     return x, x.grad, out
 
 

@@ -32,7 +32,7 @@ async def half_open(
     await breaking.put("there", b"")
     await fail(breaking, faulty, 3)
     clock.advance(10)
-    assert breaking.state == "half-open"
+    assert breaking.breaker.state == "half-open"
     return breaking
 
 
@@ -47,9 +47,9 @@ async def test_opens_after_failures_in_a_row_and_asks_nobody(
     breaking: BreakingStore, faulty: FaultyStore, clock: FakeClock
 ) -> None:
     await fail(breaking, faulty, 2)
-    assert breaking.state == "closed"
+    assert breaking.breaker.state == "closed"
     await fail(breaking, faulty)
-    assert breaking.state == "open"
+    assert breaking.breaker.state == "open"
     clock.advance(9.9)
     for call in VERBS.values():
         with pytest.raises(CircuitOpenError, match="3 failures in a row"):
@@ -71,7 +71,7 @@ async def test_every_answer_is_a_success(breaking: BreakingStore, faulty: Faulty
     await fail(breaking, faulty, 2)
     assert await breaking.get("absent") is None
     await fail(breaking, faulty, 2)
-    assert breaking.state == "closed"
+    assert breaking.breaker.state == "closed"
 
 
 async def test_half_open_exactly_one_probe_passes(
@@ -79,7 +79,7 @@ async def test_half_open_exactly_one_probe_passes(
 ) -> None:
     """It fails: open for as long again. Once closed, it takes all failures again to open."""
     await fail(half_open, faulty)
-    assert half_open.state == "open"
+    assert half_open.breaker.state == "open"
     clock.advance(10)
     faulty.inject("get", "slow")
     results = await asyncio.gather(
@@ -88,7 +88,7 @@ async def test_half_open_exactly_one_probe_passes(
     assert results[0] is None
     assert [type(error) for error in results[1:]] == [CircuitOpenError] * 4
     await fail(half_open, faulty, 2)
-    assert half_open.state == "closed"
+    assert half_open.breaker.state == "closed"
     assert await half_open.get("key") is None
 
 
@@ -104,6 +104,6 @@ async def test_a_cancelled_or_illegal_probe_lets_the_next_call_probe(
     await asyncio.gather(probe, return_exceptions=True)
     with pytest.raises(ConfigError):
         await half_open.get("../x")
-    assert half_open.state == "half-open"
+    assert half_open.breaker.state == "half-open"
     assert await half_open.get("key") is None
-    assert half_open.state == "closed"
+    assert half_open.breaker.state == "closed"

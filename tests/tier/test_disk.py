@@ -127,7 +127,9 @@ def test_put_pending_reaches_the_disk_before_it_gets_its_name(
         original = getattr(os, call)
 
         def watched(*args: Any, call: str = call, original: Any = original, **fds: int) -> None:
-            order.append(f"{call}, {len(tier.pending())} pending, there: {tier.holds('a')}")
+            order.append(
+                f"{call}, {len(tier.pending())} pending, there: {tier.head('a') is not None}"
+            )
             original(*args, **fds)
 
         monkeypatch.setattr(os, call, watched)
@@ -153,7 +155,7 @@ def test_namespaces_share_a_root_and_its_bounds_and_nothing_else(root: Path) -> 
     assert [(info.key, info.size) for info in two.objects()] == [("a", 2)]
     two.put_pending("b", b"x")
     assert (one.pending(), two.pending()) == ([], ["b"])
-    assert not one.holds("b")
+    assert not one.head("b")
     assert one.usage() == two.usage() == Usage(4, 3)
     two.put("c", b"x")
     assert (names(one), names(two)) == ([], ["a", "b", "c"])
@@ -202,7 +204,7 @@ def test_a_disk_that_becomes_read_only(open_tier: OpenTier, small_disk: Path) ->
     for each in (tier, opened_later):
         assert each.get("a") == b"x"
         assert each.peek("a") == b"x"
-        assert each.holds("a")
+        assert each.head("a")
         assert names(each) == ["a", "b"]
         assert each.usage() == Usage(2, 2)
         for change in (

@@ -146,7 +146,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule(by=who, name=names)
     def look(self, by: int, name: str) -> None:
         body = self.bodies.get(name)
-        assert self.tiers[by].holds(name) == (body is not None)
+        assert (self.tiers[by].head(name) is None) == (body is None)
         assert self.tiers[by].peek(name) == body
 
     @rule(by=who, name=names)

@@ -231,7 +231,7 @@ def test_killed_before_any_system_call(start: Start, verb: str) -> None:
             check_all(tier)
             # An upload without an object may be pending: it costs the adopter nothing.
             adopted = tier.adopt()
-            if verb == "put_pending" and tier.holds("new/1"):
+            if verb == "put_pending" and tier.head("new/1"):
                 assert adopted == ["new/1"]
             for left in Path(root, "staging").iterdir():
                 os.utime(left, (0, 0))

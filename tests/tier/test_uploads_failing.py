@@ -64,7 +64,9 @@ def test_the_exit_does_not_wait_for_the_end_of_a_pause(site: Site, remote: Remot
     assert isinstance(report.error, TransientError)
 
 
-@pytest.mark.parametrize("error", [AccessDeniedError("expired"), NoSpaceError("quota")], ids=str)
+@pytest.mark.parametrize(
+    "error", [AccessDeniedError("expired"), NoSpaceError("quota"), RuntimeError("bug")], ids=str
+)
 def test_what_was_refused_is_tried_again_by_itself(
     site: Site, remote: Remote, error: Exception
 ) -> None:
@@ -120,17 +122,6 @@ def test_a_flush_has_an_end_even_where_every_thread_hangs(site: Site, remote: Re
         assert in_thread(lambda: site.uploads.flush(0.01))().remaining == 2
     finally:
         goes_on.set()
-
-
-def test_even_a_mistake_in_the_store_stops_no_other_upload(
-    new_site: NewSite, remote: Remote
-) -> None:
-    site = new_site(upload_concurrency=1)
-    remote.errors = {"bad": [RuntimeError("bug")]}
-    site.put("bad")
-    site.put("good")
-    eventually(lambda: "good" in remote.objects)
-    assert site.uploads.flush(20).complete
 
 
 def test_a_corrupt_object_is_set_aside_not_uploaded(site: Site, remote: Remote) -> None:

@@ -243,7 +243,7 @@ def test_what_belongs_to_another_user_is_no_object(root: Path) -> None:
     tier.put("a/key", b"ours")
     os.chown(root / "objects" / "a+" / "key", ATTACKER, ATTACKER)
     assert tier.get("a/key") is None
-    assert not tier.holds("a/key")
+    assert not tier.head("a/key")
     assert [*tier.objects()] == []
     tier.put("a/key", b"new")
     assert tier.get("a/key") == b"new"

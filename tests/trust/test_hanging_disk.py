@@ -41,7 +41,6 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "peek": lambda tier: tier.peek("old"),
     "search": lambda tier: tier.search(["absent"], "old", lambda *_: None),
     "head": lambda tier: tier.head("old"),
-    "holds": lambda tier: tier.holds("old"),
     "objects": lambda tier: [*tier.objects()],
     "usage": lambda tier: tier.usage(),
     "pending": lambda tier: tier.pending(),
