@@ -352,9 +352,8 @@ class RemoteTier:
                 self._loop.wait(work, max(end - time.monotonic(), _MOMENT_S))
 
     def _wait(self, work: Coroutine[Any, Any, _T], name: str, timeout_s: float) -> _T:
-        if (
-            self.breaker.state != "closed"
-        ):  # the server was down: do not wait long for the next probe
+        # The server was down: do not wait long for the next probe.
+        if self.breaker.state != "closed":
             timeout_s = min(timeout_s, _PROBE_WAIT_S)
         try:
             return self._loop.wait(work, timeout_s)
