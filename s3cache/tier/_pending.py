@@ -64,6 +64,9 @@ class Pending:
             lock_fd = root.try_lock(f"{owner}{_LOCK}")
             assert lock_fd is not None, "another process has the lock on the tier's objects"
             self._owner, self._lock_fd = owner, lock_fd
+            if self._is_closed:  # meanwhile: a lock that is held now would be held for good
+                self._release()
+                raise ClosedError("the local tier was closed")
         return root
 
     def holds(self, name: str) -> bool:

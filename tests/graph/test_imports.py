@@ -51,16 +51,9 @@ def key(change, early):
         os.write(write, json.dumps(graph.key).encode())
         os._exit(0)
     os.close(write)
-    return open(read)
+    return json.load(open(read))
 
-changes = json.loads(sys.argv[1])
-found = []
-for change, early in changes:
-    found.append(key(change, early))
-    if len(found) > 1:
-        found[-2] = json.loads(found[-2].read())  # two at a time
-found[-1] = json.loads(found[-1].read())
-print(json.dumps(found))
+print(json.dumps([key(change, early) for change, early in json.loads(sys.argv[1])]))
 """
 
 

@@ -249,10 +249,7 @@ def _keys_of_machine() -> list[Any]:
 @slow
 @pytest.mark.timeout(900)
 def test_it_does_not_matter_when_torch_was_first_looked_at(tmp_path: Path) -> None:
-    """Nor what was imported since: what is replaced is seen.
-
-    Without the entry point torch is seen late, and keys have what was there by then.
-    """
+    """Nor what was imported since. Without the entry point keys have what was there by then."""
     ways = {"early": {}, "late": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
     early, late = (
         Machine(tmp_path / name, **environment).run(f"{__name__}:_keys_of_machine").result

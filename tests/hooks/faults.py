@@ -11,7 +11,7 @@ import torch
 import s3cache
 from s3cache.artifact import Artifact
 from s3cache.cache import Engine
-from s3cache.hooks import _compiles, _keys
+from s3cache.hooks import _compiles, _keys, _lookups
 from s3cache.hooks._conditions import NotSharableError
 from tests.hooks.switches import Counted, compiled, unknown
 
@@ -39,7 +39,7 @@ HOOKS: dict[str, tuple[Any, str]] = {
     "key": (_keys, "bypass_reasons"),
     "fx key": (_keys, "fx_bypass_reasons"),
     "lookup": (Engine, "candidates"),
-    "candidate": (Artifact, "entry_of"),
+    "candidate": (_lookups, "section_of"),
     "rebuild": (Artifact, "kernels_of"),
     "save": (Artifact, "encode"),
     "describe": (_compiles, "describe"),

@@ -53,8 +53,7 @@ def test_without_a_url_importing_torch_costs_one_small_file(
     """``import torch`` imports one small file, and nothing of s3cache."""
     seen = _account_of(site.machine("one"), _COST, **variables)
     assert seen["modules"] == ["_s3cache_autoload"]
-    # Nor what others would have to import for it: the second is a part of the interpreter.
-    assert seen["alone"] == ["_s3cache_autoload", "atexit"]
+    assert seen["alone"] == ["_s3cache_autoload", "atexit"]  # the second is of the interpreter
 
 
 # -- programs that say nothing of s3cache

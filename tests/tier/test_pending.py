@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from s3cache.errors import ClosedError
 from s3cache.store import Directory
 from s3cache.tier._pending import Pending
 from tests.support.contract import ODD_KEYS
@@ -59,6 +60,26 @@ def test_any_name_goes_from_owner_to_adopter(
     adopter.remove(name)
     adopter.close()
     assert os.listdir(root) == []
+
+
+def test_what_is_closed_while_it_becomes_an_owner_leaves_all_to_others(
+    pending: Pending, another: Another, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adopting and closing run on two threads: no lock may be held for good."""
+    first, taken, take = another(), list[str](), Directory.try_lock
+    first.add("a")
+    first.close()
+
+    def close_and_take(root: Directory, name: str) -> int | None:
+        taken.append(name)
+        if len(taken) == 2:  # after the lock of the first one: its own
+            pending.close()
+        return take(root, name)
+
+    monkeypatch.setattr(Directory, "try_lock", close_and_take)
+    with pytest.raises(ClosedError):
+        pending.adopt()
+    assert another().adopt() == ["a"]
 
 
 def test_names_as_long_as_the_cache_makes_them_fit(pending: Pending) -> None:
