@@ -55,8 +55,7 @@ class Pending:
 
     def _own(self) -> Directory:
         """Return the directory, in which this process is an owner from now on."""
-        if self._is_closed:
-            raise ClosedError("the local tier was closed")
+        self._check_open()
         root = self._open_root(True)
         if self._lock_fd < 0 or not os.fstat(self._lock_fd).st_nlink:  # it was removed by hand
             self._release()
@@ -66,8 +65,12 @@ class Pending:
             self._owner, self._lock_fd = owner, lock_fd
             if self._is_closed:  # meanwhile: a lock that is held now would be held for good
                 self._release()
-                raise ClosedError("the local tier was closed")
+            self._check_open()
         return root
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the local tier was closed")
 
     def holds(self, name: str) -> bool:
         try:
