@@ -262,7 +262,7 @@ class Surface:
         for name, module in sys.modules.copy().items():
             if self._present.get(name) == id(module):
                 continue
-            if _is_starting(module):
+            if name != internals.COMPILER and _is_starting(module):  # that one has run by now
                 continue
             file = getattr(module, "__file__", None)
             # Inductor's own products lie in modules of such names, too.

@@ -141,40 +141,39 @@ class Functions:
         A variable of a closure may hold something else if such a function assigns to it.
         """
         with self.lock:
-            return [] if self._is_unchanged() else list(self._find_changed())
+            return list(self._find_changed())
 
     def _find_changed(self) -> Iterator[types.FunctionType]:
-        for function, _, _ in self._differing(_code, _code):
+        for function, _, _ in self._differing(_code):
             yield function
-        for function, defaults, _ in self._differing(_defaults, _defaults):
+        for function, defaults, _ in self._differing(_defaults):
             if not are_identical(function.__defaults__ or (), defaults):
                 yield function
-        for function, inside in zip(self._noted[_keywords][0], self._in_keywords, strict=True):
-            if not are_identical(_inside(function), inside):
-                yield function
-        for cell, _, function in self._differing(_content, content_of):
+        yield from self._with_other_keywords()
+        for cell, _, function in self._differing(_content):
             if not self._is_rebound(cell, function):
                 yield function
 
-    def _differing(
-        self, attribute: _Attribute, get: Callable[[Any], object]
-    ) -> Iterator[tuple[Any, Any, types.FunctionType]]:
-        noted = self._noted[attribute]
-        return compress(zip(*noted, strict=True), map(is_not, map(get, noted[0]), noted[1]))
-
-    def _is_unchanged(self) -> bool:
-        # Each is asked of thousands, which costs half as much without a line of Python for each.
+    def _differing(self, attribute: _Attribute) -> Iterator[tuple[Any, Any, types.FunctionType]]:
+        # Thousands are asked, which costs half as much without a line of Python for each.
+        owners, values, functions = self._noted[attribute]
+        numbers = range(len(owners))
         try:
-            if not all(
-                all(map(is_, map(attribute, owners), values))
-                for attribute, (owners, values, _) in self._noted.items()
-            ):
-                return False
+            found = [*compress(numbers, map(is_not, map(attribute, owners), values))]
         except ValueError:  # a cell was emptied
-            return False
-        items = map(dict.items, self._noted[_keywords][1])
-        now = chain.from_iterable(chain.from_iterable(items))
-        return are_identical([*now], [*chain.from_iterable(self._in_keywords)])
+            found = [*compress(numbers, map(is_not, map(content_of, owners), values))]
+        for number in found:
+            yield owners[number], values[number], functions[number]
+
+    def _with_other_keywords(self) -> Iterator[types.FunctionType]:
+        functions, noted, _ = self._noted[_keywords]
+        items = chain.from_iterable(chain.from_iterable(map(dict.items, noted)))
+        is_same = are_identical([*items], [*chain.from_iterable(self._in_keywords)])
+        if is_same and not [*self._differing(_keywords)]:
+            return
+        for function, inside in zip(functions, self._in_keywords, strict=True):
+            if not are_identical(_inside(function), inside):
+                yield function
 
     def _is_rebound(self, cell: types.CellType, function: types.FunctionType) -> bool:
         """Return True if a function that has the variable assigns to it, as its own state."""
