@@ -246,7 +246,7 @@ class Compiles:
         return options is not None
 
     def _current(self) -> tuple[TracingContext | None, Compile | None]:
-        context = internals.current_tracing_context.get()() if self.contexts else None
+        context = internals.current_tracing_context.get()()
         compiles = None if context is None else self.contexts.get(context)
         return context, compiles[-1] if compiles else None
 

@@ -166,6 +166,9 @@ class Lookups:
 
     # -- whole graphs
 
+    def _is_compiling_entry(self) -> bool:
+        return bool(self._compiles.contexts) and self._compiles.is_compiling_entry()
+
     @around(internals.try_load)
     def _try_load(
         self,
@@ -183,7 +186,8 @@ class Lookups:
                 from s3cache.hooks._ranks import agreement_on
 
                 lookup.agreement = agreement_on(gm, inputs)
-            self._compiles.end()
+            if self._compiles.contexts:  # so that a hit does not go there
+                self._compiles.end()
             try:
                 result = original(mod, inputs, config, *args, **kwargs)
             finally:
@@ -246,7 +250,7 @@ class Lookups:
 
     @around(internals.should_bundle, internals.should_bundle_compiled)
     def _should_bundle(self, asked: Callable[[], bool]) -> bool:
-        return self._compiles.is_compiling_entry() or asked()
+        return self._is_compiling_entry() or asked()
 
     # -- FX graphs
 
@@ -291,7 +295,7 @@ class Lookups:
                 lookup.reject(exc)
                 graph, info = None, {}
             finally:
-                self._ended(lookup, of_whole=self._compiles.is_compiling_entry())
+                self._ended(lookup, of_whole=self._is_compiling_entry())
             lookup.raise_error(strict=self._engine.settings.strict)
             return graph, info
 
