@@ -208,17 +208,18 @@ def _note_after(loader: "Loader") -> None:
 
 
 def _note_module(name: str) -> None:
+    """Copy a module that has just been imported, and record its functions. Never raises."""
     try:
         copies = _copy_module(name)
         if "s3cache.util.snapshot" in sys.modules:  # else no cache has been named so far
             for each in copies:
                 sys.modules["s3cache.util.snapshot"].FUNCTIONS.add(each.values())
-    except Exception:  # noqa: BLE001, S110 - the key then has what is in it, whatever that is
+    except Exception:  # noqa: BLE001, S110 - the key then includes a digest of the module
         pass
 
 
 def _copy_module(name: str) -> "list[dict[object, object]]":
-    """Return copies of what is in a module and in its classes; copy the tables there, too."""
+    """Copy a module, its classes and their tables; return the copies of all but the tables."""
     copies = [_copy(name, getattr(sys.modules.get(name), "__dict__", {}))]
     if "torch.utils._ordered_set" in sys.modules:
         _TABLES.add(sys.modules["torch.utils._ordered_set"].OrderedSet)

@@ -287,7 +287,7 @@ def _described(value: object, depth: int = 0) -> str:
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, NATIVE):
-        return value.__name__
+        return f"{getattr(value, '__module__', None)}.{value.__name__}"  # as others have its name
     if not isinstance(value, types.FunctionType):
         return kind.__qualname__
     given = f"{_described(value.__defaults__)} {_described(value.__kwdefaults__)}"

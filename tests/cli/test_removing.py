@@ -102,7 +102,7 @@ def test_what_is_not_uploaded_yet_is_kept_in_the_local_tier(call: Call, tmp_path
 
 
 def test_gc_keeps_the_latest_up_to_a_size(call: Call, shelf: Shelf) -> None:
-    """Of what else is chosen; those of the minute in which it is exceeded go, too."""
+    """The size counts only the entries that other options choose."""
     other = shelf.add("other", kind="shapes", size=9000, days=9)
     latest = [shelf.add(f"k{days}", size=1000, days=days) for days in range(4)]
     done = call("gc", "--kind", "test", "--keep", "3KB", "--url", shelf.url, "--delete")

@@ -65,7 +65,7 @@ def _keys(tmp_path: Path, changes: list[str], *, early: bool, first: str = "") -
     return found
 
 
-_BYPASSED = {"a default", "what comes with torch"}  # or cached by what was traced
+_BYPASSED = {"a default", "what comes with torch"}  # these have no key of a whole graph
 
 
 @pytest.mark.parametrize(
