@@ -233,6 +233,9 @@ class Aioboto3(_OnOneLoop):
         client = aioboto3.Session().client("s3", config=config, **gateway.botocore())
         self._client = self._loop.run_until_complete(client.__aenter__())
 
+    def close(self) -> None:
+        self._loop.run_until_complete(self._client.close())
+
     async def get(self, path: str) -> int:
         response = await self._client.get_object(Bucket=BUCKET, Key=path)
         async with response["Body"] as body:
@@ -317,10 +320,11 @@ def same_settings() -> AioConfig:
 
 
 def measure(gateway: Gateway, rounds: int, seed: int) -> Result:
+    peer, bare = Aioboto3SameWork(gateway, same_settings()), Aioboto3(gateway, same_settings())
     contenders: dict[str, Contender] = {
         "s3cache": S3Cache(gateway),
-        PEER: Aioboto3SameWork(gateway, same_settings()),
-        "aioboto3, bytes dropped": Aioboto3(gateway, same_settings()),
+        PEER: peer,
+        "aioboto3, bytes dropped": bare,
         "obstore, bytes dropped": Obstore(gateway),
         "s3cache with save": S3CacheWithSave(gateway),
     }
@@ -353,6 +357,8 @@ def measure(gateway: Gateway, rounds: int, seed: int) -> Result:
                     seconds[name].append(elapsed)
             _book(result, workload, direction, seconds, others)
         gateway.empty()
+    peer.close()
+    bare.close()
     return result
 
 

@@ -127,31 +127,51 @@ class Directory:
                 )
         return directory
 
-    def enter(self, name: str, *, make: bool = False) -> Directory:
-        """Open the directory called ``name`` in this one, made if missing and ``make`` is set.
+    def enter(self, *names: str, make: bool = False) -> Directory:
+        """Open the directory at ``names`` below this one; missing ones are made if ``make`` is set.
 
-        The last three stay open, and are checked again, also whether ``name`` still leads there.
+        The last three in each stay open. The first and the last are checked again, also whether
+        their names still lead there; those between are only missed where they were removed.
 
         Raises:
-            ConfigError: it is a symbolic link, another user's, or writable by others.
+            ConfigError: one is a symbolic link, another user's, or writable by others.
         """
-        if (known := self._entered.get(name)) is not None:
-            with contextlib.suppress(OSError):  # opening it says what is wrong
-                status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-                if os.path.samestat(status, known._status):
-                    _check_directory(status, known.path)
-                    return known
-        known = self._open(name, f"{self.path}/{name}", self.fd, make)
-        self._entered = {**dict([*self._entered.items()][-2:]), name: known}
-        return known
+        directory = self
+        for depth, name in enumerate(names, 1):
+            known = directory._entered.get(name)
+            is_checked = depth in (1, len(names))
+            if known is None or (is_checked and not known._is_at(name, directory.fd)):
+                try:
+                    known = self._open(name, f"{directory.path}/{name}", directory.fd, make)
+                except FileNotFoundError:
+                    if depth == 1 or os.fstat(directory.fd).st_nlink:
+                        raise
+                    self._entered = {}  # it was removed, while it was open here
+                    return self.enter(*names, make=make)
+                directory._entered = {**dict([*directory._entered.items()][-2:]), name: known}
+            directory = known
+        return directory
+
+    def _is_at(self, name: str, dir_fd: int) -> bool:
+        """Return whether ``name`` leads here; raise ConfigError if others can write here now."""
+        try:
+            status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+        except OSError:  # opening it says what is wrong
+            return False
+        if is_same := os.path.samestat(status, self._status):
+            _check_directory(status, self.path)
+        return is_same
 
     @classmethod
     def _open(cls, name: str, path: str, dir_fd: int | None, make: bool) -> Directory:
-        if make and not os.access(name, os.F_OK, dir_fd=dir_fd):  # mkdir locks the one above
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=dir_fd)
         try:
             fd = os.open(name, _FLAGS, dir_fd=dir_fd)
+        except FileNotFoundError:
+            if not make:
+                raise
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=dir_fd)
+            return cls._open(name, path, dir_fd, make)
         except OSError as exc:
             if exc.errno in (errno.ELOOP, errno.ENOTDIR):
                 status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
@@ -259,9 +279,7 @@ class ObjectFiles:
         directory = self._root
         if directory is None or not os.fstat(directory.fd).st_nlink:
             directory = self._root = Directory.at(self.root, make=make)
-        for name in names:
-            directory = directory.enter(name, make=make)
-        return directory
+        return directory.enter(*names, make=make)
 
     def _place_of(self, key: str, *, make: bool = False) -> tuple[Directory, str]:
         """Return the directory that holds the object, and what its file is called in it."""
@@ -326,7 +344,7 @@ class ObjectFiles:
         """
         with self.staged(key, data, durable=True) as staged:
             try:
-                self.place(staged, key, create=create)
+                staged.place(create=create)
             except FileExistsError:
                 error = PreconditionError("already exists", op="put", store=self.url, key=key)
                 raise error from None
@@ -350,8 +368,10 @@ class ObjectFiles:
         check_key(key)
         with os_errors("put", self.url, key):
             directory, name = self.directory("staging", make=True), secrets.token_hex(8)
+            target = self._place_of(key, make=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            staged = Staged(directory, name, os.open(name, flags, 0o600, dir_fd=directory.fd))
+            fd = os.open(name, flags, 0o600, dir_fd=directory.fd)
+            staged = Staged(directory, name, fd, *target)
             try:
                 view = memoryview(data).cast("B")
                 while view:
@@ -367,15 +387,6 @@ class ObjectFiles:
             finally:
                 os.close(staged.fd)
 
-    def place(self, staged: Staged, key: str, *, create: bool = False) -> None:
-        """Move a staged file to its place; with ``create``, the object must not exist."""
-        directory, name = self._place_of(key, make=True)
-        # Unlike rename, link refuses an existing name, on NFS too.
-        move = os.link if create else os.replace
-        move(staged.name, name, src_dir_fd=staged.directory.fd, dst_dir_fd=directory.fd)
-        if create:
-            os.unlink(staged.name, dir_fd=staged.directory.fd)
-
     def sweep(self) -> None:
         """Remove what killed writers left in staging."""
         with os_errors("sweep", self.url), _absent_is_fine():
@@ -388,11 +399,30 @@ class ObjectFiles:
 
 
 class Staged(NamedTuple):
-    """A file that is being written, to be moved to its place."""
+    """A file that is being written, and the place it is to be moved to."""
 
     directory: Directory
     name: str
     fd: int
+    target: Directory
+    target_name: str
+
+    def replaced_bytes(self) -> int | None:
+        """Return the size of the object that is there, or None."""
+        try:
+            status = os.stat(self.target_name, dir_fd=self.target.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return status.st_size if _is_object(status) else None
+
+    def place(self, *, create: bool = False) -> None:
+        """Move it to its place; with ``create``, nothing must be there."""
+        # Unlike rename, link refuses an existing name, on NFS too.
+        move = os.link if create else os.replace
+        fds = {"src_dir_fd": self.directory.fd, "dst_dir_fd": self.target.fd}
+        move(self.name, self.target_name, **fds)
+        if create:
+            os.unlink(self.name, dir_fd=self.directory.fd)
 
 
 def mark_used(fd: int) -> None:

@@ -380,7 +380,8 @@ class S3Store(Store):
 
 async def _fill(into: memoryview, body: Any) -> None:
     filled = 0
-    while chunk := await body.read(CHUNK_BYTES):
+    # As it came: read(n) would copy it, and what is left of it again.
+    while chunk := await body.content.readany():
         if filled + len(chunk) > len(into):
             raise TransientError(f"more than {len(into)} bytes came")
         into[filled : filled + len(chunk)] = chunk

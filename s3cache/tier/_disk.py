@@ -262,7 +262,8 @@ class DiskTier:
 
         def write() -> None:
             with self._files.staged(key, data, durable=pending) as staged, self._locked():
-                growth = Usage(size, 1) - self._usage_of(key)
+                held = staged.replaced_bytes()
+                growth = Usage(size, 1) if held is None else Usage(size - held, 0)
                 self._make_room(key, growth)
                 # First: an uploader forgets a pending upload without an object, but an object that
                 # is not pending would never be uploaded.
@@ -270,7 +271,7 @@ class DiskTier:
                 try:
                     with self._changing(growth):
                         mark_used(staged.fd)
-                        self._files.place(staged, key)
+                        staged.place()
                 except BaseException:
                     if is_new:
                         self._pending.remove(key)

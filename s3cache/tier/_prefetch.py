@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # What an object takes while it arrives, in its own size, at most: the body, and pieces of it or
 # what the allocator keeps of earlier ones (measured with benchmarks/storage.py).
 _COPIES = 2
+# What is held for each until something says how large these objects are.
+_EXPECTED_BYTES = _COPIES * (16 << 20)
 # A look at the disk takes two switches of threads, for one name as for so many.
 _LOOKED_FOR_AT_ONCE = 32
 
@@ -29,7 +31,7 @@ class Budget:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._held = 0
         self._given = asyncio.Event()
 
@@ -41,15 +43,16 @@ class Budget:
     def grow(self, held: int, size: int) -> bool:
         """Hold ``size`` bytes instead of ``held``, if so many are free; return whether they are."""
         others = self._held - held
-        if others and others + size > self._max_bytes:
+        if others and others + size > self.max_bytes:
             return False
         self._held = others + size
+        if size < held:
+            self._given.set()  # wakes all that wait now
+            self._given.clear()
         return True
 
     def give(self, size: int) -> None:
-        self._held -= size
-        self._given.set()  # wakes all that wait now
-        self._given.clear()
+        self.grow(size, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class Prefetch:
     def __init__(self, names: Iterable[str]) -> None:
         self.names = [*dict.fromkeys(names)]
         self.future: concurrent.futures.Future[None] | None = None
+        self._expected = 0
         self._report = PrefetchReport(len(self.names))
 
     def report(self) -> PrefetchReport:
@@ -117,6 +121,8 @@ class Prefetch:
         ``present`` says which of a list of names are present; it is called on other threads.
         """
         names, missing, looking = iter(self.names), list[str](), asyncio.Lock()
+        # What finds no memory when its size is known is asked for twice: half may begin.
+        self._expected = min(_EXPECTED_BYTES, 2 * budget.max_bytes // concurrency)
 
         async def next_missing() -> str | None:
             async with looking:
@@ -131,7 +137,7 @@ class Prefetch:
         async def work() -> None:
             while (name := await next_missing()) is not None:
                 try:
-                    size = await _fetch_within(budget, fetch, name)
+                    size = await self._fetch_within(budget, fetch, name)
                 except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
                     self.count(failed=1, error=exc)
                 else:
@@ -142,26 +148,30 @@ class Prefetch:
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
 
+    async def _fetch_within(self, budget: Budget, fetch: Fetch, name: str) -> int | None:
+        """Fetch an object: again, once there is memory, if it was too large for what was left.
 
-async def _fetch_within(budget: Budget, fetch: Fetch, name: str) -> int | None:
-    """Fetch an object: again, once there is memory, if it was too large for what was left.
+        Return its size, not the object: a worker would keep it in memory while it fetches the next.
+        """
+        held = needed = 0
 
-    Return its size, not the object: a worker would keep it in memory while it fetches the next.
-    """
-    held = 0
+        def accept(size: int) -> bool:
+            nonlocal held, needed
+            needed = _COPIES * size
+            if is_accepted := budget.grow(held, needed):
+                held = needed
+            return is_accepted
 
-    def accept(size: int) -> bool:
-        nonlocal held
-        is_accepted = budget.grow(held, _COPIES * size)
-        held = _COPIES * size if is_accepted else held
-        return is_accepted
-
-    try:
-        while isinstance(answer := await fetch(name, accept), NotAccepted):
+        try:
+            expected = self._expected  # others change it meanwhile
+            await budget.take(expected)
+            held = expected
+            while isinstance(answer := await fetch(name, accept), NotAccepted):
+                budget.give(held)
+                held = 0
+                await budget.take(needed)
+                held = needed
+            self._expected = (self._expected + needed) // 2
+            return None if answer is None else answer.size
+        finally:
             budget.give(held)
-            held = 0
-            await budget.take(_COPIES * answer.size)
-            held = _COPIES * answer.size
-        return None if answer is None else answer.size
-    finally:
-        budget.give(held)

@@ -60,6 +60,19 @@ def test_root_removed_at_any_moment(root: Path, verb: str) -> None:
     assert moment > 1
 
 
+@pytest.mark.parametrize("name", ["objects", "objects/a+", "objects/a+/b+", "moved objects"])
+def test_a_directory_that_went_while_it_was_open_is_made_again(root: Path, name: str) -> None:
+    directory = ObjectFiles(root)
+    directory.write("a/b/key", b"old")
+    if name == "moved objects":
+        (root / "objects").rename(root.parent / "aside")
+    else:
+        shutil.rmtree(root / name)
+    assert directory.read("a/b/key") is None
+    directory.write("a/b/key", b"new")
+    assert (root / "objects/a+/b+/key").read_bytes() == b"new"
+
+
 def use(directory: ObjectFiles, verb: str) -> None:
     if verb in ("write", "create"):
         directory.write("new/key", b"new", create=verb == "create")
@@ -95,7 +108,7 @@ def test_a_file_that_was_swept_while_its_writer_was_stopped_fails_the_write(
         with directory.staged("key", b"x", durable=False) as staged:
             os.utime(staged.fd, (0, 0))
             directory.sweep()
-            directory.place(staged, "key")
+            staged.place()
 
     with pytest.raises(MissingContainerError):
         write()

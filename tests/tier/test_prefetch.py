@@ -20,16 +20,17 @@ THING = entry()
 def test_only_so_many_bytes_are_read_at_once(
     loop: BackgroundLoop, of_budget: float, at_once: int
 ) -> None:
-    """What does not fit now is asked for again, once there is memory; a large one goes alone."""
-    reading = most = 0
+    """A large one goes alone, and only before a size is known is what does not fit asked for."""
+    reading = most = refused = 0
     max_bytes = 100_000
     budget = Budget(max_bytes)
     size = int(of_budget * max_bytes / 2)  # it takes twice its size
 
     async def fetch(name: str, admit: AcceptSize) -> Frame | NotAccepted:
-        nonlocal reading, most
+        nonlocal reading, most, refused
         await asyncio.sleep(0.001)
         if not admit(size):
+            refused += 1
             return NotAccepted(size)
         reading += 1
         most = max(most, reading)
@@ -41,6 +42,7 @@ def test_only_so_many_bytes_are_read_at_once(
     loop.wait(prefetch.run(fetch, lambda _: [], budget, 8), LONG_S)
     assert (prefetch.report().found, prefetch.report().failed) == (60, 0)
     assert most == at_once
+    assert refused <= 8
     assert budget.grow(0, 2 * max_bytes), "all was given back"
 
 

@@ -189,7 +189,7 @@ def test_a_caller_gets_what_a_prefetch_puts_off_for_lack_of_memory(
     """It does not wait for memory, but reads the object itself."""
     keys = [*(f"other{number}" for number in range(7)), "large"]
     put(memory, *keys, size=5_000)
-    remote = open_remote(prefetch_max_bytes=6_000, download_concurrency=8)
+    remote = open_remote(prefetch_max_bytes=6_000, download_concurrency=16)
     gated.is_open = False
     prefetch = remote.tier.prefetch(map(entries.first_name, keys))
     eventually(lambda: gated.waiting == 8)
