@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from s3cache import entries, frame
 from s3cache.entries import Replaceable
-from s3cache.errors import ClosedError, DownloadTimeoutError, TransientError, TruncatedError
+from s3cache.errors import (
+    ClosedError,
+    DownloadTimeoutError,
+    StoreError,
+    TransientError,
+    TruncatedError,
+)
 from s3cache.frame import Frame, Head, TrustCheck
 from s3cache.settings import Settings
 from s3cache.stats import Listeners, TransferEvent
@@ -340,7 +346,7 @@ class RemoteTier:
         return prefetch
 
     def remove(self, prefix: str) -> list[str]:
-        """Delete all objects with ``prefix``; return their names."""
+        """Try to delete all objects with ``prefix``; return their names, or raise a failure."""
         return self._loop.wait(self._remove(prefix), None)
 
     def close(self, timeout_s: float) -> None:
@@ -436,8 +442,17 @@ class RemoteTier:
     async def _remove(self, prefix: str) -> list[str]:
         listed = self._writer.list(prefix)
         names = [info.key async for info in listed if info.key.startswith(prefix)]
-        await concurrently(self._writer.delete, names)
+        for failure in await concurrently(self._try_delete, names):
+            if failure is not None:
+                raise failure
         return names
+
+    async def _try_delete(self, name: str) -> StoreError | None:
+        try:
+            await self._writer.delete(name)
+        except StoreError as exc:  # the others are deleted all the same
+            return exc
+        return None
 
     async def _publish(self, name: str, data: Buffer, is_adopted: bool) -> None:
         # What this process saved is uploaded whether it trusts it or not: a job may sign for others

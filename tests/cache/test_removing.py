@@ -57,18 +57,22 @@ def test_without_a_remote_the_local_tier_is_cleared(tmp_path: Path) -> None:
 
 class _Keeping(MemoryStore):
     async def delete(self, key: str) -> None:
-        raise AccessDeniedError("not allowed", op="delete", store=self.url, key=key)
+        if f"/{KEY}." in key:
+            raise AccessDeniedError("not allowed", op="delete", store=self.url, key=key)
+        await super().delete(key)
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_remote_that_refuses_is_an_error_and_not_a_warning(tmp_path: Path, strict: bool) -> None:
-    """Whoever removes something has to know that it is still there."""
+    """What it does not refuse is gone."""
     remote = _Keeping()
     with open_cache(tmp_path / "here", remote, strict=strict) as cache:
         cache.save(KEY, entry())
+        cache.save(OTHER, entry(OTHER))
         with pytest.raises(AccessDeniedError):
             cache.clear()
         assert isinstance(cache.lookup(KEY), Hit)
+    assert len(names(remote)) == 1
 
 
 @pytest.mark.parametrize("changes", [{"mode": "read-only"}, {"mode": "off"}])
