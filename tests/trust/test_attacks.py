@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from s3cache import entries, frame
-from s3cache.cache import Engine, Hit, Saved
+from s3cache.cache import Cache, Engine, Hit, Saved
 from s3cache.errors import UntrustedError
 from s3cache.frame import Frame
 from s3cache.store import MemoryStore, Store
@@ -193,7 +193,7 @@ def squatters(number: int) -> bytes:
     return bytes(entry(variant=f"x{number}", payload=bytes(100_000)).data)
 
 
-def fetched(engine: Engine) -> int:
+def fetched(engine: Cache) -> int:
     return sum(verb.bytes_in for verb in engine.stats().remote.values())
 
 
@@ -231,6 +231,6 @@ def test_damage_is_not_downloaded_for_ever_either() -> None:
 
 def test_variants_that_do_not_fit_are_tried_up_to_a_bound() -> None:
     others = lambda number: bytes(entry(variant=f"x{number}").data)  # noqa: E731
-    store = flooded(400, others, bytes(entry().data))
-    with open_engine(None, store) as engine, engine.candidates(KEY) as lookup:
+    engine = open_engine(None, flooded(400, others, bytes(entry().data)))
+    with engine, engine.candidates(KEY) as lookup:
         assert len(list(lookup)) == 257

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from s3cache import entries, frame
-from s3cache.cache import Engine, Hit, Miss, Saved
+from s3cache.cache import Cache, Hit, Miss, Saved
 from s3cache.errors import ConfigError
 from s3cache.frame import Frame
 from s3cache.settings import Settings
@@ -46,7 +46,7 @@ def stored(store: Store) -> Frame:
     return frame.decode(data)
 
 
-def outcome(engine: Engine, key: str = KEY) -> str:
+def outcome(engine: Cache, key: str = KEY) -> str:
     found = engine.lookup(key)
     return found.tier if isinstance(found, Hit) else str(found.reason)
 
@@ -116,7 +116,8 @@ def test_what_there_is_can_be_asked_without_being_counted(tmp_path: Path) -> Non
     store = MemoryStore()
     save(store, entry())
     save(store, entry(OTHER), **writes())
-    with open_engine(tmp_path, store, **READS) as engine:
+    engine = open_engine(tmp_path, store, **READS)
+    with engine:
         found = [engine.probe(key) for key in (KEY, OTHER, OTHER, "0" * 32)]
         assert found == ["untrusted (1 unsigned)", "remote", "local", "absent"]
         assert (engine.stats().lookups, dict(engine.stats().refused)) == (0, {})
