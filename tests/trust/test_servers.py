@@ -25,10 +25,9 @@ async def endless(head: bytes) -> AsyncIterator[str]:
 
     async def serve(_: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(head)
-        chunked = b"chunked" in head
-        zeros = bytes(MIB)
+        zeros = b"%x\r\n%b\r\n" % (MIB, bytes(MIB)) if b"chunked" in head else bytes(MIB)
         while True:
-            writer.write(b"%x\r\n%b\r\n" % (MIB, zeros) if chunked else zeros)
+            writer.write(zeros)
             await writer.drain()
 
     async with raw_server(serve) as url:
