@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,8 +16,8 @@ from s3cache.records import JOB
 from s3cache.settings import Settings
 from s3cache.store import STORE_OPTIONS, S3Options, parse_url
 from s3cache.trust import parse_trusted
+from tests.support.pages import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in [

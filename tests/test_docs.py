@@ -6,7 +6,6 @@ import ast
 import json
 import re
 from importlib.metadata import metadata
-from pathlib import Path
 
 import pytest
 import yaml
@@ -16,8 +15,8 @@ from infra.docs import metrics, reasons
 from infra.docs.settings import updated
 from s3cache.stats import Reason
 from s3cache.torch_api import internals
+from tests.support.pages import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 
 

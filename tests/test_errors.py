@@ -47,11 +47,6 @@ def test_an_error_is_the_same_after_pickling(error: Exception, text: str) -> Non
     assert (str(again), vars(again)) == (text, vars(error))
 
 
-def test_foreign_text_makes_no_line_of_its_own() -> None:
-    assert str(StoreError("\x1b[2J\nforged")) == "\\x1b[2J\\nforged"
-    assert str(UntrustedError("unsigned", "a\nb")).endswith("a\\nb")
-
-
 # -- whose fault an error is
 
 

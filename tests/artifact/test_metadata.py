@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from s3cache.artifact import described, description, inputs_and_outputs
 from s3cache.errors import CorruptError
 from tests.support.descriptions import differences_from_torch
 from tests.support.pages import ROOT
+from tests.support.scripts import python
 
 ODD = [
     *(None, True, 1, 1 << 70, 0.5, "text", b"\xff", torch.float32, torch.device("meta")),
@@ -137,9 +136,8 @@ print(description(frame.decode_header(open(sys.argv[1], "rb").read())))
 
 def test_an_entry_can_be_read_without_torch(tmp_path: Path) -> None:
     (tmp_path / "entry").write_bytes(framed(written(whole())))
-    command = [sys.executable, "-W", "ignore", "-c", _READER, str(tmp_path / "entry")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{whole()}\n"
+    done = python("-W", "ignore", "-c", _READER, str(tmp_path / "entry"), cwd=ROOT)
+    assert done.stdout == f"{whole()}\n", done.stderr
 
 
 @given(position=st.integers(0), bit=st.integers(0, 7))

@@ -24,9 +24,7 @@ def test_the_second_machine_hits_and_prints_the_same(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(files(PAGE)["train.py"], encoding="utf-8")
     commands = re.findall(r"^.*python -m s3cache run --url file:.*$", page, re.MULTILINE)
     assert len(commands) == 2
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("S3CACHE_")
-    }
+    environment = dict(os.environ)
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     environment["S3CACHE_EXIT_TIMEOUT_S"] = environment["S3CACHE_LOOKUP_TIMEOUT_S"] = "60"
     for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):

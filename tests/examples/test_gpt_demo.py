@@ -10,9 +10,8 @@ import pytest
 
 from examples.gpt_demo import Report, verdict
 from tests.support.marks import slow
+from tests.support.pages import ROOT
 from tests.support.scripts import python
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 # Four jobs that each import torch, one of which compiles.
@@ -22,15 +21,10 @@ def test_one_machine_compiles_for_all_of_them(tmp_path: Path) -> None:
     clean = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("AWS_", "S3CACHE_", "TORCH")) and name != "FORCE_COLOR"
+        if not name.startswith(("AWS_", "TORCH")) and name != "FORCE_COLOR"
     }
     demo = python(
-        "-m",
-        "examples.gpt_demo",
-        "--layers",
-        "1",
-        "--steps",
-        "3",
+        *["-m", "examples.gpt_demo", "--layers", "1", "--steps", "3"],
         env={**clean, "TMPDIR": str(tmp_path), "HOME": str(tmp_path)},
         cwd=ROOT,
         timeout_s=800,

@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from examples.storage_demo import Report, verdict
+from tests.support.pages import ROOT
 from tests.support.waiting import LONG_S
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def start_demo(tmp_path: Path) -> subprocess.Popen[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ from infra import policies
 from s3cache.settings import Settings
 from s3cache.store import parse_url
 from s3cache.trust import parse_trusted
+from tests.support.pages import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "trust_domains"
 KEY = "ci-1:XLVVk5wMsal8CJdY9Rdppue/yvelCkr67tq0z+fmsFQ="
 

@@ -29,6 +29,13 @@ def all_arrived(machine: Machine, expected: list[str]) -> None:
     assert all(line.endswith(" remote") for line in lines)
 
 
+def all_arrive(machine: Machine, other: Machine, expected: list[str]) -> None:
+    """The next process uploads what is on record, leaves nothing, and the other machine has it."""
+    assert machine.run(["flush"]) == ["flushed 0"]
+    assert machine.leftovers() == []
+    all_arrived(other, expected)
+
+
 def test_what_killed_processes_acknowledged_arrives(proxy: Proxy, new_machine: NewMachine) -> None:
     """kill -9, two uploaders at a time, each pair successor to those before: nothing is lost."""
     chance = random.Random(1)
@@ -58,9 +65,7 @@ def test_what_killed_processes_acknowledged_arrives(proxy: Proxy, new_machine: N
 
     proxy.link = Link()
     machine.let_an_hour_pass()
-    assert machine.run(["flush"]) == ["flushed 0"]
-    assert machine.leftovers() == []
-    all_arrived(new_machine(), acknowledged)
+    all_arrive(machine, new_machine(), acknowledged)
 
 
 def test_a_process_killed_while_it_saves_leaves_the_entry_whole(
@@ -124,9 +129,7 @@ def test_the_exit_does_not_wait_longer_than_it_may(
     process.finish()
     assert "on record for the next process on this machine: 20; lost: 0" in process.errors
     proxy.heal()
-    assert machine.run(["flush"]) == ["flushed 0"]
-    assert machine.leftovers() == []
-    all_arrived(new_machine(), keys(0, 20))
+    all_arrive(machine, new_machine(), keys(0, 20))
 
 
 @slow
@@ -148,8 +151,7 @@ def test_sigterm_ends_the_process_though_the_server_hangs(
     assert process.wait() == status
     assert time.monotonic() - started < LONG_S
     proxy.heal()
-    assert machine.run(["flush"]) == ["flushed 0"]
-    all_arrived(new_machine(), keys(0, 20))
+    all_arrive(machine, new_machine(), keys(0, 20))
 
 
 # --- forked children
@@ -176,10 +178,9 @@ def test_children_of_a_process_that_uploads(proxy: Proxy, new_machine: NewMachin
     hits = [line for line in lines if line.startswith("hit")]
     assert len(hits) == 12
     # A child that leaves by os._exit uploads nothing itself: its records are for others.
-    assert machine.run(["flush"]) == ["flushed 0"]
-    assert machine.leftovers() == []
     children = ("fork-a", "fork-b", "process-a", "process-b", "spawn-a", "spawn-b")
-    all_arrived(new_machine(), mine + [key for name in children for key in keys(0, 5, name)])
+    theirs = [key for name in children for key in keys(0, 5, name)]
+    all_arrive(machine, new_machine(), mine + theirs)
 
 
 @pytest.mark.parametrize(

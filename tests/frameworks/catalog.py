@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "programs"
+SHARED = Path(__file__).parent / "shared"  # modules that several of them import
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.catalog import FOLDER, PROGRAMS
+from tests.frameworks.catalog import FOLDER, PROGRAMS, SHARED
 from tests.frameworks.trials import complaints, run_program
 from tests.support.marks import cases
 
@@ -34,6 +34,6 @@ def test_a_program_starts_warm_on_machines_that_never_ran_it(name: str, tmp_path
 
 
 def test_each_program_is_in_the_catalog_and_knows_nothing_of_s3cache() -> None:
-    programs = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py")}
-    assert set(programs) == set(PROGRAMS)
-    assert [name for name, text in programs.items() if "s3cache" in text] == []
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(PROGRAMS)
+    files = [*FOLDER.glob("*.py"), *SHARED.glob("*.py")]
+    assert [path for path in files if "s3cache" in path.read_text(encoding="utf-8")] == []

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from s3cache import testing
-from tests.frameworks.catalog import FOLDER, Program
+from tests.frameworks.catalog import FOLDER, SHARED, Program
 
 #: Which machine, and how s3cache is turned on there: ``url`` is by ``S3CACHE_URL`` alone.
 #: A name with ``again`` is a second process there.
@@ -106,7 +106,7 @@ def _command(name: str, program: Program, how: str, with_lines: Path) -> list[st
 
 def _environment(program: Program, headers: Path | None, *, compiles: bool) -> dict[str, str]:
     environment = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_WITNESS), program.path])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, (_WITNESS, SHARED)), program.path])),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
         "HF_HUB_OFFLINE": "1",

@@ -23,7 +23,7 @@ with atheris.instrument_imports(include=["s3cache"]):
     from s3cache.errors import CorruptError
     from s3cache.frame import PRELUDE_BYTES, decode, decode_header, encode, signed
     from s3cache.trust import Algorithm, generate, pack, sign, unpack
-    from tests.support.forging import resealed, split, with_section_digests
+    from tests.support.forging import encoded, resealed, split, with_section_digests
 
 
 def seeds() -> dict[str, bytes]:
@@ -68,20 +68,9 @@ def read(data: bytes) -> None:
         assert pack(unpack(found.signatures)) == found.signatures
     except CorruptError:
         return
-    header = found.header
-    again = decode(
-        encode(
-            kind=header.kind,
-            key=header.key,
-            variant=header.variant,
-            schema=header.schema,
-            created_ns=header.created_ns,
-            meta=header.meta,
-            sections=sections,
-        )
-    )
+    again = decode(encoded(found, sections))
     # repr, because NaN does not equal itself.
-    assert repr(again.header.meta) == repr(header.meta)
+    assert repr(again.header.meta) == repr(found.header.meta)
     assert {name: bytes(again.section(name)) for name in again.names} == sections
 
 

@@ -123,8 +123,7 @@ def test_what_is_not_plain_is_left_to_torch() -> None:
 
     assert graph_as_text(called(torch.add, 1)) is not None
     for each in (_Colour.RED, _Named(1), Text("x"), object(), torch.add, [_Colour.RED], Text):
-        graph = Graph()
-        graph.output(graph.call_function(torch.add, (graph.placeholder("x"),)))
+        graph = called(torch.add)
         node = next(iter(graph.find_nodes(op="call_function", target=torch.add)))
         node.update_arg(0, each)
         assert graph_as_text(graph) is None, each

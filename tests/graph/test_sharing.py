@@ -13,7 +13,7 @@ import torch._inductor.config as inductor
 from torch._inductor.codecache import FxGraphHashDetails
 
 from s3cache.torch_api import installed_release
-from tests.graph.checking import checked
+from tests.graph.checking import checked, sine
 from tests.graph.programs import Squared
 from tests.support.switches import threads
 
@@ -23,10 +23,6 @@ def key_of(function: Callable[..., Any], *args: Any) -> str:
     graph = checked(function, *args)
     assert graph.key is not None, graph.reasons
     return graph.key
-
-
-def sine(x: torch.Tensor) -> torch.Tensor:
-    return x.sin() * 2
 
 
 def squared(x: torch.Tensor) -> Any:

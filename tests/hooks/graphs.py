@@ -11,6 +11,7 @@ from typing import Any
 from s3cache import frame
 from tests.hooks.jobs import account, machine_here
 from tests.hooks.switches import compiled
+from tests.support.forging import encoded
 
 KERNELS = ("cut short", "no symbol", "no kernel")
 ENTRIES = ("no pickle", "another type", "raises", "bad guards", "bad backward")
@@ -102,15 +103,3 @@ def _damaged(name: str, content: bytes) -> bytes:
         graph.cache_key = "c" + "0" * 51
         graph.source_code = "raise RuntimeError('this is no graph')"
     return pickle.dumps(entry)
-
-
-def encoded(found: frame.Frame, sections: dict[str, bytes]) -> bytes:
-    header = found.header
-    return frame.encode(
-        kind=header.kind,
-        key=header.key,
-        variant=header.variant,
-        schema=header.schema,
-        sections=sections,
-        meta=dict(header.meta),
-    )

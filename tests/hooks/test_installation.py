@@ -16,8 +16,7 @@ from s3cache.hooks._directories import fingerprint_of, listing_of, remember_inst
 from s3cache.torch_api import internals
 from s3cache.util.threads import DeadlineExecutor
 from tests.support.hanging import dead_mount
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+from tests.support.users import needs_users
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ BY_ROOT: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.mark.parametrize(
-    "what", [*PLANTED, *(pytest.param(each, marks=needs_root) for each in BY_ROOT)]
+    "what", [*PLANTED, *(pytest.param(each, marks=needs_users) for each in BY_ROOT)]
 )
 def test_a_file_that_others_may_have_written_is_not_believed(
     what: str, tmp_path: Path, given: list[bytes]

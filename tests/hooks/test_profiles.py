@@ -12,8 +12,8 @@ import torch
 
 import s3cache
 from s3cache import frame
-from tests.hooks.graphs import encoded
 from tests.hooks.jobs import machine_here
+from tests.support.forging import encoded
 from tests.support.marks import nightly, slow
 from tests.support.sites import Machine, Site
 from tests.support.watch import lowerings, processes

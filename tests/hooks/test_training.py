@@ -21,6 +21,7 @@ from torch._functorch import config as functorch
 import s3cache
 from tests.hooks.jobs import account
 from tests.support.marks import slow
+from tests.support.processes import KEYS
 from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -48,8 +49,6 @@ def test_losses_and_gradients_are_the_same_under_each_fault(site: Site) -> None:
 
 
 Fault = Callable[[str], contextlib.AbstractContextManager[dict[str, Any]]]
-
-KEYS = {"access_key": "testing", "secret_key": "testing", "region": "us-east-1"}
 
 
 def _step() -> list[Any]:
@@ -79,27 +78,28 @@ def _hangs(_: str) -> Iterator[dict[str, Any]]:
         yield {"url": "s3://bucket/x", "endpoint_url": endpoint, **KEYS, **limits}
 
 
+def _copied(remote: str, name: str) -> tuple[Path, list[Path]]:
+    copy = Path(shutil.copytree(remote, f"{remote}-{name}"))
+    return copy, [path for path in (copy / "objects").rglob("*") if path.is_file()]
+
+
 @contextlib.contextmanager
 def _flipped(remote: str) -> Iterator[dict[str, Any]]:
     """A bit of each entry is another."""
-    copy = Path(f"{remote}-damaged")
-    shutil.copytree(remote, copy)
-    for path in (copy / "objects").rglob("*"):
-        if path.is_file():
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
+    copy, entries = _copied(remote, "damaged")
+    for path in entries:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
     yield {"url": f"file://{copy}", "local": False}
 
 
 @contextlib.contextmanager
 def _no_memory(remote: str) -> Iterator[dict[str, Any]]:
     """Enough to compile in, but not for the entry, which has grown to 600 MiB."""
-    copy = Path(f"{remote}-grown")
-    shutil.copytree(remote, copy)
-    for path in (copy / "objects").rglob("*"):
-        if path.is_file():
-            os.truncate(path, 600 << 20)
+    copy, entries = _copied(remote, "grown")
+    for path in entries:
+        os.truncate(path, 600 << 20)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = used + (400 << 20)

@@ -20,6 +20,7 @@ from s3cache.errors import is_machine_trouble
 from s3cache.hooks._kernels import Kernels, portable
 from s3cache.hooks._keys import CompileState, Patches
 from tests.hooks.triton import KERNEL, bundled, emit
+from tests.support.users import needs_users
 
 SHARED_GROUP = 12_003
 
@@ -50,22 +51,21 @@ def given_away(path: Path) -> None:
     os.chown(path, 12_002, 12_002)
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 FILE = f"{KERNEL}/kernel.cubin"
 
 
 @pytest.mark.parametrize(
     ("where", "change"),
     [
-        pytest.param(".", shared_with_a_group, marks=needs_root),
+        pytest.param(".", shared_with_a_group, marks=needs_users),
         (".", lambda path: path.chmod(0o757)),
         ("..", lambda path: path.chmod(0o777)),  # anybody may rename in it
         (KERNEL, lambda path: path.chmod(0o777)),
-        pytest.param(FILE, shared_with_a_group, marks=needs_root),
+        pytest.param(FILE, shared_with_a_group, marks=needs_users),
         (FILE, lambda path: path.chmod(0o646)),
         (FILE, moved_behind_a_link),
         (KERNEL, moved_behind_a_link),
-        pytest.param(FILE, given_away, marks=needs_root),
+        pytest.param(FILE, given_away, marks=needs_users),
     ],
 )
 def test_what_others_could_have_written_is_not_loaded(

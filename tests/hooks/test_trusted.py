@@ -21,10 +21,9 @@ from s3cache.testing import ProgramError
 from s3cache.torch_api import Internal, internals
 from s3cache.trust import generate
 from tests.hooks.fx_programs import waved
-from tests.hooks.graphs import encoded
 from tests.hooks.jobs import account
 from tests.hooks.lacking import product
-from tests.support.forging import signed_by
+from tests.support.forging import encoded, signed_by
 from tests.support.marks import nightly, slow
 from tests.support.sites import Machine, Site
 
@@ -67,7 +66,6 @@ def planted(site: Site, tmp_path: Path, trace: Path) -> Machine:
     """A machine that has compiled before; all that torch has left there makes ``trace``."""
     machine = site.machine("target", S3CACHE_LOCAL="no", **JOB)
     machine.run("test_trusted:waving", site.url)
-    code = f"open({str(trace)!r}, 'w').close()\n".encode()
     library = _betraying_library(tmp_path, trace)
     kinds = set()
     for path in (machine.root / "inductor").rglob("*"):
@@ -75,10 +73,17 @@ def planted(site: Site, tmp_path: Path, trace: Path) -> Machine:
             path.write_bytes(plain_betrayal(trace))
             kinds.add("pickle")
         elif path.suffix in (".py", ".so"):
-            path.write_bytes(code if path.suffix == ".py" else library)
+            betray(path, trace, library)
             kinds.add(path.suffix)
     assert kinds == {"pickle", ".py", ".so"}
     return machine
+
+
+def betray(path: Path, trace: Path, library: bytes) -> None:
+    """Put what makes ``trace`` in the place of a source, of a library, or of a pickle."""
+    code = f"open({str(trace)!r}, 'w').close()\n".encode()
+    evil = {".py": code, ".so": library}
+    path.write_bytes(evil.get(path.suffix) or plain_betrayal(trace))
 
 
 def run_carelessly(machine: Machine, job: str, *arguments: str) -> None:
@@ -112,15 +117,11 @@ def test_a_signed_hit_runs_its_own_code_whatever_was_planted(site: Site, tmp_pat
     made = [path for path in writer.root.rglob("*") if path.suffix in (".py", ".so")]
     made = [path for path in made if "inductor" in path.parts]
     assert {path.suffix for path in made} == {".py", ".so"}
-    for path in made:
+    (remembered,) = writer.root.rglob("installation")
+    for path in (*made, remembered):
         there = target.root / path.relative_to(writer.root)
         there.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        code = f"open({str(trace)!r}, 'w').close()\n".encode()
-        there.write_bytes(code if path.suffix == ".py" else evil)
-    (remembered,) = writer.root.rglob("installation")
-    there = target.root / remembered.relative_to(writer.root)
-    there.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    there.write_bytes(plain_betrayal(trace))
+        betray(there, trace, evil)
     found = target.run("test_trusted:waving", site.url)
     assert (found["hits"]["remote"], found["misses"]) == (1, {})
     assert not trace.exists()

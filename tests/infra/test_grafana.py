@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from s3cache.metrics import FAMILIES, Family
+from tests.support.pages import ROOT
 
-DASHBOARD = json.loads(
-    (Path(__file__).parents[2] / "infra" / "grafana" / "s3cache.json").read_text(encoding="utf-8")
-)
+DASHBOARD = json.loads((ROOT / "infra" / "grafana" / "s3cache.json").read_text(encoding="utf-8"))
 # What Prometheus adds to each sample.
 _ADDED = {"instance", "job"}
 _NOT_SHOWN = {

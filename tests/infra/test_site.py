@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +14,8 @@ import pytest
 import yaml
 
 from infra.docs.site import ADDED, fetched, on_config
+from tests.support.pages import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ADDED.values(), *(str(each.relative_to(DOCS)) for each in DOCS.rglob("*.md"))])
 

@@ -293,22 +293,19 @@ def test_without_a_cluster_there_is_no_readers_role_but_its_policy() -> None:
 # -- s3cache with these rights
 
 
+def access(role: str, endpoint: str) -> dict[str, Any]:
+    keys = {"access_key": role, "secret_key": "secret", "region": "us-east-1"}
+    return {"endpoint_url": endpoint, "conditional_create": "native", **keys}
+
+
 @pytest.mark.parametrize("role", ["main", "pulls"])
 async def test_a_writers_store_works_and_overwrites_nothing(
     role: str, deployed: Deployed, over_tls: str
 ) -> None:
     """Each object that a job adds is sent with ``If-None-Match``, large ones too."""
     url = deployed.outputs[f"{role.title()}Url"]
-    store = open_store(
-        url,
-        endpoint_url=over_tls,
-        region="us-east-1",
-        access_key=role,
-        secret_key="secret",
-        conditional_create="native",
-        multipart_bytes=5 * 2**20,
-        part_bytes=5 * 2**20,
-    )
+    parts: dict[str, Any] = {"multipart_bytes": 5 * 2**20, "part_bytes": 5 * 2**20}
+    store = open_store(url, **access(role, over_tls), **parts)
     try:
         assert await store.get("absent") is None
         for name, data in {"small": b"small", "large": bytes(5 * 2**20 + 1)}.items():
@@ -335,15 +332,7 @@ def test_a_damaged_entry_waits_for_the_operator_and_holds_up_no_other(
     owner.put_object(Body=b"damaged", **damaged)
 
     def open_as(role: str, **more: Any) -> Cache:
-        return Cache.open(
-            deployed.outputs["MainUrl"],
-            endpoint_url=over_tls,
-            region="us-east-1",
-            access_key=role,
-            secret_key="secret",
-            conditional_create="native",
-            **more,
-        )
+        return Cache.open(deployed.outputs["MainUrl"], **access(role, over_tls), **more)
 
     with open_as("main", local_dir=tmp_path / "main") as cache:
         found = cache.lookup(KEY)

@@ -62,8 +62,12 @@ class Odd(WrapperStore):
             await super().put(key, data, mode=mode, **more)
 
 
+def named(checks: Iterable[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
 def checks_of(store: Store, **how: Any) -> dict[str, Check]:
-    return {check.name: check for check in check_remote(store, **how)}
+    return named(check_remote(store, **how))
 
 
 READING = ["list", "get"]
@@ -161,8 +165,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def examined(url: str | None = URL, timeout_s: float = 5.0) -> dict[str, Check]:
-    checks = examine(url, programs=False, timeout_s=timeout_s)
-    return {check.name: check for check in checks}
+    return named(examine(url, programs=False, timeout_s=timeout_s))
 
 
 @pytest.mark.parametrize(
@@ -213,10 +216,6 @@ PUBLIC, SECRET = OURS.public_text(), OURS.secret_text()
 
 def settings(url: str | None = None, **options: Any) -> list[Check]:
     return [*check_settings(Settings.load(url, **options)[0], url)]
-
-
-def named(checks: Iterable[Check]) -> dict[str, Check]:
-    return {check.name: check for check in checks}
 
 
 def trust(**options: Any) -> dict[str, Check]:

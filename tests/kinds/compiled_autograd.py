@@ -34,19 +34,15 @@ def under_compiled_autograd(compile_it: Compile, loss: Any, compiler: Any = as_i
         loss.backward()
 
 
-def _twice(compile_it: Compile, function: Any, compiler: Any = as_it_is) -> Any:
-    function = compile_it(function)
-    x, y = leaf(), leaf()
-    first, second = function(x), function(y)
-    first.sum().backward()
-    under_compiled_autograd(compile_it, second.sum(), compiler)
-    return x, y, first, second, x.grad, y.grad
-
-
 @case("compiled_autograd", shows=lambda runtime: runtime["has_backward_module"])
 def backward_module_of_an_entry(compile_it: Compile) -> Any:
     """It is traced, and run as it is."""
-    return _twice(compile_it, lambda x: x * x + 5)
+    function = compile_it(lambda x: x * x + 5)
+    x, y = leaf(), leaf()
+    first, second = function(x), function(y)
+    first.sum().backward()
+    under_compiled_autograd(compile_it, second.sum())
+    return x, y, first, second, x.grad, y.grad
 
 
 @case("compiled_autograd", shows=lambda runtime: runtime["num_symints_saved_for_bw"] > 0, slow=True)
@@ -64,20 +60,11 @@ def backward_module_with_symbols(compile_it: Compile) -> Any:
 
 
 @case("compiled_autograd", graphs=2, since=(2, 13), slow=True)
-def its_graph_is_cached(compile_it: Compile) -> Any:
-    """The graph of the whole backward pass is a graph like others."""
-    return _twice(compile_it, lambda x: x * x * 6, compile_it)
-
-
-@case("compiled_autograd", graphs=2, since=(2, 13), slow=True)
 def hooks_in_its_graph(compile_it: Compile) -> Any:
     """Hooks that Dynamo traces become part of the graph of the backward pass."""
     function = compile_it(lambda x: x * x - 10)
     function(leaf()).sum().backward()
-    return _hooked(
-        function,
-        lambda loss: under_compiled_autograd(compile_it, loss, compile_it),
-    )
+    return _hooked(function, lambda loss: under_compiled_autograd(compile_it, loss, compile_it))
 
 
 def _hooked(function: Any, backward: Any) -> Any:

@@ -9,12 +9,6 @@ import torch
 from tests.kinds.case import Compile, case
 from tests.kinds.compiled_autograd import as_it_is, capturing, leaf, under_compiled_autograd
 
-
-def _captured(compile_it: Compile, loss: Any) -> None:
-    """Go backward, with what is captured compiled."""
-    under_compiled_autograd(compile_it, loss, compile_it)
-
-
 # -- forwards that never went backward without it
 
 
@@ -56,7 +50,8 @@ def size_guards(compile_it: Compile) -> Any:
     found = []
     for size in (3, 5, 8):
         x = torch.arange(float(size)).requires_grad_()
-        _captured(compile_it, (x.expand(2, size) * 57).sum(0).square().sum())
+        loss = (x.expand(2, size) * 57).sum(0).square().sum()
+        under_compiled_autograd(compile_it, loss, compile_it)
         found.append((x, x.grad))
     return found
 

@@ -18,10 +18,6 @@ def _any(**wanted: Any) -> Any:
     return shows
 
 
-def _wrapped(name: str) -> Any:
-    return lambda runtime: name in runtime["wrappers"]
-
-
 @case("inputs", shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True))
 def data_mutated_in_graph(compile_it: Compile) -> Any:
     def function(x: Any, y: Any) -> Any:
@@ -78,7 +74,7 @@ def storage_exchanged(compile_it: Compile) -> Any:
     return x, y, compile_it(function)(x, y)
 
 
-@case("inputs", shows=_wrapped("AOTSyntheticBaseWrapper"), slow=True)
+@case("inputs", shows=lambda runtime: "AOTSyntheticBaseWrapper" in runtime["wrappers"], slow=True)
 def overlapping_and_mutated(compile_it: Compile) -> Any:
     """Views of one tensor, one of them written to: both are made from one base."""
 

@@ -22,13 +22,6 @@ def inference(compile_it: Compile) -> Any:
     return found
 
 
-@case("paths", graphs=0, unsaved=1, halves=1, slow=True)
-def forward_without_a_backward(compile_it: Compile) -> Any:
-    """As in an evaluation that forgets ``no_grad``: the backward pass never runs."""
-    x = matrix(True)
-    return x, compile_it(lambda x: x.sinh())(x)
-
-
 def _variants(entries: list[dict[str, Any]]) -> bool:
     """Several entries under one key, each with guards of its own."""
     keys, guards = {e["key"] for e in entries}, {e["guards"] for e in entries}

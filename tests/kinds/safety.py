@@ -45,26 +45,6 @@ def _operator() -> Any:
     return triple
 
 
-@case("safety", graphs=1, bypassed=1, reasons=("function",), halves=2, slow=True)
-def graphs_of_a_mixture(compile_it: Compile) -> Any:
-    """A program in three parts: one that can be cached, one that cannot, and one that breaks."""
-    torch._dynamo.allow_in_graph(unknown)
-
-    def function(x: Any) -> Any:
-        y = (x.sin() * 62).sum(0)
-        torch._dynamo.graph_break()
-        y = unknown(y).exp()
-        if y.sum() > 1e9:  # depends on data: here Dynamo goes on in Python
-            return y
-        return y + x
-
-    return train(compile_it(function), matrix(True))
-
-
-def unknown(x: Any) -> Any:
-    return x * 13
-
-
 @case("safety", graphs=3, slow=True)
 def custom_autograd_function(compile_it: Compile) -> Any:
     """Both of its passes are in the graph; torch's switch for it makes no other key."""

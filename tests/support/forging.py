@@ -78,6 +78,19 @@ def signed_by(
     )
 
 
+def encoded(found: frame.Frame, sections: dict[str, bytes]) -> bytes:
+    """The frame with other sections, and nobody's signature."""
+    header = found.header
+    return frame.encode(
+        kind=header.kind,
+        key=header.key,
+        variant=header.variant,
+        schema=header.schema,
+        sections=sections,
+        meta=dict(header.meta),
+    )
+
+
 Judge: TypeAlias = Callable[[bytes, bytes], "Signature | None"]
 
 

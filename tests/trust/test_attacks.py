@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from s3cache import entries, frame
-from s3cache.cache import Engine, Hit, Saved
+from s3cache.cache import Cache, Engine, Hit, Saved
 from s3cache.errors import UntrustedError
 from s3cache.frame import Frame
 from s3cache.store import MemoryStore, Store
@@ -176,16 +176,24 @@ def test_a_signature_of_another_statement_is_none() -> None:
 # -- squatting
 
 
-async def flood(store: Store, count: int, make: Callable[[int], bytes]) -> None:
-    for number in range(count):
-        await store.put(entries.variant_name(KEY, f"x{number}"), make(number))
+def flooded(count: int, make: Callable[[int], bytes], first: bytes) -> MemoryStore:
+    """A store with so many variants, and ``first`` under the name that all of them share."""
+    store = MemoryStore()
+
+    async def flood() -> None:
+        await store.put(entries.first_name(KEY), first)
+        for number in range(count):
+            await store.put(entries.variant_name(KEY, f"x{number}"), make(number))
+
+    asyncio.run(flood())
+    return store
 
 
 def squatters(number: int) -> bytes:
     return bytes(entry(variant=f"x{number}", payload=bytes(100_000)).data)
 
 
-def fetched(engine: Engine) -> int:
+def fetched(engine: Cache) -> int:
     return sum(verb.bytes_in for verb in engine.stats().remote.values())
 
 
@@ -194,34 +202,27 @@ def test_a_thousand_squatters_cost_a_reader_little_and_hide_nothing_that_is_save
     first: str,
 ) -> None:
     """They are under the very key, with 100 MB: it reads a few heads, and gives up."""
-    store = MemoryStore()
-    asyncio.run(flood(store, 1_000, squatters))
     data = {
         "squatted": squatters(0),
         "damaged": b"no frame",
         "huge": bytes(entry(payload=bytes(20 << 20)).data),
     }[first]
-    asyncio.run(store.put(entries.first_name(KEY), data))
-    engine = open_engine(None, store, **READS)
-    engine.lookup(KEY)
-    assert sum(engine.stats().refused.values()) == (31 if first == "damaged" else 32)
-    assert fetched(engine) < len(data) % (20 << 20) + 32 * frame.HEADER_HINT_BYTES + 4096
-    engine.close()
-    writer = open_engine(None, store, signing_key=MAIN.secret_text(), **READS)
-    assert isinstance(writer.save(KEY, entry(variant="ours", payload=b"ours")), Saved)
-    assert writer.flush(20).complete
-    writer.close()
-    engine = open_engine(None, store, **READS)
-    found = engine.lookup(KEY)
+    store = flooded(1_000, squatters, data)
+    with open_engine(None, store, **READS) as engine:
+        engine.lookup(KEY)
+        assert sum(engine.stats().refused.values()) == (31 if first == "damaged" else 32)
+        assert fetched(engine) < len(data) % (20 << 20) + 32 * frame.HEADER_HINT_BYTES + 4096
+    with open_engine(None, store, signing_key=MAIN.secret_text(), **READS) as writer:
+        assert isinstance(writer.save(KEY, entry(variant="ours", payload=b"ours")), Saved)
+        assert writer.flush(20).complete
+    with open_engine(None, store, **READS) as engine:
+        found = engine.lookup(KEY)
     assert isinstance(found, Hit)
     assert payload(found.entry) == b"ours"
-    engine.close()
 
 
 def test_damage_is_not_downloaded_for_ever_either() -> None:
-    store = MemoryStore()
-    asyncio.run(flood(store, 100, lambda number: squatters(number)[:-1]))
-    asyncio.run(store.put(entries.first_name(KEY), squatters(0)[:-1]))
+    store = flooded(100, lambda number: squatters(number)[:-1], squatters(0)[:-1])
     engine = open_engine(None, store)
     assert outcome(engine)[0] == "corrupt"
     assert fetched(engine) < 33 * 100_300
@@ -229,10 +230,7 @@ def test_damage_is_not_downloaded_for_ever_either() -> None:
 
 
 def test_variants_that_do_not_fit_are_tried_up_to_a_bound() -> None:
-    store = MemoryStore()
-    asyncio.run(flood(store, 400, lambda number: bytes(entry(variant=f"x{number}").data)))
-    asyncio.run(store.put(entries.first_name(KEY), bytes(entry().data)))
-    engine = open_engine(None, store)
-    with engine.candidates(KEY) as lookup:
+    others = lambda number: bytes(entry(variant=f"x{number}").data)  # noqa: E731
+    engine = open_engine(None, flooded(400, others, bytes(entry().data)))
+    with engine, engine.candidates(KEY) as lookup:
         assert len(list(lookup)) == 257
-    engine.close()

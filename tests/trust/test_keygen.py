@@ -12,17 +12,11 @@ from pathlib import Path
 import pytest
 
 from s3cache.trust import read_secret
+from tests.support.scripts import python
 
 
 def keygen(place: Path, *arguments: str, umask: int = 0o022) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "s3cache", "keygen", *arguments],
-        cwd=place,
-        capture_output=True,
-        text=True,
-        check=False,
-        umask=umask,
-    )
+    return python("-m", "s3cache", "keygen", *arguments, cwd=place, umask=umask)
 
 
 PROGRAM = """

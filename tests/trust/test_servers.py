@@ -10,7 +10,7 @@ import pytest
 
 from s3cache.errors import PermanentError, TransientError
 from s3cache.store import S3Store
-from tests.support.scripted import Reply, ScriptedServer
+from tests.support.scripted import Reply, ScriptedServer, raw_server
 from tests.support.waiting import LONG_S
 
 MIB = 1 << 20
@@ -23,25 +23,15 @@ Open = Callable[..., S3Store]
 async def endless(head: bytes) -> AsyncIterator[str]:
     """A server that answers ``head``, and then zeros as long as the client listens."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+    async def serve(_: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(head)
-        chunked = b"chunked" in head
-        zeros = bytes(MIB)
-        try:
-            while True:
-                writer.write(b"%x\r\n%b\r\n" % (MIB, zeros) if chunked else zeros)
-                await writer.drain()
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
+        zeros = b"%x\r\n%b\r\n" % (MIB, bytes(MIB)) if b"chunked" in head else bytes(MIB)
+        while True:
+            writer.write(zeros)
+            await writer.drain()
 
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    finally:
-        listening.close()
+    async with raw_server(serve) as url:
+        yield url
 
 
 _CHUNKED = b"transfer-encoding: chunked\r\n\r\n"

@@ -59,11 +59,11 @@ class Sharing(Service):
 @pytest.mark.parametrize(("kind", "key"), [(Service, MAIN), (Sharing, SHARED)])
 def test_what_it_signs_is_as_good_as_by_the_key(kind: type[Service], key: SigningKey) -> None:
     assert TimeLimitedSigner(kind(), 30).sign(b"message") == key.sign(b"message")
-    engine = open_engine(None, MemoryStore(), signing_key=kind(), trusted_keys=key.public_text())
-    assert isinstance(engine.save(KEY, entry()), Saved)
-    assert engine.flush(20).complete
-    assert isinstance(engine.lookup(KEY), Hit)
-    engine.close()
+    keys: dict[str, Any] = {"signing_key": kind(), "trusted_keys": key.public_text()}
+    with open_engine(None, MemoryStore(), **keys) as engine:
+        assert isinstance(engine.save(KEY, entry()), Saved)
+        assert engine.flush(20).complete
+        assert isinstance(engine.lookup(KEY), Hit)
 
 
 @pytest.mark.parametrize("answer", [RuntimeError("no"), b"short", "text", 7])
@@ -90,10 +90,8 @@ def test_what_is_not_signed_is_saved_where_the_policy_would_use_it(
     service: Service, trust: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.answer = RuntimeError("no")
-    store = MemoryStore()
-    engine = open_engine(
-        None, store, signing_key=service, trust=trust, trusted_keys=MAIN.public_text()
-    )
+    keys: dict[str, Any] = {"signing_key": service, "trusted_keys": MAIN.public_text()}
+    engine = open_engine(None, MemoryStore(), trust=trust, **keys)
     with caplog.at_level(logging.WARNING, "s3cache"):
         saved = [engine.save(key, entry(key)) for key in (KEY, OTHER)]
     assert len(caplog.records) == 1

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -17,8 +16,8 @@ from s3cache.insight import Name
 from s3cache.stats import Reason
 from s3cache.trust import Cause
 from s3cache.util.text import command, footer, pointer, sections, sections_on
+from tests.support.pages import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in sorted((ROOT / "s3cache").rglob("*.py"))

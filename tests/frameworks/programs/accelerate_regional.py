@@ -3,21 +3,12 @@
 import torch
 from accelerate import Accelerator
 from accelerate.utils import TorchDynamoPlugin, set_seed
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_llama import small_llama
 
 set_seed(0)
 plugin = TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
 accelerator = Accelerator(cpu=True, dynamo_plugin=plugin)
-config = LlamaConfig(
-    vocab_size=64,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=32,
-    use_cache=False,
-)
-model = LlamaForCausalLM(config)
+model = small_llama()
 model, optimizer, batches = accelerator.prepare(
     model,
     torch.optim.AdamW(model.parameters(), lr=1e-2),

@@ -1,12 +1,10 @@
 """torch under torchrun: DDP, whose first bucket of 1 MB splits the graph."""
 
 import torch
-import torch.distributed as dist
+from small_ranks import begin, train
 from torch.nn.parallel import DistributedDataParallel
 
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-torch.manual_seed(0)
+rank = begin()
 
 
 class Network(torch.nn.Module):
@@ -23,10 +21,4 @@ class Network(torch.nn.Module):
 model = torch.compile(DistributedDataParallel(Network()))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 torch.manual_seed(rank)
-for x in torch.randn(3, 4, 512):
-    loss = model(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    print("loss", rank, loss.item().hex())
-dist.destroy_process_group()
+train(model, optimizer, torch.randn(3, 4, 512))

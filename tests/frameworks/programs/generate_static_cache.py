@@ -1,20 +1,12 @@
 """transformers: text generated with a static cache, whose decoding ``generate`` compiles itself."""
 
 import torch
-from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
+from small_llama import small_llama
+from transformers import CompileConfig
 
 torch.manual_seed(0)
-config = LlamaConfig(
-    vocab_size=64,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=64,
-    pad_token_id=0,
-    eos_token_id=None,
-)
-model = LlamaForCausalLM(config).eval()
+changes = {"use_cache": True, "pad_token_id": 0, "eos_token_id": None}
+model = small_llama(max_position_embeddings=64, **changes).eval()
 compile_config = CompileConfig(fullgraph=True)
 compile_config._compile_all_devices = True  # without it, on accelerators only
 tokens = model.generate(

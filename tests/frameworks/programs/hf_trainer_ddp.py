@@ -1,21 +1,13 @@
 """transformers under torchrun: the Trainer wraps the model in DDP by itself."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+from small_llama import small_llama
+from transformers import Trainer, TrainingArguments, set_seed
 
 set_seed(0)
-config = LlamaConfig(
-    vocab_size=64,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=32,
-    use_cache=False,
-)
 tokens = torch.randint(3, 64, (16, 16))
 trainer = Trainer(
-    model=LlamaForCausalLM(config),
+    model=small_llama(),
     args=TrainingArguments(
         output_dir="output",
         torch_compile=True,

@@ -1,7 +1,8 @@
 """transformers: train, evaluate, keep a checkpoint, and resume from it."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+from small_llama import small_llama
+from transformers import Trainer, TrainingArguments, set_seed
 
 
 def rows(count, seed):
@@ -11,16 +12,6 @@ def rows(count, seed):
 
 def trainer(steps):
     set_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        use_cache=False,
-    )
     arguments = TrainingArguments(
         output_dir="output",
         torch_compile=True,
@@ -34,7 +25,7 @@ def trainer(steps):
         disable_tqdm=True,
     )
     return Trainer(
-        model=LlamaForCausalLM(config),
+        model=small_llama(num_key_value_heads=2),
         args=arguments,
         train_dataset=rows(16, 1),
         eval_dataset=rows(8, 2),

@@ -2,20 +2,11 @@
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_llama import small_llama
 
 torch.manual_seed(0)
-config = LlamaConfig(
-    vocab_size=64,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=32,
-    use_cache=False,
-)
 lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1, task_type="CAUSAL_LM")
-model = get_peft_model(LlamaForCausalLM(config), lora)
+model = get_peft_model(small_llama(), lora)
 trained = [each for each in model.parameters() if each.requires_grad]
 optimizer = torch.optim.AdamW(trained, lr=1e-2)
 compiled = torch.compile(model)

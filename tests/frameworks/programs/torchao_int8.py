@@ -1,20 +1,11 @@
 """torchao: weights of eight bits, in tensor subclasses, for inference."""
 
 import torch
+from small_llama import small_llama
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
-from transformers import LlamaConfig, LlamaForCausalLM
 
 torch.manual_seed(0)
-config = LlamaConfig(
-    vocab_size=64,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=32,
-    use_cache=False,
-)
-model = LlamaForCausalLM(config).eval()
+model = small_llama().eval()
 quantize_(model, Int8WeightOnlyConfig())
 compiled = torch.compile(model)
 with torch.no_grad():
