@@ -35,7 +35,7 @@ import operator
 import pickle
 import struct
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Final
@@ -259,11 +259,6 @@ def _storage(content: bytes) -> object:
     return torch.load(io.BytesIO(content), weights_only=True)
 
 
-def _union(_: object, types: Iterable[object]) -> object:
-    """Stand in for ``functools.reduce``, by which unions of types are pickled."""
-    return functools.reduce(operator.or_, types)
-
-
 def _subclassed(function: object, *args: object) -> object:
     """Stand in for torch's own, which calls any function."""
     if not isinstance(function, FunctionType) or not is_listed(
@@ -275,7 +270,7 @@ def _subclassed(function: object, *args: object) -> object:
 
 #: What is called in the place of what a pickle names.
 INSTEAD: Final[Mapping[str, Function[object]]] = {
-    "_functools.reduce": _union,
+    "_functools.reduce": lambda _, types: functools.reduce(operator.or_, types),  # unions of types
     "builtins.getattr": _member,
     internals.UNPICKLED_STORAGE: _storage,
     internals.UNPICKLED_SUBCLASS: _subclassed,

@@ -203,19 +203,16 @@ def hidden_source(name: str, value: object) -> object:
     if name == _PROGRAM:
         return ""
     if name == "cudagraph_info" and value is not None:
-        return _without_traces(cast("CudagraphInfo", value))
+        info = cast("CudagraphInfo", value)
+        return dataclasses.replace(
+            info,
+            placeholders=[_placeholder(each) for each in info.placeholders],
+            stack_traces=[None] * len(info.stack_traces),
+            cudagraph_fail_reasons=[_without_lines(each) for each in info.cudagraph_fail_reasons],
+        )
     if not isinstance(value, str):
         return value
     return _KERNEL_PATH.sub("", value) if name == _RUN else _without_lines(value)
-
-
-def _without_traces(info: CudagraphInfo) -> CudagraphInfo:
-    return dataclasses.replace(
-        info,
-        placeholders=[_placeholder(each) for each in info.placeholders],
-        stack_traces=[None] * len(info.stack_traces),
-        cudagraph_fail_reasons=[_without_lines(each) for each in info.cudagraph_fail_reasons],
-    )
 
 
 def _placeholder(info: PlaceholderInfo) -> PlaceholderInfo:

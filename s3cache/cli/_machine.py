@@ -18,14 +18,7 @@ from typer import Argument, Option
 
 from s3cache.cli._options import URL, Output, duration_s, given, named_file, redacted
 from s3cache.errors import ConfigError
-from s3cache.records import (
-    JOB,
-    Run,
-    in_jobs,
-    job_here,
-    ranks_in_words,
-    recorded,
-)
+from s3cache.records import JOB, Run, in_jobs, job_here, ranks_in_words, recorded
 from s3cache.settings import Settings
 from s3cache.store import parse_url
 from s3cache.trust import Algorithm, VerifyKey, generate

@@ -225,7 +225,8 @@ def threads(details: KeyDetails, gm: GraphModule) -> str:
     if internals.cpp_dynamic_threads.get():
         # Code made for one thread lacks the locks that several threads need.
         return count if count == "1" or _may_use_templates(gm) else "several"
-    return "" if internals.tells_threads(details) else count
+    # Since torch 2.13 torch's own key has the number, where code for the processor needs it.
+    return "" if hasattr(details, internals.ASKS_FOR_CPU_CODE) else count
 
 
 def _may_use_templates(gm: GraphModule) -> bool:
@@ -321,7 +322,8 @@ def joint_passes() -> str:
 
 def options(names: Fields, config: AnyObject) -> str:
     """Return options of torch as text: those that what comes after Dynamo reads as well."""
-    return _fields(internals.read_fields(names, config.get()))
+    module = config.get()
+    return _fields({name: internals.read_quietly(module, name, None) for name in names})
 
 
 # -- what keys are made of

@@ -161,11 +161,9 @@ def unwrap_patch(value: object) -> object:
 
 def are_same_method(old: object, new: object) -> bool:
     """Return True if both are one static or class method, perhaps wrapped by a patch of ours."""
-    if isinstance(old, staticmethod) and isinstance(new, staticmethod):
-        return unwrap_patch(old.__func__) is unwrap_patch(new.__func__)
-    if isinstance(old, classmethod) and isinstance(new, classmethod):
-        return unwrap_patch(old.__func__) is unwrap_patch(new.__func__)
-    return False
+    if not isinstance(old, HOLDERS) or not isinstance(new, HOLDERS):
+        return False
+    return type(old) is type(new) and unwrap_patch(old.__func__) is unwrap_patch(new.__func__)
 
 
 def distribution_of(path: str) -> str:
@@ -272,17 +270,10 @@ def _is_of_torch(value: object, surveyed: bool = False) -> bool:
         # Not all that is imported was installed with a record; and torch compiles code from texts.
         root = module.__name__.partition(".")[0]
         return root in _BUILT_ON or (file.startswith("<") and origin_of(module).is_versioned)
-    return value in _generated() or (surveyed and file.startswith("<") and _has_no_module(value))
-
-
-def _has_no_module(function: types.FunctionType) -> bool:
-    name = function.__globals__.get("__name__")
-    return name is None or str(name).startswith("namedtuple_")
-
-
-@functools.cache
-def _generated() -> frozenset[object]:
-    return frozenset(internals.generated_operations())
+    name = value.__globals__.get("__name__")
+    has_no_module = name is None or str(name).startswith("namedtuple_")
+    is_made_of_text = surveyed and file.startswith("<") and has_no_module
+    return is_made_of_text or value in internals.generated_operations()
 
 
 @functools.cache

@@ -119,7 +119,7 @@ def _in_containers(*, again: bool) -> list[Override]:
 
 def _stale_decompositions() -> Iterator[Override]:
     """Yield what torch remembers of a table that has changed since: it goes by that."""
-    now, fresh = internals.stale_decompositions() or ({}, {})
+    now, fresh = internals.stale_decompositions()
     for name in now.keys() | fresh.keys():
         if name in fresh and is_of_others(name):
             continue
@@ -371,15 +371,18 @@ def registered_overrides() -> Iterator[Override]:
         for operator, function in list(internals.decompositions.get().items()):
             if is_of_others(operator) and is_foreign(function):
                 yield _registered(f"{internals.DECOMPOSITIONS} {operator}", (function,))
-    for name, table in internals.registries_by_device():
-        for device, each in list(table.items()):
+    # How code is made for each device: schedulers and wrappers, and what these call.
+    tables = {"backend": internals.device_codegens, "operations": internals.device_overrides}
+    for name, table in tables.items():
+        for device, each in list(table.get().items()):
             values = tuple(vars(each).values()) or (each,)
             if any(map(_is_others, values)):
                 yield _registered(f"torch._inductor: {name} {device}", values)
     rules = [rule for rule in list(internals.fake_rules.get()) if any(map(_is_others, rule))]
     for number, rule in enumerate(rules):
         yield _registered(f"torch._subclasses: rules for fake tensors {number}", rule)
-    handler = internals.choices_handler()
+    # What decides between ways to compile something, if that was set.
+    handler = getattr(internals.virtual.get(), internals.choices.get()._key, None)
     if handler is not None and _is_others(handler):
         yield _registered("torch._inductor: choices", (handler,))
 
@@ -406,11 +409,8 @@ def _patterns() -> Iterator[Override]:
         for (op, target), entries in list(one.patterns.items()):
             before = others = 0  # what torch adds later comes later
             for entry in list(entries):
-                if id(entry) in _torchs:
-                    before += 1
-                    continue
-                values = tuple(vars(entry).values())
-                if not any(map(_is_others, values)):
+                values = vars(entry).values()
+                if id(entry) in _torchs or not any(map(_is_others, values)):
                     _torchs[id(entry)] = entry
                     before += 1
                     continue

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 from s3cache.graph._graph import autograd_function_text, call_nodes, graph_modules
@@ -81,55 +81,30 @@ def fx_bypass_reasons(gm: GraphModule, registered_version: RegisteredVersion) ->
 # -- the process
 
 
-def _freezes() -> bool:
-    import torch
-
-    return internals.inductor_config.get().freezing and not torch.is_grad_enabled()
-
-
 _INDUCTOR = "import torch._inductor.config; torch._inductor.config"
 _CACHES_ON = (
     "import torch._functorch.config; torch.compiler.config.force_disable_caches = False; "
     "torch._functorch.config.enable_autograd_cache = True"
 )
-# Of what is set for the process: the kind of reason, whether it is so, the message and the fix.
-_PROCESS: tuple[tuple[Code, Callable[[], object], str, str], ...] = (
-    (
-        "caches-off",
-        lambda: not any(internals.tiers_asked("aot")),
-        "torch's caches are switched off",
-        _CACHES_ON,
-    ),
-    (
-        "fx-graph-cache-off",
-        lambda: not internals.asks_fx_cache(),
-        "torch's FX graph cache is switched off",
-        f"{_INDUCTOR}.fx_graph_cache = True",
-    ),
-    (
-        "freezing",
-        _freezes,
-        "freezing compiles the values of parameters into the code",
-        f"{_INDUCTOR}.freezing = False",
-    ),
-    (
-        "constant-folding",
-        internals.runtime_constant_folding.get,
-        "constants are folded when the code is loaded",
-        f"{_INDUCTOR}.aot_inductor.use_runtime_constant_folding = False",
-    ),
-    (
-        "bisecting",
-        internals.bisection_enabled.get,
-        "the compiler bisector is at work",
-        "let it finish",
-    ),
-)
 
 
-def process_bypass_reasons() -> list[BypassReason]:
-    """Return why no whole graph at all is cached in this process, as it is set up now."""
-    return [BypassReason(code, message, fix) for code, is_so, message, fix in _PROCESS if is_so()]
+def process_bypass_reasons() -> Iterator[BypassReason]:
+    """Yield why no whole graph at all is cached in this process, as it is set up now."""
+    import torch
+
+    if not any(internals.tiers_asked("aot")):
+        yield BypassReason("caches-off", "torch's caches are switched off", _CACHES_ON)
+    if not internals.asks_fx_cache():
+        fix = f"{_INDUCTOR}.fx_graph_cache = True"
+        yield BypassReason("fx-graph-cache-off", "torch's FX graph cache is switched off", fix)
+    if internals.inductor_config.get().freezing and not torch.is_grad_enabled():
+        message = "freezing compiles the values of parameters into the code"
+        yield BypassReason("freezing", message, f"{_INDUCTOR}.freezing = False")
+    if internals.runtime_constant_folding.get():
+        fix = f"{_INDUCTOR}.aot_inductor.use_runtime_constant_folding = False"
+        yield BypassReason("constant-folding", "constants are folded when the code is loaded", fix)
+    if internals.bisection_enabled.get():
+        yield BypassReason("bisecting", "the compiler bisector is at work", "let it finish")
 
 
 # -- the graph

@@ -240,13 +240,11 @@ class Surface:
         for place in _LISTED:
             module = place.partition(":")[0]
             there = internals.contents(place)
-            if place in self._listed or there is None:
-                continue
-            if _is_starting(sys.modules.get(module)):
+            if place in self._listed or there is None or _is_starting(sys.modules.get(module)):
                 continue
             if internals.makes_code(module) and ":" not in place:
                 continue  # it comes with the other modules
-            if internals.is_table(place):
+            if ":" in place and isinstance(there, dict):
                 container: Container = Table(place, there)
             else:
                 names = cast("Mapping[str, object]", there)
@@ -320,16 +318,12 @@ class Surface:
                 inner = cast("Collection[object]", value)
                 self.add_constants(f"{place}[{name}]", inner, depth + 1)
 
-    def in_containers(self) -> list[Override]:
-        """Return what differs in the containers watched by now."""
-        for container in self._containers.changed():
-            self._enter(container, container.compare())
-        return list(itertools.chain.from_iterable(self._overrides.values()))
-
     def overrides(self) -> list[Override]:
         """Return what replaced names of torch, and what was added where torch looks."""
         self._watch()
-        found = self.in_containers()
+        for container in self._containers.changed():
+            self._enter(container, container.compare())
+        found = list(itertools.chain.from_iterable(self._overrides.values()))
         if not all(map(is_, map(sys.modules.get, self._modules), self._modules.values())):
             for name, module in self._modules.items():
                 if (now := sys.modules.get(name, module)) is not module:
@@ -390,8 +384,9 @@ class WatchedOperators:
             if old is new:
                 continue
             whole = internals.full_name_there(inside, str(name))
+            override = Override(f"torch.ops.{whole}".replace("::", "."), new)
             if old is not ABSENT and is_operator_of_torch(old):
-                found.append(_override(whole, new))
+                found.append(override)
             elif internals.kind_of_operator(new) and internals.full_name(new) == whole:
                 first[name] = new
                 self._watch_operator(new)
@@ -400,7 +395,7 @@ class WatchedOperators:
             elif (
                 internals.kind_of_operator(new) or internals.is_place_of_operator(inside, str(name))
             ) and is_operator_of_torch(whole):
-                found.append(_override(whole, new))
+                found.append(override)
         self._overrides[id(inside)] = found
 
     def _watch_operator(self, value: object) -> None:
@@ -408,7 +403,7 @@ class WatchedOperators:
             self._watch_place(vars(value))
             return
         operator = cast("Operator", value)
-        tables = internals.tables_of((operator,))
+        tables = internals.tables_of(operator)
         if id(tables[0]) not in self._first:
             self._first.update((id(table), {}) for table in tables)
             self._tables.add(operator, *tables)
@@ -418,7 +413,7 @@ class WatchedOperators:
     def _look_at_tables(self, operator: Operator, *, at_first: bool = False) -> None:
         """See what was given to an operator (`py_impl`), or written into its tables."""
         found = []
-        for table in internals.tables_of((operator,)):
+        for table in internals.tables_of(operator):
             first = self._first.setdefault(id(table), {})
             for key in {**first, **table}:
                 had, value = first.get(key, ABSENT), table.get(key, ABSENT)
@@ -432,7 +427,3 @@ class WatchedOperators:
                 else:
                     found.append(Override(f"{operator} for {key}", value, "was registered"))
         self._overrides[id(operator)] = found if is_operator_of_torch(operator) else []
-
-
-def _override(name: str, value: object) -> Override:
-    return Override(f"torch.ops.{name}".replace("::", "."), value)

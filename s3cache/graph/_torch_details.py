@@ -64,8 +64,8 @@ def torch_components(
                 value = internals.without_backend_id(value)
             elif name == internals.PASSES_OF_BACKENDS:
                 value = internals.passes_by_device(cast("Sequence[object]", value))
-            elif name in internals.PROVENANCE_DETAILS.names:
-                value = internals.without_debugging(value)
+            elif name in internals.PROVENANCE_DETAILS.names and internals.debugging.get():
+                value = 0 if value == 1 else value  # TORCH_COMPILE_DEBUG has set it to 1
             data = canonical(value)
             yield name, Component.of_bytes(data, _value_text(value), _parts_of(value, canonical))
         except Exception as exc:  # noqa: BLE001 - pickling runs code of others
@@ -96,8 +96,7 @@ def _config_component(
 ) -> Component:
     values = pickle.loads(value) if isinstance(value, bytes) else value  # noqa: S301 - torch's own
     plain, others = [], []
-    for option in sorted(values):
-        setting = values[option]
+    for option, setting in sorted(values.items()):
         if option in _LEFT_OUT:
             continue
         if type(setting) in _SCALARS:
@@ -232,11 +231,9 @@ def _parts_of(value: object, canonical: CanonicalPickler) -> Mapping[str, str]:
     elif isinstance(value, (list, tuple)):
         parts = iter(enumerate(value))
     elif dataclasses.is_dataclass(value):
-        names = (field.name for field in dataclasses.fields(value))
-        fields = ((name, getattr(value, name, None)) for name in names)
-        parts = (
-            (n, field) for n, field in fields if n not in _OF_THE_PROCESS and not callable(field)
-        )
+        names = [each.name for each in dataclasses.fields(value)]
+        fields = [(n, getattr(value, n, None)) for n in names if n not in _OF_THE_PROCESS]
+        parts = ((n, field) for n, field in fields if not callable(field))
     return bounded((str(name), _part_text(part, canonical)) for name, part in parts)
 
 

@@ -282,9 +282,7 @@ def _every_operator() -> type[Tracer]:
 
     class EveryOperator(Tracer):
         def trace(
-            self,
-            root: Module | Function[object],
-            concrete_args: dict[str, object] | None = None,
+            self, root: Module | Function[object], concrete_args: dict[str, object] | None = None
         ) -> Graph:
             with Recording(self):
                 return super().trace(root, concrete_args)

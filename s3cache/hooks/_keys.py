@@ -193,11 +193,8 @@ class CompileState(threading.local):
             given = {name: kwargs.get(name) for name in _COMPILERS}
         else:
             given = {"inner_compile": inner, "decompositions": kwargs.get("decompositions")}
-        with self.changed(
-            depth=self.depth + 1,
-            backward_compiler=kwargs.get("bw_compiler"),
-            user_compilers=given,
-        ):
+        compiler = kwargs.get("bw_compiler")
+        with self.changed(depth=self.depth + 1, backward_compiler=compiler, user_compilers=given):
             return original(*args, **kwargs)
 
 
@@ -225,7 +222,7 @@ class Registry:
         if not self._versions:
             return None
         version = self._versions.get(internals.name_of(function))
-        packet = internals.packet_of(function)
+        packet = getattr(function, "overloadpacket", None)
         if version is None and packet is not None:
             return self._versions.get(internals.name_of(packet))
         return version
@@ -335,7 +332,7 @@ class KeyHook:
         if not isinstance(key, Key):
             self._refuse(key)
             raise AssertionError("no key, and no reason")
-        self._remember(internals.key_prefix() + key.digest, key)
+        self._remember((internals.AUTOGRAD_PREFIX.find() or "a") + key.digest, key)
         return key.digest
 
     @around(internals.fx_check_cacheable)
@@ -372,8 +369,9 @@ class KeyHook:
             pickler.fast = False
             pickler.clear_memo()
             return original(pickler, value)
-        self._remember(internals.FX_PREFIX + key.digest, key)
-        return internals.fx_prefix() + key.digest
+        name = internals.FX_PREFIX + key.digest
+        self._remember(name, key)
+        return name if internals.fx_get_key.expected else key.digest
 
     def debug_lines(
         self, original: Function[list[str]], pickler: KeyPickler, value: object

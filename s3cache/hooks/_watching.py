@@ -282,5 +282,5 @@ class Progress:
         answer = original()
         if not (answer or any(internals.tiers_asked("aot"))):
             with contextlib.suppress(Exception):  # no training run ends for a note
-                self._bypasses.record("aot", process_bypass_reasons())
+                self._bypasses.record("aot", [*process_bypass_reasons()])
         return answer

@@ -303,7 +303,8 @@ def nearest(
 
     def nearness(neighbor: Neighbor) -> tuple[object, ...]:
         each, alike = neighbor.record, likeness(neighbor)
-        codes = [[] if alike[0] else _code_of(of) for of in (each, missed)]
+        texts = [_parts(of, _GRAPH).get("code", "") for of in (each, missed)]
+        codes = [[] if alike[0] else text[:_COMPARED_CHARACTERS].splitlines() for text in texts]
         ratio = difflib.SequenceMatcher(None, codes[0], codes[1], autojunk=False).ratio()
         details = sum(found.component != _GRAPH for found in differences(each, missed))
         return ratio, alike, bool(each.parts), -details, each.time
@@ -319,10 +320,6 @@ def nearest(
     least = is_same, common if is_same else common - 2
     near = [each for alike, _, each in older if alike >= least]
     return max(map(complete, near[:_COMPARED]), key=nearness)
-
-
-def _code_of(record: Record) -> list[str]:
-    return record.parts.get(_GRAPH, {}).get("code", "")[:_COMPARED_CHARACTERS].splitlines()
 
 
 def recorded_neighbors(runs: Iterable[Run]) -> list[Neighbor]:

@@ -22,14 +22,7 @@ from s3cache.insight._differences import (
     recorded_neighbors,
 )
 from s3cache.manage import Place, open_place
-from s3cache.records import (
-    Record,
-    Run,
-    folded,
-    in_jobs,
-    ranks_in_words,
-    recorded,
-)
+from s3cache.records import Record, Run, folded, in_jobs, ranks_in_words, recorded
 from s3cache.settings import Settings
 from s3cache.stats import Reason
 from s3cache.util.text import footer, printable

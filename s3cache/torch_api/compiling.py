@@ -34,19 +34,6 @@ if TYPE_CHECKING:
 # -- keys of whole graphs
 
 
-def key_prefix() -> str:
-    """Return what torch writes before the digest in the name of a key."""
-    return names.AUTOGRAD_PREFIX.find() or "a"
-
-
-def tells_threads(details: KeyDetails) -> bool:
-    """Return whether torch's key has the number of threads, where code for the processor needs it.
-
-    Not before torch 2.13.
-    """
-    return hasattr(details, names.ASKS_FOR_CPU_CODE)
-
-
 def may_have_cpu_code(details: KeyDetails) -> bool:
     """Return whether torch says that it may make code for the processor; not before torch 2.13."""
     ask = getattr(details, names.ASKS_FOR_CPU_CODE, None)
@@ -153,13 +140,8 @@ def are_backends_unasked() -> bool:
 
 
 def fx_key() -> Internal[Callable[[KeyPickler, object], str]]:
-    """Return what makes the key of an FX graph of its details."""
+    """Return what makes the key of an FX graph of its details; until 2.12 without its prefix."""
     return names.fx_get_key if names.fx_get_key.expected else names.fx_get_hash
-
-
-def fx_prefix() -> str:
-    """Return what :func:`fx_key` writes before the digest."""
-    return names.FX_PREFIX if names.fx_get_key.expected else ""
 
 
 def without_carried(arguments: Sequence[object]) -> Sequence[object]:

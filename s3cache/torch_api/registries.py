@@ -21,7 +21,7 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from s3cache.torch_api import Fields, installed_release, names
+from s3cache.torch_api import installed_release, names
 
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import Operator
@@ -52,11 +52,6 @@ def tiers_asked(level: str) -> Asked:
     return Asked(local, local if remote is None else remote)
 
 
-def without_debugging(level: int) -> int:
-    """Return how much to record of the origin of code, less what ``TORCH_COMPILE_DEBUG`` adds."""
-    return 0 if level == 1 and names.debugging.get() else level
-
-
 def freezing_unasked() -> AbstractContextManager[object]:
     """Hide from torch, in the block, that it is to freeze what it cannot freeze.
 
@@ -68,11 +63,6 @@ def freezing_unasked() -> AbstractContextManager[object]:
     if not (config.freezing and torch.is_grad_enabled()):
         return contextlib.nullcontext()
     return cast("AbstractContextManager[object]", config.patch(freezing=False))
-
-
-def read_fields(fields: Fields, value: object) -> dict[str, object]:
-    """Return each field by its name; ``None`` for those that this release does not have."""
-    return {name: read_quietly(value, name, None) for name in fields}
 
 
 def read_quietly(owner: object, name: str, *default: object) -> object:
@@ -178,11 +168,6 @@ def contents(place: str) -> Mapping[object, object] | None:
     return found if found is None or isinstance(found, dict) else vars(found)
 
 
-def is_table(place: str) -> bool:
-    """Return whether all that is in it is used, by whatever name it is in there."""
-    return isinstance(contents(place), dict) and ":" in place
-
-
 def is_shadowed(place: str, name: str) -> bool:
     """Return whether torch would find another ``name`` if it were not in that namespace."""
     module, _, kind = place.partition(":")
@@ -266,15 +251,9 @@ def _what_namespaces_have() -> frozenset[str]:
     return frozenset(vars(names.operator_namespace.get()("s3cache")))
 
 
-def tables_of(values: Sequence[Operator]) -> list[dict[object, object]]:
-    """Return what each does in Python: by key, by class of tensors or modes, and by transform."""
-    tables = ((each.py_kernels, each.python_key_table, each.functorch_table) for each in values)
-    return [table for three in tables for table in three]
-
-
-def packet_of(function: object) -> object:
-    """Return the operator that ``function`` is an overload of; ``None`` if it is none."""
-    return getattr(function, "overloadpacket", None)
+def tables_of(value: Operator) -> list[dict[object, object]]:
+    """Return what it does in Python: by key, by class of tensors or modes, and by transform."""
+    return [value.py_kernels, value.python_key_table, value.functorch_table]
 
 
 def inside_of_ordered_set(value: Collection[object]) -> dict[object, None]:
@@ -385,20 +364,11 @@ def _passes_in(value: object) -> Iterator[tuple[str, Any]]:
             yield from ((f"[{key}]", each) for key, each in named.items())
 
 
-def registries_by_device() -> list[tuple[str, Mapping[str, object]]]:
-    """Return how code is made for each device: schedulers and wrappers, and what these call."""
-    return [("backend", names.device_codegens.get()), ("operations", names.device_overrides.get())]
-
-
-def generated_operations() -> list[FunctionType]:
+@functools.cache
+def generated_operations() -> frozenset[FunctionType]:
     """Return functions of Inductor's that it makes from text, so that no file has their code."""
     values = vars(names.default_handler.get()).values()
-    return [value for value in values if isinstance(value, FunctionType)]
-
-
-def choices_handler() -> object:
-    """Return what decides between ways to compile something, if that was set; else ``None``."""
-    return getattr(names.virtual.get(), names.choices.get()._key, None)
+    return frozenset(value for value in values if isinstance(value, FunctionType))
 
 
 def passes_by_device(passes: Sequence[object]) -> dict[str, object]:
@@ -429,13 +399,13 @@ def usual_decompositions() -> Mapping[object, object]:
     return cast("Mapping[object, object]", names.decompositions_with_random.get()())
 
 
-def stale_decompositions() -> tuple[Mapping[object, object], Mapping[object, object]] | None:
-    """Return what torch decomposes by, and would if it remembered nothing; ``None`` if equal.
+def stale_decompositions() -> tuple[Mapping[object, object], Mapping[object, object]]:
+    """Return what torch decomposes by, and would if it remembered nothing; nothing if equal.
 
     It makes one table of two when it first needs it, and what is put into those later is not in it.
     """
     memo = names.decompositions_with_random.get()
     if not memo.cache_info().currsize:
-        return None
+        return {}, {}
     now, fresh = memo(), {**names.decompositions.get(), **names.random_decompositions.get()}
-    return None if now == fresh else (now, fresh)
+    return ({}, {}) if now == fresh else (now, fresh)
