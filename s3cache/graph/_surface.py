@@ -96,6 +96,10 @@ class Container:
                 found.append(self._override(name, new))
         return found
 
+    def settled(self) -> dict[object, object]:
+        """Return what torch has in it, without the numbers that it changes as it works."""
+        return self.first
+
     def _override(self, name: object, value: object) -> Override:
         return Override(f"{self.place}.{name}", value)
 
@@ -166,10 +170,20 @@ class Namespace(Container):
         kinds = kinds_of_values()
         if name.startswith("__") or (type(old) not in kinds and type(new) not in kinds):
             return False
-        if is_same_value(old, new):
-            return False
+        return not is_same_value(old, new) and not self._is_state(name)
+
+    def _is_state(self, name: str) -> bool:
+        """Return True if torch's own code assigns to it."""
         codes = codes_in(self.inside, vars(sys.modules[self.module]))
-        return not any(assigns(each, name) for each in codes)  # else it is torch's own state
+        return any(assigns(each, name) for each in codes)
+
+    def settled(self) -> dict[object, object]:
+        # Other values of its own are the same in each process that comes here.
+        return {
+            name: value
+            for name, value in self.first.items()
+            if type(value) not in (int, float) or not self._is_state(str(name))
+        }
 
 
 def _is_same_code(old: object, new: object) -> bool:
@@ -286,7 +300,7 @@ class Surface:
         first = _s3cache_autoload.baseline.get(place.replace(":", "."))
         found = container.start(first)
         if first is None:
-            self.unknown[place] = digest_of(container.first)
+            self.unknown[place] = digest_of(container.settled())
         elif isinstance(container, Constants) and all(is_plain(each.value) for each in found):
             # Other modules of torch's fill some tables while they are imported.
             self.unknown.update((each.place, repr(each.value)) for each in found)

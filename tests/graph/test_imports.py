@@ -96,3 +96,11 @@ def test_where_nothing_saw_the_imports_the_key_has_what_is_there(tmp_path: Path)
     same, again, *found = _keys(tmp_path, changes, early=False, first=first)
     assert same == again is not None
     assert len({same, *found}) == 1 + len(_CHANGES)
+
+
+def test_a_number_that_torch_keeps_for_itself_is_in_no_key(tmp_path: Path) -> None:
+    """Also where nothing saw the imports: with an address in it, no two processes would share."""
+    first = "import os; os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'"
+    changes = [f"import torch._inductor.debug as d; d._pre_grad_graph_id = {n}" for n in (5, 7)]
+    one, other = _keys(tmp_path, changes, early=False, first=first)
+    assert one == other is not None
