@@ -104,6 +104,7 @@ WAYS = [pattern, early_pattern, backend, operations, choices, side_effect, fake_
 def as_before() -> Iterator[None]:
     """All registries."""
     common.init_backend_registration()
+    common.get_device_op_overrides("cpu")  # these register themselves once in a process
     lists = [entries for _, one in internals.pattern_passes() for entries in one.patterns.values()]
     copies: list[tuple[Any, Any]] = [(entries, list(entries)) for entries in lists]
     tables: list[Any] = [common.device_codegens, common.device_op_overrides_dict]
