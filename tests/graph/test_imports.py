@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import cmath
 import json
+import math
 from pathlib import Path
 
 import pytest
 
+from s3cache.graph._identity import digest_of
 from tests.support.marks import slow
 from tests.support.scripts import run_script
 
@@ -104,3 +107,7 @@ def test_a_number_that_torch_keeps_for_itself_is_in_no_key(tmp_path: Path) -> No
     changes = [f"import torch._inductor.debug as d; d._pre_grad_graph_id = {n}" for n in (5, 7)]
     one, other = _keys(tmp_path, changes, early=False, first=first)
     assert one == other is not None
+
+
+def test_native_functions_of_one_name_in_two_modules_differ() -> None:
+    assert digest_of({"f": math.cos}) != digest_of({"f": cmath.cos})

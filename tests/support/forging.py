@@ -69,7 +69,7 @@ def with_section_digests(header: bytes, payload: bytes) -> bytes:
 def signed_by(
     plain: bytes, *keys: SigningKey, audience: str = "main", issued_s: int = 1, ttl_s: int = 0
 ) -> bytes:
-    """``plain`` with the signature of each."""
+    """Return ``plain`` with a signature of each key."""
     return frame.signed(
         frame.decode(plain),
         lambda digest: pack(
@@ -79,7 +79,7 @@ def signed_by(
 
 
 def encoded(found: frame.Frame, sections: dict[str, bytes]) -> bytes:
-    """The frame with other sections, and nobody's signature."""
+    """Return the frame with other sections and no signature."""
     header = found.header
     return frame.encode(
         kind=header.kind,
