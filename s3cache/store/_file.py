@@ -130,8 +130,8 @@ class Directory:
     def enter(self, *names: str, make: bool = False) -> Directory:
         """Open the directory at ``names`` below this one; missing ones are made if ``make`` is set.
 
-        The last three in each stay open. The first and the last are checked again, also whether
-        their names still lead there; those between are only missed where they were removed.
+        The last three in each stay open. The first and the last are checked again on each call,
+        also whether their names still lead there; one between only where it was removed.
 
         Raises:
             ConfigError: one is a symbolic link, another user's, or writable by others.
