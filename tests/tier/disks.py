@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 from s3cache.stats import Usage
@@ -30,3 +32,12 @@ def use(tier: DiskTier, verb: str) -> None:
         getattr(tier, verb)()
     else:
         getattr(tier, verb)("old/1")
+
+
+def descriptors(root: Path) -> int:
+    """Return how many descriptors of this process lead below ``root``; others come and go."""
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            count += os.readlink(f"/proc/self/fd/{fd}").startswith(str(root))
+    return count

@@ -15,6 +15,7 @@ from s3cache.errors import ClosedError
 from s3cache.store import Directory
 from s3cache.tier._pending import Pending
 from tests.support.contract import ODD_KEYS
+from tests.tier.disks import descriptors
 
 Another = Callable[..., Pending]
 
@@ -100,17 +101,17 @@ def test_so_many_are_adopted_as_were_asked_for(pending: Pending, another: Anothe
 
 
 def test_without_locks_nothing_is_added_and_nothing_leaks(
-    pending: Pending, monkeypatch: pytest.MonkeyPatch
+    pending: Pending, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors(root)
     for _ in range(5):
         with pytest.raises(OSError, match="lock"):
             pending.add("a")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors(root) == before
 
 
 def a_directory(path: Path) -> None:
