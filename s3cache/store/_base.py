@@ -364,6 +364,7 @@ class RetryingStore(WrapperStore):
 
         super().__init__(inner)
         self.policy = policy
+        self._is_atomic: bool | None = None
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
         started, attempts = time.monotonic(), 0
@@ -431,6 +432,11 @@ class RetryingStore(WrapperStore):
                     raise
 
         await self._around("put", key, attempt)
+
+    async def atomic_create(self) -> bool:
+        if self._is_atomic is None:  # every upload asks
+            self._is_atomic = await super().atomic_create()
+        return self._is_atomic
 
 
 class BreakingStore(WrapperStore):
