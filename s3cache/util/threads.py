@@ -27,7 +27,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import MethodType
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -240,7 +240,7 @@ class DeadlineExecutor:
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)  # threads that wait for a call
         self._threads = 0
-        self._hanging: set[Future[Any]] = set()
+        self._hanging = 0
         self._breaker = Breaker(1, PROBE_AFTER_S)
 
     def call(self, work: Callable[[], _T], *, more_s: float = 0.0) -> _T:
@@ -292,12 +292,12 @@ class DeadlineExecutor:
 
     def _late(self, answer: Future[_T], is_probe: bool, limit_s: float) -> _T:
         """Return or raise what a call has ended with; if it has not, it hangs."""
-        with self._mutex:
-            if not (has_ended := answer.done()):
-                self._hanging.add(answer)
-                self._breaker.fail(is_probe)
-        if has_ended:
+        if not answer.cancel():
             return answer.result()
+        with self._mutex:
+            self._hanging += 1
+            if self._hanging:  # else it has ended just now
+                self._breaker.fail(is_probe)
         raise TransientError(f"{self._name} has not answered within {limit_s:g} s") from None
 
     def _has_thread(self) -> bool:
@@ -339,15 +339,19 @@ class DeadlineExecutor:
             value = work()
         except BaseException as exc:  # noqa: BLE001 - it is the caller's
             error = exc
-        with self._mutex:
-            self._hanging.discard(answer)
-            if is_probe or not self._hanging:
-                self._breaker.succeed(True)
-            self._idle.release()  # before the caller goes on, to have its next call made here
+        if is_probe:
+            self._breaker.succeed(True)
+        self._idle.release()  # before the caller goes on, to have its next call made here
+        try:
             if error is None:
                 answer.set_result(value)
             else:
                 answer.set_exception(error)
+        except InvalidStateError:  # it was late
+            with self._mutex:
+                self._hanging -= 1
+                if not self._hanging:
+                    self._breaker.succeed(True)
         del answer, error  # the error's traceback leads here: no cycle
 
 
