@@ -23,7 +23,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeVar, cast
@@ -338,17 +338,20 @@ class DiskTier:
     # -- what is still to upload
 
     @_in_time
-    def uploaded(self, name: str, data: Buffer | None = None) -> bool:
-        """Forget that ``name`` is to be uploaded: it may be evicted now.
+    def uploaded(self, names: Mapping[str, Buffer | None]) -> list[str]:
+        """Forget that ``names`` are to be uploaded: they may be evicted now.
 
-        Return False if it is not ``data`` any more: what replaced it is still to be uploaded.
+        Each comes with the bytes that were uploaded, or None for any. Return those that hold other
+        bytes now, which are still to be uploaded.
         """
-        key = self._namespace + name
+        replaced = []
         with self._locked():
-            is_current = not self._was_replaced(key, data)
-            if is_current:
-                self._pending.remove(key)
-            return is_current
+            for name, data in names.items():
+                if self._was_replaced(key := self._namespace + name, data):
+                    replaced.append(name)
+                else:
+                    self._pending.remove(key)
+        return replaced
 
     def _was_replaced(self, key: str, data: Buffer | None) -> bool:
         if data is None:

@@ -37,7 +37,7 @@ from s3cache.store import (
 )
 from s3cache.tier._disk import DiskTier
 from s3cache.tier._prefetch import Budget, Prefetch
-from s3cache.tier._uploads import Uploads, cancel_all
+from s3cache.tier._uploads import SMALL_BYTES, Uploads, cancel_all
 from s3cache.util.logs import logger_of
 from s3cache.util.threads import (
     Breaker,
@@ -55,8 +55,6 @@ _STOP_TIMEOUT_S = 2.0
 _BREATHE_S, _MOMENT_S = 0.01, 0.1
 # A server that was down is waited for so long; what comes later lands on the disk all the same.
 _PROBE_WAIT_S = 0.5
-# Checking the digests of so much costs no more than switching to another thread for it.
-_SMALL_BYTES = 256 << 10
 # The signature of a larger entry is read first.
 _USUAL_BYTES = 8 << 20
 # A writer can put any number of objects under a key.
@@ -311,6 +309,7 @@ class RemoteTier:
         self._budget = Budget(settings.prefetch_max_bytes)
         self.uploads = Uploads(
             self._loop,
+            self._verify,
             self._publish,
             settings,
             disk=disk,
@@ -416,7 +415,7 @@ class RemoteTier:
 
     async def _landed(self, name: str, data: Buffer) -> Frame:
         """Land what was downloaded, on another thread: if it is small, on one of the disk's."""
-        if self._disk is not None and memoryview(data).nbytes <= _SMALL_BYTES:
+        if self._disk is not None and memoryview(data).nbytes <= SMALL_BYTES:
             with contextlib.suppress(TransientError):  # the disk hangs: then it is not kept
                 return await self._disk.deadline.run(lambda: self._land(name, data))
         return await asyncio.to_thread(self._land, name, data)
@@ -454,14 +453,12 @@ class RemoteTier:
             return exc
         return None
 
-    async def _publish(self, name: str, data: Buffer, is_adopted: bool) -> None:
+    def _verify(self, name: str, data: Buffer, is_adopted: bool) -> Frame:
         # What this process saved is uploaded whether it trusts it or not: a job may sign for others
         # what it does not use. The signature of what others left is checked before it is parsed.
-        admit = self._check_trust if is_adopted else None
-        if admit is None and memoryview(data).nbytes <= _SMALL_BYTES:
-            entry = entries.verify(name, data)
-        else:
-            entry = await asyncio.to_thread(entries.verify, name, data, admit=admit)
+        return entries.verify(name, data, admit=self._check_trust if is_adopted else None)
+
+    async def _publish(self, name: str, entry: Frame) -> None:
         await entries.publish(
             self._writer, entry, replaceable=self._replaceable, admit=self._check_trust
         )

@@ -37,6 +37,8 @@ _ADOPT_EVERY_S = 60.0
 # While they go well, each look takes over twice as many: it reads the names of all.
 _ADOPTED_AT_MOST = 512
 _CANCEL_AGAIN_S = 0.1
+# Checking the digests of so much costs no more than switching to another thread for it.
+SMALL_BYTES = 256 << 10
 
 logger = logger_of("storage")
 
@@ -81,14 +83,16 @@ class Uploads:
     all uploads pause, and the one that failed comes last. What processes that are gone have left is
     adopted, a few at a time; what this process cannot upload is given back.
 
-    ``publish`` uploads the bytes of an object; it takes whether another process saved it.
+    ``publish`` uploads an object, in the form that ``verify`` makes of its bytes; that takes
+    whether another process saved them, and runs on any thread.
     ``on_problem`` is called on the loop's thread with each error that ends an attempt.
     """
 
     def __init__(
         self,
         loop: BackgroundLoop,
-        publish: Callable[[str, Buffer, bool], Awaitable[object]],
+        verify: Callable[[str, Buffer, bool], Any],
+        publish: Callable[[str, Any], Awaitable[object]],
         settings: Settings,
         *,
         disk: DiskTier | None,
@@ -97,7 +101,7 @@ class Uploads:
     ) -> None:
         self._disk = disk
         self._loop = loop
-        self._publish = publish
+        self._verify, self._publish = verify, publish
         self._settings = settings
         self._listeners = listeners
         self._on_problem = on_problem
@@ -112,6 +116,8 @@ class Uploads:
         self._refused: set[str] = set()  # waits, but was refused since the last pause or flush
         self._given_back: set[str] = set()  # adopted and refused: others' until we look again
         self._untrusted: set[str] = set()  # adopted, and never ours to upload
+        self._uploaded: dict[str, Buffer] = {}  # and on record on the disk
+        self._removing = asyncio.Lock()
         self._adopting = asyncio.Lock()
         self._moving = asyncio.Lock()  # so that what is given back is not adopted at once
         self._adopts_at_once = settings.upload_concurrency
@@ -317,14 +323,15 @@ class Uploads:
     async def _attempt(self, name: str) -> int | None:
         """Upload the object and forget it; return its size, or None if it is not to be uploaded."""
         disk, held = self._disk, self._memory.get(name)
-        data, is_adopted = held, False
+        data, is_adopted, entry = held, False, None
         if data is None and disk is not None:
-            found = await disk.deadline.run(lambda: disk.pending_object(name))
-            data, is_adopted = found or (None, False)
+            data, is_adopted, entry = await disk.deadline.run(lambda: self._read(disk, name))
         if data is None:
             return None
         try:
-            await self._publish(name, data, is_adopted)
+            if entry is None:
+                entry = await asyncio.to_thread(self._verify, name, data, is_adopted)
+            await self._publish(name, entry)
         except CorruptError:  # it is not tried again
             if held is not None:
                 self._forget(name, held)
@@ -333,9 +340,33 @@ class Uploads:
             raise
         if held is not None:
             self._forget(name, held)
-        elif disk and not await disk.deadline.run(lambda: disk.uploaded(name, data)):
-            self._queue(name)  # it was replaced by other bytes
+        elif disk is not None:
+            await self._remove_record(disk, name, data)
         return len(data)
+
+    async def _remove_record(self, disk: DiskTier, name: str, data: Buffer) -> None:
+        """Have the disk forget what was uploaded, together with all that waits for its lock."""
+        self._uploaded[name] = data
+        try:
+            async with self._removing:
+                if name in self._uploaded:  # else it went with another
+                    together = {**self._uploaded}
+                    replaced = await disk.deadline.run(lambda: disk.uploaded(together))
+                    for each in together:
+                        self._uploaded.pop(each, None)
+                    for each in replaced:  # by other bytes
+                        self._queue(each)
+        finally:
+            self._uploaded.pop(name, None)
+
+    def _read(self, disk: DiskTier, name: str) -> tuple[bytes | None, bool, Any]:
+        """Return the bytes, whether they are adopted, and the entry if they are few and sound."""
+        data, is_adopted = disk.pending_object(name) or (None, False)
+        entry = None
+        if data is not None and len(data) <= SMALL_BYTES:
+            with contextlib.suppress(S3CacheError):
+                entry = self._verify(name, data, is_adopted)
+        return data, is_adopted, entry
 
     def _forget(self, name: str, data: bytes) -> None:
         with self._mutex:

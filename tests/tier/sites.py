@@ -27,7 +27,11 @@ class Remote:
         self.waiting: set[str] = set()
         self.most_waiting = 0
 
-    async def publish(self, name: str, data: Buffer, is_adopted: bool = False) -> None:
+    @staticmethod
+    def verify(name: str, data: Buffer, is_adopted: bool) -> tuple[bytes, bool]:
+        return bytes(data), is_adopted
+
+    async def publish(self, name: str, verified: tuple[bytes, bool]) -> None:
         self.waiting.add(name)
         self.most_waiting = max(self.most_waiting, len(self.waiting))
         try:
@@ -39,8 +43,7 @@ class Remote:
         if errors := self.errors.get(name):
             raise errors.pop(0)
         self.puts[name] += 1
-        self.objects[name] = bytes(data)
-        self.adopted[name] = is_adopted
+        self.objects[name], self.adopted[name] = verified
 
 
 class Site:
@@ -56,6 +59,7 @@ class Site:
         self.listeners.add(self.events.append)
         self.uploads = Uploads(
             self.loop,
+            remote.verify,
             remote.publish,
             Settings(**{"upload_concurrency": 4, **limits}),
             disk=tier,

@@ -9,7 +9,6 @@ import pytest
 
 from s3cache.errors import ClosedError, NoSpaceError
 from s3cache.stats import TransferEvent
-from s3cache.store import Buffer
 from s3cache.tier import DiskTier, FlushReport
 from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
 from tests.tier.sites import MIB, NewSite, Remote, Site
@@ -174,7 +173,7 @@ def test_closing_cancels_again_where_a_cancellation_gets_lost() -> None:
     lost: list[str] = []
 
     class Losing(Remote):
-        async def publish(self, name: str, data: Buffer, is_adopted: bool = False) -> None:
+        async def publish(self, name: str, verified: object) -> None:
             try:
                 entered.set()
                 await asyncio.Event().wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,34 @@ def test_uploads_go_on_when_the_tier_fails_for_a_while(
     assert site.uploads.flush(20).complete
     for number in range(8):
         assert f"{number}" in remote.objects
+
+
+def test_records_are_removed_together_and_each_again_where_that_fails(
+    site: Site, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uploads that end while the disk is busy wait for one call, and all survive its failure."""
+    tier, names = site.tier, [f"{number}" for number in range(4)]
+    assert tier is not None
+    calls: list[set[str]] = []
+    may_go_on = threading.Event()
+
+    def uploaded(ended: Mapping[str, bytes]) -> list[str]:
+        calls.append({*ended})
+        assert may_go_on.wait(LONG_S)
+        if len(calls) == 2:
+            raise TransientError("busy")
+        return DiskTier.uploaded(tier, ended)
+
+    monkeypatch.setattr(tier, "uploaded", uploaded)
+    for name in names:
+        site.put(name)
+    eventually(lambda: len(remote.objects) == 4)
+    may_go_on.set()
+    eventually(lambda: site.uploads.pending == 0)
+    assert len(calls[0]) == 1
+    assert calls[0] | calls[1] == {*names}
+    assert remote.objects == dict.fromkeys(names, b"data")
+    assert tier.pending() == []
 
 
 def test_an_object_that_is_gone_is_forgotten(site: Site, remote: Remote) -> None:

@@ -48,7 +48,7 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "adopt": lambda tier: tier.adopt(),
     "pending_object": lambda tier: tier.pending_object("old"),
     "give_back": lambda tier: tier.give_back("old"),
-    "uploaded": lambda tier: tier.uploaded("late"),
+    "uploaded": lambda tier: tier.uploaded({"late": None}),
     "delete": lambda tier: tier.delete("late"),
     "close": lambda tier: tier.close(),
 }
