@@ -182,8 +182,9 @@ policies: $(READY) ## write what infra/policies.py says into the files that are 
 test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
 	$(PYTEST) tests/infra $(FAST) $(ARGS)
 
+# It forks, and torch traces nothing in the fork of a process that has seen a GPU.
 test-perturb: $(READY) ## all of 5,000 changes to programs: each a miss or the right answer; half an hour
-	$(BIN)/python -W ignore -m tests.perturb.run $(ARGS)
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -W ignore -m tests.perturb.run $(ARGS)
 
 SOAK_TIME ?= 1800
 soak: $(READY) ## 8 processes at full rate for SOAK_TIME seconds, under all faults; writes docs/reliability.md
