@@ -86,9 +86,11 @@ def complaints(trials: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                 yield f"on the same disk: {again[count]} {count}, {alone[count]} with torch alone"
     for what in ("second", "third"):
         if trial := trials.get(what, {}):
-            cold = {count: trial[count] for count in ("lowered", "compilers", "misses", "reasons")}
+            cold = {count: trial[count] for count in ("lowered", "compilers", "misses")}
+            # What is no whole graph that can be cached may hit at the second level.
+            cold["bypassed"] = max(0, sum(trial["reasons"].values()) - trial["half_hits"])
             if any(cold.values()):
-                yield f"{what}: {cold}"
+                yield f"{what}: {cold}, {trial['reasons']}"
 
 
 def _command(name: str, program: Program, how: str, with_lines: Path) -> list[str]:
