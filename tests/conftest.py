@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -40,6 +41,9 @@ pytest_plugins = [
     f"tests.support.{name}" for name in ("scripted", "served", "shelves", "sites", "users")
 ]
 compiled.put_first()
+
+# A shell has what it starts in the background ignore Ctrl-C, and so would the programs of tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What the developer's own machine is set up for must not reach a test.
 for _name in [*os.environ]:
