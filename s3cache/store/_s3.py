@@ -246,11 +246,10 @@ class S3Store(Store):
         """
         if self._options.conditional_create != "auto":
             return self._options.conditional_create == "native"
-        if self._honours_condition is None:
-            async with self._asking:
-                if self._honours_condition is None:
-                    self._honours_condition = await self._probe(client)
-        return self._honours_condition
+        async with self._asking:
+            if self._honours_condition is None:
+                self._honours_condition = await self._probe(client)
+            return self._honours_condition
 
     async def _probe(self, client: Any) -> bool:
         # The second round distinguishes a server that has just created the marker (412 now) from
