@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,24 @@ def test_a_call_is_what_it_calls(executor: DeadlineExecutor) -> None:
         executor.call(lambda: dict[str, int]()["a"])
     assert executor.call(lambda: threading.current_thread().daemon)
     assert executor.call(lambda: executor.call(threading.get_ident) == threading.get_ident())
+
+
+def test_a_call_that_ends_while_it_is_given_up_keeps_out_no_later_one(
+    executor: DeadlineExecutor, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends after it was given up and before that is counted."""
+
+    class Slow(Future[bool]):
+        def cancel(self) -> bool:
+            was_given_up = super().cancel()
+            hang.set()
+            eventually(lambda: executor._hanging < 0)
+            return was_given_up
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "Future", Slow)
+        give_up(executor, hang.wait)
+    assert executor.call(lambda: True)
 
 
 async def test_an_event_loop_goes_on_during_a_call(
