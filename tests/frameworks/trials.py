@@ -87,7 +87,7 @@ def complaints(trials: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for what in ("second", "third"):
         if trial := trials.get(what, {}):
             cold = {count: trial[count] for count in ("lowered", "compilers", "misses")}
-            # What is no whole graph that can be cached may hit at the second level.
+            # A graph that cannot be cached as a whole may hit at the second level.
             cold["bypassed"] = max(0, sum(trial["reasons"].values()) - trial["half_hits"])
             if any(cold.values()):
                 yield f"{what}: {cold}, {trial['reasons']}"
