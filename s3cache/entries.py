@@ -14,9 +14,9 @@ have one. So a reader asks for ``.0``, one GET, and lists ``<key>.`` only if tha
 where there is no ``.0`` there is nothing. A writer creates ``.0`` unless it exists, and otherwise
 the object named after its variant, a name that no writer of another variant uses: none is lost.
 
-``<spread>`` is three hexadecimal digits of SHA-256(key): it spreads the load over an S3 store's
+``<spread>`` is one hexadecimal digit of SHA-256(key): it spreads the load over an S3 store's
 partitions (https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html) and
-files over directories.
+files over 16 directories. With more of them, most new files would need a new directory as well.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def check_entry(key: str, entry: Frame) -> None:
 @functools.lru_cache(1024)
 def name_prefix(key: str) -> str:
     """Return what the names of all entries under ``key`` begin with, and no others do."""
-    return f"v1/{hashlib.sha256(key.encode()).hexdigest()[:3]}/{key}."
+    return f"v1/{hashlib.sha256(key.encode()).hexdigest()[0]}/{key}."
 
 
 def key_of(name: str) -> str:

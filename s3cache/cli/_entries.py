@@ -231,7 +231,7 @@ def inspect(
         return 0
     part = _OBJECT.fullmatch(target)
     if part is None and "://" in target:
-        fix = "give SCHEME://.../v1/3f2/KEY.0, or a key and --url"
+        fix = "give SCHEME://.../v1/3/KEY.0, or a key and --url"
         raise ConfigError("the URL", "is not that of an entry", fix)
     with manage.open_place(part[1] + (part[3] or "")) if part else where.open() as place:
         names = [part[2]] if part else _names_of(place, target)
@@ -326,7 +326,7 @@ def _verdict(head: Head, policy: Policy) -> str:
 # -- copying
 
 _COPIED = "{done} copied ({size}), {present} were there, {failed} failed"
-_NO_ENTRY = "v1/000/-"  # no entry has this name
+_NO_ENTRY = "v1/0/-"  # no entry has this name
 
 
 def pull(filters: Filters, out: Output, url: str | None = URL) -> int:

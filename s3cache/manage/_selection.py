@@ -128,7 +128,7 @@ class Selection:
 def read_manifest(where: str, lines: Iterable[str]) -> frozenset[str]:
     """Return the keys, and names of objects, that a manifest has.
 
-    A line is a key, the name of an object as ``v1/3f2/KEY.0``, or what ``s3cache ls --json`` prints
+    A line is a key, the name of an object as ``v1/3/KEY.0``, or what ``s3cache ls --json`` prints
     of one; what follows a ``#`` is a comment.
 
     Args:

@@ -84,8 +84,8 @@ def test_what_is_closed_while_it_becomes_an_owner_leaves_all_to_others(
 
 
 def test_names_as_long_as_the_cache_makes_them_fit(pending: Pending) -> None:
-    """A namespace of 16, a spread of 3, a key of 128 and a variant of 64 characters."""
-    name = f"{'f' * 16}/v1/abc/{'k' * 128}.{'v' * 64}"
+    """A namespace of 16, a spread of 1, a key of 128 and a variant of 64 characters."""
+    name = f"{'f' * 16}/v1/a/{'k' * 128}.{'v' * 64}"
     assert pending.add(name)
     assert pending.mine() == [name]
 
