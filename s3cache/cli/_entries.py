@@ -209,7 +209,7 @@ def verify(filters: Filters, where: Where, out: Output) -> int:
 
 
 # The URL of an object: up to where the entries of its store begin, its name, and options.
-_OBJECT = re.compile(r"(\w+://[^?]*?)/(v1/[0-9a-f]{3}/[^/?]+)(\?.*)?")
+_OBJECT = re.compile(r"(\w+://[^?]*?)/(v1/[0-9a-f]/[^/?]+)(\?.*)?")
 
 
 def inspect(

@@ -104,7 +104,7 @@ def test_what_is_damaged_or_not_there_is_said(call: Call, shelf: Shelf) -> None:
         ("nothing", 1, "there is no such entry"),
         ("aa", 2, "the beginning of several"),
         ("./nothing", 2, "is no regular file"),
-        (f"{shelf.url}/v1/000/gone.0", 1, "there is no such entry"),
+        (f"{shelf.url}/v1/0/gone.0", 1, "there is no such entry"),
         (f"{shelf.url}/gone", 2, "is not that of an entry"),
     ]
     for key, code, said in cases:

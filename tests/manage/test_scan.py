@@ -76,8 +76,8 @@ async def test_without_headers_nothing_is_read() -> None:
 
 
 NOW = time.time()
-DAMAGED = Item("v1/000/abcdef.0", 1000, NOW - 86400, problem=CorruptError("frame", "is damaged"))
-STRANGER = Item("v1/000/ab.0", 10, NOW, problem=UntrustedError("unsigned", "no signature"))
+DAMAGED = Item("v1/0/abcdef.0", 1000, NOW - 86400, problem=CorruptError("frame", "is damaged"))
+STRANGER = Item("v1/0/ab.0", 10, NOW, problem=UntrustedError("unsigned", "no signature"))
 
 
 @pytest.mark.parametrize(
