@@ -201,3 +201,9 @@ async def test_publish_returns_whether_anything_was_written() -> None:
     for store in (MemoryStore(), RacyStore()):
         assert await entries.publish(store, entry(), replaceable=())
         assert not await entries.publish(store, entry(), replaceable=())
+
+
+def test_names_spread_over_sixteen_directories() -> None:
+    """An S3 store shares the load by them; each new directory costs the local tier a call."""
+    names = [entries.first_name(f"key-{number}") for number in range(500)]
+    assert {name.split("/")[1] for name in names} == set("0123456789abcdef")
