@@ -48,6 +48,7 @@ _T = TypeVar("_T")
 
 Mode: TypeAlias = Literal["read-write", "read-only", "write-only", "off"]
 Trust: TypeAlias = Literal["auto", "off", "prefer", "require"]
+Recall: TypeAlias = Literal["off", "check", "on"]
 
 _MOMENT_S = 0.001  # the least of times that must not be nothing
 
@@ -114,6 +115,7 @@ class Settings:
     metrics_file: str | None = option(None)
     record: bool = option(True, FLAG)
     shape_profile: bool = option(False, FLAG)
+    recall: Recall = option("off", choice(*get_args(Recall)))
     share_sources: bool = option(False, FLAG)
     trust: Trust = option("auto", choice(*get_args(Trust)))
     trusted_keys: str | None = option(None, secret=True)
@@ -220,6 +222,7 @@ class Options(StoreOptions, total=False):
     metrics_file: str | os.PathLike[str] | None
     record: bool | str | None
     shape_profile: bool | str | None
+    recall: Recall | None
     share_sources: bool | str | None
     trust: Trust | None
     trusted_keys: str | None

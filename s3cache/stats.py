@@ -14,8 +14,8 @@ from s3cache.util.logs import logger_of
 
 TierName: TypeAlias = Literal["local", "remote"]
 #: The kinds of entries, which are counted apart: whole graphs as AOTAutograd has them, Inductor's
-#: FX graphs of one forward or backward, and the dynamic sizes of a program.
-Level: TypeAlias = Literal["aot", "fx", "shapes"]
+#: FX graphs of one forward or backward, the dynamic sizes of a program, and frames of Dynamo.
+Level: TypeAlias = Literal["aot", "fx", "shapes", "recall"]
 Verb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list", "atomic_create"]
 Step: TypeAlias = Literal["queued", "started", "done", "absent", "retried", "failed"]
 _Counted: TypeAlias = Literal[
@@ -169,6 +169,26 @@ class LevelStats(_Lookups):
 
 
 @dataclass(frozen=True, slots=True)
+class RecallStats:
+    """Frames that Dynamo was to compile, where recall is on or checked.
+
+    Attributes:
+        recalled: frames that were given back without a trace.
+        traced: frames that Dynamo traced.
+        saved: frames that were kept.
+        agreed, disagreed: traces that were as recall would have had it, or not (``check``).
+        refused: frames that cannot be recalled, by reason.
+    """
+
+    recalled: int = 0
+    traced: int = 0
+    saved: int = 0
+    agreed: int = 0
+    disagreed: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class CacheStats(_Lookups):
     """Counts since the cache was opened (in a forked child: since the fork).
 
@@ -196,6 +216,7 @@ class CacheStats(_Lookups):
             ``half-open``; ``none`` without a remote.
         remote: requests to the remote store by verb, single attempts.
         fx: the second level, Inductor's FX graphs.
+        recall: the third level, frames.
     """
 
     not_saved: Mapping[Reason, int] = field(default_factory=dict)
@@ -216,6 +237,7 @@ class CacheStats(_Lookups):
     breaker: str = "none"
     remote: Mapping[Verb, VerbStats] = field(default_factory=dict)
     fx: LevelStats = field(default_factory=LevelStats)
+    recall: RecallStats = field(default_factory=RecallStats)
 
     def in_numbers(self) -> dict[str, Any]:
         """Return the counts of :meth:`in_words` as plain data, by the names of the attributes."""
@@ -267,7 +289,7 @@ def _count_in_words(what: str, by_name: Mapping[Any, int], total: int | None = N
 # -- counting
 
 
-_Stats = TypeVar("_Stats", LevelStats, CacheStats, VerbStats)
+_Stats = TypeVar("_Stats", LevelStats, CacheStats, VerbStats, RecallStats)
 
 
 class _Counts:
@@ -340,6 +362,17 @@ class Counters(_Counts):
     def snapshot(self, **more: Any) -> CacheStats:
         """Return all counts; ``more`` are the fields of :class:`CacheStats` not counted here."""
         return self._read(CacheStats, **more)
+
+
+class RecallCounters(_Counts):
+    """The running counts behind :class:`RecallStats`."""
+
+    def count(self, name: str, label: str = "") -> None:
+        """Add one to the field of that name, under ``label`` if it is a mapping."""
+        self._add((name, label, 1))
+
+    def snapshot(self) -> RecallStats:
+        return self._read(RecallStats)
 
 
 class Meter(_Counts):

@@ -21,7 +21,7 @@ from s3cache.errors import (
 from s3cache.frame import Frame
 from s3cache.records import Event, Record, Recorder, Run
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
-from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners
+from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners, RecallCounters
 from s3cache.store import Buffer, Store, open_store, parse_url
 from s3cache.tier import DiskTier, FlushReport, Prefetch, RemoteTier, before_exit
 from s3cache.trust import Policy, pack, sign
@@ -103,6 +103,7 @@ class Cache:
     def _begin(self, disk: DiskTier | None) -> None:
         """Make everything that belongs to one process."""
         self._mutex = threading.Lock()
+        self.recalls = RecallCounters()
         self._counters_of: dict[Level, Counters] = {each: Counters() for each in get_args(Level)}
         self._counters = self._counters_of["aot"]
         self._provisional: set[str] = set()  # names saved here that may yet be superseded
@@ -328,6 +329,7 @@ class Cache:
         """Return the counts so far; those of a closed cache stay."""
         usage = self._local.read(DiskTier.usage, None)
         more: dict[str, object] = {"local": usage, "fx": self._counters_of["fx"].level()}
+        more["recall"] = self.recalls.snapshot()
         if (remote := self._remote) is not None:
             more |= {"pending": remote.uploads.pending, "breaker": remote.breaker.state}
             more |= {"remote": remote.metered.snapshot()}

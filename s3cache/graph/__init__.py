@@ -1,14 +1,19 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
 from s3cache.graph._graph import Component as Component
+from s3cache.graph._graph import placement as placement
 from s3cache.graph._graph import reads_storage_offsets as reads_storage_offsets
 from s3cache.graph._graph import storage_offsets as storage_offsets
+from s3cache.graph._identity import code_digest as code_digest
 from s3cache.graph._identity import code_fingerprint as code_fingerprint
 from s3cache.graph._key import FIRST_CALL as FIRST_CALL
 from s3cache.graph._key import Key as Key
+from s3cache.graph._key import instruction_sets as instruction_sets
 from s3cache.graph._key import key_of as key_of
 from s3cache.graph._key import settings_digest as settings_digest
 from s3cache.graph._origin import ORIGINAL_ATTR as ORIGINAL_ATTR
+from s3cache.graph._origin import is_torch_file as is_torch_file
+from s3cache.graph._origin import origin_of_file as origin_of_file
 from s3cache.graph._overrides import forget_kernels as forget_kernels
 from s3cache.graph._overrides import record_kernel as record_kernel
 from s3cache.graph._overrides import take_baseline as take_baseline

@@ -99,6 +99,12 @@ def sharing(inputs: Sequence[object]) -> str:
     return "; ".join(" ".join(group) for group in groups.values() if len(group) > 1)
 
 
+def placement(inputs: Sequence[object], *, has_places: bool) -> list[str]:
+    """Return how inputs lie in memory, and which autograd reached already."""
+    places = storage_offsets(inputs) if has_places else ""
+    return [sharing(inputs), non_leaf_inputs(inputs), places]
+
+
 def storage_offsets(inputs: Sequence[object]) -> str:
     """Return where each input begins in its storage, and how large that is."""
     return " ".join(

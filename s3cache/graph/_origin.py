@@ -148,6 +148,11 @@ def origin_of_file(path: str) -> Origin:
     return _USER
 
 
+def is_torch_file(path: str) -> bool:
+    """Return whether a source file is one of torch's."""
+    return path.startswith(internals.torch_directory())
+
+
 #: Where a hook keeps the function that it replaced.
 ORIGINAL_ATTR = "_s3cache_original"
 

@@ -154,6 +154,8 @@ class CompileState(threading.local):
     current: CacheCall | None = None
     # Puts back an option that was set for the FX graph that is compiled.
     fx_options: contextlib.ExitStack | None = None
+    # Where lookups of graphs are noted for the frame that Dynamo traces, if they are.
+    lookups: list[CacheCall] | None = None
     # Kernels of each module that is being loaded, the outermost first.
     loading: list[set[str]] = field(default_factory=list)
 
@@ -262,6 +264,10 @@ class KeyHook:
         if directory is None or directory == self._directory:
             return True
         return os.environ.get("TRITON_CACHE_DIR") != os.path.join(directory, "triton")
+
+    def know(self, key: str) -> None:
+        """Have entries under ``key`` shared, which was made in another process."""
+        self._keys.setdefault(key, Key({}))
 
     def described_passes(self) -> contextlib.AbstractContextManager[None]:
         """Let torch ask users' passes for a description while the block runs."""

@@ -199,10 +199,32 @@ class Lookups:
                     self._bypasses.warn(lookup.reasons, lookup.error)
                 else:
                     self._ended(lookup)
+            if self._state.lookups is not None:
+                self._state.lookups.append(lookup)
             if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
                 self._compiles.begin(lookup, lookup.sources)
             lookup.raise_error(strict=self._engine.settings.strict)
             return result
+
+    def rebuilt(
+        self, key: str, inputs: Sequence[object], sources: Sequence[object]
+    ) -> Function[object] | None:
+        """Return the callable of the graph under ``key``, which was not traced; None on a miss."""
+        self._keys.know(key)
+        lookup = Lookup(level=AOT, key=key, inputs=inputs, sources=sources)
+        with (
+            self._state.entered(lookup),
+            internals.untraced(),
+            internals.shown("s3cache.lookup", "aot") as lookup.about,
+        ):
+            try:
+                for result, _, _ in self._entries(lookup):
+                    if internals.fits_untraced(result, inputs):
+                        return internals.call_untraced(result)
+                return None
+            finally:
+                self._ended(lookup)
+                lookup.raise_error(strict=self._engine.settings.strict)
 
     @around(internals.evaluate_guards)
     def _evaluate_guards(self, original: Function[bool], *args: object, **kwargs: object) -> bool:

@@ -127,6 +127,11 @@ class Session:
             feature(
                 internals.PROFILES, lambda patches: patches.install(ShapeProfiles(engine, bypasses))
             )
+        if engine.settings.recall != "off":
+            from s3cache.hooks._recall import Recall
+
+            recall = Recall(engine, state, keys, lookups, bypasses)
+            feature(internals.RECALL, lambda patches: patches.install(recall))
         if os.environ.get(WATCHED):
             feature(internals.WATCHING, Progress(engine, bypasses).install)
 

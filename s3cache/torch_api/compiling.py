@@ -470,3 +470,42 @@ def stand_in_for_metadata() -> None:
     context = _context_of_fake_call()
     if context is not None and context.fw_metadata is None:
         context.fw_metadata = object()
+
+
+# -- graphs that were not traced here
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Set up what rebuilding an entry needs, where there is no trace."""
+    mode = names.fake_mode.get()(shape_env=names.shape_env.get()())
+    with names.tracing.get()(names.tracing_context.get()(mode)):
+        yield
+
+
+def fits_untraced(result: Any, inputs: Sequence[object]) -> bool:
+    """Return whether guards on sizes, which torch keeps with an entry, hold for real inputs."""
+    if not result.guards_expr:
+        return True
+    values = [value for value in inputs if type(value) is int]
+    shapes = names.shape_env.get()()
+    return bool(shapes.evaluate_guards_expression(result.guards_expr, values))
+
+
+def call_untraced(result: Any) -> Function[object]:
+    """Make a callable of an entry; its guards are those of the frame that calls it."""
+    import torch
+
+    result.guards_expr = None
+    inductor = names.inductor_config.get()
+    boxed = {
+        "cudagraphs": names.boxed_bool.get()(bool(inductor.triton.cudagraphs)),
+        "boxed_forward_device_index": names.boxed_index.get()(None),
+    }
+    compiled = result.wrap_post_compile([], result.sanitized_aot_config, boxed)
+
+    def forward(*inputs: object) -> object:
+        return compiled([*inputs])
+
+    del torch
+    return forward

@@ -24,6 +24,7 @@ TRACES = "showing lookups and saves in torch's traces"
 BACKEND = 'backend="s3cache"'
 LOCKDOWN = "private directories for torch's own caches"
 RANKS = "hits where ranks must agree"
+RECALL = "recalling frames without tracing them (recall)"
 
 TORCH = "torch"
 
@@ -450,3 +451,30 @@ auto_dynamic = AnyObject(f"{_PGO}:auto_dynamic", feature=PROFILES)
 event_log = AnyFunction("torch._dynamo.utils:get_chromium_event_logger", feature=TRACES)
 trace_log = Internal[Logger]("torch._logging._internal:trace_log", feature=TRACES)
 profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRACES)
+
+# -- recall: what Dynamo made of a frame
+
+compile_frame = AnyFunction("torch._dynamo.convert_frame:_compile", feature=RECALL)
+check_functions = AnyFunction("torch._dynamo.guards:CheckFunctionManager.__init__", feature=RECALL)
+build_guards = AnyFunction("torch._dynamo.guards:CheckFunctionManager.build_guards", feature=RECALL)
+build_variable = AnyFunction(
+    "torch._dynamo.variables.builder:VariableBuilder.__call__", feature=RECALL
+)
+build_sourceless = AnyFunction(
+    "torch._dynamo.variables.builder:SourcelessBuilder.create", feature=RECALL
+)
+automatic_dynamic = AnyFunction(f"{_PGO}:process_automatic_dynamic", feature=RECALL)
+exceeds_recompile_limit = AnyFunction(
+    "torch._dynamo.cache_size:exceeds_recompile_limit", feature=RECALL
+)
+guards_state = AnyClass("torch._dynamo.output_graph:OutputGraphGuardsState", feature=RECALL)
+Fields(
+    "torch._dynamo.output_graph:OutputGraphGuardsState",
+    """local_scope global_scope torch_function_mode_stack guard_on_key_order
+    input_source_to_sizes_strides dual_level functorch_layers current_device global_state_guard
+    _guards _aotautograd_guards skip_guards_check name_of_builtins_dict_key_in_fglobals""",
+    feature=RECALL,
+)
+boxed_bool = AnyClass("torch._inductor.utils:BoxedBool", feature=RECALL)
+boxed_index = AnyClass("torch._inductor.cudagraph_utils:BoxedDeviceIndex", feature=RECALL)
+Fields(_RESULT, "sanitized_aot_config", feature=RECALL)

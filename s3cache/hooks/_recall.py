@@ -1,0 +1,356 @@
+"""Recall: give back what Dynamo made of a frame in another process, without tracing it again.
+
+A key of the frame is made before anything is traced: its code, the compiler, options, the machine.
+Under it are candidates. Each says what Dynamo read and what it found; one walk over the live objects
+tells whether all of it is the same. If so the graph is looked up by its key, the bytecode is
+installed, and torch's own guards are built when they are first asked, at the next call.
+
+In mode ``check`` Dynamo traces anyway, and what comes of it is compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import os
+import platform
+import threading
+import types
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from s3cache.cache import Engine
+from s3cache.graph import code_fingerprint, instruction_sets, settings_digest
+from s3cache.hooks._keys import CompileState, KeyHook, around
+from s3cache.hooks._lookups import Lookups
+from s3cache.hooks._watching import Bypasses
+from s3cache.recall import (
+    Candidate,
+    Frame,
+    Recording,
+    RefusedError,
+    Walk,
+    placed,
+    renamed,
+    unpacked,
+)
+from s3cache.torch_api import dynamo, installed_version, internals
+from s3cache.torch_api.protocols import Function
+from s3cache.util import __version__
+from s3cache.util.logs import logger_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+logger = logger_of("recall")
+
+_MAX_CANDIDATES = 16
+# Components of a graph's key that are about code of others: what it does is in no frame.
+_OF_OTHERS = frozenset(
+    [
+        "graph.operators",
+        "graph.functions",
+        "graph.subclasses",
+        "graph.versions",
+        "graph.constants",
+        "compile.compilers",
+        "compile.first_call",
+        "inputs.bounds",
+    ]
+)
+
+
+@dataclass(eq=False)
+class _Call:
+    """One frame that Dynamo is about to compile, and under which key it is kept."""
+
+    frame: Frame
+    key: str
+    state: Any
+    compile_id: Any
+
+
+@dataclass(eq=False)
+class _Recalled:
+    candidate: Candidate
+    walk: Walk
+
+
+class _Stack(threading.local):
+    """The traces that this thread is in, the innermost last."""
+
+    def __init__(self) -> None:
+        self.recordings: list[Recording] = []
+
+
+class Recall:
+    """Hooks into Dynamo; see the module."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        state: CompileState,
+        keys: KeyHook,
+        lookups: Lookups,
+        bypasses: Bypasses,
+    ) -> None:
+        self._engine, self._state, self._keys = engine, state, keys
+        self._lookups, self._bypasses = lookups, bypasses
+        self._stack = _Stack()
+        self._checks = engine.settings.recall == "check"
+        # Code that goes on after a graph break, by what it belongs to: one for all instances.
+        self._resumes: weakref.WeakKeyDictionary[types.CodeType, dict[bytes, types.CodeType]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    # -- frames
+
+    @around(internals.compile_frame)
+    def _compile_frame(self, original: Function[object], *args: Any, **kwargs: Any) -> object:
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        call: _Call | None = None
+        found: _Recalled | None = None
+        with self._guarded("a frame is not recalled"):
+            call = self._call(given)
+            if call is not None:
+                found = self._found(call)
+                if found is not None and not self._checks:
+                    result = self._rebuilt(call, found)
+                    if result is not None:
+                        self._engine.recalls.count("recalled")
+                        return result
+        if call is None:
+            return original(*args, **kwargs)
+        recording = Recording(call.frame)
+        self._stack.recordings.append(recording)
+        self._state.lookups = recording.lookups
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            self._stack.recordings.pop()
+            outer = self._stack.recordings[-1:]
+            self._state.lookups = outer[0].lookups if outer else None
+        self._engine.recalls.count("traced")
+        with self._guarded("a frame is not kept for recall"):
+            self._ended(call, recording, result, found)
+        return result
+
+    def _call(self, given: Mapping[str, Any]) -> _Call | None:
+        """Return what identifies a frame; None if it is not to be recalled."""
+        if given.get("export") or given.get("package") is not None:
+            return None
+        limit, _ = internals.exceeds_recompile_limit.get()(given["cache_size"], given["compile_id"])
+        if limit:
+            return None
+        compiler = dynamo.compiler_of(given["compiler_fn"])
+        if compiler is None:
+            self._refuse("backend", "is compiled by another backend than Inductor")
+            return None
+        state = dynamo.state_of_process()
+        if state is None:
+            self._refuse("modes", "is compiled under a mode, a transform, a profiler or a debugger")
+            return None
+        code = given["code"]
+        settings = settings_digest(of_threads=True, registered_version=self._keys.version_of)
+        if settings is None:
+            self._refuse("settings", "is compiled under options that have no text")
+            return None
+        import torch
+
+        frame = Frame(code, given["globals"], given["locals"], given["closure"])
+        parts = (
+            __version__,
+            installed_version(),
+            platform.python_version(),
+            platform.machine(),
+            internals.cache_key_tag.get(),
+            instruction_sets(),
+            settings,
+            dynamo.options_of_dynamo(),
+            compiler,
+            state[1],
+            bool(given["one_graph"]),
+            code_fingerprint(code),
+            code.co_name,
+            code.co_cellvars,
+            str(torch.get_default_dtype()),
+            dynamo.ranks(),
+            bool(os.environ.get("TORCH_COMPILE_DEBUG")),
+        )
+        key = f"r{hashlib.sha256(repr(parts).encode()).hexdigest()}"
+        return _Call(frame, key, state[0], given["compile_id"])
+
+    def _found(self, call: _Call) -> _Recalled | None:
+        """Return the candidate for which all is as it was, if there is one."""
+        candidates: list[Candidate] = []
+        lookup = self._engine.candidates(call.key, "recall")
+        for hit in lookup:
+            try:
+                candidates.append(Candidate.decode(hit.entry))
+            except Exception as exc:  # noqa: BLE001 - whatever it holds
+                lookup.reject(hit, exc)
+            if len(candidates) >= _MAX_CANDIDATES:
+                break
+        for candidate in sorted(candidates, key=lambda each: each.wildcards):
+            try:
+                walk = Walk(candidate, call.frame)
+            except Exception as exc:  # noqa: BLE001 - objects that cannot be read any more
+                logger.debug("a candidate for %s does not fit: %r", call.frame.code.co_name, exc)
+                continue
+            if not walk.difference:
+                return _Recalled(candidate, walk)
+            logger.debug("a frame %s differs: %s", call.frame.code.co_name, walk.difference)
+        return None
+
+    def _rebuilt(self, call: _Call, found: _Recalled) -> object | None:
+        """Return what Dynamo would have returned; None if the graph is not there."""
+        candidate, walk, frame = found.candidate, found.walk, call.frame
+        values: dict[str, object] = {}
+        names: dict[str, str] = {}
+        if candidate.graph is not None:
+            function = self._lookups.rebuilt(candidate.graph, walk.inputs, walk.graph_sources)
+            if function is None:
+                return None
+            names[candidate.compiled] = unique = dynamo.unique_name("compiled")
+            values[unique] = dynamo.disabled(function)
+        for placeholder, content, name, is_factory in candidate.resumes:
+            names[placeholder] = unique = dynamo.unique_name("resume")
+            values[unique] = self._resume(frame, content, name, is_factory=is_factory)
+        code = placed(renamed(unpacked(candidate.code), names), frame.code)
+        guards = dynamo.LateGuards(walk.guards(call.state))
+        dynamo.install(code, frame.code, frame.names, values)
+        dynamo.note_sizes(frame.code, frame.closure, walk.seen())
+        logger.info("recalled %s", frame.code.co_name)
+        return dynamo.guarded(code, guards.manager, call.compile_id)
+
+    def _resume(
+        self, frame: Frame, content: bytes, name: str, *, is_factory: bool
+    ) -> Function[object]:
+        known = self._resumes.setdefault(frame.code, {})
+        code = known.get(content)
+        if code is None:
+            code = known[content] = placed(unpacked(content), frame.code)
+        if not is_factory:
+            return types.FunctionType(code, frame.names, name)
+
+        def make(closure: tuple[types.CellType, ...]) -> types.FunctionType:
+            return types.FunctionType(code, frame.names, name, None, closure)
+
+        return make
+
+    def _ended(
+        self, call: _Call, recording: Recording, result: object, found: _Recalled | None
+    ) -> None:
+        code = dynamo.guarded_code(result)
+        if code is None:
+            return  # it is skipped, or runs as it is
+        try:
+            if recording.refused is not None:
+                raise recording.refused
+            for lookup in recording.lookups:
+                others = _OF_OTHERS & set(self._keys.known(lookup.key or "").components)
+                if others:
+                    raise RefusedError("code", f"has a graph with {', '.join(sorted(others))}")
+            candidate = recording.finished(
+                code,
+                has_places=any(
+                    "inputs.places" in self._keys.known(each.key or "").components
+                    for each in recording.lookups
+                ),
+            )
+        except RefusedError as exc:
+            self._refuse(exc.code, f"{call.frame.code.co_name} {exc}")
+            if found is not None and self._checks:
+                self._disagreed(call, f"it is refused now: {exc}")
+            return
+        if found is not None and self._checks:
+            if found.candidate.outcome == candidate.outcome and (
+                _guards_of(found.candidate) == _guards_of(candidate)
+            ):
+                self._engine.recalls.count("agreed")
+            else:
+                self._disagreed(call, "tracing made something else of it")
+            return
+        if self._engine.settings.mode in ("read-write", "write-only"):
+            self._engine.save(call.key, candidate.encode(call.key), level="recall")
+            self._engine.recalls.count("saved")
+
+    def _disagreed(self, call: _Call, why: str) -> None:
+        self._engine.recalls.count("disagreed")
+        logger.warning("recall would have been wrong of %s: %s", call.frame.code.co_name, why)
+
+    def _refuse(self, code: str, why: str) -> None:
+        self._engine.recalls.count("refused", code)
+        logger.info("a frame is not recalled (%s): it %s", code, why)
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Warn of an error in the block, which no compile may fail for."""
+        try:
+            yield
+        except Exception as exc:
+            if self._engine.settings.strict:
+                raise
+            self._bypasses.failed(logger, what, exc)
+
+    # -- what Dynamo meets while it traces
+
+    @around(internals.build_variable)
+    def _build_variable(self, original: Function[object], builder: Any, value: object) -> object:
+        for recording in self._stack.recordings[-1:]:
+            recording.reads.append((builder.source, value))
+        return original(builder, value)
+
+    @around(internals.build_sourceless)
+    def _build_sourceless(self, original: Function[object], tx: object, value: object) -> object:
+        for recording in self._stack.recordings[-1:]:
+            recording.sourceless.append(value)
+        return original(tx, value)
+
+    @around(internals.automatic_dynamic)
+    def _automatic_dynamic(
+        self, original: Function[object], tx: object, name: str, *args: object, **kwargs: object
+    ) -> object:
+        for recording in self._stack.recordings[-1:]:
+            recording.dynamic.append(name)
+        return original(tx, name, *args, **kwargs)
+
+    @around(internals.build_guards)
+    def _build_guards(
+        self, original: Function[object], manager: Any, *args: Any, **kwargs: Any
+    ) -> object:
+        recording = self._stack.recordings[-1] if self._stack.recordings else None
+        if recording is None or recording.candidate is None:
+            return original(manager, *args, **kwargs)
+        given = inspect.signature(original).bind(manager, *args, **kwargs)
+        given.arguments["save_guards"] = True  # which has it keep conditions on sizes as text
+        built = original(*given.args, **given.kwargs)
+        if manager.shape_code_parts is not None:
+            recording.candidate.expressions = [*manager.shape_code_parts.python_code_parts.exprs]
+        return built
+
+    @around(internals.check_functions)
+    def _check_functions(
+        self, original: Function[None], manager: object, *args: Any, **kwargs: Any
+    ) -> None:
+        recording = self._stack.recordings[-1] if self._stack.recordings else None
+        if recording is not None:
+            given = inspect.signature(original).bind(manager, *args, **kwargs).arguments
+            try:
+                recording.traced(
+                    given["output_graph"], filtered=given.get("guard_filter_fn") is not None
+                )
+            except Exception as exc:  # noqa: BLE001 - the frame is compiled all the same
+                recording.refuse(exc)
+        original(manager, *args, **kwargs)
+
+
+def _guards_of(candidate: Candidate) -> object:
+    """Return the guards of a frame, each with its source as text, whatever order they are in."""
+    return sorted(
+        repr([kind, candidate.rows[number], args, kwargs, found])
+        for kind, number, args, kwargs, found in candidate.guards
+    )

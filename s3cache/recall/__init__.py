@@ -1,0 +1,11 @@
+"""Recall: what Dynamo made of a frame, kept as plain data and held against live objects."""
+
+from s3cache.recall._candidate import Candidate as Candidate
+from s3cache.recall._candidate import placed as placed
+from s3cache.recall._candidate import renamed as renamed
+from s3cache.recall._candidate import unpacked as unpacked
+from s3cache.recall._content import UnknownContentError as UnknownContentError
+from s3cache.recall._recording import Frame as Frame
+from s3cache.recall._recording import Recording as Recording
+from s3cache.recall._recording import RefusedError as RefusedError
+from s3cache.recall._walk import Walk as Walk

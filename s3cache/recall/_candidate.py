@@ -1,0 +1,161 @@
+"""What is kept of a frame: all that Dynamo read, the guards, the bytecode and the graph it calls.
+
+A frame of kind ``recall`` has one section, ``frame``: msgpack of a :class:`Candidate`'s fields, by
+name. Its bytecode is Python's own (``marshal``), so a key has the version of Python. Candidates
+under one key are told apart by what they hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+
+from s3cache import frame
+from s3cache.artifact import SCHEMA, section_of
+from s3cache.errors import CorruptError
+from s3cache.frame import Frame
+
+_KIND, _SECTION = "recall", "frame"
+
+
+@dataclass
+class Candidate:
+    """What Dynamo made of a frame, as plain data; sources are numbers of rows.
+
+    Attributes:
+        rows: sources, each of which may refer to those before it.
+        reads: source, digest of its content, and the first read of the very same object.
+        guards: kind, source, arguments by place and by name, and what the guard found.
+        sizes: sizes and strides of tensors by source; nil is any.
+        symbols: sources of numbers that may be any number that the expressions hold of.
+        expressions: conditions on sizes and numbers, in Python.
+        key_order: sources of dictionaries of which the order matters.
+        absent: names that were those of built-in functions, by the module that may define them;
+            ``""`` is the frame's own.
+        libraries: top packages with the version and digest of each.
+        imports: modules by the global name that Dynamo gave them.
+        code: the bytecode.
+        resumes: code that goes on after a graph break, by placeholder, and its own name.
+        graph: key of the graph; nil without one. ``compiled`` is the placeholder of its callable.
+        inputs: sources of the graph's inputs.
+        facts: how these inputs lie in memory, as text.
+        dynamic: inputs that Dynamo remembers sizes of, by its names.
+        device: the default device, or nil.
+    """
+
+    rows: list[Any] = field(default_factory=list)
+    reads: list[Any] = field(default_factory=list)
+    guards: list[Any] = field(default_factory=list)
+    sizes: list[Any] = field(default_factory=list)
+    symbols: list[int] = field(default_factory=list)
+    expressions: list[str] = field(default_factory=list)
+    key_order: list[int] = field(default_factory=list)
+    absent: list[Any] = field(default_factory=list)
+    libraries: list[Any] = field(default_factory=list)
+    imports: list[Any] = field(default_factory=list)
+    code: bytes = b""
+    resumes: list[Any] = field(default_factory=list)
+    graph: str | None = None
+    compiled: str = ""
+    inputs: list[int] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+    dynamic: list[Any] = field(default_factory=list)
+    outcome: str = ""  # digest of what came of the trace, to compare two of them
+
+    @property
+    def wildcards(self) -> int:
+        """How many sizes and numbers may be any: a candidate without them fits better."""
+        dims = sum(each.count(None) for _, *both in self.sizes for each in both)
+        return dims + len(self.symbols)
+
+    def encode(self, key: str) -> bytes:
+        """Return a frame under ``key``."""
+        content: bytes = msgpack.packb(asdict(self))
+        return frame.encode(
+            kind=_KIND,
+            key=key,
+            variant=self.variant,
+            schema=SCHEMA,
+            sections={_SECTION: content},
+        )
+
+    @property
+    def variant(self) -> str:
+        """What tells it from others: what was read and what came of it."""
+        parts = [self.rows, self.reads, self.guards, self.sizes, self.expressions, self.outcome]
+        return hashlib.sha256(msgpack.packb(parts)).hexdigest()[:32]
+
+    @classmethod
+    def decode(cls, entry: Frame) -> Candidate:
+        """Read a verified frame.
+
+        Raises:
+            CorruptError: it is of another kind or schema, or holds something else.
+        """
+        try:
+            values = msgpack.unpackb(bytes(section_of(entry, _KIND, _SECTION)))
+            if set(values) != {each.name for each in fields(cls)}:
+                raise ValueError("other fields")
+            return cls(**values)
+        except CorruptError:
+            raise
+        except Exception as exc:
+            raise CorruptError("entry", f"is no recalled frame ({exc})") from exc
+
+
+# -- bytecode
+
+
+def renamed(code: types.CodeType, names: Mapping[str, str]) -> types.CodeType:
+    """Return code with other global names, inside of nested code as well."""
+    constants = tuple(
+        renamed(each, names) if isinstance(each, types.CodeType) else each
+        for each in code.co_consts
+    )
+    found = tuple(names.get(name, name) for name in code.co_names)
+    return code.replace(co_consts=constants, co_names=found)
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """Return all global names and attributes in code, inside of nested code as well."""
+    found = set(code.co_names)
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            found |= names_in(each)
+    return found
+
+
+def packed(code: types.CodeType) -> bytes:
+    """Return code as bytes.
+
+    Raises:
+        ValueError: it holds a constant that Python's own compiler does not make.
+    """
+    return marshal.dumps(code)
+
+
+def unpacked(content: bytes) -> types.CodeType:
+    """Return the code in the bytes of a verified entry."""
+    found = marshal.loads(content)  # noqa: S302
+    if not isinstance(found, types.CodeType):
+        raise CorruptError("entry", "holds no code")
+    return found
+
+
+def placed(code: types.CodeType, original: types.CodeType) -> types.CodeType:
+    """Return code as of the file where the original lies on this machine."""
+    return _with_file(code, original.co_filename)
+
+
+def _with_file(code: types.CodeType, file: str) -> types.CodeType:
+    constants = tuple(
+        _with_file(each, file) if isinstance(each, types.CodeType) else each
+        for each in code.co_consts
+    )
+    return code.replace(co_consts=constants, co_filename=file)

@@ -1,0 +1,304 @@
+"""What Dynamo reads while it traces a frame, and what becomes of it: a candidate for next time."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from s3cache.graph import origin_of_file, placement
+from s3cache.recall._candidate import Candidate, names_in, packed, placed, renamed
+from s3cache.recall._content import Contents, UnknownContentError
+from s3cache.torch_api import dynamo
+from s3cache.torch_api.dynamo import NotPlainError, Scope, Source, SourceWriter
+
+# Sources of what is no object before the frame runs, or of what is checked as part of the process.
+_OF_NO_OBJECT = frozenset(
+    [
+        "ConstantSource",
+        "GlobalStateSource",
+        "NumpyTensorSource",
+        "FloatTensorSource",
+        "ShapeEnvSource",
+        "TensorPropertySource",
+        "TorchFunctionModeStackSource",
+    ]
+)
+_BUILTINS = frozenset(vars(builtins))
+
+
+class RefusedError(Exception):
+    """A frame cannot be recalled; ``code`` says why in a word."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A frame that Dynamo is about to compile."""
+
+    code: types.CodeType
+    names: dict[str, object]
+    variables: Mapping[str, object]
+    closure: object
+
+
+@dataclass(eq=False)
+class Recording:
+    """One trace of a frame: hooks tell it what Dynamo meets."""
+
+    frame: Frame
+    reads: list[tuple[Source, object]] = field(default_factory=list)
+    sourceless: list[object] = field(default_factory=list)
+    lookups: list[Any] = field(default_factory=list)  # of graphs, as they ended
+    dynamic: list[str] = field(default_factory=list)
+    refused: RefusedError | None = None
+    candidate: Candidate | None = None  # once the trace is over, before its guards are built
+    _graph: Any = None
+
+    def refuse(self, error: Exception) -> None:
+        """Keep the first reason why the frame cannot be recalled."""
+        if self.refused is None:
+            if isinstance(error, UnknownContentError):
+                error = RefusedError("object", f"reads {error}")
+            elif isinstance(error, NotPlainError):
+                error = RefusedError(error.code, str(error))
+            elif not isinstance(error, RefusedError):
+                error = RefusedError("error", repr(error))
+            self.refused = error
+
+    def traced(self, graph: Any, *, filtered: bool) -> None:
+        """Write down what was read, while all of it is as it was.
+
+        Raises:
+            Exception: what keeps the frame from being recalled.
+        """
+        if filtered:
+            raise RefusedError("filter", "has a filter for guards of the user's")
+        if graph.random_calls:
+            raise RefusedError("random", "draws random numbers in Python")
+        if graph.aotautograd_guards:
+            raise RefusedError("aliasing", "has inputs that share memory")
+        if graph.torch_function_subclass_inlined or graph.torch_function_mode_stack:
+            raise RefusedError("subclass", "runs __torch_function__ of the user's")
+        self._graph = graph
+        made = Candidate()
+        scope = Scope(self.frame.variables, self.frame.names)
+        writer = SourceWriter(graph.name_of_builtins_dict_key_in_fglobals)
+        contents = Contents()
+        symbols = dynamo.symbolic(graph)
+        sizes = dynamo.sizes_of(graph)
+        made.imports = sorted(map(list, graph.import_sources.items()))
+        made.guards = dynamo.guard_rows(graph, writer, scope)
+        places: dict[str, int] = {}
+
+        seen: set[Source] = set()
+        sources = [*self.reads, *((each.originating_source, None) for each in sorted(graph.guards))]
+        first: dict[int, int] = {}
+        for source, value in sources:
+            if source in seen or type(source).__name__ in _OF_NO_OBJECT:
+                continue
+            seen.add(source)
+            number = writer.number(source)
+            there = scope.value(source)
+            if value is not None and there is not value and not _is_same(there, value):
+                raise RefusedError("source", f"{source.name} is not what was read")
+            places[source.name] = number
+            same = _alias(there, first, len(made.reads))
+            if source.name in symbols and type(there) in (int, float):
+                made.symbols.append(number)
+                made.reads.append([number, digest(f"any {type(there).__name__}"), same])
+                continue
+            text = contents.of(there, is_state=dynamo.is_state_of_module(source))
+            made.reads.append([number, digest(text), same])
+            if is_dense(there):
+                known = sizes.get(source) or (list(there.size()), list(there.stride()))
+                made.sizes.append([number, *known])
+        for row in made.guards:
+            if row[0] in dynamo.WHOLE and row[1] not in made.symbols:
+                row[4] = digest(whole(scope.value(_source(graph, row, writer)), contents))
+        made.key_order = sorted(writer.number(each) for each in graph.guard_on_key_order)
+        made.dynamic = [[name, places[name]] for name in self.dynamic if name in places]
+        self._check_code(graph, contents, made)
+        made.rows = writer.rows
+        self.candidate, self._writer, self._scope = made, writer, scope
+
+    def _check_code(self, graph: Any, contents: Contents, made: Candidate) -> None:
+        """See that all code that took part is in what was written down."""
+        codes = dict(contents.codes)
+        contents._note(self.frame.code, self.frame.names)
+        codes = contents.codes
+        absent: dict[str, set[str]] = {}
+        libraries: dict[str, str] = {}
+        for code in (self.frame.code, *graph.tracing_context.traced_code):
+            origin = origin_of_file(code.co_filename)
+            if origin.kind in ("torch", "python"):
+                continue
+            names = codes.get(code)
+            if names is None:
+                if origin.kind != "library":
+                    raise RefusedError("code", f"runs {code.co_qualname}, which nothing names")
+                package = origin.name.partition(" ")[0]
+                libraries[package] = origin.name
+                continue
+            free = {n for n in names_in(code) & _BUILTINS if n not in names}
+            where = "" if names is self.frame.names else str(names.get("__name__", ""))
+            absent.setdefault(where, set()).update(free)
+        made.absent = [[where, sorted(names)] for where, names in sorted(absent.items())]
+        made.libraries = sorted(map(list, libraries.items()))
+        for value in self.sourceless:
+            unknown = (
+                isinstance(value, types.FunctionType)
+                and value.__code__ not in codes
+                and origin_of_file(value.__code__.co_filename).kind not in ("torch", "python")
+            ) or (
+                isinstance(value, type)
+                and not contents.knows(value)
+                and getattr(sys.modules.get(value.__module__), "__file__", None) is not None
+                and origin_of_file(str(sys.modules[value.__module__].__file__)).kind
+                not in ("torch", "python")
+            )
+            if unknown:
+                raise RefusedError("code", f"uses {value!r}, which nothing names")
+
+    def finished(self, code: types.CodeType, *, has_places: bool) -> Candidate:
+        """Return the candidate, with the bytecode that the frame became.
+
+        Raises:
+            RefusedError: it cannot be recalled.
+        """
+        made = self.candidate
+        if made is None:
+            raise self.refused or RefusedError("error", "was not traced to its end")
+        graph = self._graph
+        mentioned = names_in(code)
+        names: dict[str, str] = {}
+        for name in sorted(graph.installed_globals & mentioned):
+            value = self.frame.names.get(name)
+            if name.startswith(dynamo.COMPILED):
+                if made.compiled:
+                    raise RefusedError("graphs", "calls several graphs")
+                made.compiled = names[name] = "__s3cache_compiled"
+            elif name.startswith(dynamo.BUILTINS):
+                names[name] = dynamo.OWN_BUILTINS
+            elif name.startswith(dynamo.RESUME) and isinstance(value, types.FunctionType):
+                names[name] = f"__s3cache_resume_{len(made.resumes)}"
+                made.resumes.append(_resume(names[name], value, mentioned))
+            elif name not in graph.import_sources:
+                raise RefusedError("global", f"its bytecode needs {name}")
+        self._add_graph(made, has_places=has_places)
+        try:
+            made.code = packed(placed(renamed(code, names), _NOWHERE))
+        except ValueError as exc:
+            raise RefusedError("constant", f"its bytecode holds a constant ({exc})") from exc
+        made.outcome = digest(
+            repr([code_text(renamed(code, names)), made.graph, [each[0] for each in made.resumes]])
+        )
+        return made
+
+    def _add_graph(self, made: Candidate, *, has_places: bool) -> None:
+        if not made.compiled:
+            if self.lookups:
+                raise RefusedError("graphs", "looks up a graph that it does not call")
+            return
+        if len(self.lookups) != 1:
+            raise RefusedError("graphs", f"looks up {len(self.lookups)} graphs")
+        (lookup,) = self.lookups
+        if lookup.key is None or lookup.reasons:
+            raise RefusedError("second-level", "has a graph without a key of its own")
+        made.graph = lookup.key
+        values = []
+        for source in lookup.sources:
+            if source is None:
+                raise RefusedError("graphs", "has an input of the graph without a source")
+            made.inputs.append(self._writer.number(source))
+            values.append(self._scope.value(source))
+        made.rows = self._writer.rows
+        made.facts = [str(has_places), *placement(values, has_places=has_places)]
+
+
+def _resume(placeholder: str, value: types.FunctionType, mentioned: set[str]) -> list[Any]:
+    if value.__closure__ is not None:  # it makes the function, of a closure
+        inside = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
+        code = inside["code"].cell_contents
+        factory = True
+    else:
+        code, factory = value.__code__, False
+    return [placeholder, packed(placed(code, _NOWHERE)), code.co_name, factory]
+
+
+_NOWHERE = compile("", "", "exec")
+
+
+def code_text(code: types.CodeType) -> str:
+    """Return all of code but where it lies."""
+    inner = [
+        code_text(each) if isinstance(each, types.CodeType) else f"{type(each).__name__} {each!r}"
+        for each in code.co_consts
+    ]
+    return repr([code.co_code, code.co_names, code.co_varnames, code.co_freevars, inner])
+
+
+def _source(graph: Any, row: Sequence[Any], writer: SourceWriter) -> Source:
+    for source, number in writer._numbers.items():
+        if number == row[1]:
+            return source
+    raise AssertionError("a row without a source")
+
+
+def digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
+
+
+def whole(value: object, contents: Contents) -> str:
+    """Return the text of a value with all of its elements."""
+    return contents._inside(value, 0) if isinstance(value, (list, tuple)) else contents.of(value)
+
+
+def is_dense(value: object) -> bool:
+    """Return whether a value is a tensor that has sizes and strides of its own."""
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _is_same(there: object, read: object) -> bool:
+    if isinstance(there, types.MethodType) and isinstance(read, types.MethodType):
+        return there.__func__ is read.__func__ and there.__self__ is read.__self__
+    if type(there) is not type(read):
+        return False
+    return (
+        isinstance(
+            there,
+            (int, float, str, bytes, tuple, types.BuiltinFunctionType, types.MethodWrapperType),
+        )
+        and there == read
+    ) or there != there
+
+
+def _alias(value: object, first: dict[int, int], number: int) -> int:
+    """Return the first read of the very same object, or ``number``."""
+    if value is None or isinstance(
+        value,
+        (
+            bool,
+            int,
+            float,
+            str,
+            bytes,
+            complex,
+            types.MethodType,
+            types.BuiltinFunctionType,
+            types.MethodWrapperType,
+            types.MappingProxyType,
+            tuple,
+        ),
+    ):
+        return number
+    return first.setdefault(id(value), number)

@@ -1,0 +1,212 @@
+"""One walk over the live objects that a candidate was made from: is each as it was?"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from s3cache.graph import origin_of_file, placement
+from s3cache.recall._candidate import Candidate
+from s3cache.recall._content import Contents, tensor_guarded
+from s3cache.recall._recording import Frame, _alias, digest, is_dense, whole
+from s3cache.torch_api import dynamo
+from s3cache.torch_api.dynamo import Scope, SourceReader, Tree
+
+
+class Walk:
+    """A candidate held against a frame.
+
+    Attributes:
+        difference: what is not as it was, in words; ``""`` if nothing.
+    """
+
+    def __init__(self, candidate: Candidate, frame: Frame) -> None:
+        self._candidate, self._frame = candidate, frame
+        self._reader = SourceReader(candidate.rows)
+        self.sources = self._reader.sources
+        self._scope = Scope(frame.variables, frame.names)
+        self.difference = self._difference()
+
+    def _difference(self) -> str:
+        made, frame, sources = self._candidate, self._frame, self.sources
+        for alias, name in made.imports:
+            module = sys.modules.get(name)
+            if module is None:
+                return f"module {name} is not imported"
+            if frame.names.setdefault(alias, module) is not module:
+                return f"{alias} is another module"
+        frame.names[dynamo.OWN_BUILTINS] = dynamo.builtins_of(frame.names)
+        for where, names in made.absent:
+            inside = frame.names if not where else vars(sys.modules.get(where, _NOTHING))
+            for name in names:
+                if name in inside:
+                    return f"{name} is defined in {where or 'the module'}"
+        for package, version in made.libraries:
+            file = getattr(sys.modules.get(package), "__file__", None)
+            if not file or origin_of_file(file).name != version:
+                return f"library {package}"
+        contents, first, symbols = Contents(), {}, set(made.symbols)
+        for index, (number, expected, same) in enumerate(made.reads):
+            try:
+                value = self._scope.value(sources[number])
+            except Exception as exc:  # noqa: BLE001 - whatever is not there any more
+                return f"{sources[number].name} ({type(exc).__name__})"
+            is_symbol = number in symbols and type(value) in (int, float)
+            if is_symbol:
+                text = f"any {type(value).__name__}"
+            else:
+                is_state = dynamo.is_state_of_module(sources[number])
+                text = contents.of(value, is_state=is_state)
+            if digest(text) != expected or _alias(value, first, index) != same:
+                return str(sources[number].name)
+        for number, sizes, strides in made.sizes:
+            value = self._scope.value(sources[number])
+            if not is_dense(value) or not (
+                _fit(sizes, value.size()) and _fit(strides, value.stride())
+            ):
+                return f"size of {sources[number].name}"
+        for kind, number, args, kwargs, found in made.guards:
+            if kind in dynamo.WHOLE and found is not None:
+                if digest(whole(self._scope.value(sources[number]), contents)) != found:
+                    return str(sources[number].name)
+            elif dynamo.is_by_argument(kind):
+                if self._check(kind, number, args, kwargs) != found:
+                    return f"{kind} of {sources[number].name}"
+        for expression in made.expressions:
+            if not self._scope.holds(expression):
+                return f"guard {expression}"
+        if made.graph is not None:
+            has_places = made.facts[0] == "True"
+            if placement(self.inputs, has_places=has_places) != made.facts[1:]:
+                return "where inputs lie in memory"
+        return ""
+
+    def _check(self, kind: str, number: int, args: list[Any], kwargs: dict[str, Any]) -> bool:
+        given = [self._reader.argument(each) for each in (*args, *kwargs.values())]
+        if kind == "DUPLICATE_INPUT":
+            given = [self._scope.value(given[0])]
+        return dynamo.check_guard(kind, self._scope.value(self.sources[number]), given)
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The inputs of the graph, as they are now."""
+        return [self._scope.value(self.sources[number]) for number in self._candidate.inputs]
+
+    @property
+    def graph_sources(self) -> list[Any]:
+        return [self.sources[number] for number in self._candidate.inputs]
+
+    def seen(self) -> list[tuple[str, object]]:
+        """Return what Dynamo would remember of inputs, by its names."""
+        return [
+            (name, self._scope.value(self.sources[number]))
+            for name, number in self._candidate.dynamic
+        ]
+
+    def guards(self, state: object) -> Callable[[dict[str, object]], Any]:
+        """Return what builds torch's guards at the next call if they hold for it, else None.
+
+        The tree is made of live values, so it is only built while each of them is as it is now.
+        """
+        made, frame, reader = self._candidate, self._frame, self._reader
+        before = self._state(self._scope)
+
+        def build(variables: dict[str, object]) -> Any:
+            scope = Scope(variables, frame.names)
+            try:
+                if self._state(scope) != before or not all(map(scope.holds, made.expressions)):
+                    return None
+            except Exception:  # noqa: BLE001 - whatever is not there any more
+                return None
+            if dynamo.state_text(state) != dynamo.state_text(None):
+                return None
+            tree = Tree(
+                [
+                    (
+                        kind,
+                        self.sources[number],
+                        [reader.argument(each) for each in args],
+                        {name: reader.argument(each) for name, each in kwargs.items()},
+                    )
+                    for kind, number, args, kwargs, _ in made.guards
+                ],
+                [self.sources[number] for number in made.key_order],
+                {self.sources[number]: (sizes, strides) for number, sizes, strides in made.sizes},
+                made.expressions,
+            )
+            return tree.build(frame.code, variables, frame.names, state)
+
+        return build
+
+    def _state(self, scope: Scope) -> list[object]:
+        """Return all that the guards ask of the values that they are about."""
+        found: list[object] = []
+        symbols = set(self._candidate.symbols)
+        sizes = {number: both for number, *both in self._candidate.sizes}
+        for kind, number, args, kwargs, _ in self._candidate.guards:
+            if dynamo.is_about_process(kind):
+                continue
+            value = scope.value(self.sources[number])
+            given = [self._reader.argument(each) for each in (*args, *kwargs.values())]
+            if kind == "DUPLICATE_INPUT":
+                given = [scope.value(given[0])]
+            found.append(_guarded_state(kind, value, given, number in symbols, sizes.get(number)))
+        return found
+
+
+class _Same:
+    """An object by its identity."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _guarded_state(
+    kind: str, value: Any, args: list[Any], is_symbol: bool, sizes: list[Any] | None
+) -> object:
+    """Return what torch's guard of a kind would look at."""
+    if kind == "TENSOR_MATCH":
+        static = sizes and [
+            [None if one is None else other for one, other in zip(some, found, strict=False)]
+            for some, found in zip(sizes, (value.size(), value.stride()), strict=True)
+        ]
+        return [type(value), tensor_guarded(value), static]
+    if kind in dynamo.WHOLE:
+        if is_symbol:
+            return type(value)
+        is_code = callable(value) or isinstance(value, (types.ModuleType, types.CodeType))
+        return _Same(value) if is_code else [type(value), repr(value)]
+    if kind in ("SEQUENCE_LENGTH", "EMPTY_NN_MODULE_HOOKS_DICT"):
+        return len(value)
+    if kind in ("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK"):
+        return [type(value), *map(_Same, dict(value))] if not _is_plain(value) else [*value]
+    if dynamo.is_by_argument(kind):
+        return dynamo.check_guard(kind, value, args)
+    if kind in ("TYPE_MATCH", "BOOL_MATCH", "NONE_MATCH", "NOT_NONE_MATCH"):
+        return [type(value), value if type(value) is bool else value is None]
+    if kind == "CLOSURE_MATCH" and isinstance(value, types.FunctionType):
+        return _Same(value.__code__)
+    if isinstance(value, (types.MethodType, types.BuiltinFunctionType)):
+        return value == value and repr(type(value)) + value.__name__
+    return _Same(value)
+
+
+def _is_plain(table: Any) -> bool:
+    return all(type(key) in (str, int, bool, float, type(None)) for key in table)
+
+
+def _fit(expected: list[int | None], found: Any) -> bool:
+    return len(expected) == len(found) and all(
+        one is None or one == other for one, other in zip(expected, found, strict=True)
+    )
+
+
+_NOTHING = types.ModuleType("nothing")
+Variables = Mapping[str, object]

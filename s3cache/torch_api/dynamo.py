@@ -1,0 +1,552 @@
+"""Frames as Dynamo has them: sources, guards and bytecode as plain data, and back again.
+
+This is the one adapter of recall towards torch. Where a release lacks what it needs, recall is off
+there, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import importlib
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+from s3cache.torch_api import names
+
+if TYPE_CHECKING:
+    pass
+
+#: A place where Dynamo found an object: a variable, an attribute of what is at another source, ...
+Source: TypeAlias = Any
+#: What Dynamo made of one frame, while it is made.
+OutputGraph: TypeAlias = Any
+#: Plain data.
+Plain: TypeAlias = Any
+
+_MODULE = "torch._dynamo.source"
+#: Global names that Dynamo installs, by what they stand for.
+COMPILED, RESUME, IMPORT, BUILTINS = "__compiled_fn", "__resume_at", "__import_", "__builtins_dict"
+#: The name under which recall installs the dictionary of built-in functions.
+OWN_BUILTINS: Final = "__s3cache_builtins"
+
+# Guards that can be checked before anything is traced, by the functions that make them. Those of
+# the second row are checked by what they are called with; the third is about the process.
+_BY_CONTENT = [
+    "TYPE_MATCH",
+    "BOOL_MATCH",
+    "NONE_MATCH",
+    "NOT_NONE_MATCH",
+    "ID_MATCH",
+    "EQUALS_MATCH",
+    "CONSTANT_MATCH",
+    "CONSTANT_SUBCLASS_MATCH",
+    "FUNCTION_MATCH",
+    "CLASS_MATCH",
+    "MODULE_MATCH",
+    "CLOSURE_MATCH",
+    "BUILTIN_MATCH",
+    "SEQUENCE_LENGTH",
+    "MAPPING_KEYS_CHECK",
+    "DICT_KEYS_MATCH",
+    "EMPTY_NN_MODULE_HOOKS_DICT",
+    "TENSOR_MATCH",
+    "DISPATCH_KEY_SET_MATCH",
+]
+_BY_ARGUMENT: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "HASATTR": hasattr,
+    "NOT_PRESENT_IN_GENERIC_DICT": lambda value, name: name in getattr(value, "__dict__", ()),
+    "DICT_CONTAINS": lambda value, key: dict.__contains__(value, key),
+    "DICT_NOT_CONTAINS": lambda value, key: dict.__contains__(value, key),
+    "SET_CONTAINS": lambda value, key: key in value,
+    "SET_NOT_CONTAINS": lambda value, key: key in value,
+}
+_OF_PROCESS = [
+    "GRAD_MODE",
+    "DETERMINISTIC_ALGORITHMS",
+    "FSDP_TRAINING_STATE",
+    "GLOBAL_STATE",
+    "TORCH_FUNCTION_STATE",
+    "DEFAULT_DEVICE",
+    "SHAPE_ENV",
+    "DUAL_LEVEL",
+    "FUNCTORCH_STACK_MATCH",
+    "AUTOGRAD_SAVED_TENSORS_HOOKS",
+]
+_DUPLICATE = "DUPLICATE_INPUT"
+#: Guards for equality as a whole: elements count as well.
+WHOLE: Final = frozenset({"EQUALS_MATCH", "CONSTANT_MATCH", "CONSTANT_SUBCLASS_MATCH"})
+_CODE_KINDS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    types.CodeType,
+    type,
+    type(None),
+    bool,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
+
+
+class NotPlainError(Exception):
+    """Something of a frame cannot be written down; ``code`` says of which kind it is."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+# -- sources
+
+
+class SourceWriter:
+    """Sources as rows of plain data; each row may refer to those before it."""
+
+    def __init__(self, builtins_name: str | None) -> None:
+        self.rows: list[Plain] = []
+        self._numbers: dict[Source, int] = {}
+        self._builtins_name = builtins_name
+
+    def number(self, source: Source) -> int:
+        """Return the number of the row of a source, which is added if it is new.
+
+        Raises:
+            NotPlainError: it cannot be written down.
+        """
+        known = self._numbers.get(source)
+        if known is not None:
+            return known
+        kind = type(source)
+        if kind.__module__ != _MODULE or not dataclasses.is_dataclass(kind):
+            raise NotPlainError("source", f"a {kind.__qualname__}")
+        values = {
+            field.name: self._value(getattr(source, field.name))
+            for field in dataclasses.fields(kind)
+            if field.init
+        }
+        if values.get("global_name") == self._builtins_name is not None:
+            values["global_name"] = OWN_BUILTINS
+        row = [kind.__name__, values]
+        self.rows.append(row)
+        self._numbers[source] = len(self.rows) - 1
+        return len(self.rows) - 1
+
+    def _value(self, value: object) -> Plain:
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, enum.Enum) and type(value).__module__ == _MODULE:
+            return ["enum", type(value).__name__, value.name]
+        if type(value) in (tuple, list):
+            return [
+                type(value).__name__,
+                [self._value(each) for each in cast("list[object]", value)],
+            ]
+        if isinstance(value, _source_class()):
+            return ["source", self.number(value)]
+        raise NotPlainError("source", f"a source by a {type(value).__qualname__}")
+
+    argument = _value
+
+
+class SourceReader:
+    """The sources in such rows."""
+
+    def __init__(self, rows: Sequence[Plain]) -> None:
+        self._module = importlib.import_module(_MODULE)
+        self.sources: list[Source] = []
+        for name, values in rows:
+            kind = getattr(self._module, name)
+            if not (isinstance(kind, type) and issubclass(kind, _source_class())):
+                raise ValueError(f"{name} is no source")
+            self.sources.append(kind(**{k: self.argument(each) for k, each in values.items()}))
+
+    def argument(self, value: Plain) -> object:
+        if not isinstance(value, list):
+            return value
+        kind, *rest = value
+        if kind == "source":
+            return self.sources[rest[0]]
+        if kind == "enum":
+            return getattr(self._module, rest[0])[rest[1]]
+        items = [self.argument(each) for each in rest[0]]
+        return tuple(items) if kind == "tuple" else items
+
+
+@functools.cache
+def _source_class() -> type:
+    kind: type = importlib.import_module("torch._guards").Source
+    return kind
+
+
+def is_state_of_module(source: Source) -> bool:
+    """Return whether a source is a parameter or a buffer of a module of a network."""
+    table = getattr(getattr(source, "base", None), "member", None)
+    return table in ("_parameters", "_buffers") or "ParamBuffer" in type(source).__name__
+
+
+class Scope:
+    """The variables of a frame, and what its sources lead to; each is read once."""
+
+    def __init__(self, variables: Mapping[str, object], names_: dict[str, object]) -> None:
+        self._variables, self._names = variables, names_
+        guards = importlib.import_module("torch._dynamo.guards")
+        # As the builder of guards has it.
+        self._outer = {"L": variables, "G": names_}
+        self._closure = guards._get_closure_vars()
+        self._known: dict[Source, object] = {}
+
+    def value(self, source: Source) -> Any:
+        """Return what is at a source; raises whatever it meets where there is nothing."""
+        known = self._known
+        if source in known:
+            return known[source]
+        kind = type(source).__name__
+        found: Any
+        # The usual ones, as text is slow to evaluate.
+        if kind == "LocalSource":
+            found = self._variables[source.local_name]
+        elif kind == "GlobalSource":
+            found = self._names[source.global_name]
+        elif kind == "AttrSource" or kind == "UnspecializedParamBufferSource":
+            found = getattr(self.value(source.base), source.member)
+        elif kind in ("UnspecializedNNModuleSource", "UnspecializedBuiltinNNModuleSource"):
+            found = self.value(source.base)
+        else:
+            base = getattr(source, "base", None)
+            if base is not None:
+                self.value(base)
+            found = source.get_value(self._outer, self._closure, known)
+        known[source] = found
+        return found
+
+    def holds(self, expression: str) -> bool:
+        """Return whether a guard on sizes holds, which is an expression of Python's."""
+        functions = {**names.guard_functions.get(), **self._closure}
+        return bool(eval(expression, {**functions, **self._outer}))  # noqa: S307 - of a verified entry
+
+
+# -- guards
+
+
+def guard_rows(graph: OutputGraph, writer: SourceWriter, scope: Scope) -> list[Plain]:
+    """Return the guards of a frame as plain data: kind, source, arguments, what it found.
+
+    Raises:
+        NotPlainError: one of them cannot be checked before a trace.
+    """
+    return [_guard_row(each, writer, scope) for each in sorted(graph.guards)]
+
+
+def _guard_row(guard: Any, writer: SourceWriter, scope: Scope) -> Plain:
+    made, args, kwargs = guard.create_fn, (), {}
+    if isinstance(made, functools.partial):
+        made, args, kwargs = made.func, made.args, dict(made.keywords)
+    kind = made.__name__
+    if kind == "TENSOR_MATCH":
+        args, kwargs = (), {}  # a reference to the tensor, which is at the source
+    number = writer.number(guard.originating_source)
+    given = (
+        [writer.argument(each) for each in args],
+        {name: writer.argument(each) for name, each in kwargs.items()},
+    )
+    found: object = None
+    if kind in _BY_ARGUMENT:
+        found = check_guard(kind, scope.value(guard.originating_source), [*args, *kwargs.values()])
+    elif kind == _DUPLICATE:
+        found = scope.value(guard.originating_source) is scope.value([*args, *kwargs.values()][0])
+    elif kind == "ID_MATCH" and not isinstance(scope.value(guard.originating_source), _CODE_KINDS):
+        value = scope.value(guard.originating_source)
+        raise NotPlainError("guard", f"the identity of a {type(value).__qualname__}")
+    elif kind not in _BY_CONTENT and kind not in _OF_PROCESS:
+        raise NotPlainError("guard", kind)
+    return [kind, number, *given, found]
+
+
+def is_about_process(kind: str) -> bool:
+    """Return whether a guard is about the process as a whole, and no object."""
+    return kind in _OF_PROCESS
+
+
+def check_guard(kind: str, value: object, args: Sequence[object]) -> bool:
+    """Return what a guard that is checked by its argument finds."""
+    if kind == _DUPLICATE:
+        return value is args[0]
+    return _BY_ARGUMENT[kind](value, args[0])
+
+
+def is_by_argument(kind: str) -> bool:
+    return kind in _BY_ARGUMENT or kind == _DUPLICATE
+
+
+def symbolic(graph: OutputGraph) -> set[str]:
+    """Return names of sources of numbers and sizes that are symbols in a traced graph."""
+    return {str(source) for source in graph.shape_env.source_to_var}
+
+
+def sizes_of(graph: OutputGraph) -> dict[Source, tuple[list[int | None], list[int | None]]]:
+    """Return sizes and strides of inputs; None stands for one that is a symbol."""
+    concrete = importlib.import_module("torch._dynamo.guards").convert_int_to_concrete_values
+    return {
+        source: ([concrete(d) for d in sizes["size"]], [concrete(d) for d in sizes["stride"]])
+        for source, sizes in graph.input_source_to_sizes_strides.items()
+    }
+
+
+# -- the guard tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """All that torch's guards of a frame are built of."""
+
+    guards: Sequence[tuple[str, Source, Sequence[object], Mapping[str, object]]]
+    key_order: Sequence[Source]
+    sizes: Mapping[Source, tuple[Sequence[int | None], Sequence[int | None]]]
+    expressions: Sequence[str]
+
+    def build(
+        self,
+        code: types.CodeType,
+        variables: Mapping[str, object],
+        names_: dict[str, object],
+        state: object,
+    ) -> Any:
+        """Return torch's own guards, as they hold for the values of now."""
+        guards = importlib.import_module("torch._dynamo.guards")
+        dynamo = importlib.import_module("torch._guards")
+        builder = guards.GuardBuilder
+        made = [
+            dynamo.Guard(source, functools.partial(getattr(builder, kind), *args, **kwargs))
+            if args or kwargs
+            else dynamo.Guard(source, getattr(builder, kind))
+            for kind, source, args, kwargs in self.guards
+        ]
+        expressions = importlib.import_module(
+            "torch.fx.experimental.symbolic_shapes"
+        )._ShapeGuardsHelper([*self.expressions])
+        ordered = importlib.import_module("torch.utils._ordered_set").OrderedSet
+        graph = names.guards_state.get()(
+            local_scope=dict(variables),
+            global_scope=names_,
+            torch_function_mode_stack=[],
+            guard_on_key_order=set(self.key_order),
+            input_source_to_sizes_strides={
+                source: {"size": tuple(sizes), "stride": tuple(strides)}
+                for source, (sizes, strides) in self.sizes.items()
+            },
+            dual_level=-1,
+            functorch_layers=[],
+            current_device=importlib.import_module("torch.utils._device").CURRENT_DEVICE,
+            global_state_guard=state,
+            _guards=dynamo.GuardsSet(ordered(made)),
+            _aotautograd_guards=[],
+            skip_guards_check=True,
+            name_of_builtins_dict_key_in_fglobals=OWN_BUILTINS,
+        )
+        parts = guards.ShapeCodeParts(expressions, expressions, None, True, [])
+        # Outside of a compile there is no context that says which one it is.
+        with _compile_context():
+            manager = guards.CheckFunctionManager(code, graph, shape_code_parts=parts)
+        return manager.guard_manager
+
+
+@contextlib.contextmanager
+def _compile_context() -> Any:
+    dynamo = importlib.import_module("torch._guards")
+    frame = importlib.import_module("torch._dynamo.convert_frame")
+    before = frame.initial_global_state
+    with dynamo.compile_context(dynamo.CompileContext(dynamo.CompileContext.current_compile_id())):
+        try:
+            frame.initial_global_state = frame.initial_global_state or frame.GlobalStateGuard()
+            yield
+        finally:
+            frame.initial_global_state = before
+
+
+class LateGuards:
+    """Guards that are built when they are first asked.
+
+    ``first`` is asked until it returns torch's own guards, and whether they hold is asked of them
+    from then on; while it returns None, they do not.
+    """
+
+    def __init__(self, first: Callable[[dict[str, object]], Any]) -> None:
+        wrapper = importlib.import_module("torch._dynamo.guards").GuardManagerWrapper
+        self.manager = wrapper()
+        self._first: Callable[[dict[str, object]], Any] | None = first
+        self._real: Any = None
+        self.manager.root.add_lambda_guard(self._check, ["recalled by s3cache"], None)
+        self.manager.verbose_code_parts = []
+        self.manager.args, self.manager.closure_vars = [], {}
+        self.manager.global_scope = {}
+
+    def _check(self, variables: dict[str, object]) -> bool:
+        if self._real is None:
+            assert self._first is not None
+            built = self._first(variables)
+            if built is None:
+                return False
+            self._real, self._first = built.root, None
+            # What says why a guard failed asks torch's own.
+            for name in (
+                "closure_vars",
+                "args",
+                "code_parts",
+                "verbose_code_parts",
+                "id_matched_objs",
+            ):
+                setattr(self.manager, name, getattr(built, name))
+            self.manager.global_scope = built.global_scope
+            self.manager.no_tensor_aliasing_sources = built.no_tensor_aliasing_sources
+            self.kept = self.manager.root
+            self.manager.root = built.root
+        return bool(self._real.check(variables))
+
+
+# -- frames
+
+
+def guarded(code: types.CodeType, guards: Any, compile_id: object) -> Any:
+    """Return what Dynamo returns of a frame that it compiled."""
+    kinds = importlib.import_module("torch._dynamo.types")
+    label = f"Torch-Compiled Region: {compile_id}"
+    return kinds.wrap_guarded_code(kinds.GuardedCode(code, guards, compile_id, label))
+
+
+def guarded_code(result: Any) -> types.CodeType | None:
+    """Return the code that a frame was compiled to; None if it was not."""
+    found = getattr(result, "guarded_code", None)
+    return None if found is None else found.code
+
+
+def install(
+    code: types.CodeType,
+    original: types.CodeType,
+    scope: dict[str, object],
+    values: Mapping[str, object],
+) -> None:
+    """Have Dynamo know generated code as its own, with global names that go with it."""
+    frame = importlib.import_module("torch._dynamo.convert_frame")
+    utils = importlib.import_module("torch._dynamo.utils")
+    utils.orig_code_map[code] = original
+    frame.output_codes.add(code)
+    hooks = [utils.CleanupHook.create(scope, name, value) for name, value in values.items()]
+    utils.CleanupManager.instance[code] = hooks
+
+
+def builtins_of(scope: dict[str, object]) -> dict[str, object]:
+    """Return the dictionary of built-in functions, as Dynamo looks it up."""
+    found = scope["__builtins__"]
+    return vars(found) if isinstance(found, types.ModuleType) else cast("dict[str, object]", found)
+
+
+def state_of_process() -> tuple[Any, str] | None:
+    """Return the state of torch that guards are about, and as text; None where it is unusual.
+
+    Unusual are modes for functions of torch, transforms, hooks on saved tensors, a profiler or a
+    debugger: under those no frame is recalled.
+    """
+    import torch
+
+    frame = importlib.import_module("torch._dynamo.convert_frame")
+    functorch = importlib.import_module("torch._functorch.pyfunctorch")
+    unusual = (
+        torch._C._len_torch_function_stack() > 0
+        or importlib.import_module("torch.utils._python_dispatch")._get_current_dispatch_mode()
+        is not None
+        or functorch.retrieve_current_functorch_interpreter is None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        or torch.autograd._profiler_enabled()
+        or sys.gettrace() is not None
+        or sys.getprofile() is not None
+    )
+    if unusual:
+        return None
+    state = frame.GlobalStateGuard()
+    return state, str(state.__getstate__())
+
+
+def state_text(state: Any) -> str:
+    """Return the state of torch that guards are about, of then or, without one, of now."""
+    frame = importlib.import_module("torch._dynamo.convert_frame")
+    return str((state or frame.GlobalStateGuard()).__getstate__())
+
+
+def ranks() -> tuple[int, int]:
+    """Return the rank of this process and how many there are; code may depend on either."""
+    distributed = importlib.import_module("torch.distributed")
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def note_sizes(code: types.CodeType, closure: object, values: Iterable[tuple[str, object]]) -> None:
+    """Have Dynamo know sizes and numbers of inputs as if it had traced them, by their names."""
+    import torch
+
+    pgo = importlib.import_module("torch._dynamo.pgo")
+    if not importlib.import_module("torch._dynamo.config").automatic_dynamic_shapes:
+        return
+    seen = pgo.get_code_state()[pgo.CodeId.make(code, closure)].automatic_dynamic
+    for name, value in values:
+        if isinstance(value, torch.Tensor):
+            seen[name] |= pgo.FrameStateSizeEntry.make_tensor(
+                tuple(value.size()), tuple(value.stride())
+            )
+        elif type(value) in (int, float):
+            seen[name] |= pgo.FrameStateSizeEntry.make_scalar(value)
+
+
+def compiler_of(backend: object) -> Plain | None:
+    """Return what tells one Inductor from another, by mode and options; None for other backends."""
+    found: Any = backend
+    for _ in range(8):
+        inner = getattr(found, "_torchdynamo_orig_backend", None)
+        if inner is None:
+            break
+        found = inner
+    import torch
+
+    if type(found) is torch._TorchCompileInductorWrapper:
+        return [
+            "inductor",
+            sorted((name, repr(each)) for name, each in found.config.items()),
+            repr(found.dynamic),
+        ]
+    return None
+
+
+def options_of_dynamo() -> str:
+    """Return the options of Dynamo as text."""
+    config = importlib.import_module("torch._dynamo.config")
+    return repr(sorted((name, _text_of(value)) for name, value in config.get_config_copy().items()))
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, (set, frozenset)):
+        return str(sorted(map(_text_of, value)))
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value))}"
+    return repr(value)
+
+
+_numbers = itertools.count()
+
+
+def unique_name(kind: str) -> str:
+    """Return a global name that nothing has in this process."""
+    return f"__s3cache_{kind}_{next(_numbers)}"
+
+
+def disabled(function: Callable[..., object]) -> Callable[..., object]:
+    """Return the same function, which Dynamo does not trace."""
+    return names.disable_dynamo.get()(function, reason="do not trace Dynamo-compiled graph")
