@@ -1,9 +1,9 @@
 """Recall: give back what Dynamo made of a frame in another process, without tracing it again.
 
 A key of the frame is made before anything is traced: its code, the compiler, options, the machine.
-Under it are candidates. Each says what Dynamo read and what it found; one walk over the live objects
-tells whether all of it is the same. If so the graph is looked up by its key, the bytecode is
-installed, and torch's own guards are built when they are first asked, at the next call.
+Under it are candidates. Each says what Dynamo read and what it found; one walk over the live
+objects tells whether all of it is the same. If so the graph is looked up by its key, the bytecode
+is installed, and torch's own guards are built when they are first asked, at the next call.
 
 In mode ``check`` Dynamo traces anyway, and what comes of it is compared.
 """
@@ -18,9 +18,9 @@ import platform
 import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from s3cache.cache import Engine
 from s3cache.graph import code_fingerprint, instruction_sets, settings_digest
@@ -38,7 +38,7 @@ from s3cache.recall import (
     unpacked,
 )
 from s3cache.torch_api import dynamo, installed_version, internals
-from s3cache.torch_api.protocols import Function
+from s3cache.torch_api.protocols import DynamoObject, Function
 from s3cache.util import __version__
 from s3cache.util.logs import logger_of
 
@@ -49,18 +49,10 @@ logger = logger_of("recall")
 
 _MAX_CANDIDATES = 16
 # Components of a graph's key that are about code of others: what it does is in no frame.
-_OF_OTHERS = frozenset(
-    [
-        "graph.operators",
-        "graph.functions",
-        "graph.subclasses",
-        "graph.versions",
-        "graph.constants",
-        "compile.compilers",
-        "compile.first_call",
-        "inputs.bounds",
-    ]
-)
+_OF_OTHERS = {
+    *("graph.operators", "graph.functions", "graph.subclasses", "graph.versions"),
+    *("graph.constants", "compile.compilers", "compile.first_call", "inputs.bounds"),
+}
 
 
 @dataclass(eq=False)
@@ -69,8 +61,8 @@ class _Call:
 
     frame: Frame
     key: str
-    state: Any
-    compile_id: Any
+    state: DynamoObject
+    compile_id: DynamoObject
 
 
 @dataclass(eq=False)
@@ -100,6 +92,7 @@ class Recall:
         self._engine, self._state, self._keys = engine, state, keys
         self._lookups, self._bypasses = lookups, bypasses
         self._stack = _Stack()
+        self._unusable: set[str] = set()
         self._checks = engine.settings.recall == "check"
         # Code that goes on after a graph break, by what it belongs to: one for all instances.
         self._resumes: weakref.WeakKeyDictionary[types.CodeType, dict[bytes, types.CodeType]] = (
@@ -109,7 +102,9 @@ class Recall:
     # -- frames
 
     @around(internals.compile_frame)
-    def _compile_frame(self, original: Function[object], *args: Any, **kwargs: Any) -> object:
+    def _compile_frame(
+        self, original: Function[object], *args: DynamoObject, **kwargs: DynamoObject
+    ) -> object:
         given = inspect.signature(original).bind(*args, **kwargs).arguments
         call: _Call | None = None
         found: _Recalled | None = None
@@ -138,9 +133,12 @@ class Recall:
             self._ended(call, recording, result, found)
         return result
 
-    def _call(self, given: Mapping[str, Any]) -> _Call | None:
+    def _call(self, given: Mapping[str, DynamoObject]) -> _Call | None:
         """Return what identifies a frame; None if it is not to be recalled."""
         if given.get("export") or given.get("package") is not None:
+            return None
+        if dynamo.asks_for_guards(given["hooks"]):
+            self._refuse("filter", "has functions of the user's for guards or frames")
             return None
         limit, _ = internals.exceeds_recompile_limit.get()(given["cache_size"], given["compile_id"])
         if limit:
@@ -178,6 +176,7 @@ class Recall:
             code.co_cellvars,
             str(torch.get_default_dtype()),
             dynamo.ranks(),
+            dynamo.accelerators(),
             bool(os.environ.get("TORCH_COMPILE_DEBUG")),
         )
         key = f"r{hashlib.sha256(repr(parts).encode()).hexdigest()}"
@@ -195,6 +194,8 @@ class Recall:
             if len(candidates) >= _MAX_CANDIDATES:
                 break
         for candidate in sorted(candidates, key=lambda each: each.wildcards):
+            if candidate.variant in self._unusable:
+                continue
             try:
                 walk = Walk(candidate, call.frame)
             except Exception as exc:  # noqa: BLE001 - objects that cannot be read any more
@@ -220,11 +221,27 @@ class Recall:
             names[placeholder] = unique = dynamo.unique_name("resume")
             values[unique] = self._resume(frame, content, name, is_factory=is_factory)
         code = placed(renamed(unpacked(candidate.code), names), frame.code)
-        guards = dynamo.LateGuards(walk.guards(call.state))
+        guards = dynamo.LateGuards(self._late(walk.guards(call.state), candidate))
         dynamo.install(code, frame.code, frame.names, values)
         dynamo.note_sizes(frame.code, frame.closure, walk.seen())
         logger.info("recalled %s", frame.code.co_name)
-        return dynamo.guarded(code, guards.manager, call.compile_id)
+        made: object = dynamo.guarded(code, guards.manager, call.compile_id)
+        return made
+
+    def _late(
+        self, build: Callable[[dict[str, object]], object], candidate: Candidate
+    ) -> Callable[[dict[str, object]], object]:
+        def built(variables: dict[str, object]) -> object:
+            if candidate.variant in self._unusable:
+                return None
+            try:
+                return build(variables)
+            except Exception as exc:  # noqa: BLE001 - the frame is traced, as without recall
+                self._unusable.add(candidate.variant)
+                self._bypasses.failed(logger, "guards of a recalled frame cannot be built", exc)
+                return None
+
+        return built
 
     def _resume(
         self, frame: Frame, content: bytes, name: str, *, is_factory: bool
@@ -299,7 +316,9 @@ class Recall:
     # -- what Dynamo meets while it traces
 
     @around(internals.build_variable)
-    def _build_variable(self, original: Function[object], builder: Any, value: object) -> object:
+    def _build_variable(
+        self, original: Function[object], builder: DynamoObject, value: object
+    ) -> object:
         for recording in self._stack.recordings[-1:]:
             recording.reads.append((builder.source, value))
         return original(builder, value)
@@ -320,7 +339,11 @@ class Recall:
 
     @around(internals.build_guards)
     def _build_guards(
-        self, original: Function[object], manager: Any, *args: Any, **kwargs: Any
+        self,
+        original: Function[object],
+        manager: DynamoObject,
+        *args: DynamoObject,
+        **kwargs: DynamoObject,
     ) -> object:
         recording = self._stack.recordings[-1] if self._stack.recordings else None
         if recording is None or recording.candidate is None:
@@ -334,7 +357,7 @@ class Recall:
 
     @around(internals.check_functions)
     def _check_functions(
-        self, original: Function[None], manager: object, *args: Any, **kwargs: Any
+        self, original: Function[None], manager: object, *args: DynamoObject, **kwargs: DynamoObject
     ) -> None:
         recording = self._stack.recordings[-1] if self._stack.recordings else None
         if recording is not None:

@@ -128,10 +128,13 @@ class Session:
                 internals.PROFILES, lambda patches: patches.install(ShapeProfiles(engine, bypasses))
             )
         if engine.settings.recall != "off":
-            from s3cache.hooks._recall import Recall
 
-            recall = Recall(engine, state, keys, lookups, bypasses)
-            feature(internals.RECALL, lambda patches: patches.install(recall))
+            def install_recall(patches: Patches) -> None:
+                from s3cache.hooks._recall import Recall
+
+                patches.install(Recall(engine, state, keys, lookups, bypasses))
+
+            feature(internals.RECALL, install_recall)
         if os.environ.get(WATCHED):
             feature(internals.WATCHING, Progress(engine, bypasses).install)
 

@@ -72,7 +72,7 @@ class Candidate:
     def wildcards(self) -> int:
         """How many sizes and numbers may be any: a candidate without them fits better."""
         dims = sum(each.count(None) for _, *both in self.sizes for each in both)
-        return dims + len(self.symbols)
+        return int(dims + len(self.symbols))
 
     def encode(self, key: str) -> bytes:
         """Return a frame under ``key``."""

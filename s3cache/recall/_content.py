@@ -1,11 +1,11 @@
 """What stands for an object that Dynamo read, in place of its identity.
 
-Dynamo guards functions, classes and modules by identity, which says nothing in another process. Here
-each object becomes a text that is equal in another process only if Dynamo would read the same from
-it: of a function its code, defaults and closure; of a class all its members and those of its bases;
-of a module of a network or any other object its class and the names of its attributes; of a tensor
-its metadata. What is behind an attribute, an item or a variable that Dynamo went on to read has a
-text of its own, as Dynamo asks for each of them by a source.
+Dynamo guards functions, classes and modules by identity, which says nothing in another process.
+Here each object becomes a text that is equal in another process only if Dynamo would read the same
+from it: of a function its code, defaults and closure; of a class all its members and those of its
+bases; of a module of a network or any other object its class and the names of its attributes; of a
+tensor its metadata. What is behind an attribute, an item or a variable that Dynamo went on to read
+has a text of its own, as Dynamo asks for each of them by a source.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import importlib
+import os
 import re
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, cast
 
 from s3cache.graph import code_digest, is_torch_file
@@ -27,25 +29,17 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
+_VIEWS: Final[tuple[type, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
 _SHORT = 200
 _MAX_DEPTH = 24
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: what a class statement makes
 # Of each class, and no code.
 _NO_MEMBERS = frozenset(
-    [
-        "__abstractmethods__",
-        "__annotations__",
-        "__annotate__",
-        "__annotate_func__",
-        "__annotations_cache__",
-        "__dict__",
-        "__doc__",
-        "__firstlineno__",
-        "__module__",
-        "__parameters__",
-        "__static_attributes__",
-        "__weakref__",
-        "_abc_impl",
-    ]
+    """
+    __abstractmethods__ __annotations__ __annotate__ __annotate_func__
+    __annotations_cache__ __dict__ __doc__ __firstlineno__ __module__ __parameters__
+    __static_attributes__ __weakref__ _abc_impl
+    """.split()  # noqa: SIM905 - one word a line is harder to read
 )
 _NATIVE = (
     types.BuiltinFunctionType,
@@ -112,11 +106,10 @@ class Contents:
             return f"{kind.__name__} {value}"
         if isinstance(value, enum.Enum):
             return f"{self._class(kind, depth)}.{value.name}={_shallow(value.value)}"
-        if isinstance(value, Mapping):
-            keys = [
-                self._key(each, depth)
-                for each in (dict.keys(value) if isinstance(value, dict) else value)
-            ]
+        if value is os.environ._data:  # type: ignore[attr-defined]
+            return "the environment"  # of which guards say what was asked for
+        if isinstance(value, (dict, types.MappingProxyType)):
+            keys = [self._key(each, depth) for each in dict.keys(dict(value))]
             return f"{self._class(kind, depth)} {keys} {_attributes(value)}"
         if isinstance(value, (set, frozenset)):
             return f"{self._class(kind, depth)} {[self._key(each, depth) for each in value]}"
@@ -124,20 +117,19 @@ class Contents:
             return f"{self._class(kind, depth)} {len(value)} {_attributes(value)}"
         if isinstance(value, (range, slice)):
             return repr(value)
-        if isinstance(value, type({}.keys()) | type({}.values()) | type({}.items())):  # type: ignore[arg-type]
+        if isinstance(value, _VIEWS):
             return f"{kind.__name__} {len(cast('list[object]', value))}"
         if kind.__module__ == "numpy" and hasattr(value, "dtype"):
-            return f"numpy {kind.__name__} {value.dtype} {getattr(value, 'shape', ())} " + (
-                ""
-                if hasattr(value, "__array_finalize__") and getattr(value, "shape", ())
-                else repr(value)
-            )
+            is_array = kind.__name__ == "ndarray"  # it is an input of the graph
+            about = getattr(value, "shape", None) if is_array else repr(value)
+            return f"numpy {kind.__name__} {value.dtype} {about}"
         if isinstance(value, re.Pattern):
             return repr(value)
         if isinstance(value, _PLAIN):  # of a subclass
             base = next(each for each in _PLAIN if isinstance(value, each))
-            return f"{self._class(kind, depth)} {_plain(base(value))} {_attributes(value)}"  # type: ignore[call-arg]
-        if kind.__flags__ & (1 << 9):  # a class statement made its class
+            plain = cast("Callable[[object], object]", base)(value)
+            return f"{self._class(kind, depth)} {_plain(plain)} {_attributes(value)}"
+        if kind.__flags__ & _HEAP_TYPE and type(kind).__name__ != "pybind11_type":
             return f"{self._class(kind, depth)} {_attributes(value)}"
         raise UnknownContentError(f"a {kind.__module__}.{kind.__qualname__}")
 
@@ -260,7 +252,7 @@ class Contents:
         for base in kind.__mro__:
             if base is not kind and base is not object:
                 parts.append(self._class(base, depth + 1))
-        if kind.__flags__ & (1 << 9):
+        if kind.__flags__ & _HEAP_TYPE:
             parts += self._members(kind, depth)
         text = f"class {name} {_digest(parts)}"
         self._texts[id(kind)] = kind, text
@@ -287,9 +279,8 @@ class Contents:
 
 def _registered(kind: type) -> list[str]:
     """Return the names of the classes that were registered as subclasses."""
-    import _abc
-
-    found = (reference() for reference in _abc._get_dump(kind)[0])  # type: ignore[attr-defined]
+    dump = importlib.import_module("_abc")._get_dump
+    found = (reference() for reference in dump(kind)[0])
     return sorted(f"{each.__module__}.{each.__qualname__}" for each in found if each is not None)
 
 

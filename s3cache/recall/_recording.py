@@ -18,15 +18,10 @@ from s3cache.torch_api.dynamo import NotPlainError, Scope, Source, SourceWriter
 
 # Sources of what is no object before the frame runs, or of what is checked as part of the process.
 _OF_NO_OBJECT = frozenset(
-    [
-        "ConstantSource",
-        "GlobalStateSource",
-        "NumpyTensorSource",
-        "FloatTensorSource",
-        "ShapeEnvSource",
-        "TensorPropertySource",
-        "TorchFunctionModeStackSource",
-    ]
+    """
+    ConstantSource GlobalStateSource NumpyTensorSource FloatTensorSource ShapeEnvSource
+    TensorPropertySource TorchFunctionModeStackSource
+    """.split()  # noqa: SIM905 - one word a line is harder to read
 )
 _BUILTINS = frozenset(vars(builtins))
 

@@ -47,7 +47,8 @@ class Walk:
             file = getattr(sys.modules.get(package), "__file__", None)
             if not file or origin_of_file(file).name != version:
                 return f"library {package}"
-        contents, first, symbols = Contents(), {}, set(made.symbols)
+        contents, symbols = Contents(), set(made.symbols)
+        first: dict[int, int] = {}
         for index, (number, expected, same) in enumerate(made.reads):
             try:
                 value = self._scope.value(sources[number])
@@ -71,9 +72,8 @@ class Walk:
             if kind in dynamo.WHOLE and found is not None:
                 if digest(whole(self._scope.value(sources[number]), contents)) != found:
                     return str(sources[number].name)
-            elif dynamo.is_by_argument(kind):
-                if self._check(kind, number, args, kwargs) != found:
-                    return f"{kind} of {sources[number].name}"
+            elif dynamo.is_by_argument(kind) and (self._check(kind, number, args, kwargs) != found):
+                return f"{kind} of {sources[number].name}"
         for expression in made.expressions:
             if not self._scope.holds(expression):
                 return f"guard {expression}"

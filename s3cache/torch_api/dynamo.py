@@ -37,27 +37,14 @@ OWN_BUILTINS: Final = "__s3cache_builtins"
 
 # Guards that can be checked before anything is traced, by the functions that make them. Those of
 # the second row are checked by what they are called with; the third is about the process.
-_BY_CONTENT = [
-    "TYPE_MATCH",
-    "BOOL_MATCH",
-    "NONE_MATCH",
-    "NOT_NONE_MATCH",
-    "ID_MATCH",
-    "EQUALS_MATCH",
-    "CONSTANT_MATCH",
-    "CONSTANT_SUBCLASS_MATCH",
-    "FUNCTION_MATCH",
-    "CLASS_MATCH",
-    "MODULE_MATCH",
-    "CLOSURE_MATCH",
-    "BUILTIN_MATCH",
-    "SEQUENCE_LENGTH",
-    "MAPPING_KEYS_CHECK",
-    "DICT_KEYS_MATCH",
-    "EMPTY_NN_MODULE_HOOKS_DICT",
-    "TENSOR_MATCH",
-    "DISPATCH_KEY_SET_MATCH",
-]
+_BY_CONTENT = frozenset(
+    """
+    TYPE_MATCH BOOL_MATCH NONE_MATCH NOT_NONE_MATCH ID_MATCH EQUALS_MATCH CONSTANT_MATCH
+    CONSTANT_SUBCLASS_MATCH FUNCTION_MATCH CLASS_MATCH MODULE_MATCH CLOSURE_MATCH
+    BUILTIN_MATCH SEQUENCE_LENGTH MAPPING_KEYS_CHECK DICT_KEYS_MATCH
+    EMPTY_NN_MODULE_HOOKS_DICT TENSOR_MATCH DISPATCH_KEY_SET_MATCH
+    """.split()  # noqa: SIM905 - one word a line is harder to read
+)
 _BY_ARGUMENT: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "HASATTR": hasattr,
     "NOT_PRESENT_IN_GENERIC_DICT": lambda value, name: name in getattr(value, "__dict__", ()),
@@ -66,18 +53,13 @@ _BY_ARGUMENT: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "SET_CONTAINS": lambda value, key: key in value,
     "SET_NOT_CONTAINS": lambda value, key: key in value,
 }
-_OF_PROCESS = [
-    "GRAD_MODE",
-    "DETERMINISTIC_ALGORITHMS",
-    "FSDP_TRAINING_STATE",
-    "GLOBAL_STATE",
-    "TORCH_FUNCTION_STATE",
-    "DEFAULT_DEVICE",
-    "SHAPE_ENV",
-    "DUAL_LEVEL",
-    "FUNCTORCH_STACK_MATCH",
-    "AUTOGRAD_SAVED_TENSORS_HOOKS",
-]
+_OF_PROCESS = frozenset(
+    """
+    GRAD_MODE DETERMINISTIC_ALGORITHMS FSDP_TRAINING_STATE GLOBAL_STATE
+    TORCH_FUNCTION_STATE DEFAULT_DEVICE SHAPE_ENV DUAL_LEVEL FUNCTORCH_STACK_MATCH
+    AUTOGRAD_SAVED_TENSORS_HOOKS
+    """.split()  # noqa: SIM905 - one word a line is harder to read
+)
 _DUPLICATE = "DUPLICATE_INPUT"
 #: Guards for equality as a whole: elements count as well.
 WHOLE: Final = frozenset({"EQUALS_MATCH", "CONSTANT_MATCH", "CONSTANT_SUBCLASS_MATCH"})
@@ -139,7 +121,7 @@ class SourceWriter:
         return len(self.rows) - 1
 
     def _value(self, value: object) -> Plain:
-        if value is None or type(value) in (bool, int, float, str):
+        if value is None or type(value) in (bool, int, float, str, bytes):
             return value
         if isinstance(value, enum.Enum) and type(value).__module__ == _MODULE:
             return ["enum", type(value).__name__, value.name]
@@ -245,9 +227,11 @@ def guard_rows(graph: OutputGraph, writer: SourceWriter, scope: Scope) -> list[P
 
 
 def _guard_row(guard: Any, writer: SourceWriter, scope: Scope) -> Plain:
-    made, args, kwargs = guard.create_fn, (), {}
+    made: Any = guard.create_fn
+    args: Sequence[object] = ()
+    kwargs: dict[str, object] = {}
     if isinstance(made, functools.partial):
-        made, args, kwargs = made.func, made.args, dict(made.keywords)
+        args, kwargs, made = made.args, dict(made.keywords), made.func
     kind = made.__name__
     if kind == "TENSOR_MATCH":
         args, kwargs = (), {}  # a reference to the tensor, which is at the source
@@ -360,7 +344,7 @@ class Tree:
 @contextlib.contextmanager
 def _compile_context() -> Any:
     dynamo = importlib.import_module("torch._guards")
-    frame = importlib.import_module("torch._dynamo.convert_frame")
+    frame: Any = importlib.import_module("torch._dynamo.convert_frame")
     before = frame.initial_global_state
     with dynamo.compile_context(dynamo.CompileContext(dynamo.CompileContext.current_compile_id())):
         try:
@@ -394,6 +378,11 @@ class LateGuards:
             if built is None:
                 return False
             self._real, self._first = built.root, None
+            # Torch drops the code once an object is gone that it knows by its address.
+            built.cache_entry, built.extra_state = (
+                self.manager.cache_entry,
+                self.manager.extra_state,
+            )
             # What says why a guard failed asks torch's own.
             for name in (
                 "closure_vars",
@@ -450,29 +439,30 @@ def builtins_of(scope: dict[str, object]) -> dict[str, object]:
 def state_of_process() -> tuple[Any, str] | None:
     """Return the state of torch that guards are about, and as text; None where it is unusual.
 
-    Unusual are modes for functions of torch, transforms, hooks on saved tensors, a profiler or a
-    debugger: under those no frame is recalled.
+    Unusual are modes for functions of torch, transforms, hooks on saved tensors, a stance, compiled
+    autograd, a profiler or a debugger: under those no frame is recalled.
     """
     import torch
 
     frame = importlib.import_module("torch._dynamo.convert_frame")
-    functorch = importlib.import_module("torch._functorch.pyfunctorch")
     unusual = (
         torch._C._len_torch_function_stack() > 0
         or importlib.import_module("torch.utils._python_dispatch")._get_current_dispatch_mode()
         is not None
-        or functorch.retrieve_current_functorch_interpreter is None
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
         or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        or torch.autograd._profiler_enabled()
+        or importlib.import_module("torch._dynamo.eval_frame")._stance.stance != "default"
+        or importlib.import_module("torch._dynamo.compiled_autograd").in_compiled_autograd_region
+        or frame._bytecode_hooks
+        or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         or sys.gettrace() is not None
         or sys.getprofile() is not None
     )
     if unusual:
         return None
     state = frame.GlobalStateGuard()
-    return state, str(state.__getstate__())
+    return state, f"{state.__getstate__()} {frame._get_error_on_graph_break()}"
 
 
 def state_text(state: Any) -> str:
@@ -487,6 +477,24 @@ def ranks() -> tuple[int, int]:
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def accelerators() -> str:
+    """Return what code may ask of the accelerators of this machine while it is traced."""
+    import torch
+
+    found: list[object] = []
+    cuda: Any = torch.cuda
+    if torch.version.cuda or torch.version.hip:
+        found.append(cuda.is_available())
+        if cuda.is_initialized():
+            found += [cuda.device_count(), cuda.current_device(), cuda.get_device_properties()]
+    return str(found)
+
+
+def asks_for_guards(hooks: Any) -> bool:
+    """Return whether a program wants to see, or to choose, guards and frames."""
+    return any(value is not None for value in vars(hooks).values())
 
 
 def note_sizes(code: types.CodeType, closure: object, values: Iterable[tuple[str, object]]) -> None:

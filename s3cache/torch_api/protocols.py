@@ -33,6 +33,8 @@ CudagraphInfo: TypeAlias = Any
 CustomPass: TypeAlias = Any
 DecompositionTable: TypeAlias = Any
 DeviceMesh: TypeAlias = Any
+#: An argument, or a part, of the functions of Dynamo that hooks are around.
+DynamoObject: TypeAlias = Any
 FirstCallWrapper: TypeAlias = Any
 #: All that torch's own key of a graph depends on; each of its attributes is a component.
 KeyDetails: TypeAlias = Any

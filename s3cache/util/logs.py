@@ -18,7 +18,7 @@ _PLAIN = logging.Formatter()
 
 #: What follows ``s3cache.`` in the names of loggers.
 Topic: TypeAlias = Literal[
-    "bypasses", "lookups", "metrics", "ranks", "records", "saves", "storage", "trust"
+    "bypasses", "lookups", "metrics", "ranks", "recall", "records", "saves", "storage", "trust"
 ]
 
 
