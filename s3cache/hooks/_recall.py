@@ -221,7 +221,7 @@ class Recall:
             names[placeholder] = unique = dynamo.unique_name("resume")
             values[unique] = self._resume(frame, content, name, is_factory=is_factory)
         code = placed(renamed(unpacked(candidate.code), names), frame.code)
-        guards = dynamo.LateGuards(self._late(walk.guards(call.state), candidate))
+        guards = dynamo.LateGuards(self._late(walk.guards(call.state), candidate), frame.names)
         dynamo.install(code, frame.code, frame.names, values)
         dynamo.note_sizes(frame.code, frame.closure, walk.seen())
         logger.info("recalled %s", frame.code.co_name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import marshal
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -129,6 +129,15 @@ def names_in(code: types.CodeType) -> set[str]:
         if isinstance(each, types.CodeType):
             found |= names_in(each)
     return found
+
+
+def constants_in(code: types.CodeType) -> Iterator[object]:
+    """Yield all constants in code, those of nested code as well."""
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from constants_in(each)
+        else:
+            yield each
 
 
 def packed(code: types.CodeType) -> bytes:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+import marshal
 import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from s3cache.graph import origin_of_file, placement
-from s3cache.recall._candidate import Candidate, names_in, packed, placed, renamed
+from s3cache.recall._candidate import Candidate, constants_in, names_in, packed, placed, renamed
 from s3cache.recall._content import Contents, UnknownContentError
 from s3cache.torch_api import dynamo
 from s3cache.torch_api.dynamo import NotPlainError, Scope, Source, SourceWriter
@@ -191,7 +192,8 @@ class Recording:
         try:
             made.code = packed(placed(renamed(code, names), _NOWHERE))
         except ValueError as exc:
-            raise RefusedError("constant", f"its bytecode holds a constant ({exc})") from exc
+            odd = next(filter(_is_odd, constants_in(code)), None)
+            raise RefusedError("constant", f"needs {odd!r} in its bytecode") from exc
         made.outcome = digest(
             repr([code_text(renamed(code, names)), made.graph, [each[0] for each in made.resumes]])
         )
@@ -226,6 +228,14 @@ def _resume(placeholder: str, value: types.FunctionType, mentioned: set[str]) ->
     else:
         code, factory = value.__code__, False
     return [placeholder, packed(placed(code, _NOWHERE)), code.co_name, factory]
+
+
+def _is_odd(value: object) -> bool:
+    try:
+        marshal.dumps(cast("str", value))
+    except ValueError:
+        return True
+    return False
 
 
 _NOWHERE = compile("", "", "exec")

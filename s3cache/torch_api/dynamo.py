@@ -130,6 +130,8 @@ class SourceWriter:
                 type(value).__name__,
                 [self._value(each) for each in cast("list[object]", value)],
             ]
+        if isinstance(value, type) and _class_at(value.__module__, value.__qualname__) is value:
+            return ["class", value.__module__, value.__qualname__]
         if isinstance(value, _source_class()):
             return ["source", self.number(value)]
         raise NotPlainError("source", f"a source by a {type(value).__qualname__}")
@@ -155,10 +157,20 @@ class SourceReader:
         kind, *rest = value
         if kind == "source":
             return self.sources[rest[0]]
+        if kind == "class":
+            return _class_at(*rest)
         if kind == "enum":
             return getattr(self._module, rest[0])[rest[1]]
         items = [self.argument(each) for each in rest[0]]
         return tuple(items) if kind == "tuple" else items
+
+
+def _class_at(module: str, name: str) -> object:
+    """Return what an imported module has under a qualified name, or None."""
+    found: object = sys.modules.get(module)
+    for step in name.split("."):
+        found = getattr(found, "__dict__", {}).get(step)
+    return found
 
 
 @functools.cache
@@ -361,15 +373,17 @@ class LateGuards:
     from then on; while it returns None, they do not.
     """
 
-    def __init__(self, first: Callable[[dict[str, object]], Any]) -> None:
-        wrapper = importlib.import_module("torch._dynamo.guards").GuardManagerWrapper
-        self.manager = wrapper()
+    def __init__(
+        self, first: Callable[[dict[str, object]], Any], names_: dict[str, object]
+    ) -> None:
+        guards = importlib.import_module("torch._dynamo.guards")
+        self.manager = guards.GuardManagerWrapper()
         self._first: Callable[[dict[str, object]], Any] | None = first
         self._real: Any = None
         self.manager.root.add_lambda_guard(self._check, ["recalled by s3cache"], None)
         self.manager.verbose_code_parts = []
-        self.manager.args, self.manager.closure_vars = [], {}
-        self.manager.global_scope = {}
+        self.manager.args, self.manager.closure_vars = [], guards._get_closure_vars()
+        self.manager.global_scope = {"G": names_}
 
     def _check(self, variables: dict[str, object]) -> bool:
         if self._real is None:
