@@ -22,7 +22,7 @@ import sysconfig
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from s3cache.artifact import SCHEMA
 from s3cache.entries import digest_of
@@ -486,6 +486,31 @@ def settings_digest(*, of_threads: bool, registered_version: RegisteredVersion) 
     pickler = internals.fx_pickler.get()(gm)
     key = _key(_Subject(details, gm, inputs, pickler, registered_version, "settings"))
     return key.digest if isinstance(key, Key) else None
+
+
+def settings_text(registered_version: RegisteredVersion) -> str | None:
+    """Return all settings as text, without what Inductor imports to compile; None if it has none.
+
+    It says at least as much as :func:`settings_digest`, and is only held against its like.
+    """
+    said = [internals.options_text(each) for each in internals.compilers_configs()]
+    if None in said:
+        return None
+    for name, scopes, compute in COMPONENTS:
+        if "settings" in scopes:
+            found = compute(cast("_Subject", _Settings(registered_version)))
+            if isinstance(found, list):
+                return None
+            said.append(f"{name}={found}")
+    return "\n".join(map(str, said))
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What components of settings look at."""
+
+    version: RegisteredVersion
+    inputs: tuple[int, ...] = (0,)
 
 
 @functools.cache

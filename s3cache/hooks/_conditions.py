@@ -184,6 +184,7 @@ def attach_backward(
     conditions: Conditions,
     state: CompileState,
     registered_version: Callable[[object], str | None],
+    as_before: Callable[[], bool] | None = None,
 ) -> None:
     """Have the callable that ``entry`` is about to become compare at its first backward."""
     compiled, metadata = entry.compiled_bw, entry.runtime_metadata
@@ -213,7 +214,8 @@ def attach_backward(
         if not kept:
             metadata.bw_donated_idxs = donated
         try:
-            if not kept and settings() == conditions["lowered"]:
+            is_same = as_before is not None and as_before()
+            if not kept and (is_same or settings() == conditions["lowered"]):
                 return lowered
             logger.info("a backward of a hit is lowered again, under the settings of now")
             assert compiler is not None

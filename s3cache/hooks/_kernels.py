@@ -161,6 +161,11 @@ class Kernels:
         linecache.cache[path] = len(source), None, source.splitlines(keepends=True), path
         module = ModuleType(f"{original.__module__}.{key}")
         vars(module).update(__file__=path, key=key)
+        if internals.COMPILER not in sys.modules:  # a recalled frame does not need it
+            from s3cache.torch_api.generated import light
+
+            source, more = light(source)
+            vars(module).update(more)
         exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - verified
         if kwargs.get("set_sys_modules", args[0] if args else True):
             sys.modules[module.__name__] = module

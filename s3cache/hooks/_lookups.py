@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 from s3cache.artifact import Artifact, section_of, unpickled
 from s3cache.cache import CandidateLookup, Engine, Hit
 from s3cache.errors import CorruptError
-from s3cache.graph import BypassReason
+from s3cache.graph import BypassReason, unwrap_patch
 from s3cache.hooks._conditions import (
     add_guards,
     attach_backward,
@@ -115,6 +115,8 @@ class Lookup(CacheCall):
     entries: CandidateLookup | None = None  # under its key, once torch asks for them
     hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is one of ours
     result: object = None  # what was unpickled of it
+    # Says of a graph that was not traced whether settings are as they were when it was made.
+    as_before: Callable[[], bool] | None = None
     about: dict[str, object] = field(default_factory=dict)  # what torch's traces show of it
     saved_s: float = 0.0  # seconds of compiling that the accepted entry has saved
     # Functions that say why each entry was not used.
@@ -145,8 +147,8 @@ class Lookups:
     _engine: Engine
     _state: CompileState
     _keys: KeyHook
-    _compiles: Compiles
     _bypasses: Bypasses
+    compiles: Compiles = field(init=False)  # once torch's compiler is there
 
     def install(self, patches: Patches) -> None:
         patches.install(self)
@@ -167,7 +169,7 @@ class Lookups:
     # -- whole graphs
 
     def _is_compiling_entry(self) -> bool:
-        return bool(self._compiles.contexts) and self._compiles.is_compiling_entry()
+        return bool(self.compiles.contexts) and self.compiles.is_compiling_entry()
 
     @around(internals.try_load)
     def _try_load(
@@ -186,8 +188,8 @@ class Lookups:
                 from s3cache.hooks._ranks import agreement_on
 
                 lookup.agreement = agreement_on(gm, inputs)
-            if self._compiles.contexts:  # so that a hit does not go there
-                self._compiles.end()
+            if self.compiles.contexts:  # so that a hit does not go there
+                self.compiles.end()
             try:
                 result = original(mod, inputs, config, *args, **kwargs)
             finally:
@@ -202,14 +204,23 @@ class Lookups:
             if self._state.lookups is not None:
                 self._state.lookups.append(lookup)
             if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
-                self._compiles.begin(lookup, lookup.sources)
+                self.compiles.begin(lookup, lookup.sources)
             lookup.raise_error(strict=self._engine.settings.strict)
             return result
 
     def rebuilt(
-        self, key: str, inputs: Sequence[object], sources: Sequence[object]
+        self,
+        key: str,
+        inputs: Sequence[object],
+        sources: Sequence[object],
+        lowered: Sequence[str | None],
+        as_before: Callable[[], bool],
     ) -> Function[object] | None:
-        """Return the callable of the graph under ``key``, which was not traced; None on a miss."""
+        """Return the callable of the graph under ``key``, which was not traced; None on a miss.
+
+        ``lowered`` are digests of the settings where it was, without and with threads, and
+        ``as_before`` says whether those of now are as they were when this was called.
+        """
         self._keys.know(key)
         lookup = Lookup(level=AOT, key=key, inputs=inputs, sources=sources)
         with (
@@ -219,8 +230,13 @@ class Lookups:
         ):
             try:
                 for result, _, _ in self._entries(lookup):
-                    if internals.fits_untraced(result, inputs):
-                        return internals.call_untraced(result)
+                    conditions = conditions_of(result)
+                    if conditions is None or not internals.fits_untraced(result, inputs):
+                        continue
+                    if conditions["lowered"] == lowered[conditions["of_threads"]]:
+                        lookup.as_before = as_before
+                    wrap = cast("Function[object]", unwrap_patch(internals.wrap_post_compile.get()))
+                    return internals.call_untraced(result, partial(self._wrap_post_compile, wrap))
                 return None
             finally:
                 self._ended(lookup)
@@ -255,7 +271,9 @@ class Lookups:
                 # What is rebuilt behaves on later calls as what is compiled here.
                 conditions = conditions_of(entry)
                 if conditions is not None:
-                    attach_backward(entry, conditions, self._state, self._keys.version_of)
+                    attach_backward(
+                        entry, conditions, self._state, self._keys.version_of, lookup.as_before
+                    )
                 function = original(entry, *args, **kwargs)
                 if conditions is not None:
                     add_guards(conditions, lookup.sources)
@@ -291,7 +309,7 @@ class Lookups:
                 about.update(outcome="bypass", reason=call.codes)
             self._bypasses.note("a graph is not cached", call.reasons, call.error)
             call.raise_error(strict=self._engine.settings.strict)
-        if made[0] is None and self._compiles.force_bundling():
+        if made[0] is None and self.compiles.force_bundling():
             return None, None  # torch would leave out what an entry of the whole graph needs
         return made
 

@@ -15,6 +15,7 @@ import hashlib
 import inspect
 import os
 import platform
+import sys
 import threading
 import types
 import weakref
@@ -23,7 +24,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from s3cache.cache import Engine
-from s3cache.graph import code_fingerprint, instruction_sets, settings_digest
+from s3cache.graph import (
+    code_fingerprint,
+    instruction_sets,
+    settings_digest,
+    settings_text,
+)
 from s3cache.hooks._keys import CompileState, KeyHook, around
 from s3cache.hooks._lookups import Lookups
 from s3cache.hooks._watching import Bypasses
@@ -38,6 +44,7 @@ from s3cache.recall import (
     unpacked,
 )
 from s3cache.torch_api import dynamo, installed_version, internals
+from s3cache.torch_api.generated import without_graph
 from s3cache.torch_api.protocols import DynamoObject, Function
 from s3cache.util import __version__
 from s3cache.util.logs import logger_of
@@ -63,6 +70,8 @@ class _Call:
     key: str
     state: DynamoObject
     compile_id: DynamoObject
+    settings: str
+    compiler: object
 
 
 @dataclass(eq=False)
@@ -88,9 +97,10 @@ class Recall:
         keys: KeyHook,
         lookups: Lookups,
         bypasses: Bypasses,
+        ready: Callable[[], None],
     ) -> None:
         self._engine, self._state, self._keys = engine, state, keys
-        self._lookups, self._bypasses = lookups, bypasses
+        self._lookups, self._bypasses, self._ready = lookups, bypasses, ready
         self._stack = _Stack()
         self._unusable: set[str] = set()
         self._checks = engine.settings.recall == "check"
@@ -152,8 +162,9 @@ class Recall:
             self._refuse("modes", "is compiled under a mode, a transform, a profiler or a debugger")
             return None
         code = given["code"]
-        settings = settings_digest(of_threads=True, registered_version=self._keys.version_of)
-        if settings is None:
+        settings = settings_text(self._keys.version_of)
+        options = dynamo.options_of_dynamo()
+        if settings is None or options is None:
             self._refuse("settings", "is compiled under options that have no text")
             return None
         import torch
@@ -167,7 +178,7 @@ class Recall:
             internals.cache_key_tag.get(),
             instruction_sets(),
             settings,
-            dynamo.options_of_dynamo(),
+            options,
             compiler,
             state[1],
             bool(given["one_graph"]),
@@ -180,7 +191,7 @@ class Recall:
             bool(os.environ.get("TORCH_COMPILE_DEBUG")),
         )
         key = f"r{hashlib.sha256(repr(parts).encode()).hexdigest()}"
-        return _Call(frame, key, state[0], given["compile_id"])
+        return _Call(frame, key, state[0], given["compile_id"], settings, given["compiler_fn"])
 
     def _found(self, call: _Call) -> _Recalled | None:
         """Return the candidate for which all is as it was, if there is one."""
@@ -212,7 +223,15 @@ class Recall:
         values: dict[str, object] = {}
         names: dict[str, str] = {}
         if candidate.graph is not None:
-            function = self._lookups.rebuilt(candidate.graph, walk.inputs, walk.graph_sources)
+            self._ready()
+            version = self._keys.version_of
+
+            def as_before() -> bool:
+                return settings_text(version) == call.settings
+
+            function = self._lookups.rebuilt(
+                candidate.graph, walk.inputs, walk.graph_sources, candidate.lowered, as_before
+            )
             if function is None:
                 return None
             names[candidate.compiled] = unique = dynamo.unique_name("compiled")
@@ -283,6 +302,8 @@ class Recall:
             if found is not None and self._checks:
                 self._disagreed(call, f"it is refused now: {exc}")
             return
+        if candidate.graph is not None:
+            candidate.lowered = self._settings(call)
         if found is not None and self._checks:
             if found.candidate.outcome == candidate.outcome and (
                 _guards_of(found.candidate) == _guards_of(candidate)
@@ -294,6 +315,21 @@ class Recall:
         if self._engine.settings.mode in ("read-write", "write-only"):
             self._engine.save(call.key, candidate.encode(call.key), level="recall")
             self._engine.recalls.count("saved")
+
+    def _settings(self, call: _Call) -> list[str | None]:
+        """Return digests of the settings that a backward would be lowered under now.
+
+        The first is for code that takes nothing from the number of threads.
+        """
+        inductor = internals.inductor_config.get()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(inductor.patch(**dynamo.options_of_compiler(call.compiler)))
+            if inductor.cpp_wrapper:
+                stack.enter_context(inductor.patch(**internals.cpp_wrapper_options.get()()))
+            return [
+                settings_digest(of_threads=each, registered_version=self._keys.version_of)
+                for each in (False, True)
+            ]
 
     def _disagreed(self, call: _Call, why: str) -> None:
         self._engine.recalls.count("disagreed")
@@ -312,6 +348,23 @@ class Recall:
             if self._engine.settings.strict:
                 raise
             self._bypasses.failed(logger, what, exc)
+
+    @around(internals.compiler_config)
+    def _compiler_config(self, original: Function[object], backend: DynamoObject) -> object:
+        """Say what torch.compile asks of Inductor, without importing that for it."""
+        if internals.COMPILER in sys.modules:
+            return original(backend)
+        inductor = internals.inductor_config.get()
+        with inductor.patch(backend.config):
+            return inductor.get_config_copy()
+
+    @around(internals.post_compile_hit)
+    def _post_compile_hit(
+        self, original: Function[object], *args: DynamoObject, **kwargs: DynamoObject
+    ) -> object:
+        if self._state.rebuilding is None or internals.COMPILER in sys.modules:
+            return original(*args, **kwargs)
+        return without_graph(original)(*args, **kwargs)
 
     # -- what Dynamo meets while it traces
 

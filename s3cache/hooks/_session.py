@@ -58,6 +58,7 @@ class Session:
         self._patches = Patches()
         self._locked = Patches()  # apart, as they stay where no hook can be installed
         self._early_failures: list[Exception] = []
+        self._loads = False
         self._undo = undo = contextlib.ExitStack()
         undo.callback(engine.close)
         undo.callback(self._locked.close)
@@ -68,6 +69,8 @@ class Session:
             lock = functools.partial(lock_down, engine, self._locked, supported=supported)
             undo.callback(when_imported(internals.CODE_CACHES, lock))
         if supported:
+            if engine.settings.recall != "off":
+                undo.callback(when_imported(internals.DYNAMO, self._install_recall))
             undo.callback(when_imported(internals.COMPILER, self._install))
 
     def close(self) -> None:
@@ -100,21 +103,15 @@ class Session:
             )
 
     def _install_hooks(self) -> None:
-        engine, state = self.engine, CompileState()
-        keys = KeyHook(registry, state)
-        bypasses = Bypasses(engine)
-        kernels = Kernels(state, share_sources=engine.settings.share_sources)
+        engine, state, keys, bypasses, kernels = self._parts
         compiles = Compiles(engine, state, keys, kernels, bypasses)
-        lookups = Lookups(engine, state, keys, compiles, bypasses)
         # What carries the cache: this all goes in, or nothing.
-        for hooks in (state, keys, kernels):
+        for hooks in (state, keys):
             self._patches.install(hooks)
+        self._install_loading()
         compiles.install(self._patches)
-        lookups.install(self._patches)
-        self._patches.wrap(internals.deserialize_backward, deserialize_backward)
-        functions, more = internals.guard_functions.get(), internals.branch_free()
-        functions.update(more)
-        self._patches.callback(lambda: [functions.pop(name, None) for name in more])
+        self._lookups.compiles = compiles
+        self._lookups.install(self._patches)
 
         # What can fail alone.
         feature, directory = self._try, engine.settings.local_dir
@@ -127,21 +124,50 @@ class Session:
             feature(
                 internals.PROFILES, lambda patches: patches.install(ShapeProfiles(engine, bypasses))
             )
-        if engine.settings.recall != "off":
-
-            def install_recall(patches: Patches) -> None:
-                from s3cache.hooks._recall import Recall
-
-                patches.install(Recall(engine, state, keys, lookups, bypasses))
-
-            feature(internals.RECALL, install_recall)
         if os.environ.get(WATCHED):
             feature(internals.WATCHING, Progress(engine, bypasses).install)
 
-    def _try(self, feature: str, install: Callable[[Patches], object]) -> None:
+    @functools.cached_property
+    def _parts(self) -> tuple[Engine, CompileState, KeyHook, Bypasses, Kernels]:
+        state = CompileState()
+        kernels = Kernels(state, share_sources=self.engine.settings.share_sources)
+        return self.engine, state, KeyHook(registry, state), Bypasses(self.engine), kernels
+
+    @functools.cached_property
+    def _lookups(self) -> Lookups:
+        engine, state, keys, bypasses, _ = self._parts
+        return Lookups(engine, state, keys, bypasses)
+
+    def _install_loading(self) -> None:
+        """Install what makes an entry into a callable, once."""
+        if self._loads:
+            return
+        self._patches.install(self._parts[-1])
+        self._patches.wrap(internals.deserialize_backward, deserialize_backward)
+        functions, more = internals.guard_functions.get(), internals.branch_free()
+        functions.update(more)
+        self._patches.callback(lambda: [functions.pop(name, None) for name in more])
+        self._loads = True
+
+    def _install_recall(self) -> None:
+        """Install what recalls frames; it needs no compiler, so it goes in before that."""
+
+        def install(patches: Patches) -> None:
+            from s3cache.hooks._recall import Recall
+
+            engine, state, keys, bypasses, _ = self._parts
+            recall = Recall(engine, state, keys, self._lookups, bypasses, self._install_loading)
+            patches.install(recall)
+
+        self._try(internals.RECALL, install, bind=False)
+
+    def _try(
+        self, feature: str, install: Callable[[Patches], object], *, bind: bool = True
+    ) -> None:
         patches = Patches()
         try:
-            require(feature)
+            if bind:
+                require(feature)
             install(patches)
         except Exception as exc:
             patches.close()

@@ -46,7 +46,8 @@ class Candidate:
         inputs: sources of the graph's inputs.
         facts: how these inputs lie in memory, as text.
         dynamic: inputs that Dynamo remembers sizes of, by its names.
-        device: the default device, or nil.
+        lowered: digests of the settings that a backward would be lowered under.
+        outcome: a digest of what came of the trace, to compare two of them.
     """
 
     rows: list[Any] = field(default_factory=list)
@@ -66,7 +67,8 @@ class Candidate:
     inputs: list[int] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
     dynamic: list[Any] = field(default_factory=list)
-    outcome: str = ""  # digest of what came of the trace, to compare two of them
+    lowered: list[Any] = field(default_factory=list)
+    outcome: str = ""
 
     @property
     def wildcards(self) -> int:

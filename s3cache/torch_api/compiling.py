@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import importlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -475,6 +476,24 @@ def stand_in_for_metadata() -> None:
 # -- graphs that were not traced here
 
 
+class _Debug:
+    """Stands for ``torch._inductor.debug``, which compiled graphs ask on each call.
+
+    The module takes the place of this once anything imports it.
+    """
+
+    RECORD_GRAPH_EXECUTION = False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(importlib.import_module("torch._inductor.debug"), name)
+
+
+def _stand_in_for_debug() -> None:
+    inductor = importlib.import_module("torch._inductor")
+    if "debug" not in vars(inductor):
+        vars(inductor)["debug"] = _Debug()
+
+
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
     """Set up what rebuilding an entry needs, where there is no trace."""
@@ -492,20 +511,19 @@ def fits_untraced(result: Any, inputs: Sequence[object]) -> bool:
     return bool(shapes.evaluate_guards_expression(result.guards_expr, values))
 
 
-def call_untraced(result: Any) -> Function[object]:
+def call_untraced(result: Any, wrap: Function[object]) -> Function[object]:
     """Make a callable of an entry; its guards are those of the frame that calls it."""
-    import torch
-
+    _stand_in_for_debug()
     result.guards_expr = None
     inductor = names.inductor_config.get()
     boxed = {
         "cudagraphs": names.boxed_bool.get()(bool(inductor.triton.cudagraphs)),
         "boxed_forward_device_index": names.boxed_index.get()(None),
     }
-    compiled = result.wrap_post_compile([], result.sanitized_aot_config, boxed)
+    wrapped = wrap(result, [], result.sanitized_aot_config, boxed)
+    compiled = cast("Function[object]", wrapped)
 
     def forward(*inputs: object) -> object:
         return compiled([*inputs])
 
-    del torch
     return forward

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from s3cache.torch_api import names
+from s3cache.torch_api.registries import options_text
 
 if TYPE_CHECKING:
     pass
@@ -547,18 +548,17 @@ def compiler_of(backend: object) -> Plain | None:
     return None
 
 
-def options_of_dynamo() -> str:
-    """Return the options of Dynamo as text."""
-    config = importlib.import_module("torch._dynamo.config")
-    return repr(sorted((name, _text_of(value)) for name, value in config.get_config_copy().items()))
+def options_of_dynamo() -> str | None:
+    """Return the options of Dynamo as text; None if one of them has none."""
+    return options_text(importlib.import_module("torch._dynamo.config"))
 
 
-def _text_of(value: object) -> str:
-    if isinstance(value, (set, frozenset)):
-        return str(sorted(map(_text_of, value)))
-    if callable(value):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value))}"
-    return repr(value)
+def options_of_compiler(backend: object) -> Mapping[str, object]:
+    """Return what ``torch.compile`` was given as options, or by its mode."""
+    found: Any = backend
+    while (inner := getattr(found, "_torchdynamo_orig_backend", None)) is not None:
+        found = inner
+    return dict(getattr(found, "config", None) or {})
 
 
 _numbers = itertools.count()

@@ -27,6 +27,7 @@ RANKS = "hits where ranks must agree"
 RECALL = "recalling frames without tracing them (recall)"
 
 TORCH = "torch"
+DYNAMO = "torch._dynamo"
 
 _AOT = "torch._functorch._aot_autograd"
 _CACHE = f"{_AOT}.autograd_cache"
@@ -475,6 +476,10 @@ Fields(
     _guards _aotautograd_guards skip_guards_check name_of_builtins_dict_key_in_fglobals""",
     feature=RECALL,
 )
+compiler_config = AnyFunction(
+    "torch:_TorchCompileInductorWrapper.get_compiler_config", feature=RECALL
+)
+post_compile_hit = AnyFunction(f"{_CODE}:FxGraphCache.cache_hit_post_compile", feature=RECALL)
 boxed_bool = AnyClass("torch._inductor.utils:BoxedBool", feature=RECALL)
 boxed_index = AnyClass("torch._inductor.cudagraph_utils:BoxedDeviceIndex", feature=RECALL)
 Fields(_RESULT, "sanitized_aot_config", feature=RECALL)

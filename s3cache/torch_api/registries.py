@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from s3cache.torch_api import installed_release, names
 
 if TYPE_CHECKING:
-    from s3cache.torch_api.protocols import Operator
+    from s3cache.torch_api.protocols import Config, Operator
 
 # -- options
 
@@ -50,6 +50,54 @@ def tiers_asked(level: str) -> Asked:
     if names.force_disable_caches.get():
         local = remote = False
     return Asked(local, local if remote is None else remote)
+
+
+def compilers_configs() -> list[Config]:
+    """Return the config modules of AOTAutograd and Inductor."""
+    return [names.functorch_config.get(), names.inductor_config.get()]
+
+
+def options_text(config: Config) -> str | None:
+    """Return the options of a config module that are about what is compiled, as text.
+
+    None if one of them has no text that other processes share, as a function that is a pass.
+    """
+    values: dict[str, object] = config.get_config_copy()
+    ignored = tuple(cast("list[str]", values.get("_cache_config_ignore_prefix", [])))
+    of_caches = {name for each in names.CACHING_OPTIONS for name in each}
+    texts: list[str] = []
+    for name, value in sorted(values.items()):
+        if name in of_caches or name.startswith((*ignored, "_save_config", "_cache_config")):
+            continue
+        if name in _OF_PLACES:
+            continue
+        text = _plain_text(value)
+        if text is None:
+            return None
+        texts.append(f"{name}={text}")
+    return "\n".join(texts)
+
+
+# Options that are directories, and say nothing of what is compiled.
+_OF_PLACES = frozenset({"base_dir", "debug_dir_root"})
+
+
+def _plain_text(value: object) -> str | None:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    items: Collection[object]
+    if isinstance(value, dict):
+        items = [each for pair in value.items() for each in pair]
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        items = value
+    else:
+        return None
+    texts = [_plain_text(each) for each in items]
+    if None in texts:
+        return None
+    if isinstance(value, (set, frozenset)):
+        texts.sort(key=str)
+    return f"{type(value).__name__} {texts}"
 
 
 def freezing_unasked() -> AbstractContextManager[object]:
@@ -339,6 +387,8 @@ _NO_PASSES = frozenset((FunctionType, BuiltinFunctionType, ModuleType, type, str
 
 def pattern_passes() -> list[tuple[str, Any]]:
     """Return what patterns are registered with, by its place, in modules that are imported."""
+    if names.PATTERN_MATCHER not in sys.modules:
+        return []
     return _pattern_passes(len(vars(names.pass_package.get())))
 
 
@@ -404,6 +454,8 @@ def stale_decompositions() -> tuple[Mapping[object, object], Mapping[object, obj
 
     It makes one table of two when it first needs it, and what is put into those later is not in it.
     """
+    if names.DECOMPOSITIONS not in sys.modules:
+        return {}, {}
     memo = names.decompositions_with_random.get()
     if not memo.cache_info().currsize:
         return {}, {}
