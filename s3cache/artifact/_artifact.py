@@ -195,7 +195,7 @@ class _Listed(pickle.Unpickler):
     """Knows what is listed, and nothing else: nearly every entry needs no more."""
 
     def find_class(self, module: str, name: str) -> object:
-        instead = INSTEAD.get(f"{module}.{name}")
+        instead = INSTEAD.get(f"{module}.{name}") or internals.found_late(module, name)
         if instead is not None:
             return instead
         if not is_listed(module, name):

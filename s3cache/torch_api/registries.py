@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import importlib
 import operator as operators
 import os
 import sys
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from s3cache.torch_api import installed_release, names
 
 if TYPE_CHECKING:
-    from s3cache.torch_api.protocols import Config, Operator
+    from s3cache.torch_api.protocols import Config, Function, Operator
 
 # -- options
 
@@ -447,6 +448,24 @@ def usual_decompositions() -> Mapping[object, object]:
     if names.fallback_random.get():
         return names.decompositions.get()
     return cast("Mapping[object, object]", names.decompositions_with_random.get()())
+
+
+def found_late(module: str, name: str) -> Function[object] | None:
+    """Return what finds a function when it is called, where its module is slow to import.
+
+    A compiled graph names the one that gives its decompositions, and rarely calls it. None for any
+    other, and where the module is imported.
+    """
+    if (module, name) == (names.DECOMPOSITIONS, _TABLE) and module not in sys.modules:
+        return _select_decomp_table
+    return None
+
+
+_TABLE = "select_decomp_table"
+
+
+def _select_decomp_table() -> object:
+    return getattr(importlib.import_module(names.DECOMPOSITIONS), _TABLE)()
 
 
 def stale_decompositions() -> tuple[Mapping[object, object], Mapping[object, object]]:
