@@ -63,6 +63,8 @@ _KEEPING_CODE = tuple(
 #: The modules of which the first import means that something will be compiled, or that a program
 #: loads artifacts into torch's own caches, which a policy may forbid.
 COMPILER, CODE_CACHES = "torch._inductor.compile_fx", "torch._inductor.codecache"
+#: Modules that import much of torch.
+HEAVY = "torch", "torch._dynamo", "torch._dynamo.repro.after_dynamo", COMPILER
 
 _WORDS = {"": None, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -100,7 +102,7 @@ def autoload() -> None:
         )
         return
     try:
-        from s3cache.util.importing import before_import
+        from s3cache.util.importing import before_import, without_collections
         from s3cache.util.snapshot import FUNCTIONS
 
         for names in baseline.values():
@@ -109,6 +111,7 @@ def autoload() -> None:
         # further than this, and pay nothing for the rest.
         if not _is_cancelled:
             _is_waiting = True
+            _withdraw.append(without_collections(*HEAVY))
             _withdraw += [before_import(module, enable_now) for module in (COMPILER, CODE_CACHES)]
     except Exception:
         # torch would make an error of the user's program of it.

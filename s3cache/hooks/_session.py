@@ -27,7 +27,7 @@ from s3cache.hooks._watching import Bypasses, Progress, checked
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import check_names, internals, require
 from s3cache.torch_api.protocols import Function
-from s3cache.util.importing import when_imported
+from s3cache.util.importing import when_imported, without_collections
 from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
 
@@ -72,6 +72,7 @@ class Session:
             if engine.settings.recall != "off":
                 undo.callback(when_imported(internals.DYNAMO, self._install_recall))
             undo.callback(when_imported(internals.COMPILER, self._install))
+            undo.callback(without_collections(*internals.HEAVY_MODULES))
 
     def close(self) -> None:
         """Put torch back as it was, and finish the uploads."""

@@ -1,14 +1,18 @@
-"""Callbacks around the import of a module, which no other importer notices."""
+"""What happens around the import of a module, which no other importer notices."""
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
+import threading
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from s3cache.util.importing import before_import, when_imported
+from s3cache.util.importing import before_import, when_imported, without_collections
 
 
 @pytest.fixture
@@ -43,3 +47,103 @@ def test_callbacks_run_before_and_after_the_import(module: str) -> None:
     assert sys.meta_path == finders
     before_import(module, before)  # at once
     assert order[2:] == [("before", True), ("after", True)]
+
+
+# -- imports without cyclic garbage collections
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where modules lie; the collector is as it was in the end."""
+    monkeypatch.syspath_prepend(tmp_path)
+    threshold, is_enabled = gc.get_threshold(), gc.isenabled()
+    gc.set_threshold(600, 7, 7)
+    yield tmp_path
+    gc.set_threshold(*threshold)
+    (gc.enable if is_enabled else gc.disable)()
+
+
+_COLLECTING = """\
+import gc
+started = []
+gc.callbacks.append(lambda phase, _: started.append(phase))
+kept = [[] for _ in range(100_000)]
+gc.callbacks.pop()
+"""
+
+
+def test_no_collection_starts_during_an_import_and_the_collector_is_as_before(
+    modules: Path,
+) -> None:
+    """Also in what the module imports, which may be waited for as well; and after an error."""
+    for name in ("usually", "quietly_inner"):
+        (modules / f"{name}.py").write_text(_COLLECTING)
+    (modules / "quietly.py").write_text(f"import quietly_inner\n{_COLLECTING}")
+    (modules / "quietly_failing.py").write_text("import quietly\nraise ValueError('mistaken')\n")
+    finders = [*sys.meta_path]
+    cancel = without_collections("quietly_failing", "quietly", "quietly_inner", "usually")
+    without_collections("usually")()
+    with pytest.raises(ValueError, match="mistaken"):
+        import_module("quietly_failing")
+    assert gc.get_threshold() == (600, 7, 7)
+    cancel()
+    assert sys.meta_path == finders
+    started = {
+        name: import_module(name).started for name in ("quietly", "quietly_inner", "usually")
+    }
+    assert not started["quietly"]
+    assert not started["quietly_inner"]
+    assert started["usually"]
+    assert gc.get_threshold() == (600, 7, 7)
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("said", "threshold", "is_enabled"),
+    [
+        ("gc.disable()", (600, 7, 7), False),
+        ("gc.set_threshold(0)", (0, 7, 7), True),
+        ("gc.set_threshold(900, 8, 8)", (900, 8, 8), True),
+    ],
+)
+def test_what_a_program_says_of_the_collector_during_an_import_stays(
+    modules: Path, said: str, threshold: tuple[int, int, int], is_enabled: bool
+) -> None:
+    """As what it has said before stays."""
+    name = f"saying_{abs(hash(said))}"
+    (modules / f"{name}.py").write_text(f"import gc\n{said}\n")
+    (modules / f"{name}_before.py").write_text("")
+    without_collections(name, f"{name}_before")
+    import_module(name)
+    assert (gc.get_threshold(), gc.isenabled()) == (threshold, is_enabled)
+    import_module(f"{name}_before")
+    assert (gc.get_threshold(), gc.isenabled()) == (threshold, is_enabled)
+
+
+_WAITING = """\
+import sys
+reached, go_on = sys.modules["waiting_events"].pair
+reached.set()
+assert go_on.wait(60)
+"""
+
+
+def test_other_threads_and_children_find_the_collector_again(modules: Path) -> None:
+    """A child that is forked during the import, in which no thread would end it, collects."""
+    events = type(sys)("waiting_events")
+    reached, go_on = events.pair = threading.Event(), threading.Event()  # type: ignore[attr-defined]
+    sys.modules["waiting_events"] = events
+    (modules / "waiting.py").write_text(_WAITING)
+    (modules / "beside.py").write_text("")
+    without_collections("waiting", "beside")
+    thread = threading.Thread(target=import_module, args=("waiting",))
+    thread.start()
+    assert reached.wait(60)
+    import_module("beside")
+    assert gc.get_threshold() != (600, 7, 7)  # the other import is under way
+    if (child := os.fork()) == 0:
+        os._exit(int(gc.get_threshold() != (600, 7, 7)))
+    go_on.set()
+    thread.join(60)
+    assert os.waitpid(child, 0)[1] == 0
+    assert gc.get_threshold() == (600, 7, 7)
