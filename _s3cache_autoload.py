@@ -111,7 +111,7 @@ def autoload() -> None:
         # further than this, and pay nothing for the rest.
         if not _is_cancelled:
             _is_waiting = True
-            _withdraw.append(without_collections(*HEAVY))
+            _withdraw.append(without_collections(HEAVY))
             _withdraw += [before_import(module, enable_now) for module in (COMPILER, CODE_CACHES)]
     except Exception:
         # torch would make an error of the user's program of it.

@@ -427,11 +427,13 @@ def is_named_as(operator: Operator, value: object) -> bool:
 SCALARS: tuple[type, ...] = (str, bytes, int, bool, float, complex, type(None))
 
 
+@functools.cache  # asked for each of fifty thousand values
 def kinds_of_tables() -> tuple[type, ...]:
     """Return the types of containers that may hold constants and can be changed."""
     return dict, list, set, internals.ordered_set.get()
 
 
+@functools.cache
 def kinds_of_values() -> tuple[type, ...]:
     """Return the types of constants, and of containers of them."""
     return (*SCALARS, tuple, frozenset, *kinds_of_tables())

@@ -308,8 +308,9 @@ class Surface:
         self._enter(container, found)
         FUNCTIONS.add(container.first.values())
         if isinstance(container, Namespace) and internals.makes_code(container.module):
+            kinds = kinds_of_tables()
             for name, value in container.first.items():
-                if type(value) in kinds_of_tables() and not str(name).startswith("__"):
+                if type(value) in kinds and not str(name).startswith("__"):
                     table = cast("Collection[object]", value)
                     self.add_constants(f"{container.place}.{name}", table)
 

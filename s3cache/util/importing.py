@@ -1,11 +1,16 @@
-"""Act around the import of a module, without importing it."""
+"""Act around the import of a module, without importing it.
+
+Who waits for a module waits for much of torch: no cyclic garbage collection starts while it is
+imported. An import makes many objects that stay, and each collection goes through them.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -14,7 +19,6 @@ from types import ModuleType
 from typing import TypeAlias
 
 _Callback: TypeAlias = Callable[[], None]
-_Execute: TypeAlias = Callable[[ModuleType], None]
 
 
 def before_import(name: str, callback: _Callback) -> _Callback:
@@ -26,7 +30,7 @@ def before_import(name: str, callback: _Callback) -> _Callback:
     if name in sys.modules:
         callback()
         return lambda: None
-    return _Finder(name, before=callback).withdraw
+    return _Finder(name, callback, None).withdraw
 
 
 def when_imported(name: str, callback: _Callback) -> _Callback:
@@ -38,35 +42,23 @@ def when_imported(name: str, callback: _Callback) -> _Callback:
         import_module(name)  # waits, should another thread be importing it just now
         callback()
         return lambda: None
-
-    def execute_and_call(execute: _Execute, module: ModuleType) -> None:
-        execute(module)
-        callback()
-
-    return _Finder(name, around=execute_and_call).withdraw
+    return _Finder(name, None, callback).withdraw
 
 
-def without_collections(*names: str) -> _Callback:
-    """Have no cyclic garbage collection start while one of the modules is first imported.
+def without_collections(names: Iterable[str]) -> _Callback:
+    """Wait for modules only so that their imports are not interrupted by collections.
 
-    An import makes many objects that stay, and each collection goes through them. Returns a
-    function that cancels this for the modules that are not imported by then.
+    Returns a function that cancels this for those that are not imported by then.
     """
-    finders = [_Finder(each, around=_collect_later) for each in names if each not in sys.modules]
+    finders = [_Finder(each, None, None) for each in names if each not in sys.modules]
     return lambda: [each.withdraw() for each in finders].clear()
 
 
 class _Finder(MetaPathFinder):
     """Wait on the import path for one module, and leave the path before anything happens."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        before: _Callback | None = None,
-        around: Callable[[_Execute, ModuleType], None] | None = None,
-    ) -> None:
-        self._name, self._before, self._around = name, before, around
+    def __init__(self, name: str, before: _Callback | None, after: _Callback | None) -> None:
+        self._name, self._before, self._after = name, before, after
         sys.meta_path.insert(0, self)
 
     def withdraw(self) -> None:
@@ -83,39 +75,48 @@ class _Finder(MetaPathFinder):
             self._before()
         # All finders are asked: the callback may have put one of its own before the others.
         spec = find_spec(fullname)
-        if spec is not None and spec.loader is not None and self._around:
-            _wrap(spec.loader, self._around)
+        if spec is not None and spec.loader is not None:
+            _call_after(spec.loader, self._after)
         return spec
 
 
-def _wrap(loader: Loader, around: Callable[[_Execute, ModuleType], None]) -> None:
-    """Have ``around`` execute the one module of ``loader``."""
+def _call_after(loader: Loader, callback: _Callback | None) -> None:
+    """Have ``loader``, which is of one module, call back once it has executed that module."""
     execute = loader.exec_module
 
-    def execute_within(module: ModuleType) -> None:
+    def execute_and_call(module: ModuleType) -> None:
         loader.exec_module = execute  # type: ignore[method-assign]
-        around(execute, module)
+        with _no_collections():
+            execute(module)
+            if callback:
+                callback()
 
-    loader.exec_module = execute_within  # type: ignore[method-assign]
+    loader.exec_module = execute_and_call  # type: ignore[method-assign]
 
 
 # A threshold that no process reaches, and that says who has set it. gc.disable() would not: a
 # program that calls it meanwhile, in any thread, would find it undone.
 _NEVER = 2_013_265_921
-_usual = 0  # threshold of the program
+_usual = 0  # the program's threshold, while it is out of reach
 
 
-def _collect_later(execute: _Execute, module: ModuleType) -> None:
+@contextmanager
+def _no_collections() -> Iterator[None]:
     global _usual
     threshold = gc.get_threshold()[0]
-    if threshold == _NEVER:  # within another such import, or beside it
-        execute(module)
+    if threshold == _NEVER or not gc.isenabled():  # within another such import, or beside it
+        yield
         return
+    gc.collect(1)  # what is garbage already is not to be kept with what follows
     _usual = threshold
     gc.set_threshold(_NEVER)
     try:
-        execute(module)
+        yield
     finally:
+        if not gc.get_freeze_count():  # else the program keeps objects from the collector
+            # To the oldest generation with all: a collection of the youngest would go through it.
+            gc.freeze()
+            gc.unfreeze()
         _collect_as_usual()
 
 

@@ -22,6 +22,7 @@ ABSENT = object()
 _T = TypeVar("_T")
 
 _HOLDERS = (staticmethod, classmethod, types.MethodType)
+_KINDS = frozenset((types.FunctionType, property, *_HOLDERS))  # functions, and what holds some
 _Attribute: TypeAlias = "attrgetter[Any]"
 _code, _defaults, _keywords, _content = map(
     attrgetter, ("__code__", "__defaults__", "__kwdefaults__", "cell_contents")
@@ -99,13 +100,14 @@ class Functions:
 
     def add(self, values: Iterable[object]) -> None:
         """Take those of ``values`` that are functions, or hold some, as they are now."""
-        waiting: list[Any] = list(values)
+        waiting: list[Any] = [each for each in values if type(each) in _KINDS]
+        seen = self._seen
         with self.lock:
             while waiting:
                 value = waiting.pop()
                 kind = type(value)
                 if kind is types.FunctionType:
-                    if id(value) not in self._seen:
+                    if id(value) not in seen:
                         self._add(value, waiting)
                 elif kind in _HOLDERS:
                     waiting.append(value.__func__)
@@ -132,8 +134,12 @@ class Functions:
     def _note(
         self, attribute: _Attribute, owner: object, value: object, function: types.FunctionType
     ) -> None:
-        for noted, new in zip(self._noted[attribute], (owner, value, function), strict=True):
-            noted.append(new)
+        owners, values, functions = self._noted[
+            attribute
+        ]  # no loop: it is called for each function
+        owners.append(owner)
+        values.append(value)
+        functions.append(function)
 
     def changed(self) -> list[types.FunctionType]:
         """Return functions that are not as they were added.

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -81,8 +82,8 @@ def test_no_collection_starts_during_an_import_and_the_collector_is_as_before(
     (modules / "quietly.py").write_text(f"import quietly_inner\n{_COLLECTING}")
     (modules / "quietly_failing.py").write_text("import quietly\nraise ValueError('mistaken')\n")
     finders = [*sys.meta_path]
-    cancel = without_collections("quietly_failing", "quietly", "quietly_inner", "usually")
-    without_collections("usually")()
+    cancel = without_collections(["quietly_failing", "quietly", "quietly_inner"])
+    without_collections(["usually"])()
     with pytest.raises(ValueError, match="mistaken"):
         import_module("quietly_failing")
     assert gc.get_threshold() == (600, 7, 7)
@@ -113,11 +114,35 @@ def test_what_a_program_says_of_the_collector_during_an_import_stays(
     name = f"saying_{abs(hash(said))}"
     (modules / f"{name}.py").write_text(f"import gc\n{said}\n")
     (modules / f"{name}_before.py").write_text("")
-    without_collections(name, f"{name}_before")
+    without_collections([name, f"{name}_before"])
     import_module(name)
     assert (gc.get_threshold(), gc.isenabled()) == (threshold, is_enabled)
     import_module(f"{name}_before")
     assert (gc.get_threshold(), gc.isenabled()) == (threshold, is_enabled)
+
+
+class _Node:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_an_import_makes_is_old_and_garbage_of_before_is_not(modules: Path) -> None:
+    """The next collections do not go through it. What a program has frozen stays frozen."""
+    for number in range(2):
+        (modules / f"making_{number}.py").write_text("kept = [[] for _ in range(1000)]\n")
+    without_collections(["making_0", "making_1"])
+    garbage = weakref.ref(_Node())
+    kept = import_module("making_0").kept
+    assert garbage() is None
+    young = {id(each) for number in (0, 1) for each in gc.get_objects(number)}
+    assert not any(id(each) in young for each in kept)
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        import_module("making_1")
+        assert gc.get_freeze_count() > frozen // 2
+    finally:
+        gc.unfreeze()
 
 
 _WAITING = """\
@@ -135,7 +160,7 @@ def test_other_threads_and_children_find_the_collector_again(modules: Path) -> N
     sys.modules["waiting_events"] = events
     (modules / "waiting.py").write_text(_WAITING)
     (modules / "beside.py").write_text("")
-    without_collections("waiting", "beside")
+    without_collections(["waiting", "beside"])
     thread = threading.Thread(target=import_module, args=("waiting",))
     thread.start()
     assert reached.wait(60)
