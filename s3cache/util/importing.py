@@ -51,7 +51,12 @@ def without_collections(names: Iterable[str]) -> _Callback:
     Returns a function that cancels this for those that are not imported by then.
     """
     finders = [_Finder(each, None, None) for each in names if each not in sys.modules]
-    return lambda: [each.withdraw() for each in finders].clear()
+
+    def cancel() -> None:
+        for each in finders:
+            each.withdraw()
+
+    return cancel
 
 
 class _Finder(MetaPathFinder):
