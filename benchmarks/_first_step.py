@@ -30,6 +30,7 @@ class Request:
         compiled: with ``torch.compile``, or eagerly.
         s3cache: turn it on, as the environment says.
         load_artifacts, save_artifacts: files for torch's Mega-Cache, or "".
+        redis: let torch import what its remote caches need, which it does wherever it finds it.
     """
 
     began_s: float
@@ -39,10 +40,13 @@ class Request:
     s3cache: bool = False
     load_artifacts: str = ""
     save_artifacts: str = ""
+    redis: bool = False
 
 
 def started(request: Request) -> tuple[dict[str, Any], Callable[[], float]]:
     """The answer, once the first step is done, and what does a step and returns its seconds."""
+    if not request.redis:
+        sys.modules.update(dict.fromkeys(("redis", "opentelemetry")))
     if request.s3cache:
         import s3cache
 
@@ -75,7 +79,8 @@ def started(request: Request) -> tuple[dict[str, Any], Callable[[], float]]:
 
     first_s = step_s()
     total_s = time.monotonic() - request.began_s
-    answer = {"first_s": first_s, "total_s": total_s, "hit": None, "tiers": []}
+    cpu_s = time.process_time()
+    answer = {"first_s": first_s, "total_s": total_s, "cpu_s": cpu_s, "hit": None, "tiers": []}
     if request.compiled:
         counters = torch._dynamo.utils.counters["aot_autograd"]
         # DDP splits the model into several graphs, which torch alone does not look up.

@@ -72,7 +72,9 @@ class Session:
             if engine.settings.recall != "off":
                 undo.callback(when_imported(internals.DYNAMO, self._install_recall))
             undo.callback(when_imported(internals.COMPILER, self._install))
-            undo.callback(without_collections(internals.HEAVY_MODULES))
+            cancel = without_collections(internals.HEAVY_MODULES)
+            undo.callback(cancel)
+            undo.callback(when_imported(internals.COMPILER, cancel))  # little is left by then
 
     def close(self) -> None:
         """Put torch back as it was, and finish the uploads."""

@@ -109,7 +109,7 @@ _usual = 0  # the program's threshold, while it is out of reach
 def _no_collections() -> Iterator[None]:
     global _usual
     threshold = gc.get_threshold()[0]
-    if threshold == _NEVER or not gc.isenabled():  # within another such import, or beside it
+    if threshold in (0, _NEVER) or not gc.isenabled():  # none would, or within such an import
         yield
         return
     gc.collect(1)  # what is garbage already is not to be kept with what follows
