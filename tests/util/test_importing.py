@@ -138,9 +138,8 @@ def test_what_an_import_makes_is_old_and_garbage_of_before_is_not(modules: Path)
     assert not any(id(each) in young for each in kept)
     gc.freeze()
     try:
-        frozen = gc.get_freeze_count()
         import_module("making_1")
-        assert gc.get_freeze_count() > frozen // 2
+        assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
 
