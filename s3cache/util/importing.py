@@ -1,6 +1,6 @@
 """Act around the import of a module, without importing it.
 
-Who waits for a module waits for much of torch: no cyclic garbage collection starts while it is
+The modules that are waited for are large: no cyclic garbage collection starts while one is
 imported. An import makes many objects that stay, and each collection goes through them.
 """
 
@@ -46,7 +46,7 @@ def when_imported(name: str, callback: _Callback) -> _Callback:
 
 
 def without_collections(names: Iterable[str]) -> _Callback:
-    """Wait for modules only so that their imports are not interrupted by collections.
+    """Wait for modules only so that no collection interrupts their imports.
 
     Returns a function that cancels this for those that are not imported by then.
     """

@@ -100,7 +100,7 @@ class Functions:
 
     def add(self, values: Iterable[object]) -> None:
         """Take those of ``values`` that are functions, or hold some, as they are now."""
-        waiting: list[Any] = [each for each in values if type(each) in _KINDS]
+        waiting: list[Any] = [each for each in list(values) if type(each) in _KINDS]
         seen = self._seen
         with self.lock:
             while waiting:
@@ -134,9 +134,7 @@ class Functions:
     def _note(
         self, attribute: _Attribute, owner: object, value: object, function: types.FunctionType
     ) -> None:
-        owners, values, functions = self._noted[
-            attribute
-        ]  # no loop: it is called for each function
+        owners, values, functions = self._noted[attribute]
         owners.append(owner)
         values.append(value)
         functions.append(function)
