@@ -1,7 +1,7 @@
 """Act around the import of a module, without importing it.
 
-The modules that are waited for are large: no cyclic garbage collection starts while one is
-imported. An import makes many objects that stay, and each collection goes through them.
+The modules that are waited for are large: garbage is hardly ever collected while one is imported.
+An import makes many objects that stay, and each collection goes through them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class _Finder(MetaPathFinder):
 
     def withdraw(self) -> None:
         if self in sys.meta_path:
-            sys.meta_path.remove(self)
+            # Another list: a thread that goes through this one now would leave the next finder out.
+            sys.meta_path = [each for each in sys.meta_path if each is not self]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -99,34 +100,38 @@ def _call_after(loader: Loader, callback: _Callback | None) -> None:
     loader.exec_module = execute_and_call  # type: ignore[method-assign]
 
 
-# A threshold that no process reaches, and that says who has set it. gc.disable() would not: a
-# program that calls it meanwhile, in any thread, would find it undone.
-_NEVER = 2_013_265_921
+# A threshold that few imports reach, and that says who has set it. A program that reads it
+# meanwhile, in any thread, and sets it again later does no harm: there still are collections.
+# gc.disable() would not do: a program that calls it meanwhile would find it undone.
+_FAR = 1_000_003
 _usual = 0  # the program's threshold, while it is out of reach
+_FEW = 1_000  # Python 3.12 itself freezes 375 objects; a program that does freezes many more
 
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
     global _usual
     threshold = gc.get_threshold()[0]
-    if threshold in (0, _NEVER) or not gc.isenabled():  # none would, or within such an import
+    if not (0 < threshold < _FAR and gc.isenabled()):  # none would start; or in such an import
         yield
         return
     gc.collect(1)  # what is garbage already is not to be kept with what follows
     _usual = threshold
-    gc.set_threshold(_NEVER)
     try:
+        gc.set_threshold(_FAR)
         yield
     finally:
-        if not gc.get_freeze_count():  # else the program keeps objects from the collector
-            # To the oldest generation with all: a collection of the youngest would go through it.
-            gc.freeze()
-            gc.unfreeze()
-        _collect_as_usual()
+        try:
+            if gc.get_freeze_count() < _FEW:  # else the program keeps objects from the collector
+                # To the oldest generation: a collection of the youngest would go through it all.
+                gc.freeze()
+                gc.unfreeze()
+        finally:
+            _collect_as_usual()
 
 
 def _collect_as_usual() -> None:
-    if gc.get_threshold()[0] == _NEVER:  # else the program has set its own
+    if gc.get_threshold()[0] == _FAR:  # else the program has set its own
         gc.set_threshold(_usual)
 
 

@@ -50,6 +50,16 @@ def test_callbacks_run_before_and_after_the_import(module: str) -> None:
     assert order[2:] == [("before", True), ("after", True)]
 
 
+def test_a_thread_that_looks_for_another_module_meanwhile_asks_each_finder(module: str) -> None:
+    """Python goes through the list itself, and leaves it to other threads between two finders."""
+    before_import(module, lambda: None)
+    finders, asked = [*sys.meta_path], []
+    for finder in sys.meta_path:
+        import_module(module)
+        asked.append(finder)
+    assert asked == finders
+
+
 # -- imports without cyclic garbage collections
 
 
@@ -137,9 +147,10 @@ def test_what_an_import_makes_is_old_and_garbage_of_before_is_not(modules: Path)
     young = {id(each) for number in (0, 1) for each in gc.get_objects(number)}
     assert not any(id(each) in young for each in kept)
     gc.freeze()
+    frozen = gc.get_freeze_count()
     try:
         import_module("making_1")
-        assert gc.get_freeze_count() > 0
+        assert gc.get_freeze_count() > frozen / 2
     finally:
         gc.unfreeze()
 
@@ -152,6 +163,7 @@ assert go_on.wait(60)
 """
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of forks, and threads
 def test_other_threads_and_children_find_the_collector_again(modules: Path) -> None:
     """A child that is forked during the import, in which no thread would end it, collects."""
     events = type(sys)("waiting_events")
@@ -164,10 +176,12 @@ def test_other_threads_and_children_find_the_collector_again(modules: Path) -> N
     thread.start()
     assert reached.wait(60)
     import_module("beside")
-    assert gc.get_threshold() != (600, 7, 7)  # the other import is under way
+    far = gc.get_threshold()
+    assert far != (600, 7, 7)  # the other import is under way
     if (child := os.fork()) == 0:
         os._exit(int(gc.get_threshold() != (600, 7, 7)))
     go_on.set()
     thread.join(60)
     assert os.waitpid(child, 0)[1] == 0
     assert gc.get_threshold() == (600, 7, 7)
+    assert 0 < far[0] < 2_000_000  # a program that puts back what it saw then keeps its collector
