@@ -30,7 +30,7 @@ from s3cache.graph import (
     settings_digest,
     settings_text,
 )
-from s3cache.hooks._keys import CompileState, KeyHook, around
+from s3cache.hooks._keys import CompileState, KeyHook, Patches, around
 from s3cache.hooks._lookups import Lookups
 from s3cache.hooks._watching import Bypasses
 from s3cache.recall import (
@@ -41,12 +41,14 @@ from s3cache.recall import (
     Walk,
     placed,
     renamed,
+    restored,
     unpacked,
 )
 from s3cache.torch_api import dynamo, installed_version, internals
 from s3cache.torch_api.generated import without_graph
 from s3cache.torch_api.protocols import DynamoObject, Function
 from s3cache.util import __version__
+from s3cache.util.importing import when_imported
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ _MAX_CANDIDATES = 16
 # Components of a graph's key that are about code of others: what it does is in no frame.
 _OF_OTHERS = {
     *("graph.operators", "graph.functions", "graph.subclasses", "graph.versions"),
-    *("graph.constants", "compile.compilers", "compile.first_call", "inputs.bounds"),
+    *("graph.constants", "compile.compilers", "inputs.bounds"),
 }
 
 
@@ -222,24 +224,28 @@ class Recall:
         candidate, walk, frame = found.candidate, found.walk, call.frame
         values: dict[str, object] = {}
         names: dict[str, str] = {}
-        if candidate.graph is not None:
+        if candidate.graphs:
             self._ready()
             version = self._keys.version_of
 
             def as_before() -> bool:
                 return settings_text(version) == call.settings
 
-            function = self._lookups.rebuilt(
-                candidate.graph, walk.inputs, walk.graph_sources, candidate.lowered, as_before
-            )
-            if function is None:
-                return None
+            parts: list[Function[object]] = []
+            for graph in walk.graphs():
+                part = self._lookups.rebuilt(*graph, candidate.lowered, as_before)
+                if part is None:
+                    return None
+                parts.append(part)
+            function = parts[0]
+            if candidate.split is not None:
+                function = dynamo.joined(candidate.split, parts)
             names[candidate.compiled] = unique = dynamo.unique_name("compiled")
             values[unique] = dynamo.disabled(function)
         for placeholder, content, name, is_factory in candidate.resumes:
             names[placeholder] = unique = dynamo.unique_name("resume")
             values[unique] = self._resume(frame, content, name, is_factory=is_factory)
-        code = placed(renamed(unpacked(candidate.code), names), frame.code)
+        code = placed(renamed(_whole(candidate.code), names), frame.code)
         guards = dynamo.LateGuards(self._late(walk.guards(call.state), candidate), frame.names)
         dynamo.install(code, frame.code, frame.names, values)
         dynamo.note_sizes(frame.code, frame.closure, walk.seen())
@@ -268,7 +274,7 @@ class Recall:
         known = self._resumes.setdefault(frame.code, {})
         code = known.get(content)
         if code is None:
-            code = known[content] = placed(unpacked(content), frame.code)
+            code = known[content] = placed(_whole(content), frame.code)
         if not is_factory:
             return types.FunctionType(code, frame.names, name)
 
@@ -302,7 +308,7 @@ class Recall:
             if found is not None and self._checks:
                 self._disagreed(call, f"it is refused now: {exc}")
             return
-        if candidate.graph is not None:
+        if candidate.graphs:
             candidate.lowered = self._settings(call)
         if found is not None and self._checks:
             if found.candidate.outcome == candidate.outcome and (
@@ -366,6 +372,26 @@ class Recall:
             return original(*args, **kwargs)
         return without_graph(original)(*args, **kwargs)
 
+    def install(self, patches: Patches) -> None:
+        """Install every hook, that into DDP's part once a program uses it."""
+        patches.install(self)
+
+        def around_parts() -> None:
+            patches.wrap(internals.compile_parts, self._compile_parts)
+
+        patches.callback(when_imported(internals.DDP_OPTIMIZER, around_parts))
+
+    def _compile_parts(
+        self, original: Function[object], *args: DynamoObject, **kwargs: DynamoObject
+    ) -> object:
+        compiled = original(*args, **kwargs)
+        for recording in self._stack.recordings[-1:]:
+            try:
+                recording.split = dynamo.split_rows(compiled)
+            except Exception as exc:  # noqa: BLE001 - the frame is compiled all the same
+                recording.refuse(exc)
+        return compiled
+
     # -- what Dynamo meets while it traces
 
     @around(internals.build_variable)
@@ -422,6 +448,10 @@ class Recall:
             except Exception as exc:  # noqa: BLE001 - the frame is compiled all the same
                 recording.refuse(exc)
         original(manager, *args, **kwargs)
+
+
+def _whole(content: bytes) -> types.CodeType:
+    return restored(unpacked(content), dynamo.constant_of)
 
 
 def _guards_of(candidate: Candidate) -> object:

@@ -160,7 +160,7 @@ class Session:
 
             engine, state, keys, bypasses, _ = self._parts
             recall = Recall(engine, state, keys, self._lookups, bypasses, self._install_loading)
-            patches.install(recall)
+            recall.install(patches)
 
         self._try(internals.RECALL, install, bind=False)
 

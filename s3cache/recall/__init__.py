@@ -3,6 +3,7 @@
 from s3cache.recall._candidate import Candidate as Candidate
 from s3cache.recall._candidate import placed as placed
 from s3cache.recall._candidate import renamed as renamed
+from s3cache.recall._candidate import restored as restored
 from s3cache.recall._candidate import unpacked as unpacked
 from s3cache.recall._content import UnknownContentError as UnknownContentError
 from s3cache.recall._recording import Frame as Frame

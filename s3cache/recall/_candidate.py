@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import marshal
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -42,9 +42,10 @@ class Candidate:
         imports: modules by the global name that Dynamo gave them.
         code: the bytecode.
         resumes: code that goes on after a graph break, by placeholder, and its own name.
-        graph: key of the graph; nil without one. ``compiled`` is the placeholder of its callable.
-        inputs: sources of the graph's inputs.
-        facts: how these inputs lie in memory, as text.
+        graphs: key and sources of the inputs of each graph; of DDP's parts there may be several.
+        split: how DDP's parts are put together, see ``torch_api/dynamo.py``; nil for one graph.
+        compiled: the placeholder of what the bytecode calls.
+        facts: how inputs lie in memory, as text.
         dynamic: inputs that Dynamo remembers sizes of, by its names.
         lowered: digests of the settings that a backward would be lowered under.
         outcome: a digest of what came of the trace, to compare two of them.
@@ -62,9 +63,9 @@ class Candidate:
     imports: list[Any] = field(default_factory=list)
     code: bytes = b""
     resumes: list[Any] = field(default_factory=list)
-    graph: str | None = None
+    graphs: list[Any] = field(default_factory=list)
+    split: list[Any] | None = None
     compiled: str = ""
-    inputs: list[int] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
     dynamic: list[Any] = field(default_factory=list)
     lowered: list[Any] = field(default_factory=list)
@@ -112,6 +113,32 @@ class Candidate:
 
 
 # -- bytecode
+
+
+_ODD = "s3cache constant"
+
+
+def portable(code: types.CodeType, write: Callable[[object], object]) -> types.CodeType:
+    """Return code with constants of torch's, which ``marshal`` refuses, as plain data."""
+    return _with_constants(
+        code, lambda each: each if (made := write(each)) is None else (_ODD, made)
+    )
+
+
+def restored(code: types.CodeType, read: Callable[[object], object]) -> types.CodeType:
+    """Return code with the constants that :func:`portable` wrote as data."""
+    return _with_constants(
+        code, lambda each: read(each[1]) if type(each) is tuple and each[:1] == (_ODD,) else each
+    )
+
+
+def _with_constants(code: types.CodeType, change: Callable[[Any], object]) -> types.CodeType:
+    return code.replace(
+        co_consts=tuple(
+            _with_constants(each, change) if isinstance(each, types.CodeType) else change(each)
+            for each in code.co_consts
+        )
+    )
 
 
 def renamed(code: types.CodeType, names: Mapping[str, str]) -> types.CodeType:

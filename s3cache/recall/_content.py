@@ -53,6 +53,8 @@ _NATIVE = (
 #: Attributes of a function that change what Dynamo makes of a call, and run code as it traces.
 _MARKS = re.compile(r"_dynamo_marked_constant|_torchdynamo_\w+|_dynamo_\w+")
 _HARMLESS_MARKS = frozenset({"_torchdynamo_inline", "_torchdynamo_orig_callable"})
+#: Classes of objects that Dynamo asks nothing of.
+_OPAQUE = frozenset({"torch._C._distributed_c10d.Logger", "torch._C._distributed_c10d.Reducer"})
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -131,7 +133,10 @@ class Contents:
             return f"{self._class(kind, depth)} {_plain(plain)} {_attributes(value)}"
         if kind.__flags__ & _HEAP_TYPE and type(kind).__name__ != "pybind11_type":
             return f"{self._class(kind, depth)} {_attributes(value)}"
-        raise UnknownContentError(f"a {kind.__module__}.{kind.__qualname__}")
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if name in _OPAQUE:
+            return name
+        raise UnknownContentError(f"a {name}")
 
     def _key(self, key: object, depth: int) -> str:
         if isinstance(key, tuple):
@@ -310,9 +315,15 @@ def _digest_of_code(code: types.CodeType) -> str:
 
 
 def _attributes(value: object) -> list[str]:
-    """Return the names of attributes that an object has by itself."""
+    """Return the names of attributes that an object has by itself.
+
+    Some of torch's have a random part.
+    """
     found = getattr(value, "__dict__", None)
-    return sorted(map(str, found)) if isinstance(found, dict) else []
+    return sorted(_UUID.sub("", str(name)) for name in found) if isinstance(found, dict) else []
+
+
+_UUID = re.compile(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}")
 
 
 def _module_text(module: Module) -> str:
@@ -327,7 +338,7 @@ def _module_text(module: Module) -> str:
         for name, value in state.items()
         if "hooks" in name and isinstance(value, (dict, OrderedDict, defaultdict)) and value
     ]
-    return f"{sorted(state)} {tables} {hooks} {state.get('training')}"
+    return f"{_attributes(module)} {tables} {hooks} {state.get('training')}"
 
 
 def tensor_guarded(tensor: Tensor) -> str:

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from s3cache.graph import origin_of_file, placement
-from s3cache.recall._candidate import Candidate, constants_in, names_in, packed, placed, renamed
+from s3cache.recall._candidate import (
+    Candidate,
+    constants_in,
+    names_in,
+    packed,
+    placed,
+    portable,
+    renamed,
+)
 from s3cache.recall._content import Contents, UnknownContentError
 from s3cache.torch_api import dynamo
 from s3cache.torch_api.dynamo import NotPlainError, Scope, Source, SourceWriter
@@ -56,6 +64,7 @@ class Recording:
     dynamic: list[str] = field(default_factory=list)
     refused: RefusedError | None = None
     candidate: Candidate | None = None  # once the trace is over, before its guards are built
+    split: list[Any] | None = None  # how DDP's parts are called
     _graph: Any = None
 
     def refuse(self, error: Exception) -> None:
@@ -86,11 +95,11 @@ class Recording:
         self._graph = graph
         made = Candidate()
         scope = Scope(self.frame.variables, self.frame.names)
-        writer = SourceWriter(graph.name_of_builtins_dict_key_in_fglobals)
+        writer = SourceWriter()
         contents = Contents()
         symbols = dynamo.symbolic(graph)
         sizes = dynamo.sizes_of(graph)
-        made.imports = sorted(map(list, graph.import_sources.items()))
+        imports: dict[str, str] = dict(graph.import_sources)
         made.guards = dynamo.guard_rows(graph, writer, scope)
         places: dict[str, int] = {}
 
@@ -103,6 +112,10 @@ class Recording:
             seen.add(source)
             number = writer.number(source)
             there = scope.value(source)
+            # An attempt to trace the frame that was given up may have imported it.
+            alias = str(getattr(source, "global_name", ""))
+            if alias.startswith(dynamo.IMPORT) and isinstance(there, types.ModuleType):
+                imports[alias] = there.__name__
             if value is not None and there is not value and not _is_same(there, value):
                 raise RefusedError("source", f"{source.name} is not what was read")
             places[source.name] = number
@@ -119,6 +132,7 @@ class Recording:
         for row in made.guards:
             if row[0] in dynamo.WHOLE and row[1] not in made.symbols:
                 row[4] = digest(whole(scope.value(_source(graph, row, writer)), contents))
+        made.imports = sorted(map(list, imports.items()))
         made.key_order = sorted(writer.number(each) for each in graph.guard_on_key_order)
         made.dynamic = [[name, places[name]] for name in self.dynamic if name in places]
         self._check_code(graph, contents, made)
@@ -185,17 +199,17 @@ class Recording:
                 names[name] = dynamo.OWN_BUILTINS
             elif name.startswith(dynamo.RESUME) and isinstance(value, types.FunctionType):
                 names[name] = f"__s3cache_resume_{len(made.resumes)}"
-                made.resumes.append(_resume(names[name], value, mentioned))
+                made.resumes.append(_resume(names[name], value))
             elif name not in graph.import_sources:
                 raise RefusedError("global", f"its bytecode needs {name}")
         self._add_graph(made, has_places=has_places)
         try:
-            made.code = packed(placed(renamed(code, names), _NOWHERE))
+            made.code = packed(_portable(placed(renamed(code, names), _NOWHERE)))
         except ValueError as exc:
-            odd = next(filter(_is_odd, constants_in(code)), None)
+            odd = next(filter(_is_odd, constants_in(_portable(code))), None)
             raise RefusedError("constant", f"needs {odd!r} in its bytecode") from exc
         made.outcome = digest(
-            repr([code_text(renamed(code, names)), made.graph, [each[0] for each in made.resumes]])
+            repr([code_text(renamed(code, names)), made.graphs, [each[0] for each in made.resumes]])
         )
         return made
 
@@ -204,30 +218,35 @@ class Recording:
             if self.lookups:
                 raise RefusedError("graphs", "looks up a graph that it does not call")
             return
-        if len(self.lookups) != 1:
-            raise RefusedError("graphs", f"looks up {len(self.lookups)} graphs")
-        (lookup,) = self.lookups
-        if lookup.key is None or lookup.reasons:
-            raise RefusedError("second-level", "has a graph without a key of its own")
-        made.graph = lookup.key
-        values = []
-        for source in lookup.sources:
-            if source is None:
+        parts = 1 if self.split is None else sum(row[0] == "part" for row in self.split)
+        if len(self.lookups) != parts:
+            raise RefusedError("graphs", f"looks up {len(self.lookups)} graphs for {parts}")
+        values: list[Any] = []
+        for lookup in self.lookups:
+            if lookup.key is None or lookup.reasons:
+                raise RefusedError("second-level", "has a graph without a key of its own")
+            known = [each for each in lookup.sources if each is not None]
+            if self.split is None and len(known) < len(lookup.sources):
                 raise RefusedError("graphs", "has an input of the graph without a source")
-            made.inputs.append(self._writer.number(source))
-            values.append(self._scope.value(source))
+            made.graphs.append([lookup.key, [self._writer.number(each) for each in known]])
+            values += map(self._scope.value, known)
+        made.split = self.split
         made.rows = self._writer.rows
         made.facts = [str(has_places), *placement(values, has_places=has_places)]
 
 
-def _resume(placeholder: str, value: types.FunctionType, mentioned: set[str]) -> list[Any]:
+def _resume(placeholder: str, value: types.FunctionType) -> list[Any]:
     if value.__closure__ is not None:  # it makes the function, of a closure
         inside = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
         code = inside["code"].cell_contents
         factory = True
     else:
         code, factory = value.__code__, False
-    return [placeholder, packed(placed(code, _NOWHERE)), code.co_name, factory]
+    return [placeholder, packed(_portable(placed(code, _NOWHERE))), code.co_name, factory]
+
+
+def _portable(code: types.CodeType) -> types.CodeType:
+    return portable(code, dynamo.constant_row)
 
 
 def _is_odd(value: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from s3cache.graph import origin_of_file, placement
@@ -77,9 +77,9 @@ class Walk:
         for expression in made.expressions:
             if not self._scope.holds(expression):
                 return f"guard {expression}"
-        if made.graph is not None:
+        if made.graphs:
             has_places = made.facts[0] == "True"
-            if placement(self.inputs, has_places=has_places) != made.facts[1:]:
+            if placement(self._inputs, has_places=has_places) != made.facts[1:]:
                 return "where inputs lie in memory"
         return ""
 
@@ -90,13 +90,14 @@ class Walk:
         return dynamo.check_guard(kind, self._scope.value(self.sources[number]), given)
 
     @property
-    def inputs(self) -> list[Any]:
-        """The inputs of the graph, as they are now."""
-        return [self._scope.value(self.sources[number]) for number in self._candidate.inputs]
+    def _inputs(self) -> list[Any]:
+        return [value for _, values, _ in self.graphs() for value in values]
 
-    @property
-    def graph_sources(self) -> list[Any]:
-        return [self.sources[number] for number in self._candidate.inputs]
+    def graphs(self) -> Iterator[tuple[str, list[Any], list[Any]]]:
+        """Yield the key of each graph with its inputs, as they are now, and their sources."""
+        for key, numbers in self._candidate.graphs:
+            sources = [self.sources[number] for number in numbers]
+            yield key, [self._scope.value(each) for each in sources], sources
 
     def seen(self) -> list[tuple[str, object]]:
         """Return what Dynamo would remember of inputs, by its names."""

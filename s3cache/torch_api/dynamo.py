@@ -12,6 +12,8 @@ import enum
 import functools
 import importlib
 import itertools
+import operator
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,6 +80,10 @@ _CODE_KINDS = (
 )
 
 
+# The name of a parameter or a buffer, by the module that has it.
+_STATE = re.compile(r"\._(parameters|buffers)\['[^']*'\]$")
+
+
 class NotPlainError(Exception):
     """Something of a frame cannot be written down; ``code`` says of which kind it is."""
 
@@ -92,10 +98,9 @@ class NotPlainError(Exception):
 class SourceWriter:
     """Sources as rows of plain data; each row may refer to those before it."""
 
-    def __init__(self, builtins_name: str | None) -> None:
+    def __init__(self) -> None:
         self.rows: list[Plain] = []
         self._numbers: dict[Source, int] = {}
-        self._builtins_name = builtins_name
 
     def number(self, source: Source) -> int:
         """Return the number of the row of a source, which is added if it is new.
@@ -114,7 +119,7 @@ class SourceWriter:
             for field in dataclasses.fields(kind)
             if field.init
         }
-        if values.get("global_name") == self._builtins_name is not None:
+        if str(values.get("global_name", "")).startswith(BUILTINS):
             values["global_name"] = OWN_BUILTINS
         row = [kind.__name__, values]
         self.rows.append(row)
@@ -182,8 +187,7 @@ def _source_class() -> type:
 
 def is_state_of_module(source: Source) -> bool:
     """Return whether a source is a parameter or a buffer of a module of a network."""
-    table = getattr(getattr(source, "base", None), "member", None)
-    return table in ("_parameters", "_buffers") or "ParamBuffer" in type(source).__name__
+    return _STATE.search(source.name) is not None
 
 
 class Scope:
@@ -208,7 +212,9 @@ class Scope:
         if kind == "LocalSource":
             found = self._variables[source.local_name]
         elif kind == "GlobalSource":
-            found = self._names[source.global_name]
+            name = source.global_name
+            # Each attempt to trace a frame has another name for it.
+            found = builtins_of(self._names) if name.startswith(BUILTINS) else self._names[name]
         elif kind == "AttrSource" or kind == "UnspecializedParamBufferSource":
             found = getattr(self.value(source.base), source.member)
         elif kind in ("UnspecializedNNModuleSource", "UnspecializedBuiltinNNModuleSource"):
@@ -445,6 +451,101 @@ def install(
     utils.CleanupManager.instance[code] = hooks
 
 
+def constant_row(value: object) -> list[Any] | None:
+    """Return a constant of torch's in bytecode as plain data; None for any other."""
+    import torch
+
+    if type(value) is torch.Size:
+        return ["Size", *value] if all(type(each) is int for each in value) else None
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        return ["name", str(value).removeprefix("torch.")]
+    if isinstance(value, torch.device):
+        return ["device", str(value)]
+    return None
+
+
+def constant_of(row: Any) -> object:
+    """Return the constant of such a row."""
+    import torch
+
+    kind, *rest = row
+    if kind == "Size":
+        return torch.Size(rest)
+    return torch.device(*rest) if kind == "device" else getattr(torch, rest[0])
+
+
+# -- parts of DDP's
+
+
+def split_rows(split: Any) -> list[Plain] | None:
+    """Return how DDP's parts of a graph are called, one after the other; None if it has no parts.
+
+    A row is a part with its arguments and whether it returns one value, or an item of a value; the
+    last is the output. Values are numbered: inputs first, then what each row gives.
+
+    Raises:
+        NotPlainError: it does something else.
+    """
+    import torch
+
+    if not isinstance(split, torch.fx.GraphModule):
+        return None
+    numbers: dict[Any, int] = {}
+
+    def written(value: Any) -> Plain:
+        if isinstance(value, torch.fx.Node):
+            return ["value", numbers[value]]
+        if isinstance(value, (tuple, list)):
+            return [type(value).__name__, [written(each) for each in value]]
+        if value is None or type(value) in (bool, int, float, str):
+            return ["constant", value]
+        raise NotPlainError("graphs", f"hands a {type(value).__qualname__} to a part of DDP's")
+
+    rows: list[Plain] = []
+    for node in split.graph.nodes:
+        if node.op == "call_module" and not node.kwargs:
+            single = bool(split.get_submodule(node.target).unwrap_singleton_tuple)
+            rows.append(["part", written(list(node.args)), single])
+        elif node.op == "call_function" and node.target is operator.getitem:
+            rows.append(["item", *map(written, node.args)])
+        elif node.op == "output":
+            rows.append(["output", written(node.args[0])])
+        elif node.op != "placeholder":
+            raise NotPlainError("graphs", f"has parts of DDP's with {node.op}")
+        if node.op != "output":
+            numbers[node] = len(numbers)
+    return rows
+
+
+def joined(rows: Sequence[Plain], parts: Iterable[Callable[..., Any]]) -> Callable[..., object]:
+    """Return what calls DDP's parts as such rows say."""
+    functions = iter([*parts])
+    steps = [(row, next(functions) if row[0] == "part" else None) for row in rows]
+
+    def read(value: Plain, values: list[Any]) -> Any:
+        kind, content = value
+        if kind == "value":
+            return values[content]
+        if kind == "constant":
+            return content
+        items = [read(each, values) for each in content]
+        return tuple(items) if kind == "tuple" else items
+
+    def run(*inputs: object) -> object:
+        values: list[Any] = [*inputs]
+        for (kind, *rest), part in steps:
+            if kind == "output":
+                return read(rest[0], values)
+            if part is None:
+                values.append(read(rest[0], values)[read(rest[1], values)])
+                continue
+            found = part(*read(rest[0], values))
+            values.append(found[0] if rest[1] and isinstance(found, (tuple, list)) else found)
+        return None
+
+    return run
+
+
 def builtins_of(scope: dict[str, object]) -> dict[str, object]:
     """Return the dictionary of built-in functions, as Dynamo looks it up."""
     found = scope["__builtins__"]
@@ -539,6 +640,10 @@ def compiler_of(backend: object) -> Plain | None:
         found = inner
     import torch
 
+    ddp: Any = getattr(found, "__self__", None)
+    if type(ddp).__name__ == "DDPOptimizer":
+        inner = compiler_of(ddp.backend_compile_fn)
+        return inner and ["ddp", ddp.bucket_bytes_cap, ddp.first_bucket_cap, inner]
     if type(found) is torch._TorchCompileInductorWrapper:
         return [
             "inductor",
@@ -558,6 +663,9 @@ def options_of_compiler(backend: object) -> Mapping[str, object]:
     found: Any = backend
     while (inner := getattr(found, "_torchdynamo_orig_backend", None)) is not None:
         found = inner
+    ddp: Any = getattr(found, "__self__", None)
+    if type(ddp).__name__ == "DDPOptimizer":
+        return options_of_compiler(ddp.backend_compile_fn)
     return dict(getattr(found, "config", None) or {})
 
 

@@ -476,6 +476,8 @@ Fields(
     _guards _aotautograd_guards skip_guards_check name_of_builtins_dict_key_in_fglobals""",
     feature=RECALL,
 )
+DDP_OPTIMIZER = "torch._dynamo.backends.distributed"
+compile_parts = AnyFunction(f"{DDP_OPTIMIZER}:DDPOptimizer.compile_fn", feature=RECALL)
 compiler_config = AnyFunction(
     "torch:_TorchCompileInductorWrapper.get_compiler_config", feature=RECALL
 )
