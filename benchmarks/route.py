@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,8 @@ def _machine(root: Path, what: str) -> Route:
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
     }
     url = f"file://{root}/remote?create=1"
-    command = [sys.executable, "-W", "ignore", __file__, "--machine", url, what]
+    # The other name makes it another program: no job profile has its entry on the disk before.
+    command = [sys.executable, "-W", "ignore", __file__, f"--{what}", url]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return Route([Stop(**each) for each in found["stops"]], {(a, b) for a, b in found["edges"]})
@@ -123,8 +125,11 @@ def _record(url: str, what: str) -> Route:
     recorder = Recorder()
 
     import s3cache
+    from s3cache.cache import Engine
 
+    Engine.settled_s = 600.0  # a job profile is saved by the flush, and not on a busy machine's hit
     cache = s3cache.enable(url)
+    assert isinstance(cache, Engine)
 
     import torch
     import torch._inductor.compile_fx
@@ -133,6 +138,8 @@ def _record(url: str, what: str) -> Route:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
     step, batch = torch.compile(model), torch.randn(4, 8)
     cache.flush()  # the remote is open, and left alone
+    while not cache.knows_job:
+        time.sleep(0.01)
 
     recorder.on = True
     step(batch).sum().backward()
@@ -149,10 +156,11 @@ def _record(url: str, what: str) -> Route:
 def main() -> int:
     """Print both routes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--machine", nargs=2, metavar=("URL", "WHAT"), help=argparse.SUPPRESS)
+    for what in ("miss", "hit"):
+        parser.add_argument(f"--{what}", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.machine:
-        route = _record(*options.machine)
+    if url := options.miss or options.hit:
+        route = _record(url, "miss" if options.miss else "hit")
         print(json.dumps({**asdict(route), "edges": sorted(route.edges)}))
         return 0
     for what, route in routes().items():

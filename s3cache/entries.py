@@ -45,6 +45,9 @@ NAMES = "v1/"
 #: A key ends in so many hexadecimal digits, those of :func:`digest_of`.
 KEY_DIGITS = 64
 
+#: What keys of job profiles begin with, and those of shape profiles; those of graphs do not.
+JOB_KEYS, SHAPE_KEYS = "job-profile-", "p"
+
 _KEY = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
 _VARIANT = re.compile(r"(?!0$)[a-z0-9][a-z0-9_-]{0,63}|")
 
@@ -64,6 +67,13 @@ def check_key(key: str) -> str:
             "use a hexadecimal digest",
         )
     return key
+
+
+def is_legal(key: object, variant: object) -> bool:
+    """Return whether these are a key and a variant that an entry may have."""
+    if not (isinstance(key, str) and isinstance(variant, str)):
+        return False
+    return bool(_KEY.fullmatch(key) and _VARIANT.fullmatch(variant))
 
 
 def check_entry(key: str, entry: Frame) -> None:
@@ -132,8 +142,7 @@ def check_place(name: str, header: Header) -> None:
     another graph, machine or setting, even if it is signed.
     """
     where = f"object {name}"
-    is_legal = _KEY.fullmatch(header.key) and _VARIANT.fullmatch(header.variant)
-    if not is_legal or name not in names_of(header):
+    if not is_legal(header.key, header.variant) or name not in names_of(header):
         raise CorruptError(where, f"holds key {header.key!r}, variant {header.variant!r}")
     if header.kind not in ("aot", "fx"):
         return

@@ -115,6 +115,7 @@ class Settings:
     metrics_file: str | None = option(None)
     record: bool = option(True, FLAG)
     shape_profile: bool = option(False, FLAG)
+    job_profiles: bool = option(True, FLAG)
     recall: Recall = option("off", choice(*get_args(Recall)))
     share_sources: bool = option(False, FLAG)
     trust: Trust = option("auto", choice(*get_args(Trust)))
@@ -222,6 +223,7 @@ class Options(StoreOptions, total=False):
     metrics_file: str | os.PathLike[str] | None
     record: bool | str | None
     shape_profile: bool | str | None
+    job_profiles: bool | str | None
     recall: Recall | None
     share_sources: bool | str | None
     trust: Trust | None

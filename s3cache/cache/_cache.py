@@ -21,7 +21,15 @@ from s3cache.errors import (
 from s3cache.frame import Frame
 from s3cache.records import Event, Record, Recorder, Run
 from s3cache.settings import Options, Settings, warn_of_unknown_variables
-from s3cache.stats import CacheStats, Counters, Level, Listener, Listeners, RecallCounters
+from s3cache.stats import (
+    CacheStats,
+    Counters,
+    Level,
+    Listener,
+    Listeners,
+    RecallCounters,
+    TransferEvent,
+)
 from s3cache.store import Buffer, Store, open_store, parse_url
 from s3cache.tier import DiskTier, FlushReport, Prefetch, RemoteTier, before_exit
 from s3cache.trust import Policy, pack, sign
@@ -30,6 +38,8 @@ from s3cache.util.threads import call_in_child
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
+
+    from s3cache.tier.job import JobProfile
 
 logger = logger_of("storage")
 
@@ -110,7 +120,7 @@ class Cache:
         self._unsent: set[str] = set()  # names made pending here when no remote could be opened
         self._last_report = FlushReport(0, 0, None)
         self._listeners = Listeners()
-        self._listeners.add(self._counters.transferred)
+        self._listeners.add(self._count_transfer)
         self._problems = Problems(strict=self.settings.strict)
         self._replaceable = entries.Replaceable(everything=self.settings.recache)
         trust = None if self._policy.level == "off" else self._policy.check
@@ -119,6 +129,7 @@ class Cache:
         if self.settings.record:
             self._listeners.add(self._records.transferred)
         self._remote: RemoteTier | None = None
+        self._job = self._new_job()
         self._forget_exit = before_exit(self._at_exit)
 
     def _begin_in_child(self) -> None:
@@ -182,6 +193,7 @@ class Cache:
             counters or self._counters_of[level],
             self._problems,
             self.settings.lookup_timeout_s,
+            self._used,
         )
 
     def prefetch(self, keys: Iterable[str]) -> Prefetch:
@@ -247,6 +259,8 @@ class Cache:
         elapsed_s = time.perf_counter() - started
         if durable is not None:
             counters.saved(size, elapsed_s)
+            if remote:
+                self._used(key, found.header.variant)
             return Saved(durable, elapsed_s)
         counters.not_saved(reason, elapsed_s)
         if self.settings.strict and error is not None:
@@ -423,7 +437,22 @@ class Cache:
                 )
                 if self.settings.mode != "read-only":
                     self._remote.uploads.start(self._unsent)
+                if self._job is not None:
+                    self._remote.follow(self._job)
             return None if self._closed else self._remote
+
+    def _new_job(self) -> JobProfile | None:
+        """Return what follows the lookups of this process, if they are of a program."""
+        return None
+
+    def _used(self, key: str, variant: str) -> None:
+        """Note for the job profile that an entry was used or saved."""
+        if (job := self._job) is not None and len(job.lookups) < job.max_lookups:
+            job.lookups[key, variant] = None
+
+    def _count_transfer(self, event: TransferEvent) -> None:
+        if not entries.key_of(event.name).startswith(entries.JOB_KEYS):
+            self._counters.transferred(event)
 
     def _upload_failed(self, error: Exception) -> None:
         self._counters.count("upload_failures")
@@ -441,8 +470,49 @@ class Cache:
 class Engine(Cache):
     """A :class:`Cache` with what torch's hooks need: levels, candidates, records."""
 
+    #: Lookups have ceased when there is none for so long: then the job profile is saved.
+    settled_s = 30.0
+
     candidates = Cache._candidates
     save = Cache._save
+
+    def _new_job(self) -> JobProfile | None:
+        settings, mode = self.settings, self.settings.mode
+        if not settings.job_profiles or self._open_remote is None:
+            return None
+        from s3cache.tier.job import JobProfile
+
+        return JobProfile(
+            reads=mode != "write-only" and not settings.recache and self._local.is_writable,
+            save=None if mode == "read-only" else self._save_job,
+            settled_s=self.settled_s,
+            max_bytes=settings.local_max_bytes // 2,
+            on_problem=lambda exc: self._problems.warn("job", "a job profile is not used", exc),
+        )
+
+    @property
+    def knows_job(self) -> bool:
+        """Whether the newest job profile of this program was looked for."""
+        return self._job is not None and self._job.is_known
+
+    def _save_job(self) -> None:
+        """Keep the profile of this process, to be uploaded, if it is news."""
+        if self._job is None or self._closed or self.settings.mode in ("off", "read-only"):
+            return
+        try:
+            if (data := self._job.encode()) is not None:
+                self._write(frame.decode(data), provisional=False, share=True)
+        except Exception as exc:  # noqa: BLE001 - the next process waits longer, no more
+            self._problems.warn("job", "the job profile is not saved", exc)
+
+    def flush(self, timeout_s: float | None = None) -> FlushReport:
+        """Do what :meth:`Cache.flush` does, the job profile included."""
+        self._save_job()
+        return super().flush(timeout_s)
+
+    def _at_exit(self) -> None:
+        self._save_job()
+        super()._at_exit()
 
     @property
     def policy(self) -> Policy:
@@ -478,6 +548,8 @@ class Engine(Cache):
             self._problems.met("local", "an entry that is not needed cannot be removed", exc)
         else:
             if is_removed:
+                if self._job is not None:
+                    self._job.lookups.pop((key, variant), None)
                 self._counters_of["fx"].count("superseded")
 
     def count_bypass(self, reasons: Iterable[str], level: Level = "aot") -> None:

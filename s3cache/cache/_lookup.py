@@ -262,6 +262,7 @@ class CandidateLookup:
     _counters: Counters
     _problems: Problems
     _timeout_s: float  # how long the remote is waited for, all in all
+    _used: Callable[[str, str], object]  # is called with key and variant of a hit
 
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self._timeout_s
@@ -336,6 +337,7 @@ class CandidateLookup:
                 self._counters.miss(self._reason, self._elapsed_s)
             else:
                 self._counters.hit(hit.tier, hit.entry.size, self._elapsed_s)
+                self._used(self._key, hit.entry.header.variant)
         return hit or Miss(self._reason, self._elapsed_s, self._error)
 
     def __enter__(self) -> CandidateLookup:

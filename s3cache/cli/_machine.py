@@ -16,7 +16,7 @@ from pathlib import Path
 
 from typer import Argument, Option
 
-from s3cache.cli._options import URL, Output, duration_s, given, named_file, redacted
+from s3cache.cli._options import URL, Output, duration_s, given, named_file, redacted, size_text
 from s3cache.errors import ConfigError
 from s3cache.records import JOB, Run, in_jobs, job_here, ranks_in_words, recorded
 from s3cache.settings import Settings
@@ -306,6 +306,9 @@ def report(
     out.line(
         f"{rate}{totals.spared_s:.1f} s of compiling spared, {totals.waited_s:.2f} s waited for"
     )
+    if totals.unused:
+        size = size_text(totals.unused_bytes)
+        out.line(f"fetched and not used: {counted(totals.unused, 'entry', 'entries')} of {size}")
     if read_on := footer(totals.codes):
         out.line(read_on)
 

@@ -28,6 +28,7 @@ import msgpack  # type: ignore[import-untyped]
 from s3cache import frame
 from s3cache.artifact import SCHEMA, section_of
 from s3cache.cache import Engine
+from s3cache.entries import SHAPE_KEYS
 from s3cache.errors import CorruptError
 from s3cache.frame import Frame
 from s3cache.graph import code_fingerprint
@@ -157,7 +158,7 @@ class ShapeProfiles:
             if not self._key:
                 tag = internals.cache_key_tag.get()
                 parts = "shapes", installed_version(), platform.python_version(), tag, first
-                self._key = f"p{hashlib.sha256(repr(parts).encode()).hexdigest()}"
+                self._key = f"{SHAPE_KEYS}{hashlib.sha256(repr(parts).encode()).hexdigest()}"
                 # Not closed: it is no lookup of a graph, and not counted as one.
                 lookup = self._engine.candidates(self._key, "shapes")
                 for hit in lookup:

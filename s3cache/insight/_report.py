@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from s3cache.entries import SHAPE_KEYS, key_of
 from s3cache.insight._explain import Explanation, reasons_of
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
 from s3cache.stats import Reason
@@ -35,6 +36,8 @@ class Totals:
         hits, misses, bypasses: how many in all.
         spared_s: seconds that compiling what was hit took where it was compiled.
         waited_s: seconds that compiling threads waited for lookups.
+        unused, unused_bytes: entries that were fetched, by a job profile or a prefetch, and that
+            their process did not look up.
         complete: whether all lookups of these runs are on record.
     """
 
@@ -44,6 +47,8 @@ class Totals:
     bypasses: int
     spared_s: float
     waited_s: float
+    unused: int
+    unused_bytes: int
     complete: bool
 
     @property
@@ -63,13 +68,26 @@ def sum_up(runs: Sequence[Run]) -> Totals:
     records = [record for run in runs for record in run.records]
     outcomes = Counter((each.outcome, each.reason) for each in records if is_counted(each))
     of = Counter(each.outcome for each in records if is_counted(each))
+    unused = [size for run in runs for size in _unused(run)]
     return Totals(
         dict(outcomes.most_common()),
         *(of["hit"], of["miss"], of["bypass"]),
         spared_s=sum(record.saved_s for record in records),
         waited_s=sum(record.elapsed_s for record in records),
+        unused=len(unused),
+        unused_bytes=sum(unused),
         complete=all(run.complete for run in runs),
     )
+
+
+def _unused(run: Run) -> Iterator[int]:
+    """Yield the sizes of what the run fetched under keys of graphs that it did not look up."""
+    looked_up = {record.key for record in run.records}
+    for event in run.events:
+        if (event.event, event.ended) == ("download", "done"):
+            key = key_of(event.name)
+            if key not in looked_up and not key.startswith(SHAPE_KEYS):
+                yield event.size
 
 
 def is_counted(record: Record) -> bool:
@@ -180,6 +198,7 @@ def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
         "bypasses": f"{totals.bypasses:,}",
         "of compiling spared": _duration(totals.spared_s),
         "waited for lookups": _duration(totals.waited_s),
+        "fetched, not used": f"{totals.unused:,}",
     }
     left = max(len(found) - _MAX_ROWS, 0)
     more = f"{left:,} more lookups are left out here, and counted above" if left else ""

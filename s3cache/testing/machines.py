@@ -116,6 +116,8 @@ class Machine:
             # worse a test for running on a busy machine.
             "S3CACHE_EXIT_TIMEOUT_S": "60",
             "S3CACHE_LOOKUP_TIMEOUT_S": "60",
+            # A fresh machine then hits the remote, whenever a job profile would have arrived.
+            "S3CACHE_JOB_PROFILES": "0",
             **environment,
         }
 

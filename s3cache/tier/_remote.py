@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from s3cache import entries, frame
 from s3cache.entries import Replaceable
 from s3cache.errors import (
+    AccessDeniedError,
     ClosedError,
     DownloadTimeoutError,
     StoreError,
@@ -48,6 +49,8 @@ from s3cache.util.threads import (
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
+
+    from s3cache.tier.job import JobProfile
 
 _T = TypeVar("_T")
 
@@ -304,6 +307,7 @@ class RemoteTier:
         # Touched on the loop only.
         self._downloads: dict[str, asyncio.Task[Frame | NotAccepted | None]] = {}
         self._prefetches: set[asyncio.Task[Any]] = set()
+        self._urgent, self._calm = 0, asyncio.Event()  # how many callers wait for the network
         self._stopped = False
         self._prefetch_concurrency = settings.download_concurrency
         self._budget = Budget(settings.prefetch_max_bytes)
@@ -344,6 +348,11 @@ class RemoteTier:
         prefetch.future = self._loop.submit(self._prefetch(prefetch))
         return prefetch
 
+    def follow(self, job: JobProfile) -> None:
+        """Fetch what a profile of this program names, and see to it that ours is saved."""
+        with contextlib.suppress(ClosedError):
+            self._loop.submit(self._follow(job))
+
     def remove(self, prefix: str) -> list[str]:
         """Try to delete all objects with ``prefix``; return their names, or raise a failure."""
         return self._loop.wait(self._remove(prefix), None)
@@ -373,6 +382,17 @@ class RemoteTier:
 
     async def _load_verified(self, name: str, *, suspect: bool) -> Frame | None:
         """Download what a caller waits for, however much memory downloads take already."""
+        if name in self._downloads:
+            return await self._load_now(name, suspect=suspect)
+        self._urgent += 1
+        try:
+            return await self._load_now(name, suspect=suspect)
+        finally:
+            self._urgent -= 1
+            self._calm.set()  # wakes all that wait now
+            self._calm.clear()
+
+    async def _load_now(self, name: str, *, suspect: bool) -> Frame | None:
         if self._check_trust is not None:
             if not suspect:
                 answer = await self._join(name, lambda size: size <= _USUAL_BYTES)
@@ -421,11 +441,31 @@ class RemoteTier:
         return await asyncio.to_thread(self._land, name, data)
 
     async def _prefetch(self, prefetch: Prefetch) -> None:
+        self._cancel_at_stop()
+        await prefetch.run(self._join, self._present, self._budget, self._prefetch_concurrency)
+
+    async def _follow(self, job: JobProfile) -> None:
+        self._cancel_at_stop()
+        await job.follow(
+            self._reader,
+            self._check_trust,
+            self._join_calmly,
+            self._present,
+            self._budget,
+            self._prefetch_concurrency,
+        )
+
+    async def _join_calmly(self, name: str, admit: AcceptSize) -> Frame | NotAccepted | None:
+        """Begin a download while no caller waits for another one."""
+        while self._urgent:
+            await self._calm.wait()
+        return await self._join(name, admit)
+
+    def _cancel_at_stop(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._prefetches.add(task)
         task.add_done_callback(self._prefetches.discard)
-        await prefetch.run(self._join, self._present, self._budget, self._prefetch_concurrency)
 
     async def _list(self, key: str) -> list[str]:
         first, prefix = entries.first_name(key), entries.name_prefix(key)
@@ -458,10 +498,22 @@ class RemoteTier:
         # what it does not use. The signature of what others left is checked before it is parsed.
         return entries.verify(name, data, admit=self._check_trust if is_adopted else None)
 
-    async def _publish(self, name: str, entry: Frame) -> None:
-        await entries.publish(
-            self._writer, entry, replaceable=self._replaceable, admit=self._check_trust
-        )
+    async def _publish(self, name: str, entry: Frame) -> bool:
+        """Upload an entry; return whether it is given up."""
+        is_profile = entry.header.key.startswith(entries.JOB_KEYS)
+        try:
+            written = await entries.publish(
+                self._writer, entry, replaceable=self._replaceable, admit=self._check_trust
+            )
+        except AccessDeniedError:
+            if not is_profile:
+                raise
+            return True  # no graph is lost where a job may only read
+        if written and is_profile:
+            from s3cache.tier.job import prune
+
+            await prune(self._writer, entry.header.key)
+        return False
 
     async def _stop(self) -> None:
         self._stopped = True

@@ -84,7 +84,8 @@ class Uploads:
     adopted, a few at a time; what this process cannot upload is given back.
 
     ``publish`` uploads an object, in the form that ``verify`` makes of its bytes; that takes
-    whether another process saved them, and runs on any thread.
+    whether another process saved them, and runs on any thread. ``publish`` returns whether the
+    object is given up.
     ``on_problem`` is called on the loop's thread with each error that ends an attempt.
     """
 
@@ -331,7 +332,7 @@ class Uploads:
         try:
             if entry is None:
                 entry = await asyncio.to_thread(self._verify, name, data, is_adopted)
-            await self._publish(name, entry)
+            is_given_up = await self._publish(name, entry)
         except CorruptError:  # it is not tried again
             if held is not None:
                 self._forget(name, held)
@@ -342,7 +343,7 @@ class Uploads:
             self._forget(name, held)
         elif disk is not None:
             await self._remove_record(disk, name, data)
-        return len(data)
+        return None if is_given_up else len(data)
 
     async def _remove_record(self, disk: DiskTier, name: str, data: Buffer) -> None:
         """Have the disk forget what was uploaded, together with all that waits for its lock."""

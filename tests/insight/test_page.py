@@ -13,7 +13,7 @@ from s3cache import Explanation
 from s3cache.insight import page, sum_up
 from s3cache.insight._report import EXPECTED
 from s3cache.records import Record, Run
-from tests.support.runs import HOSTILE, hostile, two_ranks
+from tests.support.runs import HOSTILE, fetched, hostile, two_ranks
 
 # Elements that HTML ends by itself.
 _VOID = {"meta", "br"}
@@ -115,3 +115,9 @@ def test_nothing_and_very_much_are_shown_as_such() -> None:
     assert shown.names.count("tr") == 2_001
     assert "1,000 more lookups are left out here" in shown.text
     assert sum_up([long]).misses == 2_000
+
+
+def test_what_was_fetched_and_not_looked_up_is_counted() -> None:
+    totals = sum_up(fetched())
+    assert (totals.unused, totals.unused_bytes) == (2, 2_000)
+    assert "fetched, not used" in page(fetched())

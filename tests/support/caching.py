@@ -41,6 +41,7 @@ def settings(local_dir: Path | None, **changes: Any) -> Settings:
         "exit_timeout_s": 5,
         "retry_attempts": 1,
         "breaker_failures": 1_000,
+        "job_profiles": False,  # as of Cache.open(): requests are counted
     }
     where = {"local": False} if local_dir is None else {"local_dir": str(local_dir)}
     return Settings(**{**quick, **where, **changes})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from s3cache.entries import first_name
 from s3cache.records import Event, Record, Recorder, RecordLimits, Run
 from tests.support.waiting import LONG_S
 
@@ -41,6 +42,14 @@ def two_ranks() -> list[Run]:
         Run("20261123-120000-11-aa", tuple(first), "/job/train.py", BEGAN, "0"),
         Run("20261123-120001-12-bb", tuple(second), "/job/train.py", BEGAN + 0.5, "1", False),
     ]
+
+
+def fetched() -> list[Run]:
+    """A process that used one of three entries that it fetched."""
+    keys = ["ab" * 32, "cd" * 32, "ef" * 32]
+    events = [Event("download", BEGAN, 0.1, first_name(key), 1_000) for key in keys]
+    lost = Event("download", BEGAN, 0.1, first_name("01" * 32), 0, "absent")
+    return [Run("r", (_record(1.0, "hit", "local"),), events=(*events, lost))]
 
 
 def hostile() -> list[Run]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from s3cache.entries import JOB_KEYS
 from tests.support import machines
 from tests.support.scripts import python
 
@@ -58,8 +59,9 @@ class Site:
         return Site(root)
 
     def entries(self) -> list[Path]:
-        """The files of the remote, the oldest first."""
-        found = [path for path in (self.remote / "objects").rglob("*") if path.is_file()]
+        """The files of the remote but for job profiles, the oldest first."""
+        files = (path for path in (self.remote / "objects").rglob("*") if path.is_file())
+        found = [path for path in files if JOB_KEYS not in path.name]
         return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
 

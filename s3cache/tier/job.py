@@ -1,0 +1,319 @@
+"""Job profiles: what a program looked up, kept so that its next process fetches it at once.
+
+A profile is an entry of kind ``job`` under a key made of what is known before the first compile.
+Its section ``lookups`` is msgpack: a list of key and variant of each entry that was used, in order.
+It is signed and verified as every entry is, and only says what to download: each download is
+verified by itself. A program may have several; the newest that is trusted counts.
+
+Jobs that may only add objects write profiles too, so each is an object of its own. The first one of
+a program has a name that is known, and is asked for together with the list of names.
+
+This module is imported where profiles are on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.parser  # noqa: F401 - what version() imports when it is called, which a fork must not see
+import glob
+import hashlib
+import importlib.metadata
+import itertools
+import os
+import platform
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgpack  # type: ignore[import-untyped]
+
+from s3cache import entries, frame
+from s3cache.errors import CorruptError, S3CacheError, UntrustedError
+from s3cache.frame import Frame, TrustCheck
+from s3cache.store import AcceptSize, NotAccepted, Store
+from s3cache.tier._prefetch import Budget, Fetch, Prefetch
+from s3cache.util import __version__
+from s3cache.util.logs import logger_of
+
+if TYPE_CHECKING:
+    from s3cache.store import ObjectInfo
+
+#: Key and variant of each entry that was used, in order.
+Lookups: TypeAlias = "dict[tuple[str, str], None]"
+
+_KIND, _SCHEMA = "job", 1
+
+# What a profile may cost: its own size, the entries that it names, and their bytes.
+_MAX_BYTES = 1 << 20
+_MAX_LOOKUPS = 4096
+_MAX_FETCHED_BYTES = 1 << 30
+# A program keeps so many where we may delete. Where we may not, it gets none once it has _FULL.
+_KEPT, _FULL = 8, 64
+# Each that is damaged or not trusted costs one GET.
+_TRIED = 4
+# Of a program, which may be an archive of everything that it needs.
+_PROGRAM_BYTES = 1 << 20
+_LOCATING_S, _LOCATING_TRIES = 0.1, 600
+
+_PID = os.getpid()  # a forked child has another one
+
+logger = logger_of("storage")
+
+
+class JobProfile:
+    """The lookups of this process, and those that a profile foresaw.
+
+    Args:
+        reads: whether to fetch what the newest profile names.
+        save: keeps :meth:`encode`; called on another thread when lookups have ceased for
+            ``settled_s``, so that a process that is killed later leaves its profile. ``None``
+            for a process that may not write.
+        max_bytes: how much of what it names may be fetched; other entries on the disk stay.
+        on_problem: called with the error where a profile cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        reads: bool,
+        save: Callable[[], None] | None,
+        settled_s: float,
+        max_bytes: int,
+        on_problem: Callable[[Exception], None],
+    ) -> None:
+        #: Any thread adds, up to ``max_lookups``.
+        self.lookups: Lookups = {}
+        self.max_lookups = _MAX_LOOKUPS
+        self._reads, self._save, self._settled_s = reads, save, settled_s
+        self._left = min(max_bytes, _MAX_FETCHED_BYTES)
+        self._on_problem = on_problem
+        #: Whether the newest profile was looked for; until then there is none to save.
+        self.is_known = False
+        self._mutex = threading.Lock()
+        self._key = ""
+        self._newest = ""  # the name of the newest profile when this process began
+        self._is_full = False
+        self._foreseen: Lookups = {}
+
+    def encode(self) -> bytes | None:
+        """Return a frame with the lookups so far; None if they are as foreseen, or saved before.
+
+        A process that ended early, or used most of what was foreseen, changes nothing.
+        """
+        with self._mutex:
+            foreseen = self._foreseen
+            lookups = dict.fromkeys([*self.lookups.copy()][: self.max_lookups])
+            begun = {*itertools.islice(foreseen, len(lookups))}
+            is_foreseen = lookups.keys() <= foreseen.keys() and (
+                2 * len(lookups) > len(foreseen) or lookups.keys() == begun
+            )
+            if not (self.is_known and self._key and lookups) or self._is_full or is_foreseen:
+                return None
+            content: bytes = msgpack.packb([*lookups])
+            # Equal for processes that began alike, and new where an older profile said the same.
+            variant = hashlib.sha256(self._newest.encode() + content).hexdigest()[:32]
+            data = frame.encode(
+                kind=_KIND,
+                key=self._key,
+                variant=variant,
+                schema=_SCHEMA,
+                sections={"lookups": content},
+            )
+            self._foreseen, self._newest = lookups, entries.variant_name(self._key, variant)
+            return data
+
+    # -- on the loop
+
+    async def follow(
+        self,
+        store: Store,
+        admit: TrustCheck | None,
+        fetch: Fetch,
+        present: Callable[[list[str]], list[str]],
+        budget: Budget,
+        concurrency: int,
+    ) -> None:
+        """Fetch what the newest profile names, then save our own when lookups have ceased."""
+        try:
+            for _ in range(_LOCATING_TRIES):
+                if sys.argv[:1] != ["-m"]:  # else Python imports the packages of the program
+                    break
+                await asyncio.sleep(_LOCATING_S)
+            self._key = await asyncio.to_thread(program_key)
+            if self._key and self._reads:
+                await self._load(store, admit)
+        except S3CacheError as exc:  # the store's: lookups say so
+            logger.debug("no job profile: %s", exc)
+        except Exception as exc:  # noqa: BLE001 - no task's end may pass unseen
+            self._on_problem(exc)
+        self.is_known = True
+        if self._foreseen:
+            await self._fetch(fetch, present, budget, concurrency)
+        count = -1
+        while self._key and self._save is not None:
+            await asyncio.sleep(self._settled_s)
+            if count == (count := len(self.lookups)):
+                await asyncio.to_thread(self._save)
+
+    async def _load(self, store: Store, admit: TrustCheck | None) -> None:
+        async def read(name: str) -> Lookups:
+            data = await store.get(name, lambda size: size <= _MAX_BYTES)
+            if isinstance(data, NotAccepted):
+                raise CorruptError(f"object {name}", f"has more than {_MAX_BYTES} bytes")
+            if data is None:
+                return {}
+            return await asyncio.to_thread(
+                lambda: _lookups_of(entries.verify(name, data, admit=admit))
+            )
+
+        first = entries.first_name(self._key)
+        found, infos = await asyncio.gather(
+            read(first), listed(store, self._key), return_exceptions=True
+        )
+        # Where we may not list, there is the first one.
+        names = [first] if isinstance(infos, BaseException) else [info.key for info in infos]
+        self._is_full = len(names) >= _FULL
+        self._newest = next(iter(names), "")
+        for name in names[:_TRIED]:
+            try:
+                if name != first:
+                    found = await read(name)
+                if isinstance(found, BaseException):
+                    raise found
+                self._foreseen = found
+                return
+            except (CorruptError, UntrustedError) as exc:
+                self._on_problem(exc)
+
+    async def _fetch(
+        self,
+        fetch: Fetch,
+        present: Callable[[list[str]], list[str]],
+        budget: Budget,
+        concurrency: int,
+    ) -> None:
+        """Fetch the first entry under each key, then the variants that are elsewhere."""
+        wanted: dict[str, list[str]] = {}  # names of all variants by the first one of their key
+        for key, variant in self._foreseen:
+            names = wanted.setdefault(entries.first_name(key), [])
+            names.append(entries.variant_name(key, variant))
+        others = list[str]()
+
+        def either_present(names: list[str]) -> list[str]:
+            here = {*present([each for name in names for each in (name, *wanted[name])])}
+            return [name for name in names if name in here or here.issuperset(wanted[name])]
+
+        async def fetch_some(name: str, accept: AcceptSize) -> Frame | NotAccepted | None:
+            is_too_large = False
+
+            def accept_some(size: int) -> bool:
+                nonlocal is_too_large
+                is_too_large = size > self._left
+                is_accepted = not is_too_large and accept(size)
+                self._left -= is_accepted * size
+                return is_accepted
+
+            entry = await fetch(name, accept_some)
+            if isinstance(entry, Frame):
+                its = entries.names_of(entry.header)
+                others.extend(each for each in wanted.get(name, ()) if each not in its)
+            return None if is_too_large else entry
+
+        await Prefetch(wanted).run(fetch_some, either_present, budget, concurrency)
+        await Prefetch(others).run(fetch_some, present, budget, concurrency)
+
+
+def _lookups_of(entry: Frame) -> Lookups:
+    """Return what a verified profile names; raise CorruptError if it is none."""
+    where = f"job profile {entry.header.variant}"
+    if (entry.header.kind, entry.header.schema) != (_KIND, _SCHEMA):
+        raise CorruptError(where, f"is of kind {entry.header.kind!r}")
+    try:
+        if sum(section.raw_size for section in entry.header.sections) > _MAX_BYTES:
+            raise ValueError("it is too large")
+        # What such an array may claim takes little memory, however they are nested.
+        found = msgpack.unpackb(entry.section("lookups"), max_array_len=_MAX_LOOKUPS)
+        lookups = dict.fromkeys((key, variant) for key, variant in found)
+        if not all(entries.is_legal(*each) for each in lookups):
+            raise ValueError("it names what is no entry")
+    except (KeyError, TypeError, ValueError, msgpack.UnpackException) as exc:
+        raise CorruptError(where, f"cannot be read ({exc!r})") from None
+    return lookups
+
+
+async def listed(store: Store, key: str) -> list[ObjectInfo]:
+    """List the profiles under ``key``, the newest first, at most a few times as many as we keep."""
+    found: list[ObjectInfo] = []
+    async for info in store.list(entries.name_prefix(key)):
+        found.append(info)
+        if len(found) >= 4 * _FULL:
+            break
+    return sorted(found, key=lambda info: info.modified, reverse=True)
+
+
+async def prune(store: Store, key: str) -> None:
+    """Delete the oldest profiles under ``key``, where we may; jobs often may not."""
+    with contextlib.suppress(S3CacheError):
+        for info in (await listed(store, key))[_KEPT:]:
+            await store.delete(info.key)
+
+
+# -- what is known before the first compile
+
+
+def program_key() -> str:
+    """Return the key of profiles of what this process runs, and as which of several processes.
+
+    Return "" where it runs no file, or interactively: a session foresees nothing.
+    """
+    script, *arguments = sys.argv or [""]
+    if hasattr(sys, "ps1") or (found := _program(script)) is None:
+        return ""
+    process = sys.modules.get("multiprocessing.process")
+    parts = {
+        "program": [*found, os.path.basename(script)],
+        "arguments": sorted({*filter(None, map(_argument_name, arguments))}),
+        "rank": os.environ.get("RANK", ""),
+        "process": process.current_process().name if process else "MainProcess",
+        "forked": os.getpid() != _PID,
+        "s3cache": __version__,
+        "torch": _version_of_torch(),
+        "python": platform.python_version(),
+        "machine": [platform.system(), platform.machine(), *sorted(set(_models()))],
+    }
+    return f"{entries.JOB_KEYS}{hashlib.sha256(repr(parts).encode()).hexdigest()}"
+
+
+def _program(script: str) -> tuple[str, int] | None:
+    """Return the digest of how the program's file begins, and its size."""
+    # The first is absolute. A spawned child has the second alone while it imports the program.
+    for path in (getattr(sys.modules.get("__main__"), "__file__", None), script):
+        with contextlib.suppress(OSError, TypeError, ValueError), open(path or "", "rb") as file:
+            content = file.read(_PROGRAM_BYTES)
+            return hashlib.sha256(content).hexdigest(), os.fstat(file.fileno()).st_size
+    return None
+
+
+def _argument_name(argument: str) -> str:
+    """Return ``name`` of ``--name``, ``--name=value`` and ``name=value``; "" of all else."""
+    found = re.match(r"-*([A-Za-z][\w.-]*)(=|$)", argument)
+    return found[1] if found and (found[2] or argument[0] == "-") else ""
+
+
+def _version_of_torch() -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("torch")
+    return ""
+
+
+def _models() -> Iterator[str]:
+    """Yield the models of the processor and of NVIDIA's devices, where Linux says them."""
+    for path in ("/proc/cpuinfo", *glob.glob("/proc/driver/nvidia/gpus/*/information")):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            for line in file.read(4096).decode(errors="replace").splitlines():
+                name, _, value = line.partition(":")
+                if name.strip().lower() in ("model", "model name"):
+                    yield value.strip()

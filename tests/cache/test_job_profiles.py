@@ -1,0 +1,571 @@
+"""Job profiles: the next machine that runs a program has its entries on the way at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+
+from s3cache import entries, frame
+from s3cache.cache import Engine, Hit
+from s3cache.errors import AccessDeniedError, TransientError
+from s3cache.frame import Frame
+from s3cache.store import (
+    AcceptSize,
+    FileStore,
+    MemoryStore,
+    NotAccepted,
+    Store,
+    WrapperStore,
+)
+from s3cache.tier import Budget, background
+from s3cache.tier.job import JobProfile, program_key
+from s3cache.trust import generate
+from tests.support.caching import entry, open_engine
+from tests.support.scripts import PRELUDE, python, run_script
+from tests.support.stores import names, put
+from tests.support.waiting import LONG_S, eventually, in_thread
+
+GRAPHS = [f"{number:02}" * 32 for number in range(12)]
+Open = Callable[..., Engine]
+
+
+class Gated(WrapperStore):
+    """Notes what is got and listed; what ``holds`` says waits until it no longer does."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.calls: list[tuple[str, str]] = []
+        self.holds: Callable[[str], bool] = lambda _: False
+
+    async def _around(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        self.calls.append((verb, key))
+        while self.holds(key):
+            await asyncio.sleep(0.002)
+        return await call()
+
+    def got(self, key: str = "") -> list[str]:
+        return [name for verb, name in self.calls if verb == "get" and key in name]
+
+
+@pytest.fixture
+def store(memory: MemoryStore) -> Gated:
+    return Gated(memory)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, store: Gated) -> Iterator[Open]:
+    opened: list[Engine] = []
+
+    def start(name: str, at: Store = store, **changes: Any) -> Engine:
+        engine = open_engine(tmp_path / name, at, **{"job_profiles": True, **changes})
+        opened.append(engine)
+        engine.start()
+        return engine
+
+    yield start
+    store.holds = lambda _: False
+    for engine in opened:
+        engine.close(0)
+
+
+def profiles(store: Store) -> list[str]:
+    return [name for name in names(store) if entries.JOB_KEYS in name]
+
+
+def run(engine: Engine, keys: list[str] = GRAPHS, **saved: str) -> list[str]:
+    """Look up ``keys``, saving what misses, and end; return where each was."""
+    tiers = [looked_up(engine, key, **saved) for key in keys]
+    eventually(lambda: engine.knows_job or not engine.settings.job_profiles)
+    engine.close()
+    return tiers
+
+
+def looked_up(engine: Engine, key: str, **saved: str) -> str:
+    found = engine.lookup(key, lambda it: it.header.variant == saved.get("variant", ""))
+    if isinstance(found, Hit):
+        return found.tier
+    engine.save(key, entry(key, **saved))  # type: ignore[arg-type]
+    return str(found.reason)
+
+
+def fetched(engine: Engine) -> int:
+    return engine.stats().downloaded
+
+
+def test_the_next_machine_finds_all_on_its_disk(machine: Open, store: Gated) -> None:
+    """One listing and one GET, at once, find the profile; each entry is one GET; equal runs write
+    none.
+    """
+    assert {*run(machine("a"))} == {"absent"}
+    (profile,) = profiles(store)
+    store.calls.clear()
+    second = machine("b")
+    eventually(lambda: fetched(second) == len(GRAPHS))
+    eventually(lambda: second.stats().local.files == len(GRAPHS))  # type: ignore[union-attr]
+    assert {*run(second)} == {"local"}
+    assert [verb for verb, _ in store.calls].count("list") == 1
+    assert sorted(store.got()) == sorted([profile, *map(entries.first_name, GRAPHS)])
+    assert profiles(store) == [profile]
+
+
+def test_a_lookup_joins_a_download_under_way(machine: Open, store: Gated) -> None:
+    run(machine("a"))
+    store.calls.clear()
+    store.holds = lambda name: GRAPHS[0] in name
+    second = machine("b")
+    eventually(lambda: store.got(GRAPHS[0]))
+    found = in_thread(lambda: second.lookup(GRAPHS[0]))
+    store.holds = lambda _: False
+    assert isinstance(found(), Hit)
+    assert len(store.got(GRAPHS[0])) == 1
+
+
+def test_a_lookup_does_not_wait_for_the_profile(machine: Open, store: Gated) -> None:
+    run(machine("a"))
+    store.holds = lambda name: entries.JOB_KEYS in name
+    second = machine("b")
+    assert [looked_up(second, key) for key in GRAPHS] == ["remote"] * len(GRAPHS)
+
+
+def test_the_variant_that_was_used_is_fetched_too(machine: Open) -> None:
+    """Where another one has the first name; and what is on the disk is not fetched."""
+    run(machine("a", job_profiles=False), variant="other")
+    first = machine("b")
+    run(first, variant="mine")
+    second = machine("c")
+    eventually(lambda: fetched(second) == 2 * len(GRAPHS))
+    eventually(lambda: second.stats().local.files == 2 * len(GRAPHS))  # type: ignore[union-attr]
+    assert {*run(second, variant="mine")} == {"local"}
+    again = machine("b")
+    assert {*run(again, variant="mine")} == {"local"}
+    assert fetched(again) == 0
+
+
+# What hostile hands may put in the place of a profile's lookups.
+HOSTILE: dict[str, bytes] = {
+    "a path": msgpack.packb([["../../etc", ""]]),
+    "a variant that is a path": msgpack.packb([[GRAPHS[0], "/x"]]),
+    "no names": msgpack.packb([[1, None]]),
+    "no pairs": msgpack.packb([GRAPHS[0]]),
+    "names that no set can hold": msgpack.packb([[[], {}]]),
+    "no list": msgpack.packb(7),
+    "a million": msgpack.packb([[f"{number:x}", ""] for number in range(1_000_000)]),
+    "more than there may be": msgpack.packb([[f"{number:x}", ""] for number in range(5_000)]),
+    "a bomb": random.Random(0).randbytes(100_000) + bytes(80 << 20),
+    "an array that claims to be long": b"\xdd\xff\xff\xff\xff",
+    "deep arrays": b"\xdd\x00\x01\x00\x00" * 500,
+    "nothing": b"",
+    "more after the end": msgpack.packb([]) * 2,
+}
+
+
+@pytest.mark.parametrize("damage", ["garbage", "another entry", "another kind", "huge", *HOSTILE])
+def test_what_is_no_profile_is_ignored_with_one_warning(
+    machine: Open, store: Gated, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    """Nothing of it is unpickled, takes much memory or becomes a request; lookups go on."""
+    run(machine("a"))
+    (profile,) = profiles(store)
+    key = entries.key_of(profile)
+
+    def made(content: bytes, kind: str = "job", **more: bytes) -> bytes:
+        sections = {"lookups": content, **more}
+        return frame.encode(kind=kind, key=key, schema=1, sections=sections)
+
+    if damage in HOSTILE:
+        data = made(HOSTILE[damage])
+    else:
+        sound = msgpack.packb([[GRAPHS[0], ""]])
+        data = {
+            "garbage": b"garbage",
+            "another entry": bytes(entry("ab" * 32).data),
+            "another kind": made(sound, "test"),
+            "huge": made(sound, noise=random.Random(0).randbytes(2 << 20)),
+        }[damage]
+    put(store, profile, data)
+    store.calls.clear()
+    second = machine("b")
+    eventually(lambda: second.knows_job)
+    assert store.got() == [profile]
+    assert fetched(second) == 0
+    assert {*run(second)} == {"remote"}
+    assert len([it for it in caplog.records if "a job profile is not used" in it.message]) == 1
+    third = machine("c")
+    eventually(lambda: fetched(third) == len(GRAPHS))
+
+
+@pytest.mark.parametrize(("max_bytes", "count"), [(1 << 40, 3), (800 << 20, 2)])
+def test_all_that_is_fetched_is_bounded(memory: MemoryStore, max_bytes: int, count: int) -> None:
+    """Whatever a profile names: 1 GiB in all, or half of what the disk may hold."""
+    asked, accepted, problems = list[str](), list[int](), list[Exception]()
+    job = JobProfile(
+        reads=True, save=None, settled_s=0, max_bytes=max_bytes, on_problem=problems.append
+    )
+    content = msgpack.packb([[key, ""] for key in GRAPHS])
+
+    async def fetch(name: str, accept: AcceptSize) -> Frame | NotAccepted | None:
+        size = 300 << 20
+        asked.append(name)
+        if not accept(size):
+            return NotAccepted(size)
+        accepted.append(size)
+        return entry(entries.key_of(name))
+
+    profile = frame.encode(kind="job", key=program_key(), schema=1, sections={"lookups": content})
+    put(memory, entries.first_name(program_key()), profile)
+    work = job.follow(memory, None, fetch, lambda _: [], Budget(1 << 40), 2)
+    background().wait(work, LONG_S)
+    assert len(accepted) == count
+    assert len(asked) == len(GRAPHS)
+    assert problems == []
+
+
+def test_no_download_begins_while_a_caller_waits_for_another(machine: Open, store: Gated) -> None:
+    """A wrong profile takes nothing from a lookup."""
+    run(machine("a"))
+    other = "ff" * 32
+    run(machine("b", job_profiles=False), [other])
+    store.calls.clear()
+    store.holds = lambda name: entries.JOB_KEYS in name or other in name
+    second = machine("c")
+    found = in_thread(lambda: second.lookup(other))
+    eventually(lambda: store.got(other))
+    store.holds = lambda name: other in name
+    eventually(lambda: second.knows_job)
+    for _ in range(20):  # in which they would begin
+        assert not store.got(GRAPHS[0])
+        time.sleep(0.005)
+    store.holds = lambda _: False
+    assert isinstance(found(), Hit)
+    eventually(lambda: fetched(second) == 1 + len(GRAPHS))
+
+
+def test_all_variants_that_were_used_are_fetched(machine: Open, store: Gated) -> None:
+    """As those of dynamic shapes, which share a key."""
+    first = machine("a")
+    for variant in ("one", "two", "three"):
+        looked_up(first, GRAPHS[0], variant=variant)
+    eventually(lambda: first.knows_job)
+    first.close()
+    second = machine("b")
+    eventually(lambda: second.stats().local.files == 3)  # type: ignore[union-attr]
+    store.calls.clear()
+    for variant in ("three", "one", "two"):
+        assert looked_up(second, GRAPHS[0], variant=variant) == "local"
+    assert store.got() == []
+
+
+def test_only_a_trusted_profile_is_followed(
+    machine: Open, store: Gated, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of the others is parsed; an older one that is trusted counts."""
+    ours, theirs = generate("ci"), generate("ci")
+    trusting = {"trusted_keys": ours.public_text(), "signing_key": ours.secret_text()}
+    run(machine("a", **trusting))
+    (trusted,) = profiles(store)
+    foreign = {"trusted_keys": theirs.public_text(), "signing_key": theirs.secret_text()}
+    run(machine("b", **foreign), ["ff" * 32])
+    assert len(profiles(store)) == 2
+    second = machine("c", **trusting)
+    eventually(lambda: fetched(second) == len(GRAPHS))
+    assert trusted in store.got()
+    assert not store.got("ff" * 32)[1:], "only where it was saved"
+    assert len([it for it in caplog.records if "a job profile is not used" in it.message]) == 2
+
+
+def test_a_stale_profile_costs_what_it_names_and_is_replaced(machine: Open, store: Gated) -> None:
+    run(machine("a"))
+    news = [f"a{number}" * 32 for number in range(3)]
+    second = machine("b")
+    eventually(lambda: fetched(second) == len(GRAPHS))
+    run(second, news)
+    store.calls.clear()
+    third = machine("c")
+    eventually(lambda: fetched(third) == len(news))
+    assert {*run(third, news)} <= {"local", "remote"}
+    assert len(store.got()) == 2 + len(news), "the first profile is asked for with the names of all"
+
+
+def test_a_part_of_what_was_foreseen_changes_nothing(machine: Open, store: Gated) -> None:
+    """As of a job that ended early."""
+    run(machine("a"))
+    run(machine("b"), GRAPHS[:8])
+    assert len(profiles(store)) == 1
+    run(machine("c"), GRAPHS[:3])
+    assert len(profiles(store)) == 1
+    run(machine("d"), GRAPHS[-3:])
+    assert len(profiles(store)) == 2
+
+
+class CreatesOnly(WrapperStore):
+    """Neither overwrites nor deletes, as the roles of jobs in infra/policies.py."""
+
+    async def put(self, key: str, data: Any, *, mode: Any = "overwrite", **more: Any) -> None:
+        if mode == "overwrite":
+            raise AccessDeniedError("may not overwrite", op="put")
+        await super().put(key, data, mode=mode, **more)
+
+    async def delete(self, key: str) -> None:
+        raise AccessDeniedError("may not delete", op="delete")
+
+
+@pytest.mark.parametrize(("may_delete", "kept"), [(True, 8), (False, 12)])
+def test_few_are_kept_where_a_job_may_delete(
+    machine: Open, memory: MemoryStore, *, may_delete: bool, kept: int
+) -> None:
+    """Where it may not, that is no failure of an upload."""
+    store = memory if may_delete else CreatesOnly(memory)
+    for number in range(12):
+        engine = machine(f"m{number}", store)
+        run(engine, [f"{number:02}" * 32])
+        assert engine.stats().upload_failures == 0
+    assert len(profiles(memory)) == kept
+
+
+@pytest.mark.parametrize(
+    "changes", [{"mode": "read-only"}, {"mode": "off"}, {"job_profiles": False}]
+)
+def test_none_is_written_where_that_is_off(
+    machine: Open, store: Gated, changes: dict[str, Any]
+) -> None:
+    run(machine("a", job_profiles=False))
+    second = machine("b", **changes)
+    for key in GRAPHS:
+        second.lookup(key)
+    second.flush()
+    second.close()
+    assert profiles(store) == []
+
+
+class MayOnly(WrapperStore):
+    """Answers 403 to all but some verbs."""
+
+    def __init__(self, inner: Store, *verbs: str) -> None:
+        super().__init__(inner)
+        self.verbs = verbs
+
+    async def _around(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        if verb not in self.verbs:
+            raise AccessDeniedError("403", op=verb)
+        return await call()
+
+
+def test_one_who_may_not_write_leaves_none_and_is_not_warned(
+    machine: Open, memory: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is it tried again by later processes."""
+    run(machine("a", job_profiles=False))
+    reader = machine("b", MayOnly(memory, "get", "list"))
+    assert {*run(reader)} == {"remote"}
+    assert profiles(memory) == []
+    assert not reader.stats().upload_failures
+    assert caplog.records == []
+    may_only = machine("c", MayOnly(memory, "get", "list"))
+    may_only.save(GRAPHS[0], entry(GRAPHS[0]))
+    eventually(lambda: may_only.knows_job)
+    assert isinstance(may_only.flush(20).error, AccessDeniedError), "of the graph"
+    again = machine("b", MayOnly(memory, "get", "list"), job_profiles=False)
+    assert again.flush().remaining == 0
+
+
+def test_one_who_may_not_list_has_the_first_profile(machine: Open, memory: MemoryStore) -> None:
+    run(machine("a"))
+    reader = machine("b", MayOnly(memory, "get"))
+    eventually(lambda: fetched(reader) == len(GRAPHS))
+
+
+class Down(WrapperStore):
+    """Answers nothing while it is down."""
+
+    is_down = True
+
+    async def _around(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        if self.is_down:
+            raise TransientError("no answer", op=verb)
+        return await call()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("breaker_failures", [1, 1_000])
+def test_without_a_network_a_profile_is_left_for_later(
+    machine: Open,
+    memory: MemoryStore,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    breaker_failures: int,
+    strict: bool,
+) -> None:
+    """A process that is offline is not warned of profiles; what it saved is uploaded later."""
+    store = Down(memory)
+    changes = {"breaker_failures": breaker_failures, "strict": strict}
+    offline = machine("a", store, exit_timeout_s=0.1, **changes)
+    eventually(lambda: offline.knows_job)
+    for key in GRAPHS:
+        offline.save(key, entry(key))
+    offline.close()
+    assert names(memory) == []
+    assert not [each for each in caplog.records if "job profile" in each.message]
+    store.is_down = False
+    with machine("a", memory) as later:
+        eventually(lambda: later.flush(1).complete)
+    assert len(names(memory)) == len(GRAPHS) + 1
+    assert len(profiles(memory)) == 1
+
+
+def test_a_lookup_is_as_quick_to_fail_with_a_profile_behind_an_open_breaker(
+    machine: Open, memory: MemoryStore
+) -> None:
+    run(machine("a"))
+    store = Down(memory)
+    second = machine("b", store, breaker_failures=1, breaker_reset_s=1_000)
+    eventually(lambda: second.knows_job)
+    assert looked_up(second, GRAPHS[0]) == "unavailable"
+    assert fetched(second) == 0
+
+
+def test_it_is_no_entry_that_is_counted(machine: Open) -> None:
+    first = machine("a")
+    run(first)
+    assert first.stats().uploaded == len(GRAPHS)
+
+
+_KILLED = """
+import sys, time
+from s3cache.cache import Engine
+from tests.support.caching import entry
+Engine.settled_s = 0.05
+engine = Engine.open(sys.argv[1], local_dir=sys.argv[2])
+for key in sys.argv[3:]:
+    engine.save(key, entry(key))
+print("saved", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_process_has_left_its_profile(tmp_path: Path) -> None:
+    """It has written it when lookups have ceased; a process of the same program follows it."""
+    remote, script = tmp_path / "remote", tmp_path / "train.py"
+    script.write_text(_KILLED)
+    url = f"file://{remote}?create=1"
+    command = [sys.executable, str(script), url, str(tmp_path / "local"), *GRAPHS]
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(command, cwd=root, env={"PYTHONPATH": str(root), "HOME": "/"})
+    try:
+        eventually(lambda: remote.exists() and profiles(FileStore(remote)))
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+_PROGRAM = """
+import os, sys
+from multiprocessing import get_context
+from s3cache.tier.job import program_key
+def show(*_): print(program_key() or "none", flush=True)
+if __name__ == "__main__":
+    show()
+    if "--children" in sys.argv:
+        for method in ("spawn", "fork"):
+            child = get_context(method).Process(target=show)
+            child.start()
+            child.join()
+        if not (child := os.fork()):
+            show()
+            os._exit(0)
+        os.waitpid(child, 0)
+"""
+
+
+def test_a_profile_is_of_a_program_the_names_of_its_arguments_and_a_rank(tmp_path: Path) -> None:
+    """Neither of values, nor of where the program lies; an interactive session has none."""
+    root = Path(__file__).parents[2]
+    script, other = tmp_path / "train.py", tmp_path / "deep" / "train.py"
+    other.parent.mkdir()
+    for path in (script, other):
+        path.write_text(_PROGRAM)
+
+    def keys(*arguments: str, **environment: str) -> list[str]:
+        where = {"PYTHONPATH": f"{root}:{other.parent}", "HOME": "/"}
+        done = python("-W", "ignore", *arguments, cwd=tmp_path, env=where | environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.split()
+
+    (usual,) = keys("train.py", "--lr=1", "--seed", "2", "model=small")
+    for same in (["train.py", "model=big", "--seed", "3", "--lr=-7"], [str(other), *"xyz"]):
+        assert keys(*same, "--lr=1", "--seed", "model=") == [usual]
+    assert keys("-m", "train", "--lr=1", "--seed", "2", "model=small") == [usual]
+    ranks = keys("train.py", RANK="0") + keys("train.py", RANK="1") + keys("train.py")
+    names = keys("train.py", "--wide") + keys("train.py", "big")
+    families = keys("train.py", "--children") + keys("train.py", "--children")
+    assert len({usual, *ranks, *names}) == 5
+    assert names[1] == ranks[2], "a value is no name"
+    assert len(families) == 8
+    assert families[:4] == families[4:]
+    assert len({*families}) == 4, "the program, and three kinds of children"
+    other.write_text(_PROGRAM + "# changed")
+    assert keys(str(other), "--lr", "--seed", "model=") != [usual]
+    assert keys("-c", "from s3cache.tier.job import program_key as k; print(k() or 'none')") == [
+        "none"
+    ]
+
+
+def test_where_profiles_are_off_nothing_of_them_is_imported(tmp_path: Path) -> None:
+    done = run_script(
+        """
+        for is_on in (False, True):
+            with open_engine(None, MemoryStore(), job_profiles=is_on) as engine:
+                engine.start()
+                engine.save(KEY, entry())
+                engine.flush()
+            print("s3cache.tier.job" in sys.modules)
+        """
+    )
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_a_forked_child_has_a_profile_of_its_own(tmp_path: Path) -> None:
+    """It neither follows nor replaces that of its parent."""
+    remote, script = tmp_path / "remote", tmp_path / "train.py"
+    script.write_text(PRELUDE + _FORKS)
+    root = Path(__file__).parents[2]
+    for number in range(2):
+        where = {"PYTHONPATH": str(root), "HOME": "/"}
+        places = [str(remote), str(tmp_path / f"local{number}")]
+        done = python("-W", "ignore", str(script), *places, env=where)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert {entries.key_of(name) for name in profiles(FileStore(remote))} == {
+            *done.stdout.split()
+        }
+        assert len(profiles(FileStore(remote))) == 2
+
+
+_FORKS = """
+from pathlib import Path
+from s3cache.tier.job import program_key
+remote, local = map(Path, sys.argv[1:])
+
+def run(key):
+    for each in (key, "shared"):
+        if isinstance(engine.lookup(each), Miss): engine.save(each, entry(each))
+    eventually(lambda: engine.knows_job)
+    print(program_key(), flush=True)
+    assert engine.flush(20).complete
+    engine.close()
+
+engine = open_engine(local, FileStore(remote), job_profiles=True)
+if not (child := os.fork()):
+    run("child")
+    os._exit(0)
+assert join(child) == 0
+run("parent")
+"""
