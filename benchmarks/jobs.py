@@ -1,0 +1,163 @@
+"""What a compiling thread waits for 40 graphs behind 50 ms of round trip: ``make bench-jobs``.
+
+A process saves them; then processes with an empty disk look all of them up, one after another: at
+once or 20 ms apart (tracing a graph takes torch longer than that), after a program's imports or as
+soon as the cache is on, when the S3 client is still being imported. Only the lookups are counted.
+The bucket is moto's. A proxy has every byte come 25 ms late in each direction, and opens
+connections 50 ms late. Both are processes of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from _harness import Bar, Result, key_of
+
+import s3cache
+from s3cache import frame
+from s3cache.cache import Engine
+from s3cache.testing import MotoBucket, MotoServer
+
+GRAPHS, ROUND_TRIP_S, TRACED_S, ENTRY_BYTES = 40, 0.05, 0.02, 50_000
+WAITED_AT_MOST_S = 0.3
+KEYS = [key_of(number) for number in range(GRAPHS)]
+# Of a program: whether it imports torch first, and how long it traces before each lookup.
+PROGRAMS = {
+    "imports, then one after another": (True, 0.0),
+    "imports, then 20 ms apart": (True, TRACED_S),
+    "one after another at once": (False, 0.0),
+    "20 ms apart at once": (False, TRACED_S),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="where the samples go")
+    parser.add_argument("--proxy", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--program", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.proxy:
+        asyncio.run(_proxy(options.proxy))
+    elif options.program:
+        print(_program(*json.loads(options.program)))
+    else:
+        return _measure(options.rounds, options.json)
+    return 0
+
+
+def _measure(rounds: int, where: Path | None) -> int:
+    waited = {(name, on): list[float]() for name in PROGRAMS for on in (False, True)}
+    with (
+        MotoServer() as server,
+        tempfile.TemporaryDirectory() as root,
+        subprocess.Popen(
+            [sys.executable, __file__, "--proxy", str(server.port)], stdout=subprocess.PIPE
+        ) as proxy,
+    ):
+        assert proxy.stdout is not None
+        bucket = replace(
+            server.make_bucket(), endpoint_url=f"http://127.0.0.1:{int(proxy.stdout.readline())}"
+        )
+        _run(root, bucket, True, 0.0, on=True, saves=True)
+        for _ in range(rounds):
+            for (name, on), times in waited.items():
+                times.append(_run(root, bucket, *PROGRAMS[name], on=on))
+        proxy.terminate()
+    return _show(waited, where)
+
+
+def _run(
+    root: str, bucket: MotoBucket, imports: bool, traced_s: float, *, on: bool, saves: bool = False
+) -> float:
+    """Run the program on a machine of its own; return how long its lookups took."""
+    with tempfile.TemporaryDirectory(dir=root) as home:
+        environment = {name: os.environ.get(name, "") for name in ("PATH", "PYTHONPATH")}
+        environment |= {"HOME": home, "AWS_EC2_METADATA_DISABLED": "true"}
+        what = json.dumps([asdict(bucket), imports, traced_s, on, saves])
+        done = subprocess.run(
+            [sys.executable, __file__, "--program", what],
+            env=environment,
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        return float(done.stdout)
+
+
+def _program(
+    bucket: dict[str, str], imports: bool, traced_s: float, on: bool, saves: bool
+) -> float:
+    cache = s3cache.enable(
+        f"s3://{bucket['name']}/jobs",
+        endpoint_url=bucket["endpoint_url"],
+        region=bucket["region"],
+        access_key=bucket["access_key"],
+        secret_key=bucket["secret_key"],
+        job_profiles=on,
+    )
+    if imports:
+        import torch._dynamo  # noqa: F401
+    if saves:
+        for key in KEYS:
+            noise = random.Random(key).randbytes(ENTRY_BYTES)
+            cache.save(key, frame.encode(kind="bench", key=key, sections={"0": noise}))
+        assert isinstance(cache, Engine)
+        while not cache.knows_job:
+            time.sleep(0.01)
+        assert cache.flush().complete
+        return 0.0
+    elapsed_s = 0.0
+    for key in KEYS:
+        time.sleep(traced_s)
+        elapsed_s += cache.lookup(key).elapsed_s
+    assert sum(cache.stats().hits.values()) == GRAPHS
+    return elapsed_s
+
+
+async def _proxy(server_port: int) -> None:
+    """Print a port that is a round trip away from the server's, and serve there."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await reader.read(1 << 16):
+            loop.call_later(ROUND_TRIP_S / 2, writer.write, data)
+        loop.call_later(ROUND_TRIP_S / 2, writer.close)
+
+    async def connected(down: asyncio.StreamReader, up: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(ROUND_TRIP_S)  # which opening a connection takes
+        reader, writer = await asyncio.open_connection("127.0.0.1", server_port)
+        await asyncio.gather(pump(down, writer), pump(reader, up), return_exceptions=True)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, backlog=1_000)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+def _show(waited: dict[tuple[str, bool], list[float]], where: Path | None) -> int:
+    title = f"Waited for {GRAPHS} graphs, {ROUND_TRIP_S * 1e3:.0f} ms of round trip"
+    result = Result(title, ["", "without a profile", "with a job profile", "most"])
+    for name in PROGRAMS:
+        without, with_it = (statistics.median(waited[name, on]) for on in (False, True))
+        most = max(waited[name, True])
+        result.rows.append([name, *(f"{each:.3f} s" for each in (without, with_it, most))])
+        result.bars.append(Bar(name, with_it, "at most", WAITED_AT_MOST_S, "s"))
+    result.samples = {f"{name}, {on}": times for (name, on), times in waited.items()}
+    print(result.markdown(), *result.bars, sep="\n")
+    if where is not None:
+        where.write_text(json.dumps(result.as_json(), indent=1) + "\n")
+    return not all(bar.met for bar in result.bars)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
