@@ -45,8 +45,8 @@ NAMES = "v1/"
 #: A key ends in so many hexadecimal digits, those of :func:`digest_of`.
 KEY_DIGITS = 64
 
-#: What keys of job profiles begin with, and those of shape profiles; those of graphs do not.
-JOB_KEYS, SHAPE_KEYS = "job-profile-", "p"
+#: What keys of job profiles, shape profiles and recalled frames begin with; those of graphs do not.
+JOB_KEYS, SHAPE_KEYS, RECALL_KEYS = "job-profile-", "p", "r"
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
 _VARIANT = re.compile(r"(?!0$)[a-z0-9][a-z0-9_-]{0,63}|")

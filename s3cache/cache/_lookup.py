@@ -262,7 +262,7 @@ class CandidateLookup:
     _counters: Counters
     _problems: Problems
     _timeout_s: float  # how long the remote is waited for, all in all
-    _used: Callable[[str, str], object]  # is called with key and variant of a hit
+    _used: Callable[[str, str], object]  # is called with key and variant of what is accepted
 
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self._timeout_s
@@ -295,8 +295,9 @@ class CandidateLookup:
             yield Hit(*candidate, self._elapsed_s)
 
     def accept(self, hit: Hit) -> None:
-        """Choose ``hit``: the lookup ends as a hit."""
+        """Choose ``hit``: the lookup ends as a hit. The next process of the program fetches it."""
         self._accepted = hit
+        self._used(self._key, hit.entry.header.variant)
 
     def force_miss(self, reason: Reason) -> None:
         """End as a miss with ``reason``, though an entry might fit."""
@@ -337,7 +338,6 @@ class CandidateLookup:
                 self._counters.miss(self._reason, self._elapsed_s)
             else:
                 self._counters.hit(hit.tier, hit.entry.size, self._elapsed_s)
-                self._used(self._key, hit.entry.header.variant)
         return hit or Miss(self._reason, self._elapsed_s, self._error)
 
     def __enter__(self) -> CandidateLookup:

@@ -164,6 +164,7 @@ class ShapeProfiles:
                 for hit in lookup:
                     try:
                         self._known.update(hit.entry)
+                        lookup.accept(hit)
                     except Exception as exc:  # noqa: BLE001 - whatever it holds
                         lookup.reject(hit, exc)
         return self._fingerprints[code]

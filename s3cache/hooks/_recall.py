@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from s3cache.cache import Engine
+from s3cache.entries import RECALL_KEYS
 from s3cache.graph import (
     code_fingerprint,
     instruction_sets,
@@ -192,7 +193,7 @@ class Recall:
             dynamo.accelerators(),
             bool(os.environ.get("TORCH_COMPILE_DEBUG")),
         )
-        key = f"r{hashlib.sha256(repr(parts).encode()).hexdigest()}"
+        key = f"{RECALL_KEYS}{hashlib.sha256(repr(parts).encode()).hexdigest()}"
         return _Call(frame, key, state[0], given["compile_id"], settings, given["compiler_fn"])
 
     def _found(self, call: _Call) -> _Recalled | None:
@@ -202,6 +203,7 @@ class Recall:
         for hit in lookup:
             try:
                 candidates.append(Candidate.decode(hit.entry))
+                lookup.accept(hit)
             except Exception as exc:  # noqa: BLE001 - whatever it holds
                 lookup.reject(hit, exc)
             if len(candidates) >= _MAX_CANDIDATES:

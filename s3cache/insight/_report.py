@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from s3cache.entries import SHAPE_KEYS, key_of
+from s3cache.entries import RECALL_KEYS, SHAPE_KEYS, key_of
 from s3cache.insight._explain import Explanation, reasons_of
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
 from s3cache.stats import Reason
@@ -86,7 +86,7 @@ def _unused(run: Run) -> Iterator[int]:
     for event in run.events:
         if (event.event, event.ended) == ("download", "done"):
             key = key_of(event.name)
-            if key not in looked_up and not key.startswith(SHAPE_KEYS):
+            if key not in looked_up and not key.startswith((SHAPE_KEYS, RECALL_KEYS)):
                 yield event.size
 
 
