@@ -6,6 +6,8 @@ Sections of a frame of kind ``aot``, a whole graph, or ``fx``, a forward or back
                      backward with their source, runtime metadata, wrappers, backward module,
                      Triton bundles; of ``fx``: torch's own compiled FX graph (pickle)
     kernel/<id>      shared library of one native kernel that the compiled code loads
+    code             the Python that Inductor wrote, compiled: ``marshal`` by digest of the text;
+                     absent in entries that were made without
     parts            JSON, to explain why another key is not this one: what components of the key
                      consist of, where the readable value does not say it
 
@@ -31,13 +33,15 @@ import functools
 import hashlib
 import io
 import json
+import marshal
 import operator
 import pickle
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType
+from importlib.util import MAGIC_NUMBER
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Final
 
 from s3cache import frame
@@ -57,6 +61,7 @@ CONDITIONS = "s3cache_conditions"
 _ENTRY = "entry"
 _KERNEL = "kernel/"
 _PARTS = "parts"
+_CODE = "code"
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,13 @@ class Artifact:
     kernels: Mapping[str, Buffer]  # images by id
     meta: Mapping[str, object]
     parts: Mapping[str, Mapping[str, str]]  # what components consist of, by their names
+    sources: Sequence[str] = ()  # Python code to run, as text
 
     def encode(self, key: str) -> bytes:
         sections = {_ENTRY: self.entry}
         sections |= {_KERNEL + name: image for name, image in self.kernels.items()}
+        if self.sources:
+            sections[_CODE] = _compiled(self.sources)
         if self.parts:
             parts = {name: dict(texts) for name, texts in self.parts.items()}
             sections[_PARTS] = json.dumps(parts, separators=(",", ":")).encode()
@@ -91,6 +99,24 @@ class Artifact:
         return {name[len(_KERNEL) :]: entry.section(name) for name in names}
 
     @staticmethod
+    def codes_of(entry: Frame) -> Callable[[str], CodeType | None]:
+        """Return what finds compiled code for a text in a verified frame, if it is there."""
+
+        @functools.cache
+        def all_of_it() -> Mapping[str, object]:
+            version, found = marshal.loads(bytes(entry.section(_CODE)))  # noqa: S302 - verified
+            return found if version == MAGIC_NUMBER and isinstance(found, dict) else {}
+
+        def code_of(source: str) -> CodeType | None:
+            if _CODE not in entry.names:
+                return None
+            content = all_of_it().get(_digest(source))
+            code = marshal.loads(content) if isinstance(content, bytes) else None  # noqa: S302
+            return code if isinstance(code, CodeType) else None
+
+        return code_of
+
+    @staticmethod
     def parts_of(entry: Frame) -> dict[str, dict[str, str]]:
         """Return what components of its key consist of, if a verified frame says so."""
         if _PARTS not in entry.names:
@@ -103,6 +129,18 @@ class Artifact:
             }
         except (AttributeError, RecursionError, ValueError):
             return {}
+
+
+def _compiled(sources: Sequence[str]) -> bytes:
+    codes = {
+        _digest(each): marshal.dumps(compile(each, "<s3cache>", "exec", dont_inherit=True))
+        for each in sources
+    }
+    return marshal.dumps((MAGIC_NUMBER, codes))
+
+
+def _digest(source: str) -> str:
+    return hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
 
 
 def section_of(entry: Frame, kind: str, name: str) -> Buffer:

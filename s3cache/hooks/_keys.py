@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from s3cache.errors import ConfigError
@@ -117,6 +118,7 @@ class CacheCall:
     error: Exception | None = None  # the first thing that went wrong
     kernels: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt, if one is
     modules: dict[str, str] = field(default_factory=dict)  # its Python code, by torch's paths
+    code_of: Callable[[str], CodeType | None] = lambda _: None  # its code, compiled
 
     @property
     def codes(self) -> str:

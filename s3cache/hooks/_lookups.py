@@ -381,6 +381,7 @@ class Lookups:
                     # What torch rebuilds has the kernels of this entry alone.
                     lookup.result, lookup.modules = result, {}
                     lookup.kernels = Artifact.kernels_of(hit.entry)
+                    lookup.code_of = Artifact.codes_of(hit.entry)
                     fits = not any(why())
                 except Exception as exc:  # noqa: BLE001 - whatever unpickling meets
                     lookup.reject(exc)

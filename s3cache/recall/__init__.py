@@ -1,7 +1,6 @@
 """Recall: what Dynamo made of a frame, kept as plain data and held against live objects."""
 
 from s3cache.recall._candidate import Candidate as Candidate
-from s3cache.recall._candidate import placed as placed
 from s3cache.recall._candidate import renamed as renamed
 from s3cache.recall._candidate import restored as restored
 from s3cache.recall._candidate import unpacked as unpacked

@@ -30,7 +30,8 @@ class Candidate:
 
     Attributes:
         rows: sources, each of which may refer to those before it.
-        reads: source, digest of its content, and the first read of the very same object.
+        reads: source, digest of its content, the first read of the very same object, and whether
+            it is a parameter or a buffer of a module.
         guards: kind, source, arguments by place and by name, and what the guard found.
         sizes: sizes and strides of tensors by source; nil is any.
         symbols: sources of numbers that may be any number that the expressions hold of.
@@ -69,7 +70,7 @@ class Candidate:
     facts: list[str] = field(default_factory=list)
     dynamic: list[Any] = field(default_factory=list)
     lowered: list[Any] = field(default_factory=list)
-    outcome: str = ""
+    outcome: bytes = b""
 
     @property
     def wildcards(self) -> int:
@@ -184,16 +185,3 @@ def unpacked(content: bytes) -> types.CodeType:
     if not isinstance(found, types.CodeType):
         raise CorruptError("entry", "holds no code")
     return found
-
-
-def placed(code: types.CodeType, original: types.CodeType) -> types.CodeType:
-    """Return code as of the file where the original lies on this machine."""
-    return _with_file(code, original.co_filename)
-
-
-def _with_file(code: types.CodeType, file: str) -> types.CodeType:
-    constants = tuple(
-        _with_file(each, file) if isinstance(each, types.CodeType) else each
-        for each in code.co_consts
-    )
-    return code.replace(co_consts=constants, co_filename=file)

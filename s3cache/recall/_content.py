@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
+_TABLE_KINDS: Final = (dict, OrderedDict)
 _VIEWS: Final[tuple[type, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
 _SHORT = 200
 _MAX_DEPTH = 24
@@ -95,6 +96,8 @@ class Contents:
         import torch
 
         kind = type(value)
+        if kind in _TABLE_KINDS:
+            return f"{kind.__name__} {self._keys(value)}"
         if isinstance(value, torch.Tensor):
             return f"{self._class(kind, depth)} {_tensor_text(value, is_state=is_state)}"
         if isinstance(value, torch.nn.Module):
@@ -111,8 +114,7 @@ class Contents:
         if value is os.environ._data:  # type: ignore[attr-defined]
             return "the environment"  # of which guards say what was asked for
         if isinstance(value, (dict, types.MappingProxyType)):
-            keys = [self._key(each, depth) for each in dict.keys(dict(value))]
-            return f"{self._class(kind, depth)} {keys} {_attributes(value)}"
+            return f"{self._class(kind, depth)} {self._keys(dict(value))} {_attributes(value)}"
         if isinstance(value, (set, frozenset)):
             return f"{self._class(kind, depth)} {[self._key(each, depth) for each in value]}"
         if isinstance(value, (list, tuple, deque)):
@@ -137,6 +139,12 @@ class Contents:
         if name in _OPAQUE:
             return name
         raise UnknownContentError(f"a {name}")
+
+    def _keys(self, table: object) -> list[str]:
+        return [
+            each if type(each) is str else self._key(each, 0)
+            for each in cast("dict[object, object]", table)
+        ]
 
     def _key(self, key: object, depth: int) -> str:
         if isinstance(key, tuple):

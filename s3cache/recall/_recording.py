@@ -17,13 +17,13 @@ from s3cache.recall._candidate import (
     constants_in,
     names_in,
     packed,
-    placed,
     portable,
     renamed,
 )
 from s3cache.recall._content import Contents, UnknownContentError
 from s3cache.torch_api import dynamo
 from s3cache.torch_api.dynamo import NotPlainError, Scope, Source, SourceWriter
+from s3cache.torch_api.generated import placed
 
 # Sources of what is no object before the frame runs, or of what is checked as part of the process.
 _OF_NO_OBJECT = frozenset(
@@ -104,7 +104,17 @@ class Recording:
         places: dict[str, int] = {}
 
         seen: set[Source] = set()
-        sources = [*self.reads, *((each.originating_source, None) for each in sorted(graph.guards))]
+        # Modules say by themselves whether they have hooks.
+        modules = {dynamo.plain(each) for each, value in self.reads if dynamo.is_module(value)}
+        guarded = [
+            each.originating_source
+            for each in sorted(graph.guards)
+            if not (
+                each.create_fn_name() == "EMPTY_NN_MODULE_HOOKS_DICT"
+                and dynamo.plain(each.originating_source.base) in modules
+            )
+        ]
+        sources = [*self.reads, *((each, None) for each in guarded)]
         first: dict[int, int] = {}
         for source, value in sources:
             if source in seen or type(source).__name__ in _OF_NO_OBJECT:
@@ -122,10 +132,11 @@ class Recording:
             same = _alias(there, first, len(made.reads))
             if source.name in symbols and type(there) in (int, float):
                 made.symbols.append(number)
-                made.reads.append([number, digest(f"any {type(there).__name__}"), same])
+                made.reads.append([number, digest(f"any {type(there).__name__}"), same, False])
                 continue
-            text = contents.of(there, is_state=dynamo.is_state_of_module(source))
-            made.reads.append([number, digest(text), same])
+            is_state = dynamo.is_state_of_module(source)
+            text = contents.of(there, is_state=is_state)
+            made.reads.append([number, digest(text), same, is_state])
             if is_dense(there):
                 known = sizes.get(source) or (list(there.size()), list(there.stride()))
                 made.sizes.append([number, *known])
@@ -257,7 +268,7 @@ def _is_odd(value: object) -> bool:
     return False
 
 
-_NOWHERE = compile("", "", "exec")
+_NOWHERE = ""
 
 
 def code_text(code: types.CodeType) -> str:
@@ -276,8 +287,8 @@ def _source(graph: Any, row: Sequence[Any], writer: SourceWriter) -> Source:
     raise AssertionError("a row without a source")
 
 
-def digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
+def digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).digest()
 
 
 def whole(value: object, contents: Contents) -> str:

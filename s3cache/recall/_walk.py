@@ -12,7 +12,7 @@ from s3cache.recall._candidate import Candidate
 from s3cache.recall._content import Contents, tensor_guarded
 from s3cache.recall._recording import Frame, _alias, digest, is_dense, whole
 from s3cache.torch_api import dynamo
-from s3cache.torch_api.dynamo import Scope, SourceReader, Tree
+from s3cache.torch_api.dynamo import Places, Tree
 
 
 class Walk:
@@ -24,13 +24,11 @@ class Walk:
 
     def __init__(self, candidate: Candidate, frame: Frame) -> None:
         self._candidate, self._frame = candidate, frame
-        self._reader = SourceReader(candidate.rows)
-        self.sources = self._reader.sources
-        self._scope = Scope(frame.variables, frame.names)
+        self._places = Places(candidate.rows, frame.variables, frame.names)
         self.difference = self._difference()
 
     def _difference(self) -> str:
-        made, frame, sources = self._candidate, self._frame, self.sources
+        made, frame, places = self._candidate, self._frame, self._places
         for alias, name in made.imports:
             module = sys.modules.get(name)
             if module is None:
@@ -49,33 +47,32 @@ class Walk:
                 return f"library {package}"
         contents, symbols = Contents(), set(made.symbols)
         first: dict[int, int] = {}
-        for index, (number, expected, same) in enumerate(made.reads):
+        for index, (number, expected, same, is_state) in enumerate(made.reads):
             try:
-                value = self._scope.value(sources[number])
+                value = places.at(number)
             except Exception as exc:  # noqa: BLE001 - whatever is not there any more
-                return f"{sources[number].name} ({type(exc).__name__})"
+                return f"{places.source(number).name} ({type(exc).__name__})"
             is_symbol = number in symbols and type(value) in (int, float)
             if is_symbol:
                 text = f"any {type(value).__name__}"
             else:
-                is_state = dynamo.is_state_of_module(sources[number])
                 text = contents.of(value, is_state=is_state)
             if digest(text) != expected or _alias(value, first, index) != same:
-                return str(sources[number].name)
+                return str(places.source(number).name)
         for number, sizes, strides in made.sizes:
-            value = self._scope.value(sources[number])
+            value = places.at(number)
             if not is_dense(value) or not (
                 _fit(sizes, value.size()) and _fit(strides, value.stride())
             ):
-                return f"size of {sources[number].name}"
+                return f"size of {places.source(number).name}"
         for kind, number, args, kwargs, found in made.guards:
             if kind in dynamo.WHOLE and found is not None:
-                if digest(whole(self._scope.value(sources[number]), contents)) != found:
-                    return str(sources[number].name)
+                if digest(whole(places.at(number), contents)) != found:
+                    return str(places.source(number).name)
             elif dynamo.is_by_argument(kind) and (self._check(kind, number, args, kwargs) != found):
-                return f"{kind} of {sources[number].name}"
+                return f"{kind} of {places.source(number).name}"
         for expression in made.expressions:
-            if not self._scope.holds(expression):
+            if not places.holds(expression):
                 return f"guard {expression}"
         if made.graphs:
             has_places = made.facts[0] == "True"
@@ -84,40 +81,42 @@ class Walk:
         return ""
 
     def _check(self, kind: str, number: int, args: list[Any], kwargs: dict[str, Any]) -> bool:
-        given = [self._reader.argument(each) for each in (*args, *kwargs.values())]
+        given = self._given(self._places, kind, args, kwargs)
+        return dynamo.check_guard(kind, self._places.at(number), given)
+
+    @staticmethod
+    def _given(places: Places, kind: str, args: list[Any], kwargs: dict[str, Any]) -> list[object]:
+        values = [*args, *kwargs.values()]
         if kind == "DUPLICATE_INPUT":
-            given = [self._scope.value(given[0])]
-        return dynamo.check_guard(kind, self._scope.value(self.sources[number]), given)
+            return [places.at(values[0][1])]
+        return [places.argument(each) for each in values]
 
     @property
     def _inputs(self) -> list[Any]:
-        return [value for _, values, _ in self.graphs() for value in values]
+        return [self._places.at(each) for _, numbers in self._candidate.graphs for each in numbers]
 
     def graphs(self) -> Iterator[tuple[str, list[Any], list[Any]]]:
         """Yield the key of each graph with its inputs, as they are now, and their sources."""
         for key, numbers in self._candidate.graphs:
-            sources = [self.sources[number] for number in numbers]
-            yield key, [self._scope.value(each) for each in sources], sources
+            sources = [self._places.source(number) for number in numbers]
+            yield key, [*map(self._places.at, numbers)], sources
 
     def seen(self) -> list[tuple[str, object]]:
         """Return what Dynamo would remember of inputs, by its names."""
-        return [
-            (name, self._scope.value(self.sources[number]))
-            for name, number in self._candidate.dynamic
-        ]
+        return [(name, self._places.at(number)) for name, number in self._candidate.dynamic]
 
     def guards(self, state: object) -> Callable[[dict[str, object]], Any]:
         """Return what builds torch's guards at the next call if they hold for it, else None.
 
         The tree is made of live values, so it is only built while each of them is as it is now.
         """
-        made, frame, reader = self._candidate, self._frame, self._reader
-        before = self._state(self._scope)
+        made, frame, places = self._candidate, self._frame, self._places
+        before = self._state(places)
 
         def build(variables: dict[str, object]) -> Any:
-            scope = Scope(variables, frame.names)
+            now = places.of(variables)
             try:
-                if self._state(scope) != before or not all(map(scope.holds, made.expressions)):
+                if self._state(now) != before or not all(map(now.holds, made.expressions)):
                     return None
             except Exception:  # noqa: BLE001 - whatever is not there any more
                 return None
@@ -127,32 +126,33 @@ class Walk:
                 [
                     (
                         kind,
-                        self.sources[number],
-                        [reader.argument(each) for each in args],
-                        {name: reader.argument(each) for name, each in kwargs.items()},
+                        places.source(number),
+                        [*map(places.argument, args)],
+                        {name: places.argument(each) for name, each in kwargs.items()},
                     )
                     for kind, number, args, kwargs, _ in made.guards
                 ],
-                [self.sources[number] for number in made.key_order],
-                {self.sources[number]: (sizes, strides) for number, sizes, strides in made.sizes},
+                [*map(places.source, made.key_order)],
+                {places.source(number): (sizes, strides) for number, sizes, strides in made.sizes},
                 made.expressions,
             )
             return tree.build(frame.code, variables, frame.names, state)
 
         return build
 
-    def _state(self, scope: Scope) -> list[object]:
+    def _state(self, places: Places) -> list[object]:
         """Return all that the guards ask of the values that they are about."""
         found: list[object] = []
         symbols = set(self._candidate.symbols)
+        ignored = dynamo.ignores_hooks()
         sizes = {number: both for number, *both in self._candidate.sizes}
         for kind, number, args, kwargs, _ in self._candidate.guards:
             if dynamo.is_about_process(kind):
                 continue
-            value = scope.value(self.sources[number])
-            given = [self._reader.argument(each) for each in (*args, *kwargs.values())]
-            if kind == "DUPLICATE_INPUT":
-                given = [scope.value(given[0])]
+            if kind == "EMPTY_NN_MODULE_HOOKS_DICT" and ignored:
+                continue
+            value = places.at(number)
+            given = self._given(places, kind, args, kwargs)
             found.append(_guarded_state(kind, value, given, number in symbols, sizes.get(number)))
         return found
 

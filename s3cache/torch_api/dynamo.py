@@ -96,7 +96,7 @@ class NotPlainError(Exception):
 
 
 class SourceWriter:
-    """Sources as rows of plain data; each row may refer to those before it."""
+    """Sources as rows of plain data, kind and fields; each may refer to those before it."""
 
     def __init__(self) -> None:
         self.rows: list[Plain] = []
@@ -114,15 +114,11 @@ class SourceWriter:
         kind = type(source)
         if kind.__module__ != _MODULE or not dataclasses.is_dataclass(kind):
             raise NotPlainError("source", f"a {kind.__qualname__}")
-        values = {
-            field.name: self._value(getattr(source, field.name))
-            for field in dataclasses.fields(kind)
-            if field.init
-        }
-        if str(values.get("global_name", "")).startswith(BUILTINS):
-            values["global_name"] = OWN_BUILTINS
-        row = [kind.__name__, values]
-        self.rows.append(row)
+        names_ = _fields_of(cast("Any", kind))
+        values = [self._value(getattr(source, name)) for name in names_]
+        if kind.__name__ == "GlobalSource" and str(source.global_name).startswith(BUILTINS):
+            values[names_.index("global_name")] = OWN_BUILTINS
+        self.rows.append([kind.__name__, *values])
         self._numbers[source] = len(self.rows) - 1
         return len(self.rows) - 1
 
@@ -145,30 +141,96 @@ class SourceWriter:
     argument = _value
 
 
-class SourceReader:
-    """The sources in such rows."""
+class Places:
+    """The objects at the sources in such rows, for the variables of a frame; each is read once."""
 
-    def __init__(self, rows: Sequence[Plain]) -> None:
-        self._module = importlib.import_module(_MODULE)
-        self.sources: list[Source] = []
-        for name, values in rows:
+    def __init__(
+        self, rows: Sequence[Plain], variables: Mapping[str, object], names_: dict[str, object]
+    ) -> None:
+        self._rows, self._module = rows, importlib.import_module(_MODULE)
+        self._sources: list[Source] = [None] * len(rows)
+        self._values: list[Any] = [_UNREAD] * len(rows)
+        self._variables, self._names = variables, names_
+        self._scope = Scope(variables, names_)
+        self.holds = self._scope.holds
+
+    def of(self, variables: Mapping[str, object]) -> Places:
+        """Return the same places of another call."""
+        return Places(self._rows, variables, self._names)
+
+    def at(self, number: int) -> Any:
+        """Return what is at a source; raises whatever it meets where there is nothing."""
+        found = self._values[number]
+        if found is _UNREAD:
+            kind, *values = self._rows[number]
+            read = _READERS.get(kind)
+            found = _UNREAD if read is None else read(self, values)
+            if found is _UNREAD:  # an unusual one
+                found = self._scope.value(self.source(number))
+            self._values[number] = found
+        return found
+
+    def source(self, number: int) -> Source:
+        """Return the source itself."""
+        found = self._sources[number]
+        if found is None:
+            name, *values = self._rows[number]
             kind = getattr(self._module, name)
             if not (isinstance(kind, type) and issubclass(kind, _source_class())):
                 raise ValueError(f"{name} is no source")
-            self.sources.append(kind(**{k: self.argument(each) for k, each in values.items()}))
+            made: Any = kind
+            given = zip(_fields_of(made), map(self.argument, values), strict=True)
+            found = self._sources[number] = made(**dict(given))
+        return found
 
     def argument(self, value: Plain) -> object:
+        """Return what was written down as the argument of a source, or of a guard."""
         if not isinstance(value, list):
             return value
         kind, *rest = value
         if kind == "source":
-            return self.sources[rest[0]]
+            return self.source(rest[0])
         if kind == "class":
             return _class_at(*rest)
         if kind == "enum":
             return getattr(self._module, rest[0])[rest[1]]
         items = [self.argument(each) for each in rest[0]]
         return tuple(items) if kind == "tuple" else items
+
+    # The usual ones, as text is slow to evaluate. The first field is the base.
+
+    def _attribute(self, values: list[Plain]) -> Any:
+        return getattr(self.at(values[0][1]), values[1])
+
+    def _item(self, values: list[Plain]) -> Any:
+        return _UNREAD if isinstance(values[1], list) else self.at(values[0][1])[values[1]]
+
+    def _base(self, values: list[Plain]) -> Any:
+        return self.at(values[0][1])
+
+    def _global(self, values: list[Plain]) -> Any:
+        return self._names[values[0]]
+
+    def _local(self, values: list[Plain]) -> Any:
+        return self._variables[values[0]]
+
+
+_UNREAD: Final = object()
+_READERS: Final[Mapping[str, Callable[[Places, list[Plain]], Any]]] = {
+    "LocalSource": Places._local,
+    "GlobalSource": Places._global,
+    "AttrSource": Places._attribute,
+    "UnspecializedParamBufferSource": Places._attribute,
+    "DictGetItemSource": Places._item,
+    "UnspecializedNNModuleSource": Places._base,
+    "UnspecializedBuiltinNNModuleSource": Places._base,
+    "FSDPNNModuleSource": Places._base,
+}
+
+
+@functools.cache
+def _fields_of(kind: type) -> list[str]:
+    return [each.name for each in dataclasses.fields(kind) if each.init]
 
 
 def _class_at(module: str, name: str) -> object:
@@ -183,6 +245,20 @@ def _class_at(module: str, name: str) -> object:
 def _source_class() -> type:
     kind: type = importlib.import_module("torch._guards").Source
     return kind
+
+
+def is_module(value: object) -> bool:
+    """Return whether a value is a module of a network."""
+    import torch
+
+    return isinstance(value, torch.nn.Module)
+
+
+def plain(source: Source) -> Source:
+    """Return a source without the marks that say which kind of module is there."""
+    while type(source).__name__.endswith("NNModuleSource"):
+        source = source.base
+    return source
 
 
 def is_state_of_module(source: Source) -> bool:
@@ -282,6 +358,11 @@ def check_guard(kind: str, value: object, args: Sequence[object]) -> bool:
     if kind == _DUPLICATE:
         return value is args[0]
     return _BY_ARGUMENT[kind](value, args[0])
+
+
+def ignores_hooks() -> bool:
+    """Return whether torch does not guard that modules have no hooks, which is the default."""
+    return bool(importlib.import_module("torch._dynamo.config").skip_nnmodule_hook_guards)
 
 
 def is_by_argument(kind: str) -> bool:

@@ -29,6 +29,16 @@ _LINES: Final = {
 SAME_NAME: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "_int_mm"})
 
 
+def placed(code: types.CodeType, path: str) -> types.CodeType:
+    """Return code, and what is inside of it, as that of another file."""
+    if code.co_filename == path:
+        return code
+    constants = tuple(
+        placed(each, path) if isinstance(each, types.CodeType) else each for each in code.co_consts
+    )
+    return code.replace(co_consts=constants, co_filename=path)
+
+
 class LateKernels:
     """Stands for ``extern_kernels``; imports Inductor for what is not torch's by the same name."""
 
@@ -50,9 +60,7 @@ def late_align(nbytes: object) -> object:
 
 
 def light(source: str) -> tuple[str, dict[str, object]]:
-    """Return generated code that imports less, with names that it needs; as it is otherwise."""
-    if _LOWERING in sys.modules:
-        return source, {}
+    """Return generated code that imports less, and the names that it needs for that."""
     for line, shorter in _LINES.items():
         source = source.replace(line, shorter, 1)
     return source, {"_s3cache_kernels": LateKernels(), "_s3cache_align": late_align}
