@@ -43,7 +43,6 @@ from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches, aroun
 from s3cache.hooks._lookups import AOT, FX, LEVELS, Level, Result, compile_ns
 from s3cache.records import Event
 from s3cache.torch_api import internals
-from s3cache.torch_api.generated import light
 from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
 
@@ -421,7 +420,9 @@ class Compiles:
                 "first_call": self._first_call(saving),
             }
         kernels = self._kernels.images_of(graphs)
-        sources = [light(each.source_code)[0] for each in graphs if hasattr(each, "source_code")]
+        sources = [
+            internals.light(each.source_code)[0] for each in graphs if hasattr(each, "source_code")
+        ]
         return Artifact(saving.level.name, content, kernels, meta, key.parts, sources)
 
     def _first_call(self, saving: Save) -> list[OutputDescription] | None:

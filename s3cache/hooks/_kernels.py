@@ -41,7 +41,6 @@ from s3cache.hooks._conditions import NotSharableError
 from s3cache.hooks._keys import CompileState, around
 from s3cache.store import Buffer, Directory, is_writable_by_others, make_parents
 from s3cache.torch_api import internals
-from s3cache.torch_api.generated import light, placed
 from s3cache.torch_api.protocols import Function
 
 if TYPE_CHECKING:
@@ -162,13 +161,13 @@ class Kernels:
         linecache.cache[path] = len(source), None, source.splitlines(keepends=True), path
         module = ModuleType(f"{original.__module__}.{key}")
         vars(module).update(__file__=path, key=key)
-        source, more = light(source)
+        source, more = internals.light(source)
         vars(module).update(more)
         call = self._state.rebuilding
         code = None if call is None else call.code_of(source)
         if code is None:
             code = compile(source, path, "exec", dont_inherit=True)
-        exec(placed(code, path), vars(module))  # noqa: S102 - verified
+        exec(internals.placed(code, path), vars(module))  # noqa: S102 - verified
         if kwargs.get("set_sys_modules", args[0] if args else True):
             sys.modules[module.__name__] = module
         return module

@@ -45,7 +45,6 @@ from s3cache.recall import (
     unpacked,
 )
 from s3cache.torch_api import dynamo, installed_version, internals
-from s3cache.torch_api.generated import placed, without_graph
 from s3cache.torch_api.protocols import DynamoObject, Function
 from s3cache.util import __version__
 from s3cache.util.importing import when_imported
@@ -246,7 +245,7 @@ class Recall:
         for placeholder, content, name, is_factory in candidate.resumes:
             names[placeholder] = unique = dynamo.unique_name("resume")
             values[unique] = self._resume(frame, content, name, is_factory=is_factory)
-        code = placed(renamed(_whole(candidate.code), names), frame.code.co_filename)
+        code = internals.placed(renamed(_whole(candidate.code), names), frame.code.co_filename)
         guards = dynamo.LateGuards(self._late(walk.guards(call.state), candidate), frame.names)
         dynamo.install(code, frame.code, frame.names, values)
         dynamo.note_sizes(frame.code, frame.closure, walk.seen())
@@ -275,7 +274,7 @@ class Recall:
         known = self._resumes.setdefault(frame.code, {})
         code = known.get(content)
         if code is None:
-            code = known[content] = placed(_whole(content), frame.code.co_filename)
+            code = known[content] = internals.placed(_whole(content), frame.code.co_filename)
         if not is_factory:
             return types.FunctionType(code, frame.names, name)
 
@@ -371,7 +370,7 @@ class Recall:
     ) -> object:
         if self._state.rebuilding is None or internals.COMPILER in sys.modules:
             return original(*args, **kwargs)
-        return without_graph(original)(*args, **kwargs)
+        return internals.without_graph(original)(*args, **kwargs)
 
     def install(self, patches: Patches) -> None:
         """Install every hook, that into DDP's part once a program uses it."""

@@ -23,7 +23,6 @@ from s3cache.recall._candidate import (
 from s3cache.recall._content import Contents, UnknownContentError
 from s3cache.torch_api import dynamo
 from s3cache.torch_api.dynamo import NotPlainError, Scope, Source, SourceWriter
-from s3cache.torch_api.generated import placed
 
 # Sources of what is no object before the frame runs, or of what is checked as part of the process.
 _OF_NO_OBJECT = frozenset(
@@ -215,7 +214,7 @@ class Recording:
                 raise RefusedError("global", f"its bytecode needs {name}")
         self._add_graph(made, has_places=has_places)
         try:
-            made.code = packed(_portable(placed(renamed(code, names), _NOWHERE)))
+            made.code = packed(_portable(internals.placed(renamed(code, names), _NOWHERE)))
         except ValueError as exc:
             odd = next(filter(_is_odd, constants_in(_portable(code))), None)
             raise RefusedError("constant", f"needs {odd!r} in its bytecode") from exc
@@ -253,7 +252,7 @@ def _resume(placeholder: str, value: types.FunctionType) -> list[Any]:
         factory = True
     else:
         code, factory = value.__code__, False
-    return [placeholder, packed(_portable(placed(code, _NOWHERE))), code.co_name, factory]
+    return [placeholder, packed(_portable(internals.placed(code, _NOWHERE))), code.co_name, factory]
 
 
 def _portable(code: types.CodeType) -> types.CodeType:
