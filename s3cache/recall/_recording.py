@@ -21,7 +21,7 @@ from s3cache.recall._candidate import (
     renamed,
 )
 from s3cache.recall._content import Contents, UnknownContentError
-from s3cache.torch_api import dynamo
+from s3cache.torch_api import dynamo, internals
 from s3cache.torch_api.dynamo import NotPlainError, Scope, Source, SourceWriter
 
 # Sources of what is no object before the frame runs, or of what is checked as part of the process.
