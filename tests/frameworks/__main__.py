@@ -6,7 +6,8 @@ Each program runs six times: twice without s3cache, on one disk; twice with it o
 turned on by ``python -m s3cache run`` and once by two lines of code; and on two empty machines, by
 ``run`` and by ``S3CACHE_URL`` alone. ``--quick`` leaves out second processes, and one of these two
 machines. What is done is kept in the folder: run again, it goes on where it was ended; delete it to
-begin again. Ends with 1 where any program does not start warm.
+begin again. Ends with 1 where any program does not start warm. ``--recall`` sets the setting of that
+name, for which the folder should be another, and leaves the page alone.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", nargs="*", choices=list(PROGRAMS), help="these programs")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "frameworks.md")
     parser.add_argument("--quick", action="store_true", help="three runs of each, and not six")
+    parser.add_argument("--recall", choices=("off", "check", "on"), default="off")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     options.folder = options.folder.resolve()  # URLs are made of it
@@ -46,11 +48,14 @@ def main(arguments: list[str]) -> int:
     results = {name: _read(options.folder, name) for name in PROGRAMS}
     for name in options.only or PROGRAMS:
         print(f"{name}: {PROGRAMS[name].does}", flush=True)
-        found = results[name] = _kept(options.folder, name, QUICK if options.quick else RUNS)
+        runs = QUICK if options.quick else RUNS
+        found = results[name] = _kept(options.folder, name, runs, options.recall)
         failed = [found["failed"]] if "failed" in found else []
         for complaint in (*failed, *(complaints(found["trials"]) if "trials" in found else ())):
             bad = True
             print(f"  NOT AS IT SHOULD BE: {complaint}", flush=True)
+    if options.recall != "off":
+        return int(bad)
     page = options.page.read_text(encoding="utf-8")
     options.page.write_text(fill(page, "frameworks", _table(results)), encoding="utf-8")
     return int(bad)
@@ -61,14 +66,16 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
     return dict(json.loads(kept.read_text())) if kept.exists() else {}
 
 
-def _kept(folder: Path, name: str, runs: Collection[str]) -> dict[str, Any]:
+def _kept(folder: Path, name: str, runs: Collection[str], recall: str) -> dict[str, Any]:
     """Return what the program came to; or ``skipped``, with the reason, or ``failed``."""
     if not (found := _read(folder, name)):
         program = PROGRAMS[name]
         try:
             found = {"version": _version(program), "torch": version("torch"), "trials": {}}
             with tempfile.TemporaryDirectory(dir=folder) as root:
-                ran = run_program(Path(root), name, program, runs, headers=folder / "compiler")
+                ran = run_program(
+                    Path(root), name, program, runs, headers=folder / "compiler", recall=recall
+                )
                 for what, trial in ran:
                     seen = {each: count for each, count in trial.items() if each != "losses"}
                     print(f"  {what}: {seen}", flush=True)

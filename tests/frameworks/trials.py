@@ -38,7 +38,13 @@ _COMPILERS = ("c++", "cc", "clang", "clang++", "g++", "gcc")
 
 
 def run_program(
-    root: Path, name: str, program: Program, runs: Collection[str], *, headers: Path | None = None
+    root: Path,
+    name: str,
+    program: Program,
+    runs: Collection[str],
+    *,
+    headers: Path | None = None,
+    recall: str = "off",
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name of each of ``runs``, in the order of :data:`RUNS`, and what it came to.
 
@@ -46,6 +52,7 @@ def run_program(
 
     Args:
         root: of the machines, and of the remote that those with s3cache share.
+        recall: the setting of that name, where s3cache is on.
         headers: where machines that compile keep the headers that they precompile, which takes
             longer than a small program; ``None``: nothing is precompiled, or tried out.
 
@@ -63,6 +70,7 @@ def run_program(
                 environment = _environment(program, headers, compiles=machine in ("alone", "first"))
                 if how != "not":
                     environment["S3CACHE_URL"] = f"file://{root}/remote?create=1"
+                    environment["S3CACHE_RECALL"] = recall
                 machines[machine] = _watched(root / machine, environment)
             command = _command(name, program, how, with_lines)
             yield what, _run(root / machine / what, machines[machine], command)
@@ -79,6 +87,9 @@ def complaints(trials: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield "first: nothing is compiled, or nothing saved, so that there is nothing to see"
     if first["uploaded"] < kept:
         yield f"first: {kept} saved, {first['uploaded']} uploaded"
+    for what, trial in trials.items():
+        if disagreed := trial.get("recall", {}).get("disagreed"):
+            yield f"{what}: recall would have been wrong of {disagreed} frames"
     if "alone again" in trials:
         again, alone = trials["first again"], trials["alone again"]
         for count in ("lowered", "compilers"):
