@@ -6,7 +6,7 @@ Each program runs six times: twice without s3cache, on one disk; twice with it o
 turned on by ``python -m s3cache run`` and once by two lines of code; and on two empty machines, by
 ``run`` and by ``S3CACHE_URL`` alone. ``--quick`` leaves out second processes, and one of these two
 machines. What is done is kept in the folder: run again, it goes on where it was ended; delete it to
-begin again. Ends with 1 where any program does not start warm. ``--recall`` sets the setting of that
+begin again. Ends with 1 where any program does not start warm. ``--recall`` is the setting of that
 name, for which the folder should be another, and leaves the page alone.
 """
 
