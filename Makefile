@@ -245,7 +245,7 @@ $(DOCS_READY): constraints.txt | check-python
 		$(DOCS_VENV)/bin/python -m pip install --quiet -c constraints.txt $(DOCS_TOOLS); \
 		touch $@'
 
-bench: $(READY) ## first training steps from every cache there is, torch's own and ours; 15 minutes
+bench: $(READY) ## first training steps from every cache there is, torch's own and ours; half an hour
 	infra/rgw/run.sh infra/redis/run.sh $(BIN)/python benchmarks/warm_start.py $(ARGS)
 
 bench-signed: $(READY) ## the first steps and the import, where every entry has to be signed; 6 minutes

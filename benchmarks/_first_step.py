@@ -1,7 +1,8 @@
 """A fresh process that trains a GPT, and says how long the first step took, and later ones.
 
-Run as a program with a request as JSON (see :class:`Request`); it prints its answer as JSON. Then
-it does as many more steps as each line of its input says, and prints their seconds, as JSON.
+Run as a program with a request as JSON (see :class:`Request`); it prints its answer, or its error,
+as JSON. Then it does as many more steps as each line of its input says, and prints their seconds,
+as JSON.
 """
 
 from __future__ import annotations
@@ -77,14 +78,18 @@ def started(request: Request) -> tuple[dict[str, Any], Callable[[], float]]:
         optimizer.zero_grad()
         return time.perf_counter() - started_s
 
-    first_s = step_s()
-    total_s = time.monotonic() - request.began_s
-    cpu_s = time.process_time()
-    answer = {"first_s": first_s, "total_s": total_s, "cpu_s": cpu_s, "hit": None, "tiers": []}
+    before_cpu_s = time.process_time()
+    answer: dict[str, Any] = {"first_s": step_s()}
+    answer["total_s"] = time.monotonic() - request.began_s
+    answer["cpu_s"] = time.process_time()
+    answer["first_cpu_s"] = answer["cpu_s"] - before_cpu_s
+    answer |= {"hit": None, "traced": 0, "tiers": []}
     if request.compiled:
-        counters = torch._dynamo.utils.counters["aot_autograd"]
+        counters = torch._dynamo.utils.counters
+        asked = counters["aot_autograd"]
         # DDP splits the model into several graphs, which torch alone does not look up.
-        answer["hit"] = bool(counters["autograd_cache_hit"]) and not counters["autograd_cache_miss"]
+        answer["hit"] = bool(asked["autograd_cache_hit"]) and not asked["autograd_cache_miss"]
+        answer["traced"] = counters["stats"]["unique_graphs"]
     if request.s3cache:
         cache.flush()
         answer["tiers"] = sorted(tier for tier, count in cache.stats().hits.items() if count)
@@ -97,7 +102,11 @@ def started(request: Request) -> tuple[dict[str, Any], Callable[[], float]]:
 
 
 def main() -> None:
-    answer, step_s = started(Request(**json.loads(sys.argv[1])))
+    try:
+        answer, step_s = started(Request(**json.loads(sys.argv[1])))
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+        raise
     print(json.dumps(answer), flush=True)
     for line in sys.stdin:
         print(json.dumps([step_s() for _ in range(int(line))]), flush=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -21,23 +22,26 @@ WORDS = (b"load", b"store", b"mul", b"add", b"index", b"buffer", b"vector", b"fl
 
 @dataclass(frozen=True)
 class Bar:
-    """A number that must not get worse."""
+    """A number that must not get worse. Without a value it was not measured."""
 
     what: str
-    value: float
+    value: float | None
     bound: Literal["at least", "at most"]
     limit: float
     unit: str = ""
 
     @property
-    def met(self) -> bool:
+    def met(self) -> bool | None:
+        if self.value is None:
+            return None
         return self.value >= self.limit if self.bound == "at least" else self.value <= self.limit
 
     def __str__(self) -> str:
+        asked = f"({self.bound} {self.limit:g})"
+        if self.value is None:
+            return f"not run: {self.what} {asked}"
         verdict = "met" if self.met else "MISSED"
-        return f"{verdict}: {self.what}: {self.value:.3g} {self.unit}".rstrip() + (
-            f" ({self.bound} {self.limit:g})"
-        )
+        return f"{verdict}: {self.what}: {self.value:.3g} {self.unit}".rstrip() + f" {asked}"
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Result:
     """What one part found: a table for people, samples for machines, and the bars.
 
     ``samples`` are in seconds or bytes, as their names say, in the order they were taken.
+    ``chart`` is the name of a file, and ``svg`` what is in it.
     """
 
     title: str
@@ -53,14 +58,64 @@ class Result:
     notes: list[str] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
     samples: dict[str, list[float]] = field(default_factory=dict)
+    chart: str = ""
+    svg: str = ""
 
     def markdown(self) -> str:
-        table = [self.columns, ["---"] * len(self.columns), *self.rows]
+        table = [self.columns, ["---"] * len(self.columns), *self.rows] if self.columns else []
         lines = [f"### {self.title}", "", *(f"| {' | '.join(row)} |" for row in table)]
         return "\n".join([*lines, "", *(f"{note}  " for note in self.notes)]).rstrip() + "\n"
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"bars": [asdict(bar) | {"met": bar.met} for bar in self.bars]}
+        document = asdict(self) | {"bars": [asdict(bar) | {"met": bar.met} for bar in self.bars]}
+        del document["svg"]
+        return document
+
+
+def write_results(
+    path: str,
+    environment: Mapping[str, Any],
+    results: Sequence[Result],
+    *,
+    others: Sequence[Result] | None = None,
+) -> None:
+    """Write what was measured as JSON, and its charts beside it.
+
+    Args:
+        others: what to write for the parts that were not run, where the file has nothing of them
+            that is of a machine like this one. None if there are no such parts.
+    """
+    kept: dict[str, Any] = {}
+    if others is not None and os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+        if document["environment"] == environment:
+            kept = {result["title"]: result for result in document["results"]}
+    written = [*(each for each in others or () if each.title not in kept), *results]
+    kept |= {result.title: result.as_json() for result in written}
+    folder = os.path.dirname(path) or "."
+    os.makedirs(folder, exist_ok=True)
+    for result in written:
+        if result.chart:
+            with open(os.path.join(folder, result.chart), "w", encoding="utf-8") as file:
+                file.write(result.svg)
+    with open(path, "w", encoding="utf-8") as file:
+        document = {"environment": environment, "results": [*kept.values()]}
+        json.dump(document, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+
+
+def all_met(results: Sequence[Result]) -> bool:
+    """Whether no bar was missed."""
+    return all(bar.met is not False for result in results for bar in result.bars)
+
+
+def parts_of(text: str, known: Sequence[str]) -> list[str]:
+    """The names of parts, as ``--parts`` takes them."""
+    parts = text.split(",")
+    if unknown := set(parts) - set(known):
+        raise argparse.ArgumentTypeError(f"no part is called {', '.join(sorted(unknown))}")
+    return parts
 
 
 @dataclass(frozen=True)

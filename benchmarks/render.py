@@ -32,9 +32,6 @@ def render(document: Mapping[str, Any], command: str) -> str:
     if "markdown" in document:
         return str(document["markdown"]).strip() + "\n"
     parts = [_result(result) for result in document["results"]]
-    if "plot" in document:
-        title = document["results"][0]["title"]
-        parts.insert(0, f"![{title}](benchmarks/{document['plot']})\n")
     environment = document.get("environment", {})
     if environment:
         found = ", ".join(f"{name} {value}" for name, value in environment.items())
@@ -43,14 +40,20 @@ def render(document: Mapping[str, Any], command: str) -> str:
 
 
 def _result(result: Mapping[str, Any]) -> str:
-    rows = [result["columns"], ["---"] * len(result["columns"]), *result["rows"]]
-    lines = [f"### {result['title']}", "", *(f"| {' | '.join(row)} |" for row in rows)]
+    lines = [f"### {result['title']}"]
+    if result.get("chart"):
+        lines += ["", f"![{result['title']}](benchmarks/{result['chart']})"]
+    if result["columns"]:
+        rows = [result["columns"], ["---"] * len(result["columns"]), *result["rows"]]
+        lines += ["", *(f"| {' | '.join(row)} |" for row in rows)]
     for note in result.get("notes", ()):
         lines += ["", note]
     for bar in result.get("bars", ()):
-        met = "met" if bar["met"] else "**missed**"
-        value = f"{bar['value']:.3g} {bar.get('unit', '')}".rstrip()
-        lines += ["", f"{bar['what']}: {value}; {bar['bound']} {bar['limit']:g} asked: {met}."]
+        met = {True: "met", False: "**missed**", None: "not run"}[bar["met"]]
+        value = ""
+        if bar["value"] is not None:
+            value = f" {bar['value']:.3g} {bar.get('unit', '')}".rstrip() + ";"
+        lines += ["", f"{bar['what']}:{value} {bar['bound']} {bar['limit']:g} asked: {met}."]
     return "\n".join(lines) + "\n"
 
 

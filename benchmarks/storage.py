@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import _bound
 import _import
@@ -26,7 +25,7 @@ import _lookup
 import _memory
 import _save
 import _trust
-from _harness import Gateway, Result
+from _harness import Gateway, Result, all_met, parts_of, write_results
 
 # Lookups last: ext4 without a journal makes files slowly after 100,000 were removed.
 PARTS = ("import", "save", "throughput", "memory", "trust", "lookup", "bound")
@@ -47,31 +46,11 @@ def main() -> int:
         results.append(_measure(part, gateway, options))
         print(results[-1].markdown(), flush=True)
 
-    bars = [bar for result in results for bar in result.bars]
-    print(*bars, sep="\n")
+    print(*(bar for result in results for bar in result.bars), sep="\n")
     if options.json:
-        measured = [result.as_json() for result in results]
-        if set(options.parts) != set(PARTS):
-            measured = _among_others(options.json, measured)
-        os.makedirs(os.path.dirname(options.json) or ".", exist_ok=True)
-        with open(options.json, "w", encoding="utf-8") as file:
-            document = {"environment": _environment(), "results": measured}
-            json.dump(document, file, indent=1, ensure_ascii=False)
-            file.write("\n")
-    return int(not all(bar.met for bar in bars))
-
-
-def _among_others(path: str, measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is in the file, with what was measured now in the place of the same of before."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
-    except FileNotFoundError:
-        return [*measured]
-    if document["environment"] != _environment():
-        return [*measured]
-    found = {result["title"]: result for result in (*document["results"], *measured)}
-    return [*found.values()]
+        others: list[Result] | None = None if set(options.parts) == set(PARTS) else []
+        write_results(options.json, _environment(), results, others=others)
+    return int(not all_met(results))
 
 
 def _measure(part: str, gateway: Gateway | None, options: argparse.Namespace) -> Result:
@@ -106,7 +85,12 @@ def _environment() -> dict[str, str | int | None]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", type=_parts, default=PARTS, help=f"of {','.join(PARTS)}")
+    parser.add_argument(
+        "--parts",
+        type=partial(parts_of, known=PARTS),
+        default=PARTS,
+        help=f"of {','.join(PARTS)}",
+    )
     parser.add_argument("--rounds", type=int, default=5, help="of each throughput")
     parser.add_argument("--lookups", type=int, default=501)
     parser.add_argument("--entries", type=int, default=100_000, help="in the larger local tier")
@@ -119,14 +103,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", default="docs/benchmarks/storage.json", help="'' for none")
     return parser.parse_args()
-
-
-def _parts(text: str) -> list[str]:
-    parts = text.split(",")
-    unknown = set(parts) - set(PARTS)
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no part is called {', '.join(sorted(unknown))}")
-    return parts
 
 
 if __name__ == "__main__":

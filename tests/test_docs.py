@@ -93,6 +93,19 @@ def test_what_the_page_shows_is_what_was_measured(name: str) -> None:
         assert f"Not measured yet: `{COMMANDS[name]}`" in page
 
 
+def test_what_was_not_run_is_shown_as_not_run() -> None:
+    bar = {"what": "ratio", "bound": "at most", "limit": 2}
+    bars = [bar | {"value": value, "met": met} for value, met in ((None, None), (3.0, False))]
+    result = {"title": "Starts", "columns": [], "rows": [], "notes": ["Not run."], "bars": bars}
+    lines = render({"results": [result]}, "make bench").splitlines()
+    assert [line for line in lines if line] == [
+        "### Starts",
+        "Not run.",
+        "ratio: at most 2 asked: not run.",
+        "ratio: 3; at most 2 asked: **missed**.",
+    ]
+
+
 # -- what is claimed is tested
 
 

@@ -85,7 +85,7 @@ def check_page() -> None:
     seen = json.loads(done.stdout)
     links = re.findall(r"\]\(([^)\s]+)\)", seen["readme"]["text"])
     tag = f"v{seen['version']}"
-    assert f"{url}/raw/{tag}/docs/benchmarks/warm_start.svg" in links
+    assert f"{url}/raw/{tag}/docs/benchmarks/start_up.svg" in links
     assert f"{url}/blob/{tag}/docs/threat-model.md" in links
     relative = [link for link in links if not link.startswith(("https://", "#"))]
     assert not relative, relative

@@ -1,0 +1,160 @@
+"""How long does a start take by number of layers: with one thread, wall-clock and CPU seconds?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from _first_step import WIDTH, Request
+from _harness import Bar, Gateway, Result, median_ratio
+from _plot import lines
+from _start import (
+    EAGER,
+    HAS_RECALL,
+    PRECOMPILE,
+    RECALL,
+    S3,
+    TORCH,
+    Bench,
+    NotAsMeant,
+    Samples,
+    in_turns,
+)
+
+SIZES = (6, 24, 48)
+CASES = (EAGER, TORCH, PRECOMPILE, S3, RECALL)
+CHART = "start_up.svg"
+TITLE = f"Start of training by number of layers (GPT, d={WIDTH})"
+
+_CHARTED = (EAGER, TORCH, S3, RECALL)
+_MAY_FAIL = (PRECOMPILE, RECALL)  # the others have to work
+# What CPU seconds may be of those of another start, at some sizes.
+_LIMITS = (
+    (S3, TORCH, {6: 0.65, 24: 0.6}),
+    (RECALL, EAGER, {6: 1.35, 48: 1.35}),
+    (RECALL, PRECOMPILE, dict.fromkeys(SIZES, 1.0)),
+)
+_GROWTH_LIMIT_MS = 2.0
+
+
+def measure(root: Path, gateway: Gateway, sizes: Sequence[int], rounds: int, seed: int) -> Result:
+    """Fill what all sizes start from, and start them in turns."""
+    kernels = root / f"layers-{sizes[0]}" / "torch"  # layers are alike, and so are their kernels
+    starts: dict[str, Callable[[], dict[str, Any]]] = {}
+    missing: dict[str, str] = {}
+    for size in sizes:
+        request = Request(began_s=0.0, layers=size)
+        threads = {"OMP_NUM_THREADS": "1"}
+        job = f"layers-{size}"
+        bench = Bench(root, gateway, "", request, job, environment=threads, kernels=kernels)
+        for name in CASES:
+            label = _label(size, name)
+            if name == RECALL and not HAS_RECALL:
+                missing[label] = "not in this version"
+                continue
+            try:
+                print(label, flush=True)
+                bench.prepare([name])
+                if name in _MAY_FAIL:
+                    bench.starter(name)()
+            except NotAsMeant as reason:
+                if name not in _MAY_FAIL:
+                    raise
+                missing[label] = str(reason)
+            else:
+                starts[label] = bench.starter(name)
+    return result_of(in_turns(starts, rounds, seed), sizes, missing)
+
+
+def result_of(found: Samples, sizes: Sequence[int], missing: Mapping[str, str]) -> Result:
+    """The table, the bars and the chart.
+
+    Args:
+        missing: why there are no samples, by label.
+    """
+    result = Result(
+        TITLE,
+        ["started from", *(f"{size} layers" for size in sizes), "first step, for each layer more"],
+        samples={
+            f"{label}, {timed}": samples
+            for timed, by_label in found.items()
+            for label, samples in by_label.items()
+        },
+        chart=CHART,
+    )
+    for name in CASES:
+        growths = _growths_ms(found, sizes, name)
+        result.rows.append(
+            [
+                name,
+                *(_cell(found, _label(size, name)) for size in sizes),
+                f"CPU {statistics.median(growths):.1f} ms" if growths else "not run",
+            ]
+        )
+        reasons = {missing[label] for size in sizes if (label := _label(size, name)) in missing}
+        result.notes += [f"{name}: not run: {reason}." for reason in sorted(reasons)]
+    if found:
+        rounds = len(next(iter(found["cpu_s"].values())))
+        result.notes += [
+            f"Medians of {rounds} fresh processes each, which took turns; one thread.",
+            "From the start of the process to the end of its first step, with an optimizer.",
+            "CPU seconds are those of the process itself, not of those that it starts.",
+        ]
+    else:
+        result.notes.append("Not run.")
+    result.bars += _bars(found, sizes)
+    result.svg = lines(
+        f"{TITLE}: seconds to the end of the first step",
+        {
+            name: {
+                size: statistics.median(samples)
+                for size in sizes
+                if (samples := found.get("total_s", {}).get(_label(size, name)))
+            }
+            for name in _CHARTED
+        },
+        unit="layers",
+        emphasised={S3, RECALL},
+    )
+    return result
+
+
+def _label(size: int, name: str) -> str:
+    return f"{size} layers, {name}"
+
+
+def _cell(found: Samples, label: str) -> str:
+    if label not in found.get("cpu_s", {}):
+        return "not run"
+    total_s, cpu_s = (statistics.median(found[timed][label]) for timed in ("total_s", "cpu_s"))
+    return f"{total_s:.2f} s, CPU {cpu_s:.2f} s"
+
+
+def _growths_ms(found: Samples, sizes: Sequence[int], name: str) -> list[float]:
+    """Milliseconds of CPU in the first step for each layer more, by round; empty if not run."""
+    fewest, most = min(sizes), max(sizes)
+    first = found.get("first_cpu_s", {})
+    below, above = (first.get(_label(size, name), []) for size in (fewest, most))
+    if not (below and above) or fewest == most:
+        return []
+    return [1e3 * (b - a) / (most - fewest) for a, b in zip(below, above, strict=True)]
+
+
+def _bars(found: Samples, sizes: Sequence[int]) -> list[Bar]:
+    bars = []
+    for above, below, limits in _LIMITS:
+        for size in sizes:
+            if size in limits:
+                cpu = found.get("cpu_s", {})
+                ours, theirs = (cpu.get(_label(size, name)) for name in (above, below))
+                ratio = median_ratio(ours, theirs) if ours and theirs else None
+                what = f"CPU, {size} layers: {above} ÷ {below}"
+                bars.append(Bar(what, ratio, "at most", limits[size]))
+    ours, theirs = (_growths_ms(found, sizes, name) for name in (RECALL, EAGER))
+    growth = None
+    if ours and theirs:
+        growth = statistics.median(a - b for a, b in zip(ours, theirs, strict=True))
+    what = f"CPU of the first step for each layer more, {RECALL} - {EAGER}"
+    return [*bars, Bar(what, growth, "at most", _GROWTH_LIMIT_MS, "ms")]

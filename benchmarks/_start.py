@@ -1,0 +1,283 @@
+"""The ways to start, each in a fresh process from its own disk, and what takes turns in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from _first_step import Request
+from _harness import Gateway, shuffled_rounds
+
+from s3cache.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+EAGER = "eager, nothing compiled"
+COLD = "nothing cached"
+MISS = "s3cache, nothing cached"
+REDIS = "torch's Redis remote caches, empty disk"
+MEGA = "torch's Mega-Cache, empty disk"
+TORCH = "torch's own cache, warm disk"
+LOCAL = "s3cache, local tier"
+S3 = "s3cache from S3, empty disk"
+PRECOMPILE = "TORCH_CACHING_PRECOMPILE=1, warm disk"
+RECALL = "s3cache from S3, empty disk, with recall"
+
+#: Whether this version has what :data:`RECALL` turns on.
+HAS_RECALL = any(each.name == "recall" for each in fields(Settings))
+
+TIMED = ("first_s", "total_s", "first_cpu_s", "cpu_s")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to start.
+
+    Attributes:
+        request: for the fresh process.
+        environment: its variables, on top of the basic ones.
+        disk: names the disk it finds; "" for an empty one.
+        hit: whether torch must report a hit; None where it need not ask.
+        tier: the tier of s3cache that must have it; "remote" where the disk is empty.
+        traced: whether Dynamo must trace.
+        copy_of: the disk that it starts as a copy of, if there is one.
+    """
+
+    request: Request
+    environment: Mapping[str, str]
+    disk: str = ""
+    hit: bool | None = True
+    tier: str = ""
+    traced: bool = True
+    copy_of: Path | None = None
+
+    def check(self, answer: Mapping[str, Any]) -> None:
+        """Raise :class:`NotAsMeant` where a process has started in another way."""
+        found = {"tiers": answer["tiers"], "traced": bool(answer["traced"])}
+        if self.tier == "remote" and found["tiers"]:
+            found["tiers"] = ["remote"]  # the disk was empty, so whatever is local was fetched
+        meant = {"tiers": [self.tier] if self.tier else [], "traced": self.traced}
+        if self.hit is not None:
+            found["hit"], meant["hit"] = answer["hit"], self.hit
+        if found != meant:
+            raise NotAsMeant(f"the process started with {found}, not with {meant}")
+
+
+class NotAsMeant(SystemExit):
+    """A process did not start in the way that was to be measured."""
+
+
+#: Seconds by what was timed, then by case, in the order of the rounds.
+Samples: TypeAlias = dict[str, dict[str, list[float]]]
+
+
+class Training:
+    """A fresh process that has done its first step, and does more as it is asked to.
+
+    Of several ranks, the answer is that of the first.
+    """
+
+    def __init__(self, request: Request, environment: Mapping[str, str]) -> None:
+        text = json.dumps(asdict(replace(request, began_s=time.monotonic())))
+        places = _places(request.ranks)
+        self._process, *self._others = [
+            subprocess.Popen(
+                [sys.executable, str(ROOT / "benchmarks" / "_first_step.py"), text],
+                env={**environment, **place},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
+                text=True,
+            )
+            for rank, place in enumerate(places)
+        ]
+        self.answer: dict[str, Any] = self._read()
+        if "error" in self.answer:
+            raise NotAsMeant(self.answer["error"])
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in (self._process, *self._others):
+            process.communicate()  # no more input: it ends
+            if process.returncode:
+                raise SystemExit(f"a process ended with status {process.returncode}")
+
+    def steps_s(self, count: int) -> list[float]:
+        """Seconds of that many steps, one by one."""
+        assert self._process.stdin is not None
+        print(count, file=self._process.stdin, flush=True)
+        found: list[float] = self._read()
+        return found
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a process ended with status {self._process.wait()}")
+        return json.loads(line)
+
+
+def _places(ranks: int) -> list[dict[str, str]]:
+    """What tells each rank where it is; nothing where there is one."""
+    if ranks == 1:
+        return [{}]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    return [{**meeting, "RANK": str(rank), "OMP_NUM_THREADS": "1"} for rank in range(ranks)]
+
+
+class Bench:
+    """Cases, and the disks and servers they start from.
+
+    Args:
+        name: of the job; jobs of different names share nothing.
+        trust: settings of s3cache that say who signs and who is trusted.
+        environment: variables of every process.
+        kernels: a disk with kernels that are not compiled again to fill others, once it is there.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        gateway: Gateway,
+        redis_url: str,
+        request: Request,
+        name: str = "",
+        trust: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        kernels: Path | None = None,
+    ) -> None:
+        # Compilers take no path with a space in it.
+        plain = name.replace(",", "").replace(" ", "-").lower()
+        self._root = root / plain
+        self._prefix = f"{plain}-" if plain else ""
+        self._gateway = gateway
+        self._request = request
+        self._trust = {**(trust or {})}
+        self._environment = {**(environment or {})}
+        self._disks = 0
+        self._prepared: set[str] = set()
+        artifacts = str(self._root / "mega-cache")
+        redis = {
+            "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
+            "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
+            "TORCHINDUCTOR_REDIS_URL": redis_url,
+        }
+        ours = replace(request, s3cache=True)
+        shared = self._s3cache("shared")
+        recall = {**shared, "S3CACHE_RECALL": "on"}
+        precompile = {"TORCH_CACHING_PRECOMPILE": "1"}
+        quiet = {"TORCH_LOGS": "-dynamo"}  # of a line for each guard that precompile drops
+        #: What has to happen before anything is measured, in this order.
+        self.preparations = {
+            TORCH: Case(request, {}, disk="torch", hit=False, copy_of=kernels),
+            REDIS: Case(replace(request, redis=True), redis, hit=False),
+            MEGA: Case(replace(request, save_artifacts=artifacts), {}, hit=False),
+            PRECOMPILE: Case(
+                replace(request, save_artifacts=artifacts),
+                {**precompile, **quiet},
+                disk="precompile",
+                hit=False,
+                copy_of=self.disk("torch"),
+            ),
+            S3: Case(ours, shared, hit=False, copy_of=kernels),
+            LOCAL: Case(ours, shared, disk="s3cache", tier="remote"),
+            RECALL: Case(ours, recall, tier="remote"),
+        }
+        self.cases: dict[str, Callable[[], Case]] = {
+            EAGER: lambda: Case(replace(request, compiled=False), {}, hit=None, traced=False),
+            COLD: lambda: Case(request, {}, hit=False),
+            MISS: lambda: Case(ours, self._s3cache(f"miss-{self._disks}"), hit=False),
+            REDIS: lambda: Case(replace(request, redis=True), redis),
+            MEGA: lambda: Case(replace(request, load_artifacts=artifacts), {}),
+            TORCH: lambda: Case(request, {}, disk="torch"),
+            LOCAL: lambda: Case(ours, shared, disk="s3cache", tier="local"),
+            S3: lambda: Case(ours, shared, tier="remote"),
+            PRECOMPILE: lambda: Case(
+                request, precompile, disk="precompile", hit=None, traced=False
+            ),
+            RECALL: lambda: Case(ours, recall, hit=None, tier="remote", traced=False),
+        }
+
+    def disk(self, name: str) -> Path:
+        """Where the disk of that name is, once a process has started from it."""
+        return self._root / name
+
+    def _s3cache(self, prefix: str) -> dict[str, str]:
+        url = self._gateway.url(self._prefix + prefix)
+        options = {**self._gateway.options(), **self._trust, "url": url, "strict": "true"}
+        return {f"S3CACHE_{name.upper()}": value for name, value in options.items()}
+
+    def prepare(self, names: Collection[str]) -> None:
+        """Fill what those cases start from, once."""
+        for name, case in self.preparations.items():
+            wanted = name in names or (name == S3 and LOCAL in names)
+            if wanted and name not in self._prepared:
+                print(f"preparing: {name}", flush=True)
+                self.run(case)
+                self._prepared.add(name)
+
+    def start(self, case: Case) -> Training:
+        """A fresh process, after checking that it started as the case says."""
+        self._disks += 1
+        disk = self.disk(case.disk or f"empty-{self._disks}")
+        if case.copy_of and case.copy_of.exists() and not disk.exists():
+            shutil.copytree(case.copy_of, disk, symlinks=True)
+        environment = {
+            **{name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ},
+            "PYTHONPATH": str(ROOT),
+            **self._environment,
+            **case.environment,
+        }
+        for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+            (disk / name.lower()).mkdir(parents=True, exist_ok=True, mode=0o700)
+            environment[name] = str(disk / name.lower())
+        training = Training(case.request, environment)
+        try:
+            case.check(training.answer)
+        except NotAsMeant:
+            with training:
+                raise
+        return training
+
+    def run(self, case: Case) -> dict[str, Any]:
+        """The answer of a fresh process."""
+        with self.start(case) as training:
+            return training.answer
+
+    def starter(self, name: str) -> Callable[[], dict[str, Any]]:
+        """Return what runs the case of that name."""
+        return lambda: self.run(self.cases[name]())
+
+
+def measure(bench: Bench, names: Sequence[str], rounds: int, seed: int) -> Samples:
+    """Prepare what the cases start from, and run them all, ``rounds`` times."""
+    bench.prepare(names)
+    return in_turns({name: bench.starter(name) for name in names}, rounds, seed)
+
+
+def in_turns(starts: Mapping[str, Callable[[], dict[str, Any]]], rounds: int, seed: int) -> Samples:
+    """Call all of them, which return the answer of a fresh process, ``rounds`` times."""
+    found: Samples = {timed: {name: [] for name in starts} for timed in TIMED}
+    for number, order in enumerate(shuffled_rounds([*starts], rounds, seed), 1):
+        for name in order:
+            answer = starts[name]()
+            print(
+                f"round {number}: {name}: first step {answer['first_s']:.3f} s, "
+                f"from process start {answer['total_s']:.3f} s, CPU {answer['cpu_s']:.3f} s",
+                flush=True,
+            )
+            for timed, samples in found.items():
+                samples[name].append(answer[timed])
+    return found
