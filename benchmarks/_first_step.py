@@ -105,7 +105,8 @@ def main() -> None:
     try:
         answer, step_s = started(Request(**json.loads(sys.argv[1])))
     except Exception as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+        lines = f"{type(error).__name__}: {error}".splitlines()
+        print(json.dumps({"error": lines[0]}), flush=True)
         raise
     print(json.dumps(answer), flush=True)
     for line in sys.stdin:
