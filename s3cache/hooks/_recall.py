@@ -104,6 +104,8 @@ class Recall:
         self._lookups, self._bypasses, self._ready = lookups, bypasses, ready
         self._stack = _Stack()
         self._unusable: set[str] = set()
+        self._is_ready = False
+        self._patches = Patches()
         self._checks = engine.settings.recall == "check"
         # Code that goes on after a graph break, by what it belongs to: one for all instances.
         self._resumes: weakref.WeakKeyDictionary[types.CodeType, dict[bytes, types.CodeType]] = (
@@ -225,7 +227,7 @@ class Recall:
         values: dict[str, object] = {}
         names: dict[str, str] = {}
         if candidate.graphs:
-            self._ready()
+            self._make_ready()
             version = self._keys.version_of
 
             def as_before() -> bool:
@@ -364,7 +366,6 @@ class Recall:
         with inductor.patch(backend.config):
             return inductor.get_config_copy()
 
-    @around(internals.post_compile_hit)
     def _post_compile_hit(
         self, original: Function[object], *args: DynamoObject, **kwargs: DynamoObject
     ) -> object:
@@ -373,13 +374,24 @@ class Recall:
         return internals.without_graph(original)(*args, **kwargs)
 
     def install(self, patches: Patches) -> None:
-        """Install every hook, that into DDP's part once a program uses it."""
+        """Install every hook, those into what is not imported yet once it is needed.
+
+        This runs in the middle of a program's imports, so it imports nothing.
+        """
+        self._patches = patches
         patches.install(self)
 
         def around_parts() -> None:
             patches.wrap(internals.compile_parts, self._compile_parts)
 
         patches.callback(when_imported(internals.DDP_OPTIMIZER, around_parts))
+
+    def _make_ready(self) -> None:
+        """Install what makes an entry into a callable, where torch has not asked for that yet."""
+        self._ready()
+        if not self._is_ready:
+            self._patches.wrap(internals.post_compile_hit, self._post_compile_hit)
+            self._is_ready = True
 
     def _compile_parts(
         self, original: Function[object], *args: DynamoObject, **kwargs: DynamoObject

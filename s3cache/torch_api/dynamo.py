@@ -72,6 +72,7 @@ _CODE_KINDS = (
     types.MethodType,
     types.ModuleType,
     types.CodeType,
+    enum.Enum,
     type,
     type(None),
     bool,

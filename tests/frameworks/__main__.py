@@ -49,6 +49,8 @@ def main(arguments: list[str]) -> int:
     for name in options.only or PROGRAMS:
         print(f"{name}: {PROGRAMS[name].does}", flush=True)
         runs = QUICK if options.quick else RUNS
+        if options.recall != "off":
+            runs = tuple(each for each in runs if not each.startswith("alone"))
         found = results[name] = _kept(options.folder, name, runs, options.recall)
         failed = [found["failed"]] if "failed" in found else []
         for complaint in (*failed, *(complaints(found["trials"]) if "trials" in found else ())):
