@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     results = {name: _read(options.folder, name) for name in PROGRAMS}
     for name in options.only or PROGRAMS:
         print(f"{name}: {PROGRAMS[name].does}", flush=True)
-        runs = QUICK if options.quick else RUNS
+        runs: Collection[str] = QUICK if options.quick else RUNS
         if options.recall != "off":
             runs = tuple(each for each in runs if not each.startswith("alone"))
         found = results[name] = _kept(options.folder, name, runs, options.recall)
