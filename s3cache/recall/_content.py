@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, cast
 
 from s3cache.graph import code_digest, is_torch_file
+from s3cache.torch_api import dynamo
 from s3cache.util.snapshot import content_of
 
 if TYPE_CHECKING:
@@ -351,16 +352,12 @@ def _module_text(module: Module) -> str:
 
 def tensor_guarded(tensor: Tensor) -> str:
     """Return what torch's own guard looks at of a tensor, but for its class and sizes."""
-    import torch
-
-    keys = torch._C._dispatch_keys(tensor).raw_repr()
+    keys = dynamo.dispatch_keys(tensor)
     return f"{tensor.dtype} {tensor.device} {tensor.requires_grad} {tensor.dim()} {keys}"
 
 
 def _tensor_text(tensor: Tensor, *, is_state: bool) -> str:
     """Return what Dynamo, and what is compiled, may depend on of a tensor, but for its sizes."""
-    import torch
-
     state = dict(getattr(tensor, "__dict__", None) or {})
     if is_state:  # Dynamo marks them as it traces
         state.pop("_dynamo_static_input_type", None)
@@ -374,7 +371,7 @@ def _tensor_text(tensor: Tensor, *, is_state: bool) -> str:
         tensor.dim(),
         tensor._base is not None,
         tensor.is_inference(),
-        torch._C._dispatch_keys(tensor).raw_repr(),
+        dynamo.dispatch_keys(tensor),
         marks,
     ]
     return str(parts)

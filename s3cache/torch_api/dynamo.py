@@ -310,6 +310,13 @@ class Scope:
         return bool(eval(expression, {**functions, **self._outer}))  # noqa: S307 - of a verified entry
 
 
+def dispatch_keys(tensor: Any) -> int:
+    """Return what torch dispatches by, of a tensor."""
+    import torch
+
+    return int(torch._C._dispatch_keys(tensor).raw_repr())
+
+
 # -- guards
 
 
