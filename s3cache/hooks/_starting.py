@@ -1,0 +1,61 @@
+"""Import less with torch's compiler: what a hit does not need is made where it is first used.
+
+Each of these fails alone, and silently: torch then does at once what it would have done later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from s3cache.torch_api import internals
+from s3cache.util.importing import when_imported
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+    from s3cache.torch_api.protocols import Function
+
+
+def parse_templates_later() -> Callable[[], None]:
+    """Have the templates that torch's compiler makes at its import parsed at their first use.
+
+    They are of kernels for GPUs; to parse them takes longer than most of that import. Returns a
+    function that cancels this for those that are not made by then.
+    """
+    undo = contextlib.ExitStack()
+
+    def begin() -> None:
+        with contextlib.suppress(Exception):  # of another torch
+            environment = internals.template_environment.get()()
+            if environment is not None:
+                names: dict[str, object] = environment.__dict__
+                names["from_string"] = _deferring(environment)
+                undo.callback(names.pop, "from_string", None)
+
+    undo.callback(when_imported(internals.TEMPLATES, begin))
+    undo.callback(when_imported(internals.COMPILER, undo.close))
+    return undo.close
+
+
+def _deferring(environment: Environment) -> type[Template]:
+    kind = environment.template_class
+    parse = cast("Function[Template]", environment.from_string)
+
+    class Later(kind):  # type: ignore[misc, valid-type]
+        def __new__(cls, *args: object, **kwargs: object) -> Later:
+            later = object.__new__(cls)
+            later.__dict__["parse"] = functools.partial(parse, *args, **kwargs)
+            return later
+
+        def __getattr__(self, name: str) -> object:  # all that templates have, but for methods
+            names: dict[str, object] = self.__dict__
+            if parse_now := cast("Function[Template] | None", names.get("parse")):
+                names.update(parse_now().__dict__)
+                object.__setattr__(self, "__class__", kind)
+                names.pop("parse", None)
+            return object.__getattribute__(self, name)
+
+    return Later
