@@ -1,0 +1,100 @@
+"""What torch's compiler imports and parses is there for whoever uses it, and not before."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.marks import slow
+from tests.support.sites import Site
+
+pytestmark = pytest.mark.timeout(900)
+
+_PROGRAM = """\
+import json, os, sys
+import s3cache
+when, url = sys.argv[1:]
+if when == "late":
+    import torch._inductor.compile_fx
+if when != "never":
+    s3cache.enable(url, strict=True)
+import torch
+from torch._inductor import config
+
+def model(x, y):
+    return torch.nn.functional.gelu(x @ y).sum()
+
+def train(times):
+    torch.manual_seed(0)
+    x, y = (torch.randn(32, 32, requires_grad=True) for _ in "xy")
+    compiled = torch.compile(lambda x, y: model(x * times, y))
+    compiled(x, y).backward()
+    return float(x.grad.double().sum())
+
+found = {"gradients": [train(1)]}
+from jinja2 import Template
+from torch._inductor.codegen.common import KernelTemplate
+from torch._inductor.kernel.mm import mm_template
+from torch._functorch._activation_checkpointing import graph_info_provider
+
+template = mm_template.template
+found["light"] = "networkx" not in sys.modules and type(template) is not Template
+# The first uses.
+found["rendered"] = [template.name, sorted(template.blocks), isinstance(template, Template)]
+found["like one"] = vars(template).keys() == vars(KernelTemplate._template_from_string("")).keys()
+found["error"] = None
+try:
+    KernelTemplate._template_from_string("{{")
+except Exception as exc:
+    found["error"] = [type(exc).__name__, str(exc).count("-->")]
+nodes = graph_info_provider.nx.DiGraph([(1, 2)])
+import networkx
+found["nodes"] = isinstance(nodes, networkx.DiGraph)
+# A program's own, before and after.
+found["gradients"].append(train(2))
+import torch._functorch.config
+with torch._functorch.config.patch(activation_memory_budget=0.5):
+    torch._dynamo.reset()
+    found["gradients"].append(train(3))
+if when != "never":
+    stats = s3cache.active().stats()
+    found["hits"], found["misses"] = sum(stats.hits.values()), sum(stats.misses.values())
+    s3cache.disable()
+print(json.dumps(found))
+"""
+
+
+def _account_of(site: Site, machine: str, when: str) -> dict[str, Any]:
+    script = site.root / "program.py"
+    script.write_text(_PROGRAM)
+    done = site.machine(machine).start(str(script), when, site.url)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@slow
+def test_a_hit_imports_and_parses_less_and_the_rest_is_there_later(site: Site) -> None:
+    """No key has what was put off: a process that has imported all of it hits what another saved.
+
+    Programs find modules, templates and their errors as torch alone has them.
+    """
+    writer = _account_of(site, "one", "early")
+    late, reader, alone = (
+        _account_of(site, name, when)
+        for name, when in (("two", "late"), ("three", "early"), ("four", "never"))
+    )
+    assert reader["light"]  # a miss needs some of it
+    assert not late["light"]
+    assert not alone["light"]
+    assert writer["gradients"] == late["gradients"] == reader["gradients"] == alone["gradients"]
+    for name in ("rendered", "like one", "error", "nodes"):
+        assert writer[name] == late[name] == reader[name] == alone[name], name
+    assert alone["rendered"][2]
+    assert alone["like one"]
+    assert alone["nodes"]
+    assert writer["misses"] == 3
+    for each in (late, reader):
+        assert (each["hits"], each["misses"]) == (3, 0)
