@@ -191,8 +191,8 @@ def _leave_out(name: str, loader: SourceLoader) -> None:
         def get_rest(fullname: str) -> CodeType | None:
             code, names = get_code(fullname), vars(module)
             before = {**names}
-            if code is None:
-                return None
+            if code is None or name in sys.modules or find_spec(name) is None:
+                return code
             try:
                 _execute_without(name, code, names)
             except Exception:  # noqa: BLE001 - as ever then

@@ -277,8 +277,17 @@ def test_an_error_of_the_importer_is_raised_as_ever(left_out: Path) -> None:
 
 
 def test_a_module_that_is_there_already_stays(left_out: Path) -> None:
-    (left_out / "importing_present.py").write_text(_LEFT_OUT)
-    present, finders = import_module("left_out"), [*sys.meta_path]
+    """Or comes in between, or lacks: that is found out when its importer is imported."""
+    for name in ("between", "present"):
+        (left_out / f"importing_{name}.py").write_text(_LEFT_OUT)
+    (left_out / "lacking_later.py").write_text("import left_out_never as out\n")
+    import_later("lacking_later", "left_out_never")
+    with pytest.raises(ModuleNotFoundError, match="left_out_never"):
+        import_module("lacking_later")
+    import_later("importing_between", "left_out")
+    present = import_module("left_out")
+    assert import_module("importing_between").out is present
+    finders = [*sys.meta_path]
     import_later("importing_present", "left_out")
     assert sys.meta_path == finders
     assert import_module("importing_present").out is present
