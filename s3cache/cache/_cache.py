@@ -143,7 +143,7 @@ class Cache:
         """The settings it was opened with."""
         return self._settings
 
-    def __enter__(self) -> Cache:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -265,6 +265,21 @@ def test_all_variants_that_were_used_are_fetched(machine: Open, store: Gated) ->
     assert store.got() == []
 
 
+def test_what_a_lookup_that_is_not_closed_has_accepted_is_fetched(machine: Open) -> None:
+    """As those of shape profiles and of recalled frames, of which several may be of use."""
+    run(machine("a", job_profiles=False), GRAPHS[:2])
+    second = machine("b")
+    for key in GRAPHS[:2]:
+        lookup = second.candidates(key)
+        for hit in lookup:
+            lookup.accept(hit)
+    eventually(lambda: second.knows_job)
+    second.close()
+    third = machine("c")
+    eventually(lambda: fetched(third) == 2)
+    assert {*run(third, GRAPHS[:2])} == {"local"}
+
+
 def test_only_a_trusted_profile_is_followed(
     machine: Open, store: Gated, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,8 +8,11 @@ import pytest
 
 from s3cache.records import Event, Record
 from s3cache.settings import Settings
+from s3cache.store import MemoryStore
 from tests.cli.commands import Call
+from tests.support.caching import entry, open_engine
 from tests.support.runs import record, two_ranks
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -39,6 +42,23 @@ def test_several_runs_are_counted_together(call: Call, runs: list[str], tmp_path
     assert "mine.op has no formula" in text
     for wrong in (("--html", str(tmp_path / "nowhere" / "x.html")), ("--run", "x")):
         assert call("report", *wrong).code == 2
+
+
+def test_what_a_job_profile_fetched_and_was_not_used_is_said(call: Call, tmp_path: Path) -> None:
+    """Of a real process, which looks up one of three graphs that the one before it has saved."""
+    remote, keys = MemoryStore(), [name * 32 for name in ("ab", "cd", "ef")]
+    with open_engine(tmp_path / "other", remote, job_profiles=True) as first:
+        for key in keys:
+            first.save(key, entry(key))
+        eventually(lambda: first.knows_job)
+    with open_engine(local(), remote, job_profiles=True) as second:
+        second.start()
+        eventually(lambda: second.stats().downloaded == len(keys))
+        found = second.lookup(keys[0])
+        second.record(Record("aot", "hit", key=keys[0], time=1.0, elapsed_s=found.elapsed_s))
+    report = call("report", "--json").json
+    assert (report["unused"], report["unused_bytes"]) == (2, 2 * entry(keys[0]).size)
+    assert "fetched and not used: 2 entries of" in call("report").out
 
 
 def test_the_keys_that_were_used_are_written(call: Call, tmp_path: Path) -> None:
