@@ -50,6 +50,8 @@ _KIND, _SCHEMA = "job", 1
 _MAX_BYTES = 1 << 20
 _MAX_LOOKUPS = 4096
 _MAX_FETCHED_BYTES = 1 << 30
+# A process that has used so many entries, none of which was foreseen, fetches no more.
+_ENOUGH = 8
 # A program keeps so many where we may delete. Where we may not, it gets none once it has _FULL.
 _KEPT, _FULL = 8, 64
 # Each that is damaged or not trusted costs one GET.
@@ -208,6 +210,8 @@ class JobProfile:
 
         async def fetch_some(name: str, accept: AcceptSize) -> Frame | NotAccepted | None:
             is_too_large = False
+            if len(self.lookups) >= _ENOUGH and self._foreseen.keys().isdisjoint([*self.lookups]):
+                return None
 
             def accept_some(size: int) -> bool:
                 nonlocal is_too_large

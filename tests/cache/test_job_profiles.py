@@ -204,30 +204,58 @@ def test_what_is_no_profile_is_ignored_with_one_warning(
     eventually(lambda: fetched(third) == len(GRAPHS))
 
 
-@pytest.mark.parametrize(("max_bytes", "count"), [(1 << 40, 3), (800 << 20, 2)])
-def test_all_that_is_fetched_is_bounded(memory: MemoryStore, max_bytes: int, count: int) -> None:
-    """Whatever a profile names: 1 GiB in all, or half of what the disk may hold."""
-    asked, accepted, problems = list[str](), list[int](), list[Exception]()
+def followed(
+    memory: MemoryStore, fetch: Callable[[JobProfile, str, AcceptSize], Any], max_bytes: int
+) -> list[str]:
+    """Have one entry after another fetched of a profile of GRAPHS; return what was asked for."""
+    asked, problems = list[str](), list[Exception]()
     job = JobProfile(
         reads=True, save=None, settled_s=0, max_bytes=max_bytes, on_problem=problems.append
     )
     content = msgpack.packb([[key, ""] for key in GRAPHS])
+    profile = frame.encode(kind="job", key=program_key(), schema=1, sections={"lookups": content})
+    put(memory, entries.first_name(program_key()), profile)
 
-    async def fetch(name: str, accept: AcceptSize) -> Frame | NotAccepted | None:
-        size = 300 << 20
+    async def noted(name: str, accept: AcceptSize) -> Frame | NotAccepted | None:
         asked.append(name)
+        found: Frame | NotAccepted | None = fetch(job, name, accept)
+        return found
+
+    work = job.follow(memory, None, noted, lambda _: [], Budget(1 << 40), 1)
+    background().wait(work, LONG_S)
+    assert problems == []
+    return asked
+
+
+@pytest.mark.parametrize(("max_bytes", "count"), [(1 << 40, 3), (800 << 20, 2)])
+def test_all_that_is_fetched_is_bounded(memory: MemoryStore, max_bytes: int, count: int) -> None:
+    """Whatever a profile names: 1 GiB in all, or half of what the disk may hold."""
+    accepted = list[int]()
+
+    def fetch(_: JobProfile, name: str, accept: AcceptSize) -> Frame | NotAccepted:
+        size = 300 << 20
         if not accept(size):
             return NotAccepted(size)
         accepted.append(size)
         return entry(entries.key_of(name))
 
-    profile = frame.encode(kind="job", key=program_key(), schema=1, sections={"lookups": content})
-    put(memory, entries.first_name(program_key()), profile)
-    work = job.follow(memory, None, fetch, lambda _: [], Budget(1 << 40), 2)
-    background().wait(work, LONG_S)
+    assert len(followed(memory, fetch, max_bytes)) == len(GRAPHS)
     assert len(accepted) == count
-    assert len(asked) == len(GRAPHS)
-    assert problems == []
+
+
+@pytest.mark.parametrize("used", [["ff"], [*GRAPHS[-1:], "ff"]])
+def test_a_profile_is_dropped_once_others_than_it_names_are_used(
+    memory: MemoryStore, used: list[str]
+) -> None:
+    """A single one that it names will do to go on."""
+
+    def fetch(job: JobProfile, name: str, accept: AcceptSize) -> Frame | NotAccepted:
+        for key in [*used, *(f"a{number}" for number in range(7))]:
+            job.lookups[key, ""] = None
+        return entry(entries.key_of(name)) if accept(1_000) else NotAccepted(1_000)
+
+    asked = followed(memory, fetch, 1 << 40)
+    assert len(asked) == (1 if len(used) == 1 else len(GRAPHS))
 
 
 def test_no_download_begins_while_a_caller_waits_for_another(machine: Open, store: Gated) -> None:
