@@ -18,7 +18,7 @@ import os
 import re
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, cast
 
 from s3cache.graph import code_digest, is_torch_file
@@ -33,7 +33,7 @@ _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, type(...), t
 _TABLE_KINDS: Final = (dict, OrderedDict)
 _VIEWS: Final[tuple[type, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
 _SHORT = 200
-_MAX_DEPTH = 24
+_MAX_PARTS = 20_000
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: what a class statement makes
 # Of each class, and no code.
 _NO_MEMBERS = frozenset(
@@ -51,6 +51,21 @@ _NATIVE = (
     types.ClassMethodDescriptorType,
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
+)
+#: What has a text as code.
+_CODE = (
+    types.FunctionType,
+    types.MethodType,
+    types.ModuleType,
+    types.CodeType,
+    type,
+    functools.partial,
+    staticmethod,
+    classmethod,
+    property,
+    functools.cached_property,
+    functools._lru_cache_wrapper,
+    *_NATIVE,
 )
 #: Attributes of a function that change what Dynamo makes of a call, and run code as it traces.
 _MARKS = re.compile(r"_dynamo_marked_constant|_torchdynamo_\w+|_dynamo_\w+")
@@ -74,6 +89,7 @@ class Contents:
     def __init__(self) -> None:
         self.codes: dict[types.CodeType, dict[str, object]] = {}
         self._texts: dict[int, tuple[object, str]] = {}
+        self._parts: dict[int, tuple[object, str, list[object]]] = {}
 
     def of(self, value: object, *, is_state: bool = False) -> str:
         """Return the text of an object; ``is_state`` is a parameter or a buffer of a module.
@@ -86,41 +102,46 @@ class Contents:
             return _plain(value)
         known = self._texts.get(id(value))
         if known is None:
-            known = self._texts[id(value)] = value, self._of(value, 0, is_state=is_state)
+            known = self._texts[id(value)] = value, self._of(value, is_state=is_state)
         return known[1]
+
+    def whole(self, value: object) -> str:
+        """Return the text of an object with all of its elements, if it has any."""
+        return (
+            self._item(value, _Refs(self)) if isinstance(value, (list, tuple)) else self.of(value)
+        )
 
     def knows(self, value: object) -> bool:
         """Return whether the text of an object is in one of those that were asked for."""
-        return id(value) in self._texts
+        return id(value) in self._texts or id(value) in self._parts
 
-    def _of(self, value: object, depth: int, *, is_state: bool) -> str:
+    def _of(self, value: object, *, is_state: bool) -> str:
         import torch
 
         kind = type(value)
         if kind in _TABLE_KINDS:
             return f"{kind.__name__} {self._keys(value)}"
         if isinstance(value, torch.Tensor):
-            return f"{self._class(kind, depth)} {_tensor_text(value, is_state=is_state)}"
+            return f"{self.of(kind)} {_tensor_text(value, is_state=is_state)}"
         if isinstance(value, torch.nn.Module):
-            return f"{self._class(kind, depth)} {_module_text(value)}"
+            return f"{self.of(kind)} {_module_text(value)}"
         if isinstance(value, torch.optim.Optimizer):
             raise UnknownContentError("an optimizer, which Dynamo reads as a whole")
-        text = self._code(value, depth)
-        if text is not None:
-            return text
+        if self._part(value) is not None:
+            return self._code(value)
         if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return f"{kind.__name__} {value}"
         if isinstance(value, enum.Enum):
-            return f"{self._class(kind, depth)}.{value.name}={_shallow(value.value)}"
+            return f"{self.of(kind)}.{value.name}={_shallow(value.value)}"
         if value is os.environ._data:  # type: ignore[attr-defined]
             return "the environment"  # of which guards say what was asked for
         if isinstance(value, (dict, types.MappingProxyType)):
-            return f"{self._class(kind, depth)} {self._keys(dict(value))} {_attributes(value)}"
+            return f"{self.of(kind)} {self._keys(dict(value))} {_attributes(value)}"
         if isinstance(value, (set, frozenset)):
-            return f"{self._class(kind, depth)} {[self._key(each, depth) for each in value]}"
+            return f"{self.of(kind)} {[self._key(each) for each in value]}"
         if isinstance(value, (list, tuple, deque)):
-            return f"{self._class(kind, depth)} {len(value)} {_attributes(value)}"
-        if isinstance(value, (range, slice)):
+            return f"{self.of(kind)} {len(value)} {_attributes(value)}"
+        if isinstance(value, (range, slice, re.Pattern)):
             return repr(value)
         if isinstance(value, _VIEWS):
             return f"{kind.__name__} {len(cast('list[object]', value))}"
@@ -128,14 +149,12 @@ class Contents:
             is_array = kind.__name__ == "ndarray"  # it is an input of the graph
             about = getattr(value, "shape", None) if is_array else repr(value)
             return f"numpy {kind.__name__} {value.dtype} {about}"
-        if isinstance(value, re.Pattern):
-            return repr(value)
         if isinstance(value, _PLAIN):  # of a subclass
             base = next(each for each in _PLAIN if isinstance(value, each))
             plain = cast("Callable[[object], object]", base)(value)
-            return f"{self._class(kind, depth)} {_plain(plain)} {_attributes(value)}"
+            return f"{self.of(kind)} {_plain(plain)} {_attributes(value)}"
         if kind.__flags__ & _HEAP_TYPE and type(kind).__name__ != "pybind11_type":
-            return f"{self._class(kind, depth)} {_attributes(value)}"
+            return f"{self.of(kind)} {_attributes(value)}"
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name in _OPAQUE:
             return name
@@ -143,136 +162,138 @@ class Contents:
 
     def _keys(self, table: object) -> list[str]:
         return [
-            each if type(each) is str else self._key(each, 0)
+            each if type(each) is str else self._key(each)
             for each in cast("dict[object, object]", table)
         ]
 
-    def _key(self, key: object, depth: int) -> str:
-        if isinstance(key, tuple):
-            return f"({', '.join(self._key(each, depth) for each in key)})"
-        if type(key) in _PLAIN:
-            return _plain(key)
+    def _key(self, key: object) -> str:
         import torch
 
         if isinstance(key, (torch.Tensor, torch.nn.Module)):
             raise UnknownContentError(f"a table by {type(key).__qualname__}")
-        return self._inside(key, depth + 1)
+        return self._item(key, _Refs(self))
 
-    # -- code
+    # -- code: what is called, classes and modules
+    #
+    # Each has a text of its own, with numbers in place of others that it refers to. The text of the
+    # whole are those of all that it leads to, in the order in which they are met. So it does not
+    # matter what was looked at before, nor whether they lead back to each other.
 
-    def _code(self, value: object, depth: int) -> str | None:
-        """Return the text of what is called, or is a class or a module; None for anything else."""
+    def _code(self, root: object) -> str:
+        """Return the text of something that is called, or is a class, with all it leads to."""
+        numbers: dict[int, int] = {id(root): 0}
+        met: list[object] = [root]
+        lines: list[str] = []
+        for value in met:  # grows as others are met
+            part = self._part(value)
+            assert part is not None
+            text, refs = part
+            for each in refs:
+                if id(each) not in numbers:
+                    numbers[id(each)] = len(met)
+                    met.append(each)
+            lines.append(f"{text} {[numbers[id(each)] for each in refs]}")
+            if len(met) > _MAX_PARTS:
+                raise UnknownContentError("code that refers to too much")
+        return lines[0] if len(lines) == 1 else f"{lines[0][:_SHORT]} {_digest(lines)}"
+
+    def _part(self, value: object) -> tuple[str, list[object]] | None:
+        """Return the text of one such object, and those that it refers to; None for another."""
+        known = self._parts.get(id(value))
+        if known is None:
+            refs = _Refs(self)
+            text = self._described(value, refs)
+            if text is None:
+                return None
+            known = self._parts[id(value)] = value, text, refs.values
+        return known[1], known[2]
+
+    def _described(self, value: object, refs: _Refs) -> str | None:
+        def items(values: Iterable[object]) -> list[str]:
+            return [self._item(each, refs) for each in values]
+
         if isinstance(value, types.FunctionType):
-            return self._function(value, depth)
-        if isinstance(value, types.MethodType):
-            inner = self._inside(value.__func__, depth + 1)
-            return f"method {inner} of {self._class(type(value.__self__), depth + 1)}"
+            return self._function(value, refs)
         if isinstance(value, type):
-            return self._class(value, depth)
+            return self._class(value, refs)
+        if isinstance(value, types.MethodType):
+            return f"method {items([value.__func__, type(value.__self__)])}"
         if isinstance(value, types.ModuleType):
             return f"module {value.__name__}"
         if isinstance(value, functools.partial):
-            parts = (
-                value.func,
-                *value.args,
-                *(each for pair in value.keywords.items() for each in pair),
-            )
-            return f"partial {[self._inside(each, depth + 1) for each in parts]}"
+            named = (each for pair in value.keywords.items() for each in pair)
+            return f"partial {items([value.func, *value.args, *named])}"
         if isinstance(value, (staticmethod, classmethod)):
-            return f"{type(value).__name__} {self._inside(value.__func__, depth + 1)}"
+            return f"{type(value).__name__} {items([value.__func__])}"
         if isinstance(value, property):
-            parts = value.fget, value.fset, value.fdel
-            return f"property {[self._inside(each, depth + 1) for each in parts]}"
+            return f"property {items([value.fget, value.fset, value.fdel])}"
         if isinstance(value, functools.cached_property):
-            return f"cached {self._inside(value.func, depth + 1)}"
+            return f"cached {items([value.func])}"
         if isinstance(value, functools._lru_cache_wrapper):
-            return f"lru_cache {self._inside(value.__wrapped__, depth + 1)}"
+            return f"lru_cache {items([value.__wrapped__])}"
         if isinstance(value, _NATIVE):
-            owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
-            if owner is not None and not isinstance(owner, (type, types.ModuleType)):
-                owner = type(owner)
-            return f"native {getattr(owner, '__name__', '')} {getattr(value, '__module__', '')}.{value.__name__}"  # noqa: E501
+            return _native(value)
         if type(value).__module__ == "torch._ops":
+            # Higher-order operators are of many classes, and hold nothing that differs.
             return f"operator {value}"
         if isinstance(value, types.CodeType):
-            self._note(value, {})
+            self.note(value, {})
             return f"code {_digest_of_code(value)}"
         return None
 
-    def _function(self, function: types.FunctionType, depth: int) -> str:
+    def _item(self, value: object, refs: _Refs) -> str:
+        """Return what stands for something that code holds; Dynamo reads more of it if it must.
+
+        Of what is neither code nor a constant this is its class alone, by name.
+        """
+        kind = type(value)
+        if kind in _PLAIN:
+            return _plain(value)
+        if kind in (tuple, list):
+            each_of = cast("list[object]", value)
+            return f"{kind.__name__} {[self._item(each, refs) for each in each_of]}"
+        if isinstance(value, enum.Enum):
+            return f"{kind.__qualname__}.{value.name}"
+        if isinstance(value, _NATIVE):
+            return _native(value)
+        if refs.add(value):
+            return "#"
+        return f"a {kind.__module__}.{kind.__qualname__}"
+
+    def _function(self, function: types.FunctionType, refs: _Refs) -> str:
         code, marks = function.__code__, vars(function)
         for mark in marks:
             if _MARKS.fullmatch(mark) and mark not in _HARMLESS_MARKS:
                 if is_torch_file(code.co_filename):
                     continue
                 raise UnknownContentError(f"{function.__qualname__}, which bears {mark}")
-        self._note(code, function.__globals__)
-        held = [self._cell(each, depth + 1) for each in function.__closure__ or ()]
-        given = [self._inside(each, depth + 1) for each in function.__defaults__ or ()]
+        self.note(code, function.__globals__)
+        held = [self._item(content_of(each), refs) for each in function.__closure__ or ()]
+        given = [self._item(each, refs) for each in function.__defaults__ or ()]
         named = [
-            f"{name}={self._inside(each, depth + 1)}"
+            f"{name}={self._item(each, refs)}"
             for name, each in sorted((function.__kwdefaults__ or {}).items())
         ]
         name = f"{function.__module__}.{function.__qualname__}"
         return f"function {name} {_digest_of_code(code)} {held} {given} {named} {sorted(marks)}"
 
-    def _cell(self, cell: types.CellType, depth: int) -> str:
-        return self._inside(content_of(cell), depth)
-
-    def _inside(self, value: object, depth: int) -> str:
-        """Return the text of something that an object holds, and that Dynamo reads if it needs it.
-
-        Of what is neither code nor a constant this is its class alone.
-        """
-        kind = type(value)
-        if kind in _PLAIN:
-            return _plain(value)
-        if id(value) in self._texts:
-            return self._texts[id(value)][1]
-        if depth > _MAX_DEPTH:
-            raise UnknownContentError("code that refers to too much")
-        self._texts[id(value)] = value, f"itself {getattr(value, '__qualname__', '')}"  # a cycle
-        if kind is tuple or kind is list:
-            text = f"{kind.__name__} {[self._inside(each, depth + 1) for each in cast('list[object]', value)]}"  # noqa: E501
-        else:
-            found = self._code(value, depth)
-            if found is None and isinstance(value, enum.Enum):
-                found = f"{kind.__qualname__}.{value.name}"
-            text = f"a {kind.__module__}.{kind.__qualname__}" if found is None else found
-            if found is None:
-                del self._texts[id(value)]  # its content was not read
-                return text
-        self._texts[id(value)] = value, text
-        return text
-
-    def _note(self, code: types.CodeType, names: dict[str, object]) -> None:
+    def note(self, code: types.CodeType, names: dict[str, object]) -> None:
+        """Note code, and what is inside of it, that runs under global names."""
         if code not in self.codes:
             self.codes[code] = names
             for constant in code.co_consts:
                 if isinstance(constant, types.CodeType):
-                    self._note(constant, names)
+                    self.note(constant, names)
 
-    # -- classes
-
-    def _class(self, kind: type, depth: int) -> str:
-        known = self._texts.get(id(kind))
-        if known is not None:
-            return known[1]
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        self._texts[id(kind)] = kind, f"class {name}"  # while its members are read
-        parts: list[str] = []
-        if type(kind) is not type:
-            parts.append(self._class(type(kind), depth + 1))
-        for base in kind.__mro__:
-            if base is not kind and base is not object:
-                parts.append(self._class(base, depth + 1))
+    def _class(self, kind: type, refs: _Refs) -> str:
+        bases = [self._item(each, refs) for each in (type(kind), *kind.__mro__[1:])]
+        members: Iterable[str] = ()
         if kind.__flags__ & _HEAP_TYPE:
-            parts += self._members(kind, depth)
-        text = f"class {name} {_digest(parts)}"
-        self._texts[id(kind)] = kind, text
-        return text
+            members = self._members(kind, refs)
+        digest = _digest([*map(str, bases), *members])
+        return f"class {kind.__module__}.{kind.__qualname__} {digest}"
 
-    def _members(self, kind: type, depth: int) -> Iterable[str]:
+    def _members(self, kind: type, refs: _Refs) -> Iterator[str]:
         for name, member in [*vars(kind).items()]:
             if name in _NO_MEMBERS or name.startswith(("_abc_", "__orig_")):
                 continue
@@ -282,13 +303,35 @@ class Contents:
             if isinstance(function, types.FunctionType) and is_torch_file(
                 function.__code__.co_filename
             ):
-                self._note(function.__code__, function.__globals__)
+                self.note(function.__code__, function.__globals__)
                 yield f"{name} {function.__qualname__} {function.__code__.co_firstlineno}"
             else:
-                yield f"{name} {self._inside(member, depth + 1)}"
-        registered = getattr(kind, "_abc_impl", None)
-        if registered is not None:
+                yield f"{name} {self._item(member, refs)}"
+        if getattr(kind, "_abc_impl", None) is not None:
             yield f"registered {_registered(kind)}"
+
+
+class _Refs:
+    """Objects that the text of another one refers to, in order."""
+
+    def __init__(self, contents: Contents) -> None:
+        self.values: list[object] = []
+        self._contents = contents
+
+    def add(self, value: object) -> bool:
+        """Add code; return whether it is any."""
+        if not isinstance(value, _CODE) and type(value).__module__ != "torch._ops":
+            return False
+        self.values.append(value)
+        return True
+
+
+def _native(value: object) -> str:
+    owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
+    if owner is not None and not isinstance(owner, (type, types.ModuleType)):
+        owner = type(owner)
+    of = getattr(owner, "__name__", ""), getattr(value, "__module__", "")
+    return f"native {of} {getattr(value, '__name__', '')}"
 
 
 def _registered(kind: type) -> list[str]:

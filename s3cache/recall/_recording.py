@@ -141,7 +141,7 @@ class Recording:
                 made.sizes.append([number, *known])
         for row in made.guards:
             if row[0] in dynamo.WHOLE and row[1] not in made.symbols:
-                row[4] = digest(whole(scope.value(_source(graph, row, writer)), contents))
+                row[4] = digest(contents.whole(scope.value(_source(graph, row, writer))))
         made.imports = sorted(map(list, imports.items()))
         made.key_order = sorted(writer.number(each) for each in graph.guard_on_key_order)
         made.dynamic = [[name, places[name]] for name in self.dynamic if name in places]
@@ -152,7 +152,7 @@ class Recording:
     def _check_code(self, graph: Any, contents: Contents, made: Candidate) -> None:
         """See that all code that took part is in what was written down."""
         codes = dict(contents.codes)
-        contents._note(self.frame.code, self.frame.names)
+        contents.note(self.frame.code, self.frame.names)
         codes = contents.codes
         absent: dict[str, set[str]] = {}
         libraries: dict[str, str] = {}
@@ -288,11 +288,6 @@ def _source(graph: Any, row: Sequence[Any], writer: SourceWriter) -> Source:
 
 def digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).digest()
-
-
-def whole(value: object, contents: Contents) -> str:
-    """Return the text of a value with all of its elements."""
-    return contents._inside(value, 0) if isinstance(value, (list, tuple)) else contents.of(value)
 
 
 def is_dense(value: object) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from s3cache.graph import origin_of_file, placement
 from s3cache.recall._candidate import Candidate
 from s3cache.recall._content import Contents, tensor_guarded
-from s3cache.recall._recording import Frame, _alias, digest, is_dense, whole
+from s3cache.recall._recording import Frame, _alias, digest, is_dense
 from s3cache.torch_api import dynamo
 from s3cache.torch_api.dynamo import Places, Tree
 
@@ -67,7 +67,7 @@ class Walk:
                 return f"size of {places.source(number).name}"
         for kind, number, args, kwargs, found in made.guards:
             if kind in dynamo.WHOLE and found is not None:
-                if digest(whole(places.at(number), contents)) != found:
+                if digest(contents.whole(places.at(number))) != found:
                     return str(places.source(number).name)
             elif dynamo.is_by_argument(kind) and (self._check(kind, number, args, kwargs) != found):
                 return f"{kind} of {places.source(number).name}"
