@@ -6,8 +6,8 @@
 Each machine is a process with an empty home, cache and temporary directory of its own. The first
 compiles, and shares. The second has nothing on its disk and starts from the bucket; started once
 more, it finds all on its own disk. The third has its virtual environment and its caches in other
-places. Exit status 1 unless all of them hit, and every loss of every step is the first machine's,
-to the last bit.
+places. Recall is on: none of them traces what the first has traced. Exit status 1 unless all of
+them hit and recall, and every loss of every step is the first machine's, to the last bit.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Report:
     time_saved_s: float = 0.0
     uploaded_bytes: int = 0
     downloaded_bytes: int = 0
+    recalled: int = 0
+    traced: int = 0
 
     def take(self, line: Mapping[str, Any]) -> None:
         if line["what"] == "first":
@@ -53,6 +55,7 @@ class Report:
             self.time_saved_s = line["time_saved_s"]
             self.uploaded_bytes = line["uploaded_bytes"]
             self.downloaded_bytes = line["downloaded_bytes"]
+            self.recalled, self.traced = line["recalled"], line["traced"]
 
     def equal_losses(self, other: Report) -> int:
         """How many steps had exactly the other's loss."""
@@ -62,7 +65,7 @@ class Report:
 def tour(console: Console, root: Path, stack: ExitStack, layers: int, steps: int) -> bool:
     """Run all machines and print how they compare; whether it was as promised."""
     environment, url = stack.enter_context(bucket(console))
-    environment = {**environment, "S3CACHE_URL": url}
+    environment = {**environment, "S3CACHE_URL": url, "S3CACHE_RECALL": "on"}
 
     def train(machine: Machine) -> Report:
         return run(console, machine, layers, steps)
@@ -146,6 +149,7 @@ def summary(reports: Mapping[str, Report]) -> Table:
     row("first step, s", lambda it: f"{it.first_step_s:.2f}")
     row("process start to its end, s", lambda it: f"{it.since_start_s:.2f}")
     row("time of compiling saved, s", lambda it: _some(it.time_saved_s, ".1f"))
+    row("frames recalled / traced", lambda it: f"{it.recalled} / {it.traced}")
     row("graphs compiled", lambda it: _some(it.misses, "d"))
     row("hits, local tier", lambda it: _some(it.hits.get("local", 0), "d"))
     row("hits, remote tier", lambda it: _some(it.hits.get("remote", 0), "d"))
@@ -168,6 +172,8 @@ def verdict(first: Report, others: Mapping[str, Sequence[Report]], steps: int) -
         return "NOTHING WAS COMPILED, so nothing could be shared.", False
     if any(job.misses or job.hits.get(tier) != first.misses for tier, job in jobs):
         return "COMPILED AGAIN: not every graph was found where it had to be.", False
+    if any(job.traced or job.recalled != first.traced for _, job in jobs):
+        return "TRACED AGAIN: not every frame was recalled.", False
     if any(job.equal_losses(first) != steps for _, job in jobs):
         return "WRONG: a machine that started warm has other losses than the first.", False
     slowest = max(job.first_step_s for _, job in jobs)

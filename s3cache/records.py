@@ -96,7 +96,10 @@ class Record(_Line):
 
 @dataclass(frozen=True)
 class Event(_Line):
-    """A ``download``, ``upload``, ``compile`` or ``save`` of ``name`` that ended at ``time``."""
+    """A ``download``, ``upload``, ``compile`` or ``save`` of ``name`` that ended at ``time``.
+
+    Or a ``frame``, by its function and line, and ``ended`` says whether it was recalled.
+    """
 
     event: str
     time: float

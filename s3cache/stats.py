@@ -6,16 +6,36 @@ import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from s3cache.errors import Reason as Reason
 from s3cache.util.logs import logger_of
+from s3cache.util.text import counted
 
 TierName: TypeAlias = Literal["local", "remote"]
 #: The kinds of entries, which are counted apart: whole graphs as AOTAutograd has them, Inductor's
 #: FX graphs of one forward or backward, the dynamic sizes of a program, and frames of Dynamo.
 Level: TypeAlias = Literal["aot", "fx", "shapes", "recall"]
+#: Why a frame cannot be recalled: ``docs/recall.md`` has a section on each.
+FrameCode: TypeAlias = Literal[
+    "aliasing",
+    "backend",
+    "code",
+    "constant",
+    "error",
+    "filter",
+    "global",
+    "graphs",
+    "guard",
+    "modes",
+    "object",
+    "random",
+    "second-level",
+    "settings",
+    "source",
+    "subclass",
+]
 Verb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list", "atomic_create"]
 Step: TypeAlias = Literal["queued", "started", "done", "absent", "retried", "failed"]
 _Counted: TypeAlias = Literal[
@@ -174,10 +194,10 @@ class RecallStats:
 
     Attributes:
         recalled: frames that were given back without a trace.
-        traced: frames that Dynamo traced.
+        traced: frames that Dynamo traced; not those refused before that.
         saved: frames that were kept.
         agreed, disagreed: traces that were as recall would have had it, or not (``check``).
-        refused: frames that cannot be recalled, by reason.
+        refused: frames that cannot be recalled, by code.
     """
 
     recalled: int = 0
@@ -186,6 +206,21 @@ class RecallStats:
     agreed: int = 0
     disagreed: int = 0
     refused: Mapping[str, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Return whether there was any frame, as there is none where recall is off."""
+        return self != RecallStats()
+
+    def in_words(self) -> str:
+        """Return ``2 frames recalled, 1 traced``, and what was refused or compared."""
+        counts = [
+            f"{counted(self.recalled, 'frame')} recalled",
+            f"{self.traced} traced",
+            self.refused and _count_in_words("refused", self.refused),
+            self.agreed and f"{self.agreed} agreed",
+            self.disagreed and f"{self.disagreed} disagreed",
+        ]
+        return ", ".join(str(count) for count in counts if count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +287,12 @@ class CacheStats(_Lookups):
             "refused": dict(Counter(self.refused) + Counter(self.fx.refused)),
             "second_level": {"hits": dict(self.fx.hits), "saved": self.fx.saved},
             "time_saved_s": round(self.time_saved_s, 3),
+            **({"recall": asdict(self.recall)} if self.recall else {}),
         }
 
     def in_words(self) -> str:
         """Return one line for people: what hit, missed and was bypassed, and what was shared."""
-        if not (self.lookups or self.bypassed or any(self.fx.hits.values())):
+        if not (self.lookups or self.bypassed or any(self.fx.hits.values()) or self.recall):
             return "nothing was looked up in this process"
         refused = Counter(self.refused) + Counter(self.fx.refused)
         # An entry of the second level that a whole graph superseded is gone, and not uploaded.
@@ -275,7 +311,8 @@ class CacheStats(_Lookups):
         shown = ", ".join(str(count) for count in counts if count)
         has_both = any(self.hits.values()) and self.misses.get(Reason.ABSENT)
         hint = "; `s3cache explain` says why graphs missed where others hit" if has_both else ""
-        return f"{shown}; {self.time_saved_s:.1f} s of compiling spared{hint}"
+        frames = f"; {self.recall.in_words()}" if self.recall else ""
+        return f"{shown}{frames}; {self.time_saved_s:.1f} s of compiling spared{hint}"
 
 
 def _count_in_words(what: str, by_name: Mapping[Any, int], total: int | None = None) -> str:

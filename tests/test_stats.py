@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.stats import Counters, HistogramSnapshot, Reason, TransferEvent
+from s3cache.stats import Counters, HistogramSnapshot, Reason, RecallCounters, TransferEvent
 from s3cache.store import MemoryStore
 from tests.support.caching import KEY, entry, open_cache
 from tests.support.faulty import FaultyStore
@@ -56,6 +56,23 @@ def test_saves_at_the_second_level_are_shown_unless_superseded() -> None:
     second.count("superseded")
     said = counters.snapshot(fx=second.level()).in_words()
     assert "0 saved, 1 uploaded" in said
+
+
+def test_frames_are_counted_in_words_where_recall_is_on() -> None:
+    """Where it is off there are none, and nothing says so."""
+    counters, frames = Counters(), RecallCounters()
+    off = counters.snapshot(recall=frames.snapshot())
+    assert "frame" not in off.in_words()
+    assert "recall" not in off.in_numbers()
+    for name, label in (("recalled", ""), ("recalled", ""), ("traced", ""), ("refused", "object")):
+        frames.count(name, label)
+    on = counters.snapshot(recall=frames.snapshot())
+    assert "; 2 frames recalled, 1 traced, 1 refused (1 object); " in on.in_words()
+    numbers = json.loads(json.dumps(on.in_numbers()))["recall"]
+    assert (numbers["recalled"], numbers["refused"]) == (2, {"object": 1})
+    frames.count("disagreed")
+    frames.count("agreed")
+    assert frames.snapshot().in_words().endswith(", 1 agreed, 1 disagreed")
 
 
 def test_no_count_is_lost_between_threads() -> None:

@@ -218,7 +218,7 @@ def explain(
     and with entries in the local tier and in the remote. Exits with 1 if anything missed or was
     bypassed.
 
-    For a code (a reason, a bypass, an error, a check of doctor) it shows the section of the
+    For a code (of a reason, bypass, frame, error or check of doctor) it shows the section of the
     documentation, offline. A word that is a code is taken as such: give a file of that name as
     ./NAME.
     """
@@ -309,6 +309,8 @@ def report(
     if totals.unused:
         size = size_text(totals.unused_bytes)
         out.line(f"fetched and not used: {counted(totals.unused, 'entry', 'entries')} of {size}")
+    if totals.frames:
+        out.line(totals.frames_in_words)
     if read_on := footer(totals.codes):
         out.line(read_on)
 

@@ -17,10 +17,11 @@ import os
 import platform
 import sys
 import threading
+import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from s3cache.cache import Engine
@@ -44,11 +45,14 @@ from s3cache.recall import (
     restored,
     unpacked,
 )
+from s3cache.records import Event
+from s3cache.stats import FrameCode
 from s3cache.torch_api import dynamo, installed_version, internals
 from s3cache.torch_api.protocols import DynamoObject, Function
 from s3cache.util import __version__
 from s3cache.util.importing import when_imported
 from s3cache.util.logs import logger_of
+from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,6 +77,7 @@ class _Call:
     compile_id: DynamoObject
     settings: str
     compiler: object
+    began: float = field(default_factory=time.time)
 
 
 @dataclass(eq=False)
@@ -129,6 +134,7 @@ class Recall:
                     result = self._rebuilt(call, found)
                     if result is not None:
                         self._engine.recalls.count("recalled")
+                        self._record("recalled", call.frame.code, call.began)
                         return result
         if call is None:
             return original(*args, **kwargs)
@@ -150,25 +156,26 @@ class Recall:
         """Return what identifies a frame; None if it is not to be recalled."""
         if given.get("export") or given.get("package") is not None:
             return None
+        code = given["code"]
         if dynamo.asks_for_guards(given["hooks"]):
-            self._refuse("filter", "has functions of the user's for guards or frames")
+            self._refuse("filter", "has functions of the user's for guards or frames", code)
             return None
         limit, _ = internals.exceeds_recompile_limit.get()(given["cache_size"], given["compile_id"])
         if limit:
             return None
         compiler = dynamo.compiler_of(given["compiler_fn"])
         if compiler is None:
-            self._refuse("backend", "is compiled by another backend than Inductor")
+            self._refuse("backend", "is compiled by another backend than Inductor", code)
             return None
         state = dynamo.state_of_process()
         if state is None:
-            self._refuse("modes", "is compiled under a mode, a transform, a profiler or a debugger")
+            why = "is compiled under a mode, a transform, a profiler or a debugger"
+            self._refuse("modes", why, code)
             return None
-        code = given["code"]
         settings = settings_text(self._keys.version_of)
         options = dynamo.options_of_dynamo()
         if settings is None or options is None:
-            self._refuse("settings", "is compiled under options that have no text")
+            self._refuse("settings", "is compiled under options that have no text", code)
             return None
         import torch
 
@@ -289,8 +296,9 @@ class Recall:
         self, call: _Call, recording: Recording, result: object, found: _Recalled | None
     ) -> None:
         code = dynamo.guarded_code(result)
-        if code is None:
-            return  # it is skipped, or runs as it is
+        if code is None:  # it is skipped, or runs as it is
+            self._record("traced", call.frame.code, call.began)
+            return
         try:
             if recording.refused is not None:
                 raise recording.refused
@@ -306,7 +314,7 @@ class Recall:
                 ),
             )
         except RefusedError as exc:
-            self._refuse(exc.code, f"{call.frame.code.co_name} {exc}")
+            self._refuse(exc.code, str(exc), call.frame.code, call.began)
             if found is not None and self._checks:
                 self._disagreed(call, f"it is refused now: {exc}")
             return
@@ -317,9 +325,11 @@ class Recall:
                 _guards_of(found.candidate) == _guards_of(candidate)
             ):
                 self._engine.recalls.count("agreed")
+                self._record("agreed", call.frame.code, call.began)
             else:
                 self._disagreed(call, "tracing made something else of it")
             return
+        self._record("traced", call.frame.code, call.began)
         if self._engine.settings.mode in ("read-write", "write-only"):
             self._engine.save(call.key, candidate.encode(call.key), level="recall")
             self._engine.recalls.count("saved")
@@ -341,11 +351,22 @@ class Recall:
 
     def _disagreed(self, call: _Call, why: str) -> None:
         self._engine.recalls.count("disagreed")
+        self._record("disagreed", call.frame.code, call.began)
         logger.warning("recall would have been wrong of %s: %s", call.frame.code.co_name, why)
 
-    def _refuse(self, code: str, why: str) -> None:
-        self._engine.recalls.count("refused", code)
-        logger.info("a frame is not recalled (%s): it %s", code, why)
+    def _refuse(
+        self, reason: FrameCode, why: str, code: types.CodeType, began: float | None = None
+    ) -> None:
+        self._engine.recalls.count("refused", reason)
+        self._record(f"refused: {reason}", code, began)
+        name, more = code.co_name, pointer(reason)
+        logger.info("a frame is not recalled (%s): %s %s %s", reason, name, why, more)
+
+    def _record(self, ended: str, code: types.CodeType, began: float | None) -> None:
+        """Record how a frame ended, for reports and traces."""
+        now, where = time.time(), f"{code.co_filename}:{code.co_firstlineno}"
+        elapsed_s = max(now - (began or now), 0.0)
+        self._engine.record(Event("frame", now, elapsed_s, f"{code.co_name} {where}", ended=ended))
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:

@@ -19,12 +19,14 @@ from s3cache.insight._explain import Explanation, reasons_of
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
 from s3cache.stats import Reason
 from s3cache.util import __version__
-from s3cache.util.text import counted, escape, footer
+from s3cache.util.text import counted, escape, footer, printable
 
 #: Reasons of misses that need no action.
 EXPECTED = frozenset(
     map(str, (Reason.ABSENT, Reason.GUARD, Reason.DISABLED, Reason.FORCED, Reason.RANKS))
 )
+
+_REFUSED = "refused: "  # how a frame ended, and then the code
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Totals:
         waited_s: seconds that compiling threads waited for lookups.
         unused, unused_bytes: entries that were fetched, by a job profile or a prefetch, and that
             their process did not look up.
+        frames: how many frames ended so: ``recalled``, ``traced``, ``refused: CODE``, ``agreed`` or
+            ``disagreed``; the most frequent first, and empty where recall is off.
         complete: whether all lookups of these runs are on record.
     """
 
@@ -49,6 +53,7 @@ class Totals:
     waited_s: float
     unused: int
     unused_bytes: int
+    frames: Mapping[str, int]
     complete: bool
 
     @property
@@ -59,9 +64,16 @@ class Totals:
 
     @property
     def codes(self) -> list[str]:
-        """Return the reasons of misses and bypasses about which something may be done."""
+        """Return the reasons of misses, bypasses and frames about which something may be done."""
         reasons = [reason.split() for outcome, reason in self.outcomes if outcome != "hit"]
+        reasons += [[each.removeprefix(_REFUSED)] for each in self.frames if _REFUSED in each]
         return [*dict.fromkeys(code for codes in reasons for code in codes if code not in EXPECTED)]
+
+    @property
+    def frames_in_words(self) -> str:
+        """Return ``frames: 2 recalled, 1 refused: object``; ``""`` where there are none."""
+        counts = ", ".join(f"{count} {printable(ended)}" for ended, count in self.frames.items())
+        return f"frames: {counts}" if counts else ""
 
 
 def sum_up(runs: Sequence[Run]) -> Totals:
@@ -69,6 +81,8 @@ def sum_up(runs: Sequence[Run]) -> Totals:
     outcomes = Counter((each.outcome, each.reason) for each in records if is_counted(each))
     of = Counter(each.outcome for each in records if is_counted(each))
     unused = [size for run in runs for size in _unused(run)]
+    events = [event for run in runs for event in run.events]
+    frames = Counter(event.ended for event in events if event.event == "frame")
     return Totals(
         dict(outcomes.most_common()),
         *(of["hit"], of["miss"], of["bypass"]),
@@ -76,6 +90,7 @@ def sum_up(runs: Sequence[Run]) -> Totals:
         waited_s=sum(record.elapsed_s for record in records),
         unused=len(unused),
         unused_bytes=sum(unused),
+        frames=dict(frames.most_common()),
         complete=all(run.complete for run in runs),
     )
 
@@ -103,7 +118,7 @@ def name_of(outcome: str, reason: str) -> str:
 def manifest(runs: Sequence[Run]) -> str:
     """Return the keys that ``runs`` hit, and those that they saved something under, one to a line.
 
-    It leaves out misses that were not saved, and shape profiles, which are not recorded.
+    It leaves out misses that were not saved. Shape profiles and frames are not recorded.
     """
     hits = (each.key for run in runs for each in run.records if each.outcome == "hit" and each.key)
     saves = (each.name for run in runs for each in run.events if each.event == "save")
@@ -121,14 +136,14 @@ def manifest(runs: Sequence[Run]) -> str:
 # Times are of the Unix clock, in microseconds, as those of torch's own events of compiling are.
 
 
-_LOOKUPS, _COMPILES, _TRANSFERS = 1, 2, 3
+_LOOKUPS, _COMPILES, _FRAMES, _TRANSFERS = 1, 2, 3, 4
 
 
 def trace(runs: Sequence[Run]) -> str:
     """Return what ``runs`` looked up, compiled, saved and transferred, as one trace.
 
     Each process has its own section, by rank, with a lane for lookups, one for compiles and saves,
-    and as many for transfers as were under way at once.
+    one for frames where recall is on, and as many for transfers as were under way at once.
     """
     events = [
         {"pid": process, **event} for process, run in enumerate(runs, 1) for event in _events(run)
@@ -154,7 +169,10 @@ def _events(run: Run) -> Iterator[dict[str, object]]:
     ends: list[float] = []  # of the last transfer in each lane
     for event in sorted(run.events, key=lambda each: each.time - each.elapsed_s):
         lane = _COMPILES
-        if event.event not in ("compile", "save"):
+        if event.event == "frame":
+            lane = _FRAMES
+            lanes[lane] = "frames"
+        elif event.event not in ("compile", "save"):
             began = event.time - event.elapsed_s
             free = next((index for index, end in enumerate(ends) if end <= began), len(ends))
             ends[free : free + 1] = [event.time]
@@ -180,6 +198,7 @@ def _span(lane: int, of: Record | Event, name: str, args: object) -> dict[str, o
 
 # A page with more rows is slow to open; the numbers above the table are of all.
 _MAX_ROWS = 2_000
+_INCOMPLETE = "These runs looked up more than is on record"
 
 
 def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
@@ -200,15 +219,18 @@ def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
         "waited for lookups": _duration(totals.waited_s),
         "fetched, not used": f"{totals.unused:,}",
     }
+    if totals.frames:
+        tiles["frames recalled"] = f"{totals.frames.get('recalled', 0):,}"
     left = max(len(found) - _MAX_ROWS, 0)
     more = f"{left:,} more lookups are left out here, and counted above" if left else ""
+    notes = totals.frames_in_words.capitalize(), "" if totals.complete else _INCOMPLETE
     end = more, escape(footer(totals.codes)), f"s3cache {__version__}"
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(title) or "s3cache",
         when=escape(f"{day}, {counted(len(runs), 'process', 'processes')}"),
         tiles="".join(f'<div class="tile"><b>{n}</b>{what}</div>' for what, n in tiles.items()),
-        note="" if totals.complete else "<p>These runs looked up more than is on record.</p>",
+        note="".join(f"<p>{escape(each)}.</p>" for each in notes if each),
         bars=_bars(totals.outcomes) or "Nothing was looked up.",
         rows="".join(_row(each, len(runs), causes) for each in found[:_MAX_ROWS]),
         end="<br>".join(filter(None, end)),

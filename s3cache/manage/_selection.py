@@ -16,8 +16,8 @@ from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedErr
 _NAMESPACE = re.compile(r"[0-9a-f]{16}/(?=v1/)")
 # Where a CorruptError says that a later release wrote the frame: it may well be sound.
 _NEWER = "frame version"
-# The keys of shape profiles begin so, and no others: their use is not recorded.
-_PROFILE = "p"
+# What keys begin with of entries that are used without a record of it.
+_UNHIT = (entries.JOB_KEYS, entries.SHAPE_KEYS, entries.RECALL_KEYS)
 
 #: What a header says by which entries are chosen and grouped.
 HEADER_FIELDS = ("kind", "torch", "device", "tag", "signer")
@@ -107,7 +107,7 @@ class Selection:
         return (
             (not self.key or key.startswith(self.key))
             and (named is None or key in named or item.place in named)
-            and (hit is None or not (key in hit or key.startswith(_PROFILE)))
+            and (hit is None or not (key in hit or key.startswith(_UNHIT)))
             and self.older <= age_s < self.newer
             and self.min_size <= item.size <= self.max_size
         )

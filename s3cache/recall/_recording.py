@@ -21,6 +21,7 @@ from s3cache.recall._candidate import (
     renamed,
 )
 from s3cache.recall._content import Contents, UnknownContentError
+from s3cache.stats import FrameCode
 from s3cache.torch_api import dynamo, internals
 from s3cache.torch_api.dynamo import NotPlainError, Scope, Source, SourceWriter
 
@@ -37,7 +38,7 @@ _BUILTINS = frozenset(vars(builtins))
 class RefusedError(Exception):
     """A frame cannot be recalled; ``code`` says why in a word."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: FrameCode, message: str) -> None:
         super().__init__(message)
         self.code = code
 
@@ -126,7 +127,7 @@ class Recording:
             if alias.startswith(dynamo.IMPORT) and isinstance(there, types.ModuleType):
                 imports[alias] = there.__name__
             if value is not None and there is not value and not _is_same(there, value):
-                raise RefusedError("source", f"{source.name} is not what was read")
+                raise RefusedError("source", f"reads {source.name}, which is another object now")
             places[source.name] = number
             same = _alias(there, first, len(made.reads))
             if source.name in symbols and type(there) in (int, float):

@@ -23,7 +23,7 @@ from s3cache.torch_api import names
 from s3cache.torch_api.registries import options_text
 
 if TYPE_CHECKING:
-    pass
+    from s3cache.stats import FrameCode
 
 #: A place where Dynamo found an object: a variable, an attribute of what is at another source, ...
 Source: TypeAlias = Any
@@ -88,7 +88,7 @@ _STATE = re.compile(r"\._(parameters|buffers)\['[^']*'\]$")
 class NotPlainError(Exception):
     """Something of a frame cannot be written down; ``code`` says of which kind it is."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: FrameCode, message: str) -> None:
         super().__init__(message)
         self.code = code
 
@@ -114,7 +114,7 @@ class SourceWriter:
             return known
         kind = type(source)
         if kind.__module__ != _MODULE or not dataclasses.is_dataclass(kind):
-            raise NotPlainError("source", f"a {kind.__qualname__}")
+            raise NotPlainError("source", f"reads by a {kind.__qualname__}")
         names_ = _fields_of(cast("Any", kind))
         values = [self._value(getattr(source, name)) for name in names_]
         if kind.__name__ == "GlobalSource" and str(source.global_name).startswith(BUILTINS):
@@ -137,7 +137,7 @@ class SourceWriter:
             return ["class", value.__module__, value.__qualname__]
         if isinstance(value, _source_class()):
             return ["source", self.number(value)]
-        raise NotPlainError("source", f"a source by a {type(value).__qualname__}")
+        raise NotPlainError("source", f"reads by a {type(value).__qualname__}")
 
     argument = _value
 
@@ -350,9 +350,9 @@ def _guard_row(guard: Any, writer: SourceWriter, scope: Scope) -> Plain:
         found = scope.value(guard.originating_source) is scope.value([*args, *kwargs.values()][0])
     elif kind == "ID_MATCH" and not isinstance(scope.value(guard.originating_source), _CODE_KINDS):
         value = scope.value(guard.originating_source)
-        raise NotPlainError("guard", f"the identity of a {type(value).__qualname__}")
+        raise NotPlainError("guard", f"is guarded by the identity of a {type(value).__qualname__}")
     elif kind not in _BY_CONTENT and kind not in _OF_PROCESS:
-        raise NotPlainError("guard", kind)
+        raise NotPlainError("guard", f"is guarded by {kind}")
     return [kind, number, *given, found]
 
 

@@ -1,7 +1,7 @@
 """Text for people: nouns with numbers, foreign text made fit to be shown, sections of the docs.
 
-A message that names a code of a reason, bypass, error or check ends with the command that shows
-the documentation's section on it: :func:`pointer`.
+A message that names a code of a reason, bypass, frame, error or check ends with the command that
+shows the documentation's section on it: :func:`pointer`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ def escape(words: str) -> str:
 
 # -- sections of the documentation
 
-#: Why a lookup missed, or a save was refused; why a graph was bypassed; a class of error; what
-#: ``s3cache doctor`` looks at.
-Kind: TypeAlias = Literal["reason", "bypass", "error", "check"]
+#: Why a lookup missed, or a save was refused; why a graph was bypassed; why a frame is not
+#: recalled; a class of error; what ``s3cache doctor`` looks at.
+Kind: TypeAlias = Literal["reason", "bypass", "frame", "error", "check"]
 
 #: What the sections of a page are about, and how their headings begin.
 PAGES: dict[str, tuple[Kind, str]] = {
     "reasons.md": ("reason", "### "),
     "bypasses.md": ("bypass", "### "),
+    "recall.md": ("frame", "### "),
     "errors.md": ("error", "## "),
     "doctor.md": ("check", "### "),
 }

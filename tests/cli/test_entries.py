@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from s3cache.entries import JOB_KEYS, RECALL_KEYS, SHAPE_KEYS
 from s3cache.records import Record
 from s3cache.trust import generate
 from tests.cli.commands import Call, save
@@ -56,6 +57,17 @@ def test_filters_and_order(call: Call, shelf: Shelf, tmp_path: Path) -> None:
     assert keys("--torch", "2.12") == ["a2"]
     assert keys("--torch", "2.1") == keys("--kind", "test", "--older", "10d") == []
     assert len(keys("--limit", "1")) == 1
+
+
+def test_frames_that_are_recalled_are_a_kind_and_not_taken_for_never_hit(
+    call: Call, shelf: Shelf
+) -> None:
+    """Records say nothing of their use, nor of that of profiles."""
+    for begin, kind in ((RECALL_KEYS, "recall"), (SHAPE_KEYS, "shapes"), (JOB_KEYS, "job")):
+        shelf.add(begin + "0" * 64, kind=kind)
+    (found,) = call("ls", "--url", shelf.url, "--json", "--kind", "recall").lines
+    assert found["key"] == RECALL_KEYS + "0" * 64
+    assert call("ls", "--url", shelf.url, "--json", "--never-hit").lines == []
 
 
 def test_an_unmet_filter_warns(call: Call, shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:

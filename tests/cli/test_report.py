@@ -11,7 +11,7 @@ from s3cache.settings import Settings
 from s3cache.store import MemoryStore
 from tests.cli.commands import Call
 from tests.support.caching import entry, open_engine
-from tests.support.runs import record, two_ranks
+from tests.support.runs import recalling, record, two_ranks
 from tests.support.waiting import eventually
 
 
@@ -71,3 +71,11 @@ def test_the_keys_that_were_used_are_written(call: Call, tmp_path: Path) -> None
     comment, *keys = path.read_text(encoding="utf-8").splitlines()
     assert comment == f"# 2 keys that {run} used"
     assert keys == ["a1", "a2"]
+
+
+def test_frames_are_a_line_where_there_are_any(call: Call, runs: list[str]) -> None:
+    assert "frames" not in call("report").out
+    (run,) = recalling()
+    record(local(), *run.records, *run.events)
+    assert "frames: 2 recalled, 1 traced, 1 refused: object" in call("report").out.splitlines()
+    assert call("report", "--json").json["frames"]["recalled"] == 2

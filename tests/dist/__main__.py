@@ -29,7 +29,7 @@ AUTOLOAD = "_s3cache_autoload.py"
 # Of the documentation, by the name that the wheel has it under.
 PAGES = {
     f"s3cache/_docs/{name}": ROOT / "docs" / name
-    for name in ("bypasses.md", "doctor.md", "errors.md", "reasons.md")
+    for name in ("bypasses.md", "doctor.md", "errors.md", "reasons.md", "recall.md")
 }
 
 BACKEND = """

@@ -37,6 +37,8 @@ def test_one_machine_compiles_for_all_of_them(tmp_path: Path) -> None:
     assert cells["graphs compiled"] == ["1", "-", "-", "-"]
     assert cells["hits, remote tier"] == ["-", "1", "-", "1"]
     assert cells["hits, local tier"] == ["-", "-", "1", "-"]
+    frames = re.findall(r"\d+ / \d+", demo.stdout)
+    assert frames == ["0 / 1", "1 / 0", "1 / 0", "1 / 0"]
     assert cells["losses equal, bit for bit"] == ["3/3"] * 4
     assert "Compiled once" in demo.stdout
     assert list(tmp_path.iterdir()) == []
@@ -47,9 +49,16 @@ REMOTE, LOCAL = {"remote": 1}, {"local": 1}
 
 
 def report(
-    losses: list[str] = LOSSES, misses: int = 0, hits: dict[str, int] | None = None
+    losses: list[str] = LOSSES,
+    misses: int = 0,
+    hits: dict[str, int] | None = None,
+    traced: int | None = None,
 ) -> Report:
-    return Report(losses=list(losses), misses=misses, hits=dict(hits or {}))
+    """A job that has traced what it compiled, and recalled what it hit."""
+    found = dict(hits or {})
+    traced = misses if traced is None else traced
+    recalled = sum(found.values()) - traced if found else 0
+    return Report(losses=list(losses), misses=misses, hits=found, recalled=recalled, traced=traced)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +68,7 @@ def report(
         (report(misses=1), report(misses=1), report(hits=LOCAL), "COMPILED AGAIN"),
         (report(misses=1), report(hits=LOCAL), report(hits=LOCAL), "COMPILED AGAIN"),
         (report(misses=1), report(hits=REMOTE), report(["0x1p+2", "0x1.01p+1"], 0, LOCAL), "WRONG"),
+        (report(misses=1), report(hits=REMOTE), report(hits=LOCAL, traced=1), "TRACED AGAIN"),
         (report(), report(hits=REMOTE), report(hits=LOCAL), ""),
     ],
 )

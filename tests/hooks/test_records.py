@@ -23,6 +23,45 @@ from tests.support.sites import Site
 pytestmark = pytest.mark.timeout(900)
 
 
+def test_each_frame_is_recorded_where_recall_is_on(site: Site) -> None:
+    """By its function and line; in a report of the machine, in statistics and in the summary."""
+    for name, expected in (("one", "traced"), ("two", "recalled")):
+        machine = site.machine(name, S3CACHE_RECALL="on")
+        found = machine.run("test_records:frames", site.url)
+        line = Path(__file__).read_text(encoding="utf-8").splitlines()[found["line"] - 1]
+        assert line.endswith("# the frame")
+        assert found["frames"] == [
+            [expected, f"double {__file__}:{found['line']}"],
+            ["refused: backend", f"other {__file__}:{found['line'] + 4}"],
+        ]
+        assert (
+            "; {} recalled, {} traced, 1 refused (1 backend); ".format(
+                *(("0 frames", 1) if expected == "traced" else ("1 frame", 0))
+            )
+            in found["words"]
+        )
+
+
+def frames(url: str) -> dict[str, Any]:
+    @torch.compile  # the frame
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x @ x + x
+
+    @torch.compile(backend="eager")
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    with s3cache.enabled(url) as cache:
+        double(torch.ones(4, 4))
+        other(torch.ones(4))
+        words = cache.stats().in_words()
+        local = cache.settings.local_dir
+    (name,) = run_names(local)
+    ended = [[e.ended, e.name] for e in read_run(local, name).events if e.event == "frame"]
+    line = double.__wrapped__.__code__.co_firstlineno
+    return {"frames": ended, "words": words, "line": line}
+
+
 @slow
 def test_each_lookup_is_recorded(site: Site) -> None:
     machine = site.machine("one")

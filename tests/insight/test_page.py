@@ -13,7 +13,7 @@ from s3cache import Explanation
 from s3cache.insight import page, sum_up
 from s3cache.insight._report import EXPECTED
 from s3cache.records import Record, Run
-from tests.support.runs import HOSTILE, fetched, hostile, two_ranks
+from tests.support.runs import HOSTILE, fetched, hostile, recalling, two_ranks
 
 # Elements that HTML ends by itself.
 _VOID = {"meta", "br"}
@@ -121,3 +121,14 @@ def test_what_was_fetched_and_not_looked_up_is_counted() -> None:
     totals = sum_up(fetched())
     assert (totals.unused, totals.unused_bytes) == (2, 2_000)
     assert "fetched, not used" in page(fetched())
+
+
+def test_frames_are_counted_by_how_they_ended() -> None:
+    totals = sum_up(recalling())
+    assert totals.frames == {"recalled": 2, "traced": 1, "refused: object": 1}
+    assert totals.codes == ["object"]
+    shown = Elements(page(recalling())).text
+    assert "Frames: 2 recalled, 1 traced, 1 refused: object." in shown
+    assert "frames recalled" in shown
+    assert "read on: s3cache explain object" in shown
+    assert "rames" not in Elements(page(fetched())).text

@@ -10,7 +10,7 @@ from typing import Any
 
 from s3cache.insight import trace
 from s3cache.records import Event
-from tests.support.runs import BEGAN, HOSTILE, hostile, two_ranks
+from tests.support.runs import BEGAN, HOSTILE, hostile, recalling, two_ranks
 
 EVENTS = (
     Event("compile", BEGAN + 9.0, 5.0, "key"),
@@ -53,6 +53,19 @@ def test_spans_at_once_are_in_lanes_of_their_own() -> None:
     assert len({each["tid"] for each in shown() if each["name"] == "upload"}) == 2
     named = {(each["pid"], each["tid"]) for each in shown() if each["name"] == "thread_name"}
     assert lanes.keys() <= named
+
+
+def test_frames_have_a_lane_of_their_own() -> None:
+    found = json.loads(trace(recalling()))["traceEvents"]
+    spans = {
+        each["args"]["name"]: each for each in found if each["ph"] == "X" and each["dur"] > 1e5
+    }
+    assert spans["f0 x.py:0"]["name"] == "frame: recalled"
+    assert spans["f3 x.py:3"]["name"] == "frame: refused: object"
+    (lane,) = {each["tid"] for each in spans.values()}
+    named = {each["tid"]: each["args"]["name"] for each in found if each["name"] == "thread_name"}
+    assert named[lane] == "frames"
+    assert "frames" not in json.dumps(shown())
 
 
 def test_hostile_text_stays_text() -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from s3cache.stats import CacheStats, HistogramSnapshot, LevelStats, Reason, Usage, VerbStats
+from s3cache.stats import (
+    CacheStats,
+    HistogramSnapshot,
+    LevelStats,
+    Reason,
+    RecallStats,
+    Usage,
+    VerbStats,
+)
 
 
 def some(number: int) -> HistogramSnapshot:
@@ -43,6 +51,7 @@ def counted() -> CacheStats:
         fx=LevelStats(
             {"local": 37}, {Reason.GUARD: 38}, 39, 41, {"foreign": 42}, {"key": 43}, superseded=40
         ),
+        recall=RecallStats(44, 45, 46, 47, 48, {"object": 49}),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from s3cache.metrics import FAMILIES, families
-from s3cache.stats import HistogramSnapshot, LevelStats, Usage
+from s3cache.stats import HistogramSnapshot, LevelStats, RecallStats, Usage
 from tests.metrics.counts import counted
 
 
@@ -34,10 +34,11 @@ def test_every_count_changes_a_metric() -> None:
         each.name: dataclasses.replace(stats, **_without(stats, each.name))
         for each in dataclasses.fields(stats)
     } | {
-        f"fx.{each.name}": dataclasses.replace(
-            stats, fx=dataclasses.replace(stats.fx, **_without(stats.fx, each.name))
+        f"{of}.{each.name}": dataclasses.replace(
+            stats, **{of: dataclasses.replace(part, **_without(part, each.name))}
         )
-        for each in dataclasses.fields(stats.fx)
+        for of, part in (("fx", stats.fx), ("recall", stats.recall))
+        for each in dataclasses.fields(part)
     }
     unseen = {name for name, each in less.items() if families(each) == families(stats)}
     # What was saved is uploaded, and counted in bytes there; what was superseded was never shared.
@@ -55,7 +56,8 @@ def _blank(value: object) -> Any:
         return "closed"
     if isinstance(value, (int, float)):
         return 0
-    return {LevelStats: LevelStats(), Usage: None}.get(type(value), HistogramSnapshot())
+    blank = {LevelStats: LevelStats(), RecallStats: RecallStats(), Usage: None}
+    return blank.get(type(value), HistogramSnapshot())
 
 
 def test_samples_have_the_labels_and_buckets_of_their_family() -> None:

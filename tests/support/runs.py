@@ -52,6 +52,13 @@ def fetched() -> list[Run]:
     return [Run("r", (_record(1.0, "hit", "local"),), events=(*events, lost))]
 
 
+def recalling() -> list[Run]:
+    """A process that recalled two frames, traced one and refused another."""
+    ends = ("recalled", "recalled", "traced", "refused: object")
+    frames = [Event("frame", BEGAN + 9, 0.5, f"f{i} x.py:{i}", ended=e) for i, e in enumerate(ends)]
+    return [Run("r", (_record(1.0, "hit", "local"),), events=tuple(frames))]
+
+
 def hostile() -> list[Run]:
     """Everything that is text says what would run in a page that believes it."""
     record = _record(

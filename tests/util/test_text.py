@@ -13,7 +13,7 @@ import pytest
 from s3cache import errors
 from s3cache.graph import BypassReason, Code
 from s3cache.insight import Name
-from s3cache.stats import Reason
+from s3cache.stats import FrameCode, Reason
 from s3cache.trust import Cause
 from s3cache.util.text import command, footer, pointer, sections, sections_on
 from tests.support.pages import ROOT
@@ -25,6 +25,7 @@ SOURCES = {
 MEMBERS = [
     *(("reason", str(reason)) for reason in Reason),
     *(("bypass", code) for code in get_args(Code)),
+    *(("frame", code) for code in get_args(FrameCode)),
     *(("error", name) for name in errors.__all__),
     *(("check", name) for name in get_args(Name)),
 ]
@@ -45,7 +46,7 @@ def test_nothing_else_has_one() -> None:
 
 def test_a_word_is_found_however_it_is_capitalized() -> None:
     assert [each.code for each in sections_on("configerror")] == ["ConfigError"]
-    assert [each.kind for each in sections_on("ERROR")] == ["reason", "bypass"]
+    assert [each.kind for each in sections_on("ERROR")] == ["reason", "bypass", "frame"]
     assert sections_on("nonsense") == []
 
 
