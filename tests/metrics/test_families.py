@@ -30,6 +30,7 @@ def test_names_follow_the_rules_of_both_ecosystems() -> None:
 def test_every_count_changes_a_metric() -> None:
     """Counts are taken away one by one, and each changes something."""
     stats = counted()
+    parts: dict[str, Any] = {"fx": stats.fx, "recall": stats.recall}
     less = {
         each.name: dataclasses.replace(stats, **_without(stats, each.name))
         for each in dataclasses.fields(stats)
@@ -37,7 +38,7 @@ def test_every_count_changes_a_metric() -> None:
         f"{of}.{each.name}": dataclasses.replace(
             stats, **{of: dataclasses.replace(part, **_without(part, each.name))}
         )
-        for of, part in (("fx", stats.fx), ("recall", stats.recall))
+        for of, part in parts.items()
         for each in dataclasses.fields(part)
     }
     unseen = {name for name, each in less.items() if families(each) == families(stats)}
