@@ -98,7 +98,7 @@ def tour(console: Console, root: Path, stack: ExitStack, layers: int, steps: int
     reports = {"1: compiles": first, "2: empty disk": second, "2, again": again, "3: moved": third}
     console.print()
     console.print(summary(reports))
-    text, good = verdict(first, {"remote": [second, third], "local": [again]}, steps)
+    text, good = verdict(first, {"bucket": [second, third], "disk": [again]}, steps)
     console.print()
     console.print(f"[bold {'green' if good else 'red'}]{text}[/]", highlight=False, soft_wrap=True)
     return good
@@ -151,8 +151,7 @@ def summary(reports: Mapping[str, Report]) -> Table:
     row("time of compiling saved, s", lambda it: _some(it.time_saved_s, ".1f"))
     row("frames recalled / traced", lambda it: f"{it.recalled} / {it.traced}")
     row("graphs compiled", lambda it: _some(it.misses, "d"))
-    row("hits, local tier", lambda it: _some(it.hits.get("local", 0), "d"))
-    row("hits, remote tier", lambda it: _some(it.hits.get("remote", 0), "d"))
+    row("graphs hit", lambda it: _some(sum(it.hits.values()), "d"))
     row("MB uploaded", lambda it: _some(it.uploaded_bytes / 1e6, ".2f"))
     row("MB downloaded", lambda it: _some(it.downloaded_bytes / 1e6, ".2f"))
     row("loss, first step", lambda it: f"{float.fromhex(it.losses[0]):.4f}")
@@ -166,11 +165,19 @@ def _some(number: float, form: str) -> str:
 
 
 def verdict(first: Report, others: Mapping[str, Sequence[Report]], steps: int) -> tuple[str, bool]:
-    """The closing line, and whether all of ``others``, by the tier they must hit, started warm."""
-    jobs = [(tier, job) for tier, found in others.items() for job in found]
+    """The closing line, and whether all of ``others`` started warm, from the bucket or the disk.
+
+    A hit from the bucket is one of the local tier if it was fetched before it was looked up.
+    """
+    jobs = [(place, job) for place, found in others.items() for job in found]
     if not first.misses or not jobs:
         return "NOTHING WAS COMPILED, so nothing could be shared.", False
-    if any(job.misses or job.hits.get(tier) != first.misses for tier, job in jobs):
+    if any(
+        job.misses
+        or sum(job.hits.values()) != first.misses
+        or (not job.downloaded_bytes if place == "bucket" else job.hits.get("remote"))
+        for place, job in jobs
+    ):
         return "COMPILED AGAIN: not every graph was found where it had to be.", False
     if any(job.traced or job.recalled != first.traced for _, job in jobs):
         return "TRACED AGAIN: not every frame was recalled.", False

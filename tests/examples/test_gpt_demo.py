@@ -35,8 +35,7 @@ def test_one_machine_compiles_for_all_of_them(tmp_path: Path) -> None:
         for found in re.finditer(r"^(\S.*?) {2,}(\S.*?) *$", demo.stdout, re.MULTILINE)
     }
     assert cells["graphs compiled"] == ["1", "-", "-", "-"]
-    assert cells["hits, remote tier"] == ["-", "1", "-", "1"]
-    assert cells["hits, local tier"] == ["-", "-", "1", "-"]
+    assert cells["graphs hit"] == ["-", "1", "1", "1"]
     frames = re.findall(r"\d+ / \d+", demo.stdout)
     assert frames == ["0 / 1", "1 / 0", "1 / 0", "1 / 0"]
     assert cells["losses equal, bit for bit"] == ["3/3"] * 4
@@ -46,6 +45,7 @@ def test_one_machine_compiles_for_all_of_them(tmp_path: Path) -> None:
 
 LOSSES = ["0x1p+2", "0x1p+1"]
 REMOTE, LOCAL = {"remote": 1}, {"local": 1}
+AHEAD = {"local": 1, "remote": 0}  # fetched before it was looked up
 
 
 def report(
@@ -58,14 +58,24 @@ def report(
     found = dict(hits or {})
     traced = misses if traced is None else traced
     recalled = sum(found.values()) - traced if found else 0
-    return Report(losses=list(losses), misses=misses, hits=found, recalled=recalled, traced=traced)
+    downloaded = 0 if found == LOCAL else 1
+    return Report(
+        losses=list(losses),
+        misses=misses,
+        hits=found,
+        recalled=recalled,
+        traced=traced,
+        downloaded_bytes=downloaded,
+    )
 
 
 @pytest.mark.parametrize(
     ("first", "remote", "local", "said"),
     [
         (report(misses=1), report(hits=REMOTE), report(hits=LOCAL), "Compiled once"),
+        (report(misses=1), report(hits=AHEAD), report(hits=LOCAL), "Compiled once"),
         (report(misses=1), report(misses=1), report(hits=LOCAL), "COMPILED AGAIN"),
+        (report(misses=1), report(hits=REMOTE), report(hits=REMOTE), "COMPILED AGAIN"),
         (report(misses=1), report(hits=LOCAL), report(hits=LOCAL), "COMPILED AGAIN"),
         (report(misses=1), report(hits=REMOTE), report(["0x1p+2", "0x1.01p+1"], 0, LOCAL), "WRONG"),
         (report(misses=1), report(hits=REMOTE), report(hits=LOCAL, traced=1), "TRACED AGAIN"),
@@ -75,7 +85,7 @@ def report(
 def test_the_verdict_is_good_only_where_all_is_as_promised(
     first: Report, remote: Report, local: Report, said: str
 ) -> None:
-    others = {"remote": [report(hits=REMOTE), remote], "local": [local]}
+    others = {"bucket": [report(hits=REMOTE), remote], "disk": [local]}
     text, good = verdict(first, others, steps=2)
     assert text.startswith(said)
     assert good == (said == "Compiled once")

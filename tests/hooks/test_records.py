@@ -58,7 +58,8 @@ def frames(url: str) -> dict[str, Any]:
         local = cache.settings.local_dir
     (name,) = run_names(local)
     ended = [[e.ended, e.name] for e in read_run(local, name).events if e.event == "frame"]
-    line = double.__wrapped__.__code__.co_firstlineno
+    wrapper: Any = double
+    line = wrapper.__wrapped__.__code__.co_firstlineno
     return {"frames": ended, "words": words, "line": line}
 
 
