@@ -14,6 +14,7 @@ from s3cache.graph._key import settings_digest as settings_digest
 from s3cache.graph._key import settings_text as settings_text
 from s3cache.graph._origin import ORIGINAL_ATTR as ORIGINAL_ATTR
 from s3cache.graph._origin import is_torch_file as is_torch_file
+from s3cache.graph._origin import origin_of as origin_of
 from s3cache.graph._origin import origin_of_file as origin_of_file
 from s3cache.graph._origin import unwrap_patch as unwrap_patch
 from s3cache.graph._overrides import forget_kernels as forget_kernels

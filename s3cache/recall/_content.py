@@ -21,7 +21,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, cast
 
-from s3cache.graph import code_digest, is_torch_file
+from s3cache.graph import code_digest, is_torch_file, origin_of, unwrap_patch
 from s3cache.torch_api import dynamo
 from s3cache.util.snapshot import content_of
 
@@ -39,7 +39,7 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: what a class statement makes
 _NO_MEMBERS = frozenset(
     """
     __abstractmethods__ __annotations__ __annotate__ __annotate_func__
-    __annotations_cache__ __dict__ __doc__ __firstlineno__ __module__ __parameters__
+    __annotations_cache__ __dict__ __doc__ __firstlineno__ __module__ __parameters__ __slotnames__
     __static_attributes__ __weakref__ _abc_impl
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
@@ -97,6 +97,7 @@ class Contents:
         Raises:
             UnknownContentError: it has none.
         """
+        value = unwrap_patch(value)
         kind = type(value)
         if kind in _PLAIN:
             return _plain(value)
@@ -297,7 +298,7 @@ class Contents:
         for name, member in [*vars(kind).items()]:
             if name in _NO_MEMBERS or name.startswith(("_abc_", "__orig_")):
                 continue
-            function = (
+            function = unwrap_patch(
                 member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
             )
             if isinstance(function, types.FunctionType) and is_torch_file(
@@ -322,7 +323,7 @@ class _Refs:
         """Add code; return whether it is any."""
         if not isinstance(value, _CODE) and type(value).__module__ != "torch._ops":
             return False
-        self.values.append(value)
+        self.values.append(unwrap_patch(value))  # hooks of s3cache do what torch does
         return True
 
 
@@ -335,10 +336,15 @@ def _native(value: object) -> str:
 
 
 def _registered(kind: type) -> list[str]:
-    """Return the names of the classes that were registered as subclasses."""
+    """Return the names of the classes that were registered as subclasses.
+
+    Libraries register theirs with Python's own, whenever they are imported.
+    """
     dump = importlib.import_module("_abc")._get_dump
-    found = (reference() for reference in dump(kind)[0])
-    return sorted(f"{each.__module__}.{each.__qualname__}" for each in found if each is not None)
+    found = [each for reference in dump(kind)[0] if (each := reference()) is not None]
+    if origin_of(kind).kind == "python":
+        found = [each for each in found if origin_of(each).kind == "user"]
+    return sorted(f"{each.__module__}.{each.__qualname__}" for each in found)
 
 
 def _plain(value: object) -> str:

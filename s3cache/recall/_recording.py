@@ -164,7 +164,7 @@ class Recording:
             names = codes.get(code)
             if names is None:
                 if origin.kind != "library":
-                    raise RefusedError("code", f"runs {code.co_qualname}, which nothing names")
+                    raise RefusedError("code", f"runs {code.co_name}, which nothing names")
                 package = origin.name.partition(" ")[0]
                 libraries[package] = origin.name
                 continue
@@ -211,6 +211,9 @@ class Recording:
             elif name.startswith(dynamo.RESUME) and isinstance(value, types.FunctionType):
                 names[name] = f"__s3cache_resume_{len(made.resumes)}"
                 made.resumes.append(_resume(names[name], value))
+            elif isinstance(value, types.ModuleType) and _is_imported(value):
+                names[name] = f"__s3cache_module_{value.__name__.replace('.', '_')}"
+                made.imports.append([names[name], value.__name__])
             elif name not in graph.import_sources:
                 raise RefusedError("global", f"its bytecode needs {name}")
         self._add_graph(made, has_places=has_places)
@@ -244,6 +247,10 @@ class Recording:
         made.split = self.split
         made.rows = self._writer.rows
         made.facts = [str(has_places), *placement(values, has_places=has_places)]
+
+
+def _is_imported(module: types.ModuleType) -> bool:
+    return sys.modules.get(module.__name__) is module
 
 
 def _resume(placeholder: str, value: types.FunctionType) -> list[Any]:
