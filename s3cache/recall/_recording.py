@@ -95,7 +95,7 @@ class Recording:
         self._graph = graph
         made = Candidate()
         scope = Scope(self.frame.variables, self.frame.names)
-        writer = SourceWriter()
+        writer = SourceWriter(self.frame.names)
         contents = Contents()
         symbols = dynamo.symbolic(graph)
         sizes = dynamo.sizes_of(graph)
@@ -143,6 +143,7 @@ class Recording:
         for row in made.guards:
             if row[0] in dynamo.WHOLE and row[1] not in made.symbols:
                 row[4] = digest(contents.whole(scope.value(_source(graph, row, writer))))
+        imports |= writer.modules
         made.imports = sorted(map(list, imports.items()))
         made.key_order = sorted(writer.number(each) for each in graph.guard_on_key_order)
         made.dynamic = [[name, places[name]] for name in self.dynamic if name in places]
@@ -211,8 +212,8 @@ class Recording:
             elif name.startswith(dynamo.RESUME) and isinstance(value, types.FunctionType):
                 names[name] = f"__s3cache_resume_{len(made.resumes)}"
                 made.resumes.append(_resume(names[name], value))
-            elif isinstance(value, types.ModuleType) and _is_imported(value):
-                names[name] = f"__s3cache_module_{value.__name__.replace('.', '_')}"
+            elif isinstance(value, types.ModuleType) and dynamo.is_imported(value):
+                names[name] = dynamo.name_of_module(value)
                 made.imports.append([names[name], value.__name__])
             elif name not in graph.import_sources:
                 raise RefusedError("global", f"its bytecode needs {name}")
@@ -247,10 +248,6 @@ class Recording:
         made.split = self.split
         made.rows = self._writer.rows
         made.facts = [str(has_places), *placement(values, has_places=has_places)]
-
-
-def _is_imported(module: types.ModuleType) -> bool:
-    return sys.modules.get(module.__name__) is module
 
 
 def _resume(placeholder: str, value: types.FunctionType) -> list[Any]:

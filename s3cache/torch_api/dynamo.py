@@ -96,11 +96,27 @@ class NotPlainError(Exception):
 # -- sources
 
 
+# What Dynamo names by its address, as ``___module_math_140248_c0``.
+_BY_ADDRESS = re.compile(r"^_.*\d{6,}_c\d")
+
+
+def is_imported(module: types.ModuleType) -> bool:
+    """Return whether a module is the one that has its name."""
+    return sys.modules.get(module.__name__) is module
+
+
+def name_of_module(module: types.ModuleType) -> str:
+    """Return the global name under which recall installs a module."""
+    return f"__s3cache_module_{module.__name__.replace('.', '_')}"
+
+
 class SourceWriter:
     """Sources as rows of plain data, kind and fields; each may refer to those before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, names_: Mapping[str, object]) -> None:
         self.rows: list[Plain] = []
+        self.modules: dict[str, str] = {}  # that Dynamo gave global names, by names for these
+        self._names = names_
         self._numbers: dict[Source, int] = {}
 
     def number(self, source: Source) -> int:
@@ -119,6 +135,12 @@ class SourceWriter:
         values = [self._value(getattr(source, name)) for name in names_]
         if kind.__name__ == "GlobalSource" and str(source.global_name).startswith(BUILTINS):
             values[names_.index("global_name")] = OWN_BUILTINS
+        if kind.__name__ == "GlobalSource" and _BY_ADDRESS.search(source.global_name):
+            module = self._names.get(source.global_name)
+            if not isinstance(module, types.ModuleType) or not is_imported(module):
+                raise NotPlainError("global", f"reads {source.global_name}")
+            values[names_.index("global_name")] = name = name_of_module(module)
+            self.modules[name] = module.__name__
         self.rows.append([kind.__name__, *values])
         self._numbers[source] = len(self.rows) - 1
         return len(self.rows) - 1
