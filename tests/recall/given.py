@@ -1,0 +1,107 @@
+"""What each program of the table finds in its module."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+x = torch.linspace(-2, 2, 16)
+
+
+def library(name: str, text: str) -> ModuleType:
+    """Write a module, import it again, and return it: what was edited on this machine's disk."""
+    place = Path(sys.path[0])
+    place.joinpath(f"{name}.py").write_text(text, encoding="utf-8")
+    sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
+
+
+def trained(g: Any, *args: Any, of: Any = ()) -> list[Any]:
+    """Return outputs, and the gradients of the arguments and of the parameters of a module."""
+    args = tuple(
+        each.detach().clone().requires_grad_() if isinstance(each, Tensor) else each
+        for each in args
+    )
+    outputs = g(*args)
+    outputs.square().sum().backward()
+    leaves = [each for each in args if isinstance(each, Tensor)]
+    leaves += [*of.parameters()] if isinstance(of, torch.nn.Module) else [*of]
+    return [outputs, *(each.grad for each in leaves)]
+
+
+class Scaler:
+    """An object that scales by what it holds."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, value: Any) -> Any:
+        return value * self.by
+
+    def apply(self, value: Any) -> Any:
+        return value * self.by
+
+
+def double(value: Any) -> Any:
+    return value * 2
+
+
+def triple(value: Any) -> Any:
+    return value * 3
+
+
+def made(by: float) -> Any:
+    """Return a function with the code, name and line of all others of its kind."""
+
+    def inner(value: Any) -> Any:
+        return value * by
+
+    return inner
+
+
+def defaulted(by: float) -> Any:
+    def inner(value: Any, factor: float = by) -> Any:
+        return value * factor
+
+    return inner
+
+
+def keyworded(by: float) -> Any:
+    def inner(value: Any, *, factor: float = by) -> Any:
+        return value * factor
+
+    return inner
+
+
+def classed(by: float, base: type = object) -> Any:
+    """Return a class with the name of all others of its kind."""
+
+    class Classed(base):  # type: ignore[misc]
+        k = by
+
+        def apply(self, value: Any) -> Any:
+            return value * self.k
+
+        @staticmethod
+        def still(value: Any) -> Any:
+            return value * by
+
+    return Classed
+
+
+def compiled_text(text: str, name: str = "f") -> Any:
+    """Return a function made by ``exec``, as code generators do: its file is on no disk."""
+    space: dict[str, Any] = {"torch": torch}
+    exec(compile(text, "<generated>", "exec"), space)  # noqa: S102
+    return space[name]
+
+
+__all__ = [*(name for name in dir() if not name.startswith("_")), "builtins"]

@@ -1,0 +1,213 @@
+"""Change one thing that Dynamo read: what was recalled must not be what was traced before.
+
+    python -m tests.recall.run [--recall on|check|precompile] [--jobs 2] [FAMILY or NAME ...]
+
+Each program is run in its variant A (twice, on two machines with one store), in its variant B, and,
+where the change can be made while it runs, as A that becomes B: then as often compiled as without
+recall. A third machine finds both variants in the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tests.recall.programs import Program, all_programs
+from tests.support import compiled
+from tests.support.machines import Machine, remote_url
+
+
+Parts: TypeAlias = dict[tuple[str, str], Any]
+
+_THIRD = 3  # each third program finds both variants in the store, on one more machine
+
+
+@dataclass
+class Verdicts:
+    """What became of the programs.
+
+    Attributes:
+        judged: how many there were.
+        recalled: those of which all was recalled when they were run again as they are.
+        traced: the others, and why.
+        wrong: answers that differ from eager mode's, or another number of compiles.
+        broken: what torch does wrong without recall as well, and programs that do not change.
+        counts: all counters of all processes, summed.
+    """
+
+    judged: int = 0
+    recalled: list[str] = field(default_factory=list)
+    traced: dict[str, str] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=collections.Counter)
+
+
+class _Fleet:
+    """Machines that share a store, and the programs that they run."""
+
+    def __init__(self, root: Path, jobs: int, **environment: str) -> None:
+        self._root, self._jobs, self._environment = root, jobs, environment
+        Path(root, "remote").mkdir()
+        self._started = 0
+
+    def run(self, wanted: Sequence[tuple[Program, Sequence[tuple[str, str]]]]) -> list[Parts]:
+        """Run parts of programs, each a variant and how it is run, on one more machine."""
+        self._started += 1
+        machine = Machine(self._root / f"machine-{self._started}", **self._environment)
+        parts = [
+            [
+                {
+                    "name": program.name,
+                    "source": program.source(variant),
+                    "variant": variant,
+                    "how": how,
+                    "save": variant != "AB",  # so that B is new to the store when it is run alone
+                }
+                for variant, how in plan
+            ]
+            for program, plan in wanted
+        ]
+        place, url = str(self._root / "programs"), remote_url(self._root)
+        done = machine.run("tests.recall.serving:serve", url, place, parts, self._jobs)
+        plans = [plan for _, plan in wanted]
+        return [
+            dict(zip(plan, given, strict=True))
+            for plan, given in zip(plans, done.result, strict=True)
+        ]
+
+
+def judge(programs: Sequence[Program], root: Path, recall: str = "on", jobs: int = 1) -> Verdicts:
+    """Run programs on machines one after the other, and judge what they gave."""
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(root / "own")} if recall == "precompile" else {}
+    fleet = _Fleet(root, jobs, **own)
+    again = {program: "AB" if program.is_live else "A" for program in programs}
+    variants = {program: sorted({"A", "B", again[program]}) for program in programs}
+    right = fleet.run(
+        [
+            (program, [*((variant, "eager") for variant in variants[program]), ("A", recall)])
+            for program in programs
+        ]
+    )
+    second = fleet.run(
+        [(program, [(again[program], recall), ("B", recall)]) for program in programs]
+    )
+    third = fleet.run([(program, [("B", recall), ("A", recall)]) for program in programs[::_THIRD]])
+    verdicts = Verdicts(len(programs))
+    suspected: dict[Program, dict[str, list[tuple[int, Any]]]] = {}
+    for number, program in enumerate(programs):
+        expected = {variant: right[number][variant, "eager"] for variant in variants[program]}
+        if failed := [each for each in expected.values() if isinstance(each, str)]:
+            verdicts.broken.append(f"{program.name}: {failed}")
+        elif expected["A"] == expected["B"]:
+            verdicts.broken.append(f"{program.name}: its variants are equal")
+        found = [
+            right[number],
+            second[number],
+            *([] if number % _THIRD else [third[number // _THIRD]]),
+        ]
+        for machine, parts in enumerate(found, 1):
+            for (variant, how), part in parts.items():
+                if how == "eager":
+                    continue
+                _count(part, verdicts)
+                if _fault(part, expected[variant]):
+                    parts_of = suspected.setdefault(program, {})
+                    parts_of.setdefault(variant, []).append((machine, part))
+        part = second[number][again[program], recall]
+        if isinstance(part, str) or part[0]["traced"] or not part[0]["recalled"]:
+            why = "" if isinstance(part, str) else part[0]["refused"]
+            verdicts.traced[program.name] = str(why)
+        else:
+            verdicts.recalled.append(program.name)
+    # Not all that torch reads has a guard: leave to it what it does without recall as well.
+    wanted = [(program, [(each, "off") for each in parts]) for program, parts in suspected.items()]
+    for (program, plan), without in zip(wanted, fleet.run(wanted), strict=True):
+        for variant, _ in plan:
+            for machine, part in suspected[program][variant]:
+                if why := _fault(part, without[variant, "off"]):
+                    verdicts.wrong.append(f"{program.name}: {variant} on machine {machine}: {why}")
+                elif variant != "AB":
+                    verdicts.broken.append(f"{program.name}: {variant}: {part}")
+    return verdicts
+
+
+def _count(part: Any, verdicts: Verdicts) -> None:
+    for name, count in part[-1].items() if isinstance(part, list) else ():
+        if isinstance(count, int):
+            verdicts.counts[name] += count
+
+
+def _fault(part: Any, other: Any) -> str | None:
+    """Return what is wrong with a part, by that of eager mode or without recall."""
+    if isinstance(part, str) or isinstance(other, str):
+        return None if part == other else f"{part}, and not {other}"
+    compiled_too = isinstance(other[0], dict)
+    if why := _differs(
+        [e["got"] for e in part], [e["got"] for e in other] if compiled_too else other
+    ):
+        return why
+    made = [each["traced"] + each["recalled"] for each in part]
+    if compiled_too:
+        usual = [each["traced"] for each in other]
+    else:
+        usual = [made[0] * number for number in range(1, 1 + len(part))]
+    return None if made == usual else f"{made} frames are traced or recalled, and not {usual}"
+
+
+def _differs(one: Any, other: Any) -> str | None:
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return next(filter(None, map(_differs, one, other)), None)
+    if isinstance(one, float) and isinstance(other, float):
+        close = math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5)
+        return None if close or (one != one and other != other) else f"{one}, not {other}"
+    return None if one == other else f"{str(one)[:200]}, not {str(other)[:200]}"
+
+
+def sample(count: int) -> list[Program]:
+    """Return ``count`` programs, always the same ones and from all over the table."""
+    programs = all_programs()
+    return [programs[number * len(programs) // count] for number in range(count)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Judge the programs, and print what became of them."""
+    parser = argparse.ArgumentParser(prog="python -m tests.recall.run", description=__doc__)
+    parser.add_argument("words", nargs="*", help="in the names of the programs; all without")
+    parser.add_argument("--recall", default="on", choices=("off", "check", "on", "precompile"))
+    parser.add_argument("--jobs", type=int, default=2, help="programs side by side (2)")
+    parser.add_argument("--sample", type=int, help="how many programs")
+    options = parser.parse_args(arguments)
+    programs = sample(options.sample) if options.sample else [*all_programs()]
+    chosen = [
+        program
+        for program in programs
+        if not options.words or any(word in program.name for word in options.words)
+    ]
+    compiled.put_first()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="s3cache-recall-") as root:
+        verdicts = judge(chosen, Path(root), options.recall, options.jobs)
+    for name, reasons in verdicts.traced.items():
+        print(f"traced: {name}: {reasons}")
+    for kind in ("broken", "wrong"):
+        for each in getattr(verdicts, kind):
+            print(f"{kind}: {each}")
+    print(
+        f"{verdicts.judged} programs judged in {(time.monotonic() - started) / 60:.1f} minutes: "
+        f"{len(verdicts.wrong)} wrong, {len(verdicts.broken)} broken, {len(verdicts.recalled)} "
+        f"recalled when run again; {dict(verdicts.counts)}"
+    )
+    return 1 if verdicts.wrong or verdicts.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Run programs of the table, each in a child of this process that has seen no other one.
+
+A child is forked where torch is imported and nothing of it was used but once: what a program
+replaces in torch is gone with it, and a new process costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+import s3cache
+
+_TIMEOUT_S = 120
+
+
+def serve(
+    url: str, programs: str, wanted: Sequence[Sequence[Mapping[str, Any]]], jobs: int = 1
+) -> list[list[Any]]:
+    """Play each program's parts in turn; ``jobs`` programs side by side.
+
+    A part says the program's ``name`` and ``source``, its ``variant`` (A, B, or AB: A that becomes
+    B within the process) and ``how`` it is run: ``eager``, or with recall ``off``, ``on`` or
+    ``check``; ``save`` is false where the store must stay as it is. Of each part, return what it
+    gave and counted, twice of AB, or the error that it raised.
+    """
+    torch.set_num_threads(1)
+    sys.path.insert(0, "")
+    # What s3cache finds out about torch once in a process is known to all children as well.
+    with warnings.catch_warnings(), s3cache.enabled(local_dir=tempfile.mkdtemp()):
+        warnings.simplefilter("ignore")
+        torch.compile(lambda a: a.sin() + 1)(torch.ones(2))
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+
+    def in_turn(parts: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [_in_child(url, programs, part) for part in parts]
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return [*pool.map(in_turn, wanted)]
+
+
+def _in_child(url: str, programs: str, part: Mapping[str, Any]) -> Any:
+    forks = multiprocessing.get_context("fork")
+    answer, theirs = forks.Pipe(duplex=False)
+    child = forks.Process(target=_answer, args=(url, programs, part, theirs))
+    child.start()
+    theirs.close()
+    try:
+        return json.loads(answer.recv()) if answer.poll(_TIMEOUT_S) else "hangs"
+    except EOFError:
+        return "its process died"
+    finally:
+        child.kill()
+        child.join()
+        answer.close()
+
+
+def _answer(url: str, programs: str, part: Mapping[str, Any], pipe: Any) -> None:
+    place = tempfile.mkdtemp()
+    with open(os.path.join(tempfile.gettempdir(), "log"), "ab") as log:
+        os.dup2(log.fileno(), 2)
+    warnings.simplefilter("ignore")
+    try:
+        pipe.send(json.dumps(_play(url, Path(programs), part, place)))
+    except BaseException:
+        traceback.print_exc()
+        pipe.send(json.dumps(traceback.format_exc(limit=-4)[-900:]))
+    shutil.rmtree(place, ignore_errors=True)
+    os._exit(0)
+
+
+def _play(url: str, programs: Path, part: Mapping[str, Any], place: str) -> list[Any]:
+    if part["how"] == "eager":
+        return [*_perform(programs, part, lambda function, **_: function)]
+    with _cached(url, part, place) as cache:
+        return [{"got": got, **_counts(cache)} for got in _perform(programs, part, torch.compile)]
+
+
+@contextlib.contextmanager
+def _cached(url: str, part: Mapping[str, Any], place: str) -> Iterator[Any]:
+    if part["how"] == "precompile":  # torch's own, which is not safe
+        with torch._dynamo.config.patch(caching_precompile=True):
+            yield None
+            if part["save"]:
+                torch.compiler.save_cache_artifacts()
+        return
+    os.environ["S3CACHE_RECALL"] = part["how"]
+    mode: s3cache.Mode = "read-write" if part["save"] else "read-only"
+    with s3cache.enabled(url, local_dir=place, mode=mode) as cache:
+        assert s3cache.active() is cache
+        yield cache
+        assert not cache.flush(60).remaining
+
+
+def _counts(cache: Any) -> dict[str, Any]:
+    """Return what was recalled by now, and how many frames Dynamo traced."""
+    recall = getattr(cache.stats(), "recall", None) if cache else None
+    names = ("recalled", "saved", "agreed", "disagreed")
+    found = {name: getattr(recall, name, 0) for name in names}
+    traced = torch._dynamo.utils.counters["frames"]["ok"]
+    return {**found, "traced": traced, "refused": dict(getattr(recall, "refused", {}))}
+
+
+def _perform(programs: Path, part: Mapping[str, Any], prepare: Any) -> Iterator[Any]:
+    """Yield what the program gives, and, of variant AB, what it gives after its change."""
+    torch.manual_seed(0)
+    module, variant = load(programs, part), part["variant"]
+    change = getattr(module, "change", None)
+    if variant == "B" and change is not None:
+        change()
+    g = prepare(module.f, **getattr(module, "options", {}))
+    runs = getattr(module, "run", lambda g: g(module.x))
+    yield plain(runs(g))
+    if variant == "AB":
+        change()
+        yield plain(runs(g))
+
+
+def load(programs: Path, part: Mapping[str, Any]) -> ModuleType:
+    """Write a program in its variant, in a folder of its own, and execute it."""
+    place = programs / part["name"].replace(" ", "_").replace("/", "-")
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / "program.py"
+    path.write_text(part["source"], encoding="utf-8")
+    sys.path[0] = str(place)
+    spec = importlib.util.spec_from_file_location("program", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["program"] = importlib.util.module_from_spec(spec)
+    module.__dict__["V"] = int(part["variant"] == "B")
+    spec.loader.exec_module(module)
+    del module.__dict__["V"]  # it is no part of the program: a function could see it there
+    return module
+
+
+def plain(value: Any) -> Any:
+    """Return all that can be seen of a value, as JSON has it."""
+    if isinstance(value, Tensor):
+        kind = [type(value).__name__, str(value.dtype), [*value.shape], value.requires_grad]
+        if value.is_meta:
+            return kind
+        dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
+        dense = dense.resolve_conj().resolve_neg()
+        numbers = torch.view_as_real(dense) if dense.is_complex() else dense
+        return [*kind, numbers.double().flatten().tolist()]
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, *map(plain, value)]
+    if isinstance(value, dict):
+        return ["dict", *([repr(key), plain(each)] for key, each in value.items())]
+    if isinstance(value, (float, int, numpy.ndarray, numpy.number)) and value is not True:
+        return [type(value).__name__, numpy.asarray(value, dtype=float).flatten().tolist()]
+    return repr(value)
