@@ -70,6 +70,14 @@ _CODE = (
 #: Attributes of a function that change what Dynamo makes of a call, and run code as it traces.
 _MARKS = re.compile(r"_dynamo_marked_constant|_torchdynamo_\w+|_dynamo_\w+")
 _HARMLESS_MARKS = frozenset({"_torchdynamo_inline", "_torchdynamo_orig_callable"})
+#: Modules in C with functions that depend on their arguments alone, and those that do not.
+_PURE = frozenset(
+    """
+    _abc _bisect _collections _collections_abc _functools _heapq _operator _sre _string _struct
+    array bisect builtins cmath functools heapq itertools math numpy operator torch unicodedata zlib
+    """.split()  # noqa: SIM905 - one word a line is harder to read
+)
+_NOT_PURE = frozenset({"builtins.id", "builtins.hash", "builtins.input", "builtins.open"})
 #: Classes of objects that Dynamo asks nothing of.
 _OPAQUE = frozenset({"torch._C._distributed_c10d.Logger", "torch._C._distributed_c10d.Reducer"})
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -129,6 +137,7 @@ class Contents:
         if isinstance(value, torch.optim.Optimizer):
             raise UnknownContentError("an optimizer, which Dynamo reads as a whole")
         if self._part(value) is not None:
+            _check_native(value)
             return self._code(value)
         if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return f"{kind.__name__} {value}"
@@ -325,6 +334,18 @@ class _Refs:
             return False
         self.values.append(unwrap_patch(value))  # hooks of s3cache do what torch does
         return True
+
+
+def _check_native(value: object) -> None:
+    """Refuse a function in C that may give something else in another process.
+
+    Dynamo calls some as it traces, and what it traced has what they gave.
+    """
+    module = getattr(value, "__self__", None)
+    if isinstance(value, types.BuiltinFunctionType) and isinstance(module, types.ModuleType):
+        package = module.__name__.partition(".")[0]
+        if package not in _PURE or f"{package}.{value.__name__}" in _NOT_PURE:
+            raise UnknownContentError(f"{package}.{value.__name__}, which asks the process")
 
 
 def _native(value: object) -> str:

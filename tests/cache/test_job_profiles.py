@@ -57,6 +57,12 @@ class Gated(WrapperStore):
         return [name for verb, name in self.calls if verb == "get" and key in name]
 
 
+@pytest.fixture(autouse=True)
+def program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process run a file, which a worker of pytest's does not."""
+    monkeypatch.setattr(sys, "argv", [__file__])
+
+
 @pytest.fixture
 def store(memory: MemoryStore) -> Gated:
     return Gated(memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,10 @@ def test_several_runs_are_counted_together(call: Call, runs: list[str], tmp_path
         assert call("report", *wrong).code == 2
 
 
-def test_what_a_job_profile_fetched_and_was_not_used_is_said(call: Call, tmp_path: Path) -> None:
+def test_what_a_job_profile_fetched_and_was_not_used_is_said(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [__file__])  # as a worker of pytest's runs no file
     """Of a real process, which looks up one of three graphs that the one before it has saved."""
     remote, keys = MemoryStore(), [name * 32 for name in ("ab", "cd", "ef")]
     with open_engine(tmp_path / "other", remote, job_profiles=True) as first:

@@ -14,6 +14,11 @@ DASHBOARD = json.loads((ROOT / "infra" / "grafana" / "s3cache.json").read_text(e
 # What Prometheus adds to each sample.
 _ADDED = {"instance", "job"}
 _NOT_SHOWN = {
+    **dict.fromkeys(
+        ("s3cache.frames", "s3cache.frames.refused", "s3cache.frames.saved"),
+        "recall is off by default",
+    ),
+    "s3cache.frames.checked": "for a trial of recall",
     "s3cache.downloads": "their bytes are, and lookups that hit the remote",
     "s3cache.request.size": "of uploads and downloads they are",
 }

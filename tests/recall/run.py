@@ -24,7 +24,6 @@ from tests.recall.programs import Program, all_programs
 from tests.support import compiled
 from tests.support.machines import Machine, remote_url
 
-
 Parts: TypeAlias = dict[tuple[str, str], Any]
 
 _THIRD = 3  # each third program finds both variants in the store, on one more machine

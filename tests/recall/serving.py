@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,7 +115,7 @@ def _counts(cache: Any) -> dict[str, Any]:
     recall = getattr(cache.stats(), "recall", None) if cache else None
     names = ("recalled", "saved", "agreed", "disagreed")
     found = {name: getattr(recall, name, 0) for name in names}
-    traced = torch._dynamo.utils.counters["frames"]["ok"]
+    traced = torch._dynamo.utils.counters["frames"]["ok"] - found["recalled"]
     return {**found, "traced": traced, "refused": dict(getattr(recall, "refused", {}))}
 
 
@@ -123,7 +123,7 @@ def _perform(programs: Path, part: Mapping[str, Any], prepare: Any) -> Iterator[
     """Yield what the program gives, and, of variant AB, what it gives after its change."""
     torch.manual_seed(0)
     module, variant = load(programs, part), part["variant"]
-    change = getattr(module, "change", None)
+    change: Any = getattr(module, "change", None)
     if variant == "B" and change is not None:
         change()
     g = prepare(module.f, **getattr(module, "options", {}))
@@ -142,7 +142,8 @@ def load(programs: Path, part: Mapping[str, Any]) -> ModuleType:
     path.write_text(part["source"], encoding="utf-8")
     sys.path[0] = str(place)
     spec = importlib.util.spec_from_file_location("program", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules["program"] = importlib.util.module_from_spec(spec)
     module.__dict__["V"] = int(part["variant"] == "B")
     spec.loader.exec_module(module)
@@ -164,6 +165,6 @@ def plain(value: Any) -> Any:
         return [type(value).__name__, *map(plain, value)]
     if isinstance(value, dict):
         return ["dict", *([repr(key), plain(each)] for key, each in value.items())]
-    if isinstance(value, (float, int, numpy.ndarray, numpy.number)) and value is not True:
-        return [type(value).__name__, numpy.asarray(value, dtype=float).flatten().tolist()]
+    if isinstance(value, (float, int, np.ndarray, np.number)) and value is not True:
+        return [type(value).__name__, np.asarray(value, dtype=float).flatten().tolist()]
     return repr(value)

@@ -1,0 +1,45 @@
+"""Recall gives back what was traced, and never where one thing that Dynamo read is another.
+
+``make test`` has a few programs of the table, ``make test-all`` some of each family, and
+``make test-nightly`` all of them; ``python -m tests.recall.run`` prints what became of each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.recall.programs import Program, all_programs
+from tests.recall.run import judge, sample
+from tests.support.marks import nightly, slow
+
+# Functions and numbers that a configuration chooses: torch's own store of frames serves the first.
+CHOSEN = ("global: function in a dict", "module's attribute", "class attribute")
+
+
+@pytest.mark.timeout(7200)  # for what hangs: processes wait for one another on a busy machine
+@pytest.mark.parametrize(
+    "count",
+    [6, pytest.param(40, marks=slow), pytest.param(len(all_programs()), marks=nightly)],
+)
+def test_no_change_is_missed(count: int, tmp_path: Path) -> None:
+    """A program is recalled as it was, and traced as it became; the frames compiled are as many."""
+    verdicts = judge(sample(count), tmp_path, jobs=2)
+    assert verdicts.wrong == []
+    assert len(verdicts.recalled) >= 0.6 * count
+
+
+@pytest.mark.timeout(1800)
+@slow
+def test_the_harness_sees_a_store_that_is_not_safe(tmp_path: Path) -> None:
+    """torch's own drops guards on identity: it serves what another function was traced to."""
+    programs = [each for each in all_programs() if each.name.startswith(CHOSEN)]
+    verdicts = judge(programs[:12], tmp_path, "precompile", jobs=2)
+    assert verdicts.wrong
+
+
+def test_the_table_is_long_enough() -> None:
+    programs: list[Program] = [*all_programs()]
+    assert len(programs) >= 300
+    assert sum(each.is_live for each in programs) >= 100
