@@ -2,7 +2,7 @@
 
 A frame of kind ``recall`` has one section, ``frame``: msgpack of a :class:`Candidate`'s fields, by
 name. Its bytecode is Python's own (``marshal``), so a key has the version of Python. Candidates
-under one key are told apart by what they hold.
+under one key differ in what they hold.
 """
 
 from __future__ import annotations
