@@ -197,7 +197,6 @@ class Recall:
             code.co_cellvars,
             str(torch.get_default_dtype()),
             dynamo.ranks(),
-            sys.getrecursionlimit(),
             dynamo.accelerators(),
             bool(os.environ.get("TORCH_COMPILE_DEBUG")),
         )
