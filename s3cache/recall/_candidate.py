@@ -37,8 +37,8 @@ class Candidate:
         symbols: sources of numbers that may be any number that the expressions hold of.
         expressions: conditions on sizes and numbers, in Python.
         key_order: sources of dictionaries of which the order matters.
-        absent: names that were those of built-in functions, by the module that may define them;
-            ``""`` is the frame's own.
+        absent: names in the code that was traced that a module lacked, by the module; ``""`` is
+            the frame's own.
         libraries: top packages with the version and digest of each.
         imports: modules by the global name that Dynamo gave them.
         code: the bytecode.

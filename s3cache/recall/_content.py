@@ -21,7 +21,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, cast
 
-from s3cache.graph import code_digest, is_torch_file, origin_of, unwrap_patch
+from s3cache.graph import code_digest, is_torch_file, origin_of, origin_of_file, unwrap_patch
 from s3cache.torch_api import dynamo
 from s3cache.util.snapshot import content_of
 
@@ -70,6 +70,10 @@ _CODE = (
 #: Attributes of a function that change what Dynamo makes of a call, and run code as it traces.
 _MARKS = re.compile(r"_dynamo_marked_constant|_torchdynamo_\w+|_dynamo_\w+")
 _HARMLESS_MARKS = frozenset({"_torchdynamo_inline", "_torchdynamo_orig_callable"})
+#: Methods of classes that run as Dynamo traces, and may read anything.
+_RUN_BY_DYNAMO = frozenset(
+    {"__class_getitem__", "__instancecheck__", "__subclasscheck__", "__subclasshook__"}
+)
 #: Modules in C with functions that depend on their arguments alone, and those that do not.
 _PURE = frozenset(
     """
@@ -92,10 +96,12 @@ class Contents:
 
     Attributes:
         codes: all compiled code that is in those texts, with the globals it runs under.
+        modules: all modules that are in those texts.
     """
 
     def __init__(self) -> None:
         self.codes: dict[types.CodeType, dict[str, object]] = {}
+        self.modules: list[types.ModuleType] = []
         self._texts: dict[int, tuple[object, str]] = {}
         self._parts: dict[int, tuple[object, str, list[object]]] = {}
 
@@ -229,6 +235,7 @@ class Contents:
         if isinstance(value, types.MethodType):
             return f"method {items([value.__func__, type(value.__self__)])}"
         if isinstance(value, types.ModuleType):
+            self.modules.append(value)
             return f"module {value.__name__}"
         if isinstance(value, functools.partial):
             named = (each for pair in value.keywords.items() for each in pair)
@@ -305,6 +312,12 @@ class Contents:
 
     def _members(self, kind: type, refs: _Refs) -> Iterator[str]:
         for name, member in [*vars(kind).items()]:
+            if name in _RUN_BY_DYNAMO and isinstance(
+                getattr(member, "__func__", member), types.FunctionType
+            ):
+                file = getattr(member, "__func__", member).__code__.co_filename
+                if origin_of_file(file).kind not in ("torch", "python"):
+                    raise UnknownContentError(f"{kind.__qualname__}, with a {name} that is run")
             if name in _NO_MEMBERS or name.startswith(("_abc_", "__orig_")):
                 continue
             function = unwrap_patch(
@@ -394,12 +407,12 @@ def _digest_of_code(code: types.CodeType) -> str:
 
 
 def _attributes(value: object) -> list[str]:
-    """Return the names of attributes that an object has by itself.
+    """Return the names of attributes that an object has by itself, in their order.
 
     Some of torch's have a random part.
     """
     found = getattr(value, "__dict__", None)
-    return sorted(_UUID.sub("", str(name)) for name in found) if isinstance(found, dict) else []
+    return [_UUID.sub("", str(name)) for name in found] if isinstance(found, dict) else []
 
 
 _UUID = re.compile(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}")

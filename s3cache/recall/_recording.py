@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import marshal
 import sys
@@ -32,7 +31,6 @@ _OF_NO_OBJECT = frozenset(
     TensorPropertySource TorchFunctionModeStackSource
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
-_BUILTINS = frozenset(vars(builtins))
 
 
 class RefusedError(Exception):
@@ -157,6 +155,8 @@ class Recording:
         contents.note(self.frame.code, self.frame.names)
         codes = contents.codes
         absent: dict[str, set[str]] = {}
+        mentioned: set[str] = set()  # in the code that was traced
+        read: dict[str, dict[str, Any]] = {}  # modules, by name
         libraries: dict[str, str] = {}
         for code in (self.frame.code, *graph.tracing_context.traced_code):
             origin = origin_of_file(code.co_filename)
@@ -169,9 +169,14 @@ class Recording:
                 package = origin.name.partition(" ")[0]
                 libraries[package] = origin.name
                 continue
-            free = {n for n in names_in(code) & _BUILTINS if n not in names}
+            mentioned |= names_in(code) | {
+                each for each in constants_in(code) if type(each) is str and each.isidentifier()
+            }
             where = "" if names is self.frame.names else str(names.get("__name__", ""))
-            absent.setdefault(where, set()).update(free)
+            read[where] = names
+        read |= {each.__name__: vars(each) for each in contents.modules}
+        for where, names in read.items():
+            absent[where] = {name for name in mentioned if name not in names}
         made.absent = [[where, sorted(names)] for where, names in sorted(absent.items())]
         made.libraries = sorted(map(list, libraries.items()))
         for value in self.sourceless:

@@ -142,7 +142,11 @@ class Walk:
 
     def _state(self, places: Places) -> list[object]:
         """Return all that the guards ask of the values that they are about."""
-        found: list[object] = []
+        # torch's tree asks for the order of some tables, of which no guard of its own says so.
+        found: list[object] = [
+            [key if type(key) is str else _Same(key) for key in dict(places.at(number))]
+            for number in self._candidate.key_order
+        ]
         symbols = set(self._candidate.symbols)
         ignored = dynamo.ignores_hooks()
         sizes = {number: both for number, *both in self._candidate.sizes}

@@ -432,7 +432,7 @@ class Tree:
         names_: dict[str, object],
         state: object,
     ) -> Any:
-        """Return torch's own guards, as they hold for the values of now."""
+        """Return what makes torch's own guards, as they hold for the values of now."""
         guards = importlib.import_module("torch._dynamo.guards")
         dynamo = importlib.import_module("torch._guards")
         builder = guards.GuardBuilder
@@ -467,8 +467,7 @@ class Tree:
         parts = guards.ShapeCodeParts(expressions, expressions, None, True, [])
         # Outside of a compile there is no context that says which one it is.
         with _compile_context():
-            manager = guards.CheckFunctionManager(code, graph, shape_code_parts=parts)
-        return manager.guard_manager
+            return guards.CheckFunctionManager(code, graph, shape_code_parts=parts)
 
 
 @contextlib.contextmanager
@@ -506,15 +505,14 @@ class LateGuards:
     def _check(self, variables: dict[str, object]) -> bool:
         if self._real is None:
             assert self._first is not None
-            built = self._first(variables)
-            if built is None:
+            maker = self._first(variables)
+            if maker is None:
                 return False
+            built = maker.guard_manager
             self._real, self._first = built.root, None
-            # Torch drops the code once an object is gone that it knows by its address.
-            built.cache_entry, built.extra_state = (
-                self.manager.cache_entry,
-                self.manager.extra_state,
-            )
+            # Torch drops the code once an object is gone that it knows by its address; it takes the
+            # code from these guards, of which it clears what has been freed.
+            maker.guard_manager = self.manager
             # What says why a guard failed asks torch's own.
             for name in (
                 "closure_vars",
@@ -674,8 +672,8 @@ def state_of_process() -> tuple[Any, str] | None:
     frame = importlib.import_module("torch._dynamo.convert_frame")
     unusual = (
         torch._C._len_torch_function_stack() > 0
-        or importlib.import_module("torch.utils._python_dispatch")._get_current_dispatch_mode()
-        is not None
+        # Dynamo has put modes aside by now, so none is current.
+        or importlib.import_module("torch.utils._python_dispatch").is_in_torch_dispatch_mode()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
         or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

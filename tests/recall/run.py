@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import json
 import math
 import sys
 import tempfile
@@ -76,7 +77,11 @@ class _Fleet:
             for program, plan in wanted
         ]
         place, url = str(self._root / "programs"), remote_url(self._root)
-        done = machine.run("tests.recall.serving:serve", url, place, parts, self._jobs)
+        file = self._root / "wanted.json"  # too long for an argument of a process
+        file.write_text(json.dumps(parts), encoding="utf-8")
+        done = machine.run(
+            "tests.recall.serving:serve", url, place, str(file), self._jobs, timeout_s=7000
+        )
         plans = [plan for _, plan in wanted]
         return [
             dict(zip(plan, given, strict=True))

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 import sys
 import tempfile
@@ -31,10 +32,8 @@ import s3cache
 _TIMEOUT_S = 120
 
 
-def serve(
-    url: str, programs: str, wanted: Sequence[Sequence[Mapping[str, Any]]], jobs: int = 1
-) -> list[list[Any]]:
-    """Play each program's parts in turn; ``jobs`` programs side by side.
+def serve(url: str, programs: str, wanted: str, jobs: int = 1) -> list[list[Any]]:
+    """Play the parts of each program of a file in turn; ``jobs`` programs side by side.
 
     A part says the program's ``name`` and ``source``, its ``variant`` (A, B, or AB: A that becomes
     B within the process) and ``how`` it is run: ``eager``, or with recall ``off``, ``on`` or
@@ -54,7 +53,7 @@ def serve(
         return [_in_child(url, programs, part) for part in parts]
 
     with ThreadPoolExecutor(jobs) as pool:
-        return [*pool.map(in_turn, wanted)]
+        return [*pool.map(in_turn, json.loads(Path(wanted).read_text(encoding="utf-8")))]
 
 
 def _in_child(url: str, programs: str, part: Mapping[str, Any]) -> Any:
@@ -65,7 +64,7 @@ def _in_child(url: str, programs: str, part: Mapping[str, Any]) -> Any:
     theirs.close()
     try:
         return json.loads(answer.recv()) if answer.poll(_TIMEOUT_S) else "hangs"
-    except EOFError:
+    except (EOFError, pickle.UnpicklingError):
         return "its process died"
     finally:
         child.kill()
