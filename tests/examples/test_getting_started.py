@@ -45,3 +45,4 @@ def test_the_second_machine_hits_and_prints_the_same(tmp_path: Path) -> None:
     assert runs[0].stdout.count("loss") == 3
     for run, said in zip(runs, re.findall(r"`(\d hit.*?)`", page), strict=True):
         assert said in run.stderr, run.stderr
+    assert ", 0 missed" in runs[1].stderr, runs[1].stderr

@@ -7,6 +7,7 @@ replaces in torch is gone with it, and a new process costs nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import multiprocessing
@@ -20,16 +21,21 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._dynamo import convert_frame
 
 import s3cache
 
 _TIMEOUT_S = 120
+
+# The frames that were traced in this process. Dynamo's own counter has those without tensors too:
+# Python's own that happen to be called while an object dies.
+_traced: list[str] = []
 
 
 def serve(url: str, programs: str, wanted: str, jobs: int = 1) -> list[list[Any]]:
@@ -41,19 +47,32 @@ def serve(url: str, programs: str, wanted: str, jobs: int = 1) -> list[list[Any]
     gave and counted, twice of AB, or the error that it raised.
     """
     torch.set_num_threads(1)
+    _count_traces()
     sys.path.insert(0, "")
     # What s3cache finds out about torch once in a process is known to all children as well.
     with warnings.catch_warnings(), s3cache.enabled(local_dir=tempfile.mkdtemp()):
         warnings.simplefilter("ignore")
         torch.compile(lambda a: a.sin() + 1)(torch.ones(2))
     torch.compiler.reset()
-    torch._dynamo.utils.counters.clear()
+    _traced.clear()
 
     def in_turn(parts: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [_in_child(url, programs, part) for part in parts]
 
     with ThreadPoolExecutor(jobs) as pool:
         return [*pool.map(in_turn, json.loads(Path(wanted).read_text(encoding="utf-8")))]
+
+
+def _count_traces() -> None:
+    compile_frame = convert_frame._compile
+
+    @functools.wraps(compile_frame)
+    def counted(code: CodeType, *args: Any, **options: Any) -> Any:
+        result = compile_frame(code, *args, **options)
+        _traced.append(code.co_name)
+        return result
+
+    convert_frame._compile = counted
 
 
 def _in_child(url: str, programs: str, part: Mapping[str, Any]) -> Any:
@@ -114,8 +133,7 @@ def _counts(cache: Any) -> dict[str, Any]:
     recall = getattr(cache.stats(), "recall", None) if cache else None
     names = ("recalled", "saved", "agreed", "disagreed")
     found = {name: getattr(recall, name, 0) for name in names}
-    traced = torch._dynamo.utils.counters["frames"]["ok"] - found["recalled"]
-    return {**found, "traced": traced, "refused": dict(getattr(recall, "refused", {}))}
+    return {**found, "traced": len(_traced), "refused": dict(getattr(recall, "refused", {}))}
 
 
 def _perform(programs: Path, part: Mapping[str, Any], prepare: Any) -> Iterator[Any]:
