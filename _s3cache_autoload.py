@@ -60,6 +60,9 @@ _KEEPING_CODE = tuple(
     """.split()  # noqa: SIM905
 )
 
+# A module that puts its own values into tables of another, while it is imported.
+_FILLING, _FILLED = "torch._inductor.lowering", "torch._inductor.utils"
+
 #: The modules of which the first import means that something will be compiled, or that a program
 #: loads artifacts into torch's own caches, which a policy may forbid.
 COMPILER, CODE_CACHES = "torch._inductor.compile_fx", "torch._inductor.codecache"
@@ -204,8 +207,12 @@ def _note_after(loader: "Loader") -> None:
 
     def execute_and_note(module: "ModuleType") -> None:
         loader.exec_module = execute  # type: ignore[method-assign]
+        before = _tables_to_fill(module.__name__)
         execute(module)
         _note_module(module.__name__)
+        for place, table in _tables_to_fill(module.__name__).items():
+            own = {each: table[each] for each in table if each not in before.get(place, {})}
+            baseline.get(place, {}).update(own)
 
     loader.exec_module = execute_and_note  # type: ignore[method-assign]
 
@@ -237,21 +244,30 @@ def _copy_module(name: str) -> "list[dict[object, object]]":
     return copies
 
 
+def _tables_to_fill(module: str) -> "dict[str, dict[object, object]]":
+    """Return copies of the tables that ``module`` fills, by their places."""
+    found = getattr(sys.modules.get(_FILLED if module == _FILLING else ""), "__dict__", {})
+    return {
+        f"{_FILLED}.{name}": _items(table)
+        for name, table in found.items()
+        if type(table) in _TABLES and not name.startswith("__")
+    }
+
+
 def _copy_table(place: str, value: object, depth: int = 0) -> None:
-    if type(value).__name__ == "OrderedSet":
-        value = {each: each for each in getattr(value, "_dict", ())}
     if place.endswith("__") or depth > MAX_DEPTH:
         return
-    for name, inner in _copy(place, value).items():  # type: ignore[arg-type]
+    for name, inner in _copy(place, value).items():
         if type(inner) in _TABLES:
             _copy_table(f"{place}[{name}]", inner, depth + 1)
 
 
-def _copy(
-    place: str, found: "Mapping[Any, object] | list[Any] | set[Any]"
-) -> "dict[object, object]":
+def _copy(place: str, found: object) -> "dict[object, object]":
+    return baseline.setdefault(place.replace(":", "."), _items(found))
+
+
+def _items(found: "Any") -> "dict[object, object]":
+    """Return a copy of a table by name; of a set, by its members."""
     if isinstance(found, list):
-        found = dict(enumerate(found))
-    elif isinstance(found, set):
-        found = {each: each for each in found}
-    return baseline.setdefault(place.replace(":", "."), dict(found))
+        return dict(enumerate(found))
+    return dict(found) if hasattr(found, "items") else {each: each for each in found}

@@ -246,6 +246,7 @@ class Surface:
         self._present: dict[str, int] = {}  # the ids of all modules at the last look, by name
         self._modules: dict[str, types.ModuleType] = {}  # those that make code
         self._seen: set[int] = set()  # tables, by their ids; they are kept
+        self._empty: dict[str, tuple[Collection[object], int]] = {}  # tables, by their places
         #: What was there at the first look, where nothing says whether torch put it there: digests
         #: of modules, classes and tables, and values in tables, by place.
         self.unknown: dict[str, str] = {}
@@ -270,6 +271,10 @@ class Surface:
     def _watch(self) -> None:
         """Begin with what is imported by now of torch's modules."""
         self._watch_listed()
+        for place, (table, depth) in [*self._empty.items()]:
+            if _s3cache_autoload.baseline.get(place):
+                del self._empty[place]
+                self.add_constants(place, table, depth)
         self._seen.add(id(internals.side_effectful.get()))  # a registry, which has its own check
         for name, module in sys.modules.copy().items():
             if self._present.get(name) == id(module):
@@ -321,7 +326,10 @@ class Surface:
 
     def add_constants(self, place: str, table: Collection[object], depth: int = 0) -> None:
         """Begin with a table, unless objects in it make it a cache or a registry."""
-        if not table or id(table) in self._seen or depth > _s3cache_autoload.MAX_DEPTH:
+        if id(table) in self._seen or depth > _s3cache_autoload.MAX_DEPTH:
+            return
+        if not table:
+            self._empty[place] = (table, depth)  # until another module of torch's has filled it
             return
         inside = internals.by_name(table)
         if not all(map(is_constant, (*inside, *inside.values()))):
