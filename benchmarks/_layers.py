@@ -63,6 +63,7 @@ def measure(root: Path, gateway: Gateway, sizes: Sequence[int], rounds: int, see
                 if name not in _MAY_FAIL:
                     raise
                 missing[label] = str(reason)
+                print(f"{label}: left out, for {reason}", flush=True)
             else:
                 starts[label] = bench.starter(name)
     return result_of(in_turns(starts, rounds, seed), sizes, missing)
