@@ -10,7 +10,7 @@ import sys
 
 TYPE_CHECKING = False  # to mypy it is true; typing would be one more import
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType

@@ -58,7 +58,10 @@ def _train(url: str) -> dict[str, int]:
         torch.compile(lambda x: (x.exp() * weight).sum())(torch.ones(3)).backward()
         optimizer.step()
         assert not cache.flush(60).remaining
-        return {"hits": sum(cache.stats().hits.values()), "misses": sum(cache.stats().misses.values())}
+        return {
+            "hits": sum(cache.stats().hits.values()),
+            "misses": sum(cache.stats().misses.values()),
+        }
 
 
 @slow
