@@ -441,8 +441,10 @@ def tensor_guarded(tensor: Tensor) -> str:
 
 def _tensor_text(tensor: Tensor, *, is_state: bool) -> str:
     """Return what Dynamo, and what is compiled, may depend on of a tensor, but for its sizes."""
+    import torch
+
     state = dict(getattr(tensor, "__dict__", None) or {})
-    if is_state:  # Dynamo marks them as it traces
+    if is_state or isinstance(tensor, torch.nn.Parameter):  # Dynamo marks them as it traces
         state.pop("_dynamo_static_input_type", None)
     marks = sorted(f"{name}={_shallow(value)}" for name, value in state.items())
     parts: list[object] = [
