@@ -120,7 +120,7 @@ class Walk:
                     return None
             except Exception:  # noqa: BLE001 - whatever is not there any more
                 return None
-            if dynamo.state_text(state) != dynamo.state_text(None):
+            if dynamo.is_under_modes() or dynamo.state_text(state) != dynamo.state_text(None):
                 return None
             tree = Tree(
                 [
@@ -157,7 +157,8 @@ class Walk:
                 continue
             value = places.at(number)
             given = self._given(places, kind, args, kwargs)
-            found.append(_guarded_state(kind, value, given, number in symbols, sizes.get(number)))
+            about = _guarded_state(kind, value, given, number in symbols, sizes.get(number))
+            found.append([type(value), about])
         return found
 
 
@@ -176,30 +177,32 @@ class _Same:
 def _guarded_state(
     kind: str, value: Any, args: list[Any], is_symbol: bool, sizes: list[Any] | None
 ) -> object:
-    """Return what torch's guard of a kind would look at."""
+    """Return what torch's guard of a kind would look at, besides the class."""
     if kind == "TENSOR_MATCH":
         static = sizes and [
             [None if one is None else other for one, other in zip(some, found, strict=False)]
             for some, found in zip(sizes, (value.size(), value.stride()), strict=True)
         ]
-        return [type(value), tensor_guarded(value), static]
+        return [tensor_guarded(value), static]
     if kind in dynamo.WHOLE:
         if is_symbol:
-            return type(value)
+            return None
         is_code = callable(value) or isinstance(value, (types.ModuleType, types.CodeType))
-        return _Same(value) if is_code else [type(value), repr(value)]
+        return _Same(value) if is_code else repr(value)
     if kind in ("SEQUENCE_LENGTH", "EMPTY_NN_MODULE_HOOKS_DICT"):
         return len(value)
     if kind in ("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK"):
-        return [type(value), *map(_Same, dict(value))] if not _is_plain(value) else [*value]
+        return [*map(repr if _is_plain(value) else _Same, dict(value))]
     if dynamo.is_by_argument(kind):
         return dynamo.check_guard(kind, value, args)
     if kind in ("TYPE_MATCH", "BOOL_MATCH", "NONE_MATCH", "NOT_NONE_MATCH"):
-        return [type(value), value if type(value) is bool else value is None]
+        return value if type(value) is bool else value is None
     if kind == "CLOSURE_MATCH" and isinstance(value, types.FunctionType):
         return _Same(value.__code__)
-    if isinstance(value, (types.MethodType, types.BuiltinFunctionType)):
-        return value == value and repr(type(value)) + value.__name__
+    if isinstance(value, types.MethodType):  # which is made where it is looked up
+        return [_Same(value.__func__), _Same(value.__self__)]
+    if isinstance(value, types.BuiltinFunctionType):
+        return [value.__name__, _Same(value.__self__)]
     return _Same(value)
 
 

@@ -664,19 +664,14 @@ def builtins_of(scope: dict[str, object]) -> dict[str, object]:
 def state_of_process() -> tuple[Any, str] | None:
     """Return the state of torch that guards are about, and as text; None where it is unusual.
 
-    Unusual are modes for functions of torch, transforms, hooks on saved tensors, a stance, compiled
-    autograd, a profiler or a debugger: under those no frame is recalled.
+    Unusual are what :func:`is_under_modes` says, a stance, compiled autograd, a hook on bytecode, a
+    profiler or a debugger: under those no frame is recalled.
     """
     import torch
 
     frame = importlib.import_module("torch._dynamo.convert_frame")
     unusual = (
-        torch._C._len_torch_function_stack() > 0
-        # Dynamo has put modes aside by now, so none is current.
-        or importlib.import_module("torch.utils._python_dispatch").is_in_torch_dispatch_mode()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        is_under_modes()
         or importlib.import_module("torch._dynamo.eval_frame")._stance.stance != "default"
         or importlib.import_module("torch._dynamo.compiled_autograd").in_compiled_autograd_region
         or frame._bytecode_hooks
@@ -688,6 +683,21 @@ def state_of_process() -> tuple[Any, str] | None:
         return None
     state = frame.GlobalStateGuard()
     return state, f"{state.__getstate__()} {frame._get_error_on_graph_break()}"
+
+
+def is_under_modes() -> bool:
+    """Return whether there is a mode for functions or dispatch, a transform, or a hook on saves."""
+    import torch
+
+    return bool(
+        torch._C._len_torch_function_stack() > 0
+        # Within a compile Dynamo has put modes aside, so none is current.
+        or importlib.import_module("torch.utils._python_dispatch").is_in_torch_dispatch_mode()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    )
 
 
 def state_text(state: Any) -> str:
