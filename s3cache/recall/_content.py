@@ -14,7 +14,6 @@ import enum
 import functools
 import hashlib
 import importlib
-import os
 import re
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -149,8 +148,6 @@ class Contents:
             return f"{kind.__name__} {value}"
         if isinstance(value, enum.Enum):
             return f"{self.of(kind)}.{value.name}={_shallow(value.value)}"
-        if value is os.environ._data:  # type: ignore[attr-defined]
-            return "the environment"  # of which guards say what was asked for
         if isinstance(value, (dict, types.MappingProxyType)):
             return f"{self.of(kind)} {self._keys(dict(value))} {_attributes(value)}"
         if isinstance(value, (set, frozenset)):

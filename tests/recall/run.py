@@ -13,6 +13,7 @@ import argparse
 import collections
 import json
 import math
+import re
 import sys
 import tempfile
 import time
@@ -27,7 +28,6 @@ from tests.support.machines import Machine, remote_url
 
 Parts: TypeAlias = dict[tuple[str, str], Any]
 
-_ENDED = {"hangs", "its process died"}  # of a part that came to no end of its own, see serving.py
 _THIRD = 3  # each third program finds both variants in the store, on one more machine
 
 
@@ -159,10 +159,8 @@ def _fault(part: Any, other: Any, eager: Any = None) -> str | None:
 
     It may be right where torch is wrong, and then compiles more often than torch does.
     """
-    if isinstance(part, str) and isinstance(other, str):
-        return None if part == other or not {part, other} & _ENDED else f"{part}, and not {other}"
     if isinstance(part, str) or isinstance(other, str):
-        return f"{part}, and not {other}"
+        return None if _error(part) == _error(other) else f"{part}, and not {other}"
     compiled_too = isinstance(other[0], dict)
     found = [each["got"] for each in part]
     theirs = [each["got"] for each in other] if compiled_too else other
@@ -174,6 +172,14 @@ def _fault(part: Any, other: Any, eager: Any = None) -> str | None:
     else:
         usual = [made[0] * number for number in range(1, 1 + len(part))]
     return None if made == usual else f"{made} frames are traced or recalled, and not {usual}"
+
+
+def _error(part: Any) -> Any:
+    """Return the class of the error that a part raised, and how it ended otherwise."""
+    found = isinstance(part, str) and re.findall(
+        r"^([\w.]+Error(?:: \w+Error)?)\b", part, re.MULTILINE
+    )
+    return found[-1] if found else part
 
 
 def _differs(one: Any, other: Any) -> str | None:
