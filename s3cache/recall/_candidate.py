@@ -22,6 +22,7 @@ from s3cache.errors import CorruptError
 from s3cache.frame import Frame
 
 _KIND, _SECTION = "recall", "frame"
+_OF_ONE_KEY = frozenset({"TYPE_MATCH", "DICT_CONTAINS", "DICT_NOT_CONTAINS"})
 
 
 @dataclass
@@ -71,6 +72,12 @@ class Candidate:
     dynamic: list[Any] = field(default_factory=list)
     lowered: list[Any] = field(default_factory=list)
     outcome: bytes = b""
+
+    def takes_all_of(self, table: int) -> bool:
+        """Return whether more was asked of a dictionary than what is under single keys."""
+        return table in self.key_order or any(
+            number == table and kind not in _OF_ONE_KEY for kind, number, *_ in self.guards
+        )
 
     @property
     def wildcards(self) -> int:

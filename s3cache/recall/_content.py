@@ -14,6 +14,7 @@ import enum
 import functools
 import hashlib
 import importlib
+import os
 import re
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -84,6 +85,8 @@ _NOT_PURE = frozenset({"builtins.id", "builtins.hash", "builtins.input", "builti
 #: Classes of objects that Dynamo asks nothing of.
 _OPAQUE = frozenset({"torch._C._distributed_c10d.Logger", "torch._C._distributed_c10d.Reducer"})
 _TABLES = ("_parameters", "_buffers", "_modules")
+#: Variables of the environment that torch sets as it compiles, which a recalled frame does not.
+SET_BY_TORCH: Final = re.compile("_?TORCHINDUCTOR_|TRITON_|KMP_|TORCH_WARM_POOL|CUBLAS_WORKSPACE")
 
 
 class UnknownContentError(Exception):
@@ -118,6 +121,10 @@ class Contents:
         if known is None:
             known = self._texts[id(value)] = value, self._of(value, is_state=is_state)
         return known[1]
+
+    def of_environment(self, table: dict[bytes, bytes]) -> str:
+        """Return the names of environment variables, but for those that torch sets itself."""
+        return str([name for name in table if not SET_BY_TORCH.match(os.fsdecode(name))])
 
     def whole(self, value: object) -> str:
         """Return the text of an object with all of its elements, if it has any."""
@@ -428,6 +435,11 @@ def _module_text(module: Module) -> str:
         if "hooks" in name and isinstance(value, (dict, OrderedDict, defaultdict)) and value
     ]
     return f"{_attributes(module)} {tables} {hooks} {state.get('training')}"
+
+
+def is_environment(value: object) -> bool:
+    """Return whether a value is the dictionary behind ``os.environ``."""
+    return value is getattr(os.environ, "_data", None)
 
 
 def tensor_guarded(tensor: Tensor) -> str:

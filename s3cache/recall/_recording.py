@@ -19,7 +19,12 @@ from s3cache.recall._candidate import (
     portable,
     renamed,
 )
-from s3cache.recall._content import Contents, UnknownContentError
+from s3cache.recall._content import (
+    SET_BY_TORCH,
+    Contents,
+    UnknownContentError,
+    is_environment,
+)
 from s3cache.stats import FrameCode
 from s3cache.torch_api import dynamo, internals
 from s3cache.torch_api.dynamo import NotPlainError, Scope, Source, SourceWriter
@@ -64,6 +69,7 @@ class Recording:
     candidate: Candidate | None = None  # once the trace is over, before its guards are built
     split: list[Any] | None = None  # how DDP's parts are called
     _graph: Any = None
+    _reads_environment: bool = False
 
     def refuse(self, error: Exception) -> None:
         """Keep the first reason why the frame cannot be recalled."""
@@ -99,6 +105,7 @@ class Recording:
         sizes = dynamo.sizes_of(graph)
         imports: dict[str, str] = dict(graph.import_sources)
         made.guards = dynamo.guard_rows(graph, writer, scope)
+        made.key_order = sorted(writer.number(each) for each in graph.guard_on_key_order)
         places: dict[str, int] = {}
 
         seen: set[Source] = set()
@@ -133,7 +140,11 @@ class Recording:
                 made.reads.append([number, digest(f"any {type(there).__name__}"), same, False])
                 continue
             is_state = dynamo.is_state_of_module(source)
-            text = contents.of(there, is_state=is_state)
+            if is_environment(there) and not made.takes_all_of(number):
+                text = contents.of_environment(there)
+                self._reads_environment = True
+            else:
+                text = contents.of(there, is_state=is_state)
             made.reads.append([number, digest(text), same, is_state])
             if is_dense(there):
                 known = sizes.get(source) or (list(there.size()), list(there.stride()))
@@ -143,7 +154,6 @@ class Recording:
                 row[4] = digest(contents.whole(scope.value(_source(graph, row, writer))))
         imports |= writer.modules
         made.imports = sorted(map(list, imports.items()))
-        made.key_order = sorted(writer.number(each) for each in graph.guard_on_key_order)
         made.dynamic = [[name, places[name]] for name in self.dynamic if name in places]
         self._check_code(graph, contents, made)
         made.rows = writer.rows
@@ -158,10 +168,12 @@ class Recording:
         mentioned: set[str] = set()  # in the code that was traced
         read: dict[str, dict[str, Any]] = {}  # modules, by name
         libraries: dict[str, str] = {}
+        strings = [value for _, value in self.reads if type(value) is str]
         for code in (self.frame.code, *graph.tracing_context.traced_code):
             origin = origin_of_file(code.co_filename)
             if origin.kind in ("torch", "python"):
                 continue
+            strings += [each for each in constants_in(code) if type(each) is str]
             names = codes.get(code)
             if names is None:
                 if origin.kind != "library":
@@ -174,6 +186,8 @@ class Recording:
             }
             where = "" if names is self.frame.names else str(names.get("__name__", ""))
             read[where] = names
+        if self._reads_environment and (own := next(filter(SET_BY_TORCH.match, strings), None)):
+            raise RefusedError("source", f"may ask for {own}, which torch sets itself")
         read |= {each.__name__: vars(each) for each in contents.modules}
         for where, names in read.items():
             absent[where] = {name for name in mentioned if name not in names}

@@ -9,7 +9,7 @@ from typing import Any
 
 from s3cache.graph import origin_of_file, placement
 from s3cache.recall._candidate import Candidate
-from s3cache.recall._content import Contents, tensor_guarded
+from s3cache.recall._content import Contents, is_environment, tensor_guarded
 from s3cache.recall._recording import Frame, _alias, digest, is_dense
 from s3cache.torch_api import dynamo
 from s3cache.torch_api.dynamo import Places, Tree
@@ -55,6 +55,8 @@ class Walk:
             is_symbol = number in symbols and type(value) in (int, float)
             if is_symbol:
                 text = f"any {type(value).__name__}"
+            elif is_environment(value) and not made.takes_all_of(number):
+                text = contents.of_environment(value)
             else:
                 text = contents.of(value, is_state=is_state)
             if digest(text) != expected or _alias(value, first, index) != same:
