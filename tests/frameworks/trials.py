@@ -123,6 +123,7 @@ def _environment(program: Program, headers: Path | None, *, compiles: bool) -> d
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
         "HF_HUB_OFFLINE": "1",
+        "USER": "compiler",  # in the name of torch's directory for headers
         # Threads add to the gradient of an embedding in any order; losses are compared bit by bit.
         "OMP_NUM_THREADS": "1",
     }
@@ -131,7 +132,7 @@ def _environment(program: Program, headers: Path | None, *, compiles: bool) -> d
         environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # what torch would try out with a compiler
     elif compiles:
         headers.mkdir(exist_ok=True)
-        environment.update(TMPDIR=str(headers), USER="compiler")
+        environment["TMPDIR"] = str(headers)
     return environment
 
 
