@@ -85,8 +85,10 @@ _NOT_PURE = frozenset({"builtins.id", "builtins.hash", "builtins.input", "builti
 #: Classes of objects that Dynamo asks nothing of.
 _OPAQUE = frozenset({"torch._C._distributed_c10d.Logger", "torch._C._distributed_c10d.Reducer"})
 _TABLES = ("_parameters", "_buffers", "_modules")
-#: Variables of the environment that torch sets as it compiles, which a recalled frame does not.
-SET_BY_TORCH: Final = re.compile("_?TORCHINDUCTOR_|TRITON_|KMP_|TORCH_WARM_POOL|CUBLAS_WORKSPACE")
+#: Variables of the environment that torch sets as it compiles, and settings of s3cache.
+NOT_COMPARED: Final = re.compile(
+    "_?TORCHINDUCTOR_|TRITON_|KMP_|TORCH_WARM_POOL|CUBLAS_WORKSPACE|S3CACHE_"
+)
 
 
 class UnknownContentError(Exception):
@@ -123,8 +125,8 @@ class Contents:
         return known[1]
 
     def of_environment(self, table: dict[bytes, bytes]) -> str:
-        """Return the names of environment variables, but for those that torch sets itself."""
-        return str([name for name in table if not SET_BY_TORCH.match(os.fsdecode(name))])
+        """Return the names of environment variables, but for those that say nothing."""
+        return str(sorted(name for name in table if not NOT_COMPARED.match(os.fsdecode(name))))
 
     def whole(self, value: object) -> str:
         """Return the text of an object with all of its elements, if it has any."""

@@ -20,7 +20,7 @@ from s3cache.recall._candidate import (
     renamed,
 )
 from s3cache.recall._content import (
-    SET_BY_TORCH,
+    NOT_COMPARED,
     Contents,
     UnknownContentError,
     is_environment,
@@ -186,8 +186,8 @@ class Recording:
             }
             where = "" if names is self.frame.names else str(names.get("__name__", ""))
             read[where] = names
-        if self._reads_environment and (own := next(filter(SET_BY_TORCH.match, strings), None)):
-            raise RefusedError("source", f"may ask for {own}, which torch sets itself")
+        if self._reads_environment and (own := next(filter(NOT_COMPARED.match, strings), None)):
+            raise RefusedError("source", f"may ask for {own}, which is not compared")
         read |= {each.__name__: vars(each) for each in contents.modules}
         for where, names in read.items():
             absent[where] = {name for name in mentioned if name not in names}
