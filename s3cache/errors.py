@@ -8,6 +8,7 @@
     │   └── TruncatedError           ... because they end too early
     ├── UntrustedError               whole, but no trusted key has signed it; a miss
     ├── ClosedError                  used after close()
+    ├── MissError                    on_miss=error: a graph would have to be compiled
     ├── UnsupportedTorchError        the installed torch lacks what the compile cache uses of it
     └── StoreError                   a store could not do what it was asked
         ├── PreconditionError        someone else was first; success for content-addressed data
@@ -38,6 +39,7 @@ __all__ = [
     "ConfigError",
     "CorruptError",
     "DownloadTimeoutError",
+    "MissError",
     "MissingContainerError",
     "NoSpaceError",
     "PermanentError",
@@ -68,6 +70,7 @@ class Reason(str, Enum):
     CORRUPT = ("corrupt", "the entry was damaged or could not be used, and was set aside")
     UNTRUSTED = ("untrusted", "no entry under this key is signed by a signer that is trusted here")
     TIMEOUT = ("timeout", "the remote did not answer within lookup_timeout_s")
+    WAITED = ("waited", "another process did not end its compile within wait_s")
     UNAVAILABLE = ("unavailable", "the store could not be reached")
     DENIED = ("denied", "credentials are missing, or not allowed to do it")
     FULL = ("full", "there was no room on the disk or in the queue of uploads")
@@ -189,6 +192,10 @@ class ClosedError(S3CacheError):
     """The object was used after it was closed."""
 
     reason = Reason.UNAVAILABLE
+
+
+class MissError(S3CacheError):
+    """With ``on_miss=error``: a graph would have to be compiled; the message says which and why."""
 
 
 class UnsupportedTorchError(S3CacheError):

@@ -49,6 +49,7 @@ _T = TypeVar("_T")
 Mode: TypeAlias = Literal["read-write", "read-only", "write-only", "off"]
 Trust: TypeAlias = Literal["auto", "off", "prefer", "require"]
 Recall: TypeAlias = Literal["off", "check", "on"]
+OnMiss: TypeAlias = Literal["compile", "wait", "error"]
 
 _MOMENT_S = 0.001  # the least of times that must not be nothing
 
@@ -130,6 +131,8 @@ class Settings:
     local_max_bytes: int = option(10 << 30, size())
     local_max_files: int = option(50_000, count())
     lookup_timeout_s: float = option(10.0, seconds())
+    on_miss: OnMiss = option("wait", choice(*get_args(OnMiss)))
+    wait_s: float = option(600.0, seconds())
     download_concurrency: int = option(16, count())
     upload_concurrency: int = option(16, count())
     prefetch_max_bytes: int = option(256 << 20, size())
@@ -238,6 +241,8 @@ class Options(StoreOptions, total=False):
     local_max_bytes: int | str | None
     local_max_files: int | str | None
     lookup_timeout_s: float | str | None
+    on_miss: OnMiss | None
+    wait_s: float | str | None
     download_concurrency: int | str | None
     upload_concurrency: int | str | None
     prefetch_max_bytes: int | str | None

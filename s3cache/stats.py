@@ -39,7 +39,14 @@ FrameCode: TypeAlias = Literal[
 Verb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list", "atomic_create"]
 Step: TypeAlias = Literal["queued", "started", "done", "absent", "retried", "failed"]
 _Counted: TypeAlias = Literal[
-    "refused", "set_aside", "superseded", "time_saved_s", "upload_failures"
+    "led",
+    "refused",
+    "set_aside",
+    "superseded",
+    "time_saved_s",
+    "upload_failures",
+    "waits",
+    "waited_s",
 ]
 
 # Bucket 0 counts durations below 1 µs, bucket i those in [2**(i-1), 2**i) µs. 40 buckets reach
@@ -183,9 +190,14 @@ class LevelStats(_Lookups):
     Attributes:
         superseded: how many of those saved were taken back unshared, for an entry of the whole
             graph.
+        led: compiles that other processes of this machine could wait for.
+        waits, waited_s: how often another process's compile was waited for, and for how long.
     """
 
     superseded: int = 0
+    led: int = 0
+    waits: int = 0
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +298,9 @@ class CacheStats(_Lookups):
             "pending": self.pending,
             "refused": dict(Counter(self.refused) + Counter(self.fx.refused)),
             "second_level": {"hits": dict(self.fx.hits), "saved": self.fx.saved},
+            "led": self.fx.led,
+            "waits": self.fx.waits,
+            "waited_s": round(self.fx.waited_s, 3),
             "time_saved_s": round(self.time_saved_s, 3),
             **({"recall": asdict(self.recall)} if self.recall else {}),
         }
@@ -302,6 +317,8 @@ class CacheStats(_Lookups):
             _count_in_words("missed", self.misses),
             _count_in_words("bypassed", self.bypass_reasons, self.bypassed),
             any(self.fx.hits.values()) and _count_in_words("hit at the second level", self.fx.hits),
+            self.fx.waits
+            and f"{self.fx.waits} compiled by others ({self.fx.waited_s:.1f} s waited)",
             refused and _count_in_words("not trusted", refused),
             f"{self.saved} saved",
             shared > 0 and f"{shared} saved at the second level",

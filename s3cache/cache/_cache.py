@@ -39,6 +39,7 @@ from s3cache.util.threads import call_in_child
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from s3cache.tier.claims import Claims, Waited
     from s3cache.tier.job import JobProfile
 
 logger = logger_of("storage")
@@ -129,6 +130,7 @@ class Cache:
         if self.settings.record:
             self._listeners.add(self._records.transferred)
         self._remote: RemoteTier | None = None
+        self._claims: Claims | None = None
         self._job = self._new_job()
         self._forget_exit = before_exit(self._at_exit)
 
@@ -179,8 +181,12 @@ class Cache:
         local: bool = True,
         remote: bool = True,
         counters: Counters | None = None,
+        claim: Callable[[], Waited | None] | None = None,
     ) -> CandidateLookup:
-        """Look up the entries under ``key`` for the caller to choose one; count for ``level``."""
+        """Look up the entries under ``key`` for the caller to choose one; count for ``level``.
+
+        ``claim`` is called where no entry was chosen; then the local tier is asked again.
+        """
         skip = Reason.FORCED if self.settings.recache else None
         if self._closed or self.settings.mode in ("off", "write-only"):
             skip = Reason.DISABLED
@@ -194,6 +200,7 @@ class Cache:
             self._problems,
             self.settings.lookup_timeout_s,
             self._used,
+            claim,
         )
 
     def prefetch(self, keys: Iterable[str]) -> Prefetch:
@@ -236,9 +243,11 @@ class Cache:
         level: Level = "aot",
         provisional: bool = False,
         remote: bool = True,
+        once: bool = False,
     ) -> Saved | NotSaved:
         """Save as :meth:`save` does; without ``remote``, on this machine only.
 
+        With ``once``, leave what another process has saved since it was looked up.
         If ``provisional``, upload it in a minute, or with the next flush or at the exit, so that
         :meth:`Engine.supersede` may remove it before.
         """
@@ -249,7 +258,7 @@ class Cache:
             entries.check_entry(key, found)
             size = found.size
             if not (self._closed or self.settings.mode in ("off", "read-only")):
-                durable = self._write(found, provisional=provisional, share=remote)
+                durable = self._write(found, provisional=provisional, share=remote, once=once)
         except Exception as exc:
             if not size and not isinstance(exc, MemoryError):
                 raise  # the entry is wrong, or does not belong to the key
@@ -267,7 +276,9 @@ class Cache:
             raise error
         return NotSaved(reason, elapsed_s, error)
 
-    def _write(self, entry: Frame, *, provisional: bool, share: bool) -> bool | None:
+    def _write(
+        self, entry: Frame, *, provisional: bool, share: bool, once: bool = False
+    ) -> bool | None:
         """Keep the entry; return whether it survives this process, None if there is no tier."""
         # Here and nowhere later: what other processes have left to upload is theirs to sign.
         data = self._signed(entry).data
@@ -275,9 +286,18 @@ class Cache:
         share = share and self._open_remote is not None
         # If it cannot be opened now, it may be later, or by a later process.
         remote, error = self._try_remote() if share else (None, None)
-        durable = self._local.write(
-            lambda disk: (disk.put_pending if share else disk.put)(name, data)
-        )
+        is_new = True
+
+        def put(disk: DiskTier) -> None:
+            nonlocal is_new
+            if share:
+                is_new = disk.put_pending(name, data, once=once)
+            else:
+                disk.put(name, data)
+
+        durable = self._local.write(put)
+        if not is_new:
+            return durable
         if remote is not None:
             delay_s = _PROVISIONAL_S if provisional else 0.0
             remote.uploads.add(name, None if durable else data, delay_s=delay_s)
@@ -523,6 +543,29 @@ class Engine(Cache):
         """Whether there is a remote at all; it may not answer."""
         return self._open_remote is not None
 
+    def claim(self, key: str, bound_s: float) -> Waited | None:
+        """Claim the compile of what is under ``key``, or wait for who does it on this machine.
+
+        None where nothing is shared by processes, or the disk fails.
+        """
+        disk, settings = self._local.disk, self.settings
+        bound_s = min(settings.wait_s, bound_s) if settings.on_miss == "wait" else 0.0
+        is_shared = disk is not None and self._local.is_writable and settings.mode == "read-write"
+        if disk is None or not (is_shared and bound_s):
+            return None
+        if self._claims is None:
+            from s3cache.tier.claims import Claims
+
+            self._claims = Claims(disk)
+        claims, counters = self._claims, self._counters_of["fx"]
+        waited = self._local.read(lambda _: claims.take(key, bound_s), None)
+        if waited is not None and waited.holder:
+            counters.count("waits")
+            counters.count("waited_s", number=waited.seconds)
+            how = f"{'in vain ' if waited.in_vain else ''}for {waited.holder}"
+            self.record(Event("wait", time.time(), waited.seconds, key, ended=how))
+        return waited
+
     def probe(self, key: str) -> str:
         """Say where an entry under ``key`` is, or why none is used, without counting that."""
         counters = Counters()
@@ -534,7 +577,7 @@ class Engine(Cache):
         return f"{reason} ({causes})" if causes else str(reason)
 
     def supersede(self, key: str, variant: str) -> None:
-        """Remove what was saved provisionally, unless its upload is under way."""
+        """Do not upload what was saved provisionally, unless its upload is under way."""
         name = entries.variant_name(key, variant)
         if name not in self._provisional:
             return
@@ -543,9 +586,9 @@ class Engine(Cache):
             if self._remote is not None:
                 is_removed = self._remote.uploads.cancel_delayed(name)
             else:
-                is_removed = self._local.write(lambda disk: disk.delete(name))
+                is_removed = self._local.write(lambda disk: disk.uploaded({name: None}))
         except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
-            self._problems.met("local", "an entry that is not needed cannot be removed", exc)
+            self._problems.met("local", "an entry that is not needed is uploaded", exc)
         else:
             if is_removed:
                 if self._job is not None:
@@ -555,6 +598,10 @@ class Engine(Cache):
     def count_bypass(self, reasons: Iterable[str], level: Level = "aot") -> None:
         """Count something that cannot be cached, and why, by short names of the reasons."""
         self._counters_of[level].bypassed(reasons)
+
+    def count_led(self) -> None:
+        """Count a compile that other processes of this machine could wait for."""
+        self._counters_of["fx"].count("led")
 
     def count_time_saved(self, seconds: float) -> None:
         """Count what making a hit took where it was made."""

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from s3cache import entries, frame
 from s3cache.entries import Replaceable
@@ -28,6 +28,9 @@ from s3cache.stats import Counters, TierName
 from s3cache.store import Buffer, ObjectInfo
 from s3cache.tier import DiskTier, RemoteTier
 from s3cache.util.logs import Problems
+
+if TYPE_CHECKING:
+    from s3cache.tier.claims import Waited
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -263,6 +266,8 @@ class CandidateLookup:
     _problems: Problems
     _timeout_s: float  # how long the remote is waited for, all in all
     _used: Callable[[str, str], object]  # is called with key and variant of what is accepted
+    # Claims what is in no tier, or waits for another process; None where that is not wanted.
+    _claim: Callable[[], Waited | None] | None = None
 
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self._timeout_s
@@ -302,6 +307,11 @@ class CandidateLookup:
     def force_miss(self, reason: Reason) -> None:
         """End as a miss with ``reason``, though an entry might fit."""
         self._accepted, self._reason = None, reason
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether there was nothing under the key in any tier, whatever came of it."""
+        return self._reason is Reason.ABSENT and not self._offered and not self._rejected
 
     def reject(self, hit: Hit, error: Exception) -> None:
         """Set ``hit`` aside, which is sound but cannot be used.
@@ -358,6 +368,11 @@ class CandidateLookup:
             self._reason is Reason.ABSENT and self._asks_local and (error := self._local.read_error)
         ):
             self._error, self._reason = error, reason_for(error)  # it may be there
+        if self._claim is not None and self._asks_local:
+            waited = self._attempt(self._claim)
+            yield from self._in_local()  # it may have landed meanwhile
+            if waited is not None and waited.in_vain:
+                self._reason = Reason.WAITED
 
     def _in_local(self) -> Iterator[tuple[Frame, TierName]]:
         # Most entries have one of these two names; a directory is only read for the others.

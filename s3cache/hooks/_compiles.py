@@ -39,8 +39,8 @@ from s3cache.graph import (
 )
 from s3cache.hooks._conditions import Conditions, NotSharableError, conditions_of, described
 from s3cache.hooks._kernels import Kernels, portable
-from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches, around
-from s3cache.hooks._lookups import AOT, FX, LEVELS, Level, Result, compile_ns
+from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Leading, Patches, around
+from s3cache.hooks._lookups import AOT, FX, LEVELS, Level, Lookup, Result, compile_ns
 from s3cache.records import Event
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
@@ -94,8 +94,10 @@ class Compile:
         inputs: Sequence[object],
         *,
         of_threads: bool,
+        was_absent: bool = False,
     ) -> None:
         self.key = key
+        self.was_absent = was_absent  # no entry was under the key, in any tier
         self.of_threads = of_threads  # whether code is made for the number of threads
         self.places = storage_offsets(inputs)
         self._sources = sources
@@ -220,14 +222,21 @@ class Compiles:
         if context is not None and compile_ is not None:
             compile_.end(context)
 
-    def begin(self, lookup: CacheCall, sources: Sequence[object]) -> None:
+    def begin(self, lookup: Lookup) -> None:
         """Have what is compiled after this lookup, a miss, end in an entry."""
         key = str(lookup.key)
         of_threads = not _OF_THREADS.isdisjoint(self._keys.known(key).components)
         try:
             context = internals.current_tracing_context.get()()
             if context is not None:
-                compile_ = Compile(context, key, sources, lookup.inputs, of_threads=of_threads)
+                compile_ = Compile(
+                    context,
+                    key,
+                    lookup.sources,
+                    lookup.inputs,
+                    of_threads=of_threads,
+                    was_absent=lookup.entries is not None and lookup.entries.is_absent,
+                )
                 self.contexts.setdefault(context, []).append(compile_)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             lookup.record_error(exc)
@@ -257,6 +266,30 @@ class Compiles:
 
     @around(internals.compile_fx_inner)
     def _compile_graph(
+        self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
+    ) -> CompiledGraph:
+        with self._leading():
+            return self._compile_claimed(original, gm, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def _leading(self) -> Iterator[None]:
+        """Let lookups in the block claim what they miss; release that at its end."""
+        if self._state.leading is not None:  # one graph inside of another: its claim covers both
+            yield
+            return
+        leading = Leading()
+        try:
+            with self._state.changed(leading=leading):
+                yield
+        finally:
+            if leading.claim is not None:
+                self._engine.count_led()
+                try:
+                    leading.claim.release(landed=leading.landed)
+                except Exception as exc:  # noqa: BLE001 - others go on at their bound
+                    self._bypasses.failed(logger, "a claim is not released in order", exc)
+
+    def _compile_claimed(
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
     ) -> CompiledGraph:
         context, compile_ = self._current()
@@ -391,14 +424,21 @@ class Compiles:
                 # The entry of the whole graph may soon replace it.
                 provisional=saving.level is FX and self.is_compiling_entry(),
                 remote=internals.tiers_asked(name).remote,
+                once=saving.level is AOT and self._was_absent(key),
             )
             is_saved = isinstance(saved, Saved)
+            if is_saved and saving.level is FX and self._state.leading is not None:
+                self._state.leading.landed = True
             about.update(key=key, bytes=len(frame), saved=is_saved)
             if isinstance(saved, Saved):
                 logger.debug("saved %s (%d bytes%s)", key, len(frame), saving.level.label)
                 if saving.level is AOT:
                     self._saved_whole(saving, saved, len(frame))
         return is_saved
+
+    def _was_absent(self, key: str) -> bool:
+        compile_ = self._compile_of(key)
+        return compile_ is not None and compile_.was_absent
 
     def _artifact(self, saving: Save, content: bytes) -> Artifact:
         """Return what is saved of a compiled graph, which torch has pickled as ``content``."""

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
     from torch.nn import Module
 
+    from s3cache.tier.claims import Claim
     from s3cache.torch_api.protocols import KeyPickler
 
 F = TypeVar("F", bound=Function[object])
@@ -143,6 +144,19 @@ _Call = TypeVar("_Call", bound=CacheCall)
 
 
 @dataclass(eq=False)
+class Leading:
+    """One compile of an FX graph, for which processes of a machine may wait.
+
+    Attributes:
+        claim: what they wait for, once this process has it.
+        landed: whether what they wait for was saved.
+    """
+
+    claim: Claim | None = None
+    landed: bool = False
+
+
+@dataclass(eq=False)
 class CompileState(threading.local):
     """State of the compile under way on this thread; each hook sets its fields and resets them."""
 
@@ -156,6 +170,8 @@ class CompileState(threading.local):
     current: CacheCall | None = None
     # Puts back an option that was set for the FX graph that is compiled.
     fx_options: contextlib.ExitStack | None = None
+    # Who else compiles the FX graph that is compiled; None outside of that.
+    leading: Leading | None = None
     # Where lookups of graphs are noted for the frame that Dynamo traces, if they are.
     lookups: list[CacheCall] | None = None
     # Kernels of each module that is being loaded, the outermost first.

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from s3cache.artifact import Artifact, section_of, unpickled
 from s3cache.cache import CandidateLookup, Engine, Hit
-from s3cache.errors import CorruptError
+from s3cache.errors import ConfigError, CorruptError, MissError
 from s3cache.graph import BypassReason, unwrap_patch
 from s3cache.hooks._conditions import (
     add_guards,
@@ -42,6 +42,7 @@ from s3cache.stats import Reason
 from s3cache.torch_api import Internal, internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
+from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from s3cache.hooks._compiles import Compiles
     from s3cache.hooks._ranks import Agreement
     from s3cache.hooks._watching import Bypasses
+    from s3cache.tier.claims import Waited
     from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
 
 logger = logger_of("lookups")
@@ -204,7 +206,7 @@ class Lookups:
             if self._state.lookups is not None:
                 self._state.lookups.append(lookup)
             if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
-                self.compiles.begin(lookup, lookup.sources)
+                self.compiles.begin(lookup)
             lookup.raise_error(strict=self._engine.settings.strict)
             return result
 
@@ -309,6 +311,8 @@ class Lookups:
                 about.update(outcome="bypass", reason=call.codes)
             self._bypasses.note("a graph is not cached", call.reasons, call.error)
             call.raise_error(strict=self._engine.settings.strict)
+        if made[0] is None:
+            self._refuse_compile()
         if made[0] is None and self.compiles.force_bundling():
             return None, None  # torch would leave out what an entry of the whole graph needs
         return made
@@ -323,7 +327,10 @@ class Lookups:
         given = inspect.signature(original).bind(*args, **kwargs).arguments
         lookup = Lookup(level=FX, key=given["key"], inputs=given.get("example_inputs", ()))
         if not self._keys.is_shared(lookup.key):
-            return original(*args, **kwargs)
+            found = original(*args, **kwargs)
+            if found[0] is None:
+                self._refuse_compile()
+            return found
         with self._state.entered(lookup), internals.shown("s3cache.lookup", "fx") as lookup.about:
             try:
                 graph, info = original(*args, **kwargs)
@@ -337,7 +344,21 @@ class Lookups:
             finally:
                 self._ended(lookup, of_whole=self._is_compiling_entry())
             lookup.raise_error(strict=self._engine.settings.strict)
+            if graph is None:
+                self._refuse_compile()
             return graph, info
+
+    def _refuse_compile(self) -> None:
+        """Raise, where a miss is to be an error, what `s3cache explain` says of the last one."""
+        if self._engine.settings.on_miss != "error":
+            return
+        what = "a graph, of which nothing is recorded"
+        with contextlib.suppress(ConfigError):  # that is so
+            # As users ask for it: what explains lookups is made of them, and not the reverse.
+            explained = sys.modules["s3cache"].explain()
+            whole = [each for each in explained.explanations if each.record.level == "aot"]
+            what = " ".join(repr(whole[-1]).split()) if whole else what
+        raise MissError(f"on_miss is error, and this would be compiled: {what}")
 
     # -- both
 
@@ -366,7 +387,12 @@ class Lookups:
         level = lookup.level
         try:
             asked = internals.tiers_asked(level.name)
-            lookup.entries = self._engine.candidates(str(lookup.key), level.name, **asked._asdict())
+            lookup.entries = self._engine.candidates(
+                str(lookup.key),
+                level.name,
+                **asked._asdict(),
+                claim=None if level is AOT else partial(self._claim, lookup),
+            )
             if level is FX and internals.ranks_must_agree():  # on the whole graph, they have
                 lookup.entries.force_miss(Reason.RANKS)
                 return
@@ -397,10 +423,30 @@ class Lookups:
             lookup.record_error(exc)
             self._bypasses.failed(logger, "a lookup failed, which is a miss", exc)
 
+    def _claim(self, lookup: Lookup) -> Waited | None:
+        """Claim an FX graph, or wait for the process of this machine that compiles it."""
+        leading = self._state.leading
+        # Who holds a claim does not wait, and no rank waits for one that may need its answer.
+        if leading is None or leading.claim is not None or internals.ranks_exchange():
+            return None
+        waited = self._engine.claim(str(lookup.key), internals.group_timeout_s() / 3)
+        if waited is not None:
+            leading.claim = waited.claim
+            if waited.in_vain:
+                logger.warning(
+                    "%s has compiled a graph for longer than %.0f s: it is compiled here too %s",
+                    waited.holder, waited.seconds, pointer("waited"),
+                )  # fmt: skip
+        return waited
+
     def _accept(self, lookup: Lookup, hit: Hit, result: Result) -> None:
         """Count a hit that was made into a callable."""
         assert lookup.entries is not None
         lookup.entries.accept(hit)
+        leading = self._state.leading
+        if lookup.level is FX and leading is not None and leading.claim is not None:
+            leading.claim.release(landed=True)  # the next one need not wait until this is loaded
+            leading.claim = None
         lookup.saved_s = saved_s = sum(compile_ns(result)) / 1e9
         self._engine.count_time_saved(saved_s)
         where = f"{hit.tier}{lookup.level.label}"

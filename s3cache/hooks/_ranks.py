@@ -1,4 +1,6 @@
-"""Hits that ranks agree on, where an option of torch has them exchange data while they compile.
+"""Ranks: hits that they agree on, and how many compile workers they have together.
+
+Where an option of torch has ranks exchange data while they compile, they agree on hits.
 
 A rank that hits does not take part in the exchange, and one that misses would wait for it for ever.
 So a hit is only used if all ranks hit. Each rank writes whether it does to the store of the default
@@ -9,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from s3cache.torch_api import internals
@@ -98,6 +101,20 @@ class Agreement:
                 )  # fmt: skip
             break
         return False
+
+
+def bounded_workers(threads: Callable[[], int]) -> int:
+    """Return how many compile workers a rank has, so that those of a machine fit its cores.
+
+    A number that the environment gives holds for each rank, as it does to torch, and so does one
+    that follows from cores that a rank has for itself.
+    """
+    asked, cores = threads(), os.cpu_count() or 1
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    own = getattr(os, "sched_getaffinity", lambda _: range(cores))(0)
+    if "TORCHINDUCTOR_COMPILE_THREADS" in os.environ or len(own) < cores:
+        return asked
+    return max(1, min(asked, cores // ranks))
 
 
 def agreement_on(gm: GraphModule, inputs: Sequence[object]) -> Agreement:

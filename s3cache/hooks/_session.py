@@ -131,6 +131,8 @@ class Session:
             feature(
                 internals.PROFILES, lambda patches: patches.install(ShapeProfiles(engine, bypasses))
             )
+        if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
+            feature(internals.WORKERS, _bound_workers, bind=False)
         if os.environ.get(WATCHED):
             feature(internals.WATCHING, Progress(engine, bypasses).install)
 
@@ -183,6 +185,18 @@ class Session:
             logger.warning("%s is off: %s", feature, exc)
         else:
             self._patches.callback(patches.close)
+
+
+def _bound_workers(patches: Patches) -> None:
+    from s3cache.hooks._ranks import bounded_workers
+
+    def wrap() -> None:
+        try:
+            patches.wrap(internals.compile_threads, bounded_workers)
+        except Exception as exc:  # noqa: BLE001 - each rank then has as many as torch gives it
+            logger.warning("%s is off: %s", internals.WORKERS, exc)
+
+    patches.callback(when_imported(internals.ASYNC_COMPILE, wrap))
 
 
 _mutex = threading.RLock()

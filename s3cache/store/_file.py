@@ -415,6 +415,10 @@ class Staged(NamedTuple):
             return None
         return status.st_size if _is_object(status) else None
 
+    def drop(self) -> None:
+        """Remove it, so that what is in its place stays."""
+        os.unlink(self.name, dir_fd=self.directory.fd)
+
     def place(self, *, create: bool = False) -> None:
         """Move it to its place; with ``create``, nothing must be there."""
         # Unlike rename, link refuses an existing name, on NFS too.

@@ -39,6 +39,7 @@ from s3cache.stats import Usage
 from s3cache.store import (
     AcceptSize,
     Buffer,
+    Directory,
     NotAccepted,
     ObjectFiles,
     ObjectInfo,
@@ -245,24 +246,30 @@ class DiskTier:
         """
         self._put(name, data, pending=False)
 
-    def put_pending(self, name: str, data: Buffer) -> None:
+    def put_pending(self, name: str, data: Buffer, *, once: bool = False) -> bool:
         """Put an object that is to be uploaded, and have that on record until :meth:`uploaded`.
 
         When this returns, the bytes have reached the disk. If the process ends before it uploads
         them, exactly one other takes that over with :meth:`adopt`. Where this fails, an earlier
-        record of the name stays.
+        record of the name stays. With ``once``, leave what is there, which another process uploads
+        or has uploaded, and return False.
         """
-        self._put(name, data, pending=True)
+        return self._put(name, data, pending=True, once=once)
 
-    def _put(self, name: str, data: Buffer, *, pending: bool) -> None:
+    def _put(self, name: str, data: Buffer, *, pending: bool, once: bool = False) -> bool:
         key, size = self._namespace + name, memoryview(data).nbytes
         if size > self._max_bytes:
             problem = f"{size} bytes are more than the {self._max_bytes} allowed"
             raise NoSpaceError(problem, op="put", store=self.url, key=key)
 
-        def write() -> None:
+        def write() -> bool:
+            if once and self._files.stat(key) is not None:
+                return False
             with self._files.staged(key, data, durable=pending) as staged, self._locked():
                 held = staged.replaced_bytes()
+                if once and held is not None:
+                    staged.drop()
+                    return False
                 growth = Usage(size, 1) if held is None else Usage(size - held, 0)
                 self._make_room(key, growth)
                 # First: an uploader forgets a pending upload without an object, but an object that
@@ -276,8 +283,9 @@ class DiskTier:
                     if is_new:
                         self._pending.remove(key)
                     raise
+            return True
 
-        self.deadline.call(write, more_s=size / _BYTES_A_SECOND)
+        return self.deadline.call(write, more_s=size / _BYTES_A_SECOND)
 
     def _usage_of(self, key: str) -> Usage:
         info = self._files.stat(key)
@@ -334,6 +342,15 @@ class DiskTier:
             if (held := self._usage_of(key)).files:
                 with self._changing(Usage(0, 0) - held):
                     self._files.delete(key)
+
+    def in_time(self, op: str, work: Callable[[Directory], _T]) -> _T:
+        """Return what ``work`` gives for the directory of :mod:`s3cache.tier.claims`."""
+
+        def call() -> _T:
+            with os_errors(op, self.url):
+                return work(self._files.directory("claims", make=True))
+
+        return self.deadline.call(call)
 
     # -- what is still to upload
 

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import importlib
+import math
 import sys
 import threading
 import time
@@ -439,11 +440,25 @@ def ranks_must_agree() -> bool:
 
     Not where torch's own lookups see to it already.
     """
-    if names.sync_lookups.find() or not any(option.get() for option in names.EXCHANGING):
+    return not names.sync_lookups.find() and ranks_exchange()
+
+
+def ranks_exchange() -> bool:
+    """Return whether ranks of this job exchange data while they compile, hits or not."""
+    if not any(option.get() for option in names.EXCHANGING):
         return False
     import torch.distributed as dist
 
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def group_timeout_s() -> float:
+    """Return how long ranks of this job wait for each other; infinity where there are none."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return math.inf
+    return float(names.default_store.get()().timeout.total_seconds())
 
 
 def _context_of_fake_call() -> TracingContext | None:

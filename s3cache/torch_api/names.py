@@ -25,6 +25,7 @@ TRACES = "showing lookups and saves in torch's traces"
 BACKEND = 'backend="s3cache"'
 LOCKDOWN = "private directories for torch's own caches"
 RANKS = "hits where ranks must agree"
+WORKERS = "bounding compile workers of all ranks together"
 RECALL = "recalling frames without tracing them (recall)"
 
 TORCH = "torch"
@@ -120,6 +121,10 @@ EXCHANGING = (
 sync_lookups = Flag(f"{_FUNCTORCH}:_sync_cache_decision_cross_ranks", since=(2, 15))
 default_store = Internal[Callable[[], SharedStore]](
     "torch.distributed.distributed_c10d:_get_default_store", feature=RANKS
+)
+ASYNC_COMPILE = "torch._inductor.async_compile"
+compile_threads = Internal[Callable[[], int]](
+    f"{ASYNC_COMPILE}:get_compile_threads", feature=WORKERS
 )
 view_replay_enabled = Predicate("torch._C:_is_view_replay_enabled")
 autocast_devices = AnyFunction("torch._C:_autocast_supported_devices")

@@ -209,7 +209,9 @@ def _one_rank(kind: str, url: str, directory: str, *options: str) -> None:
             loss.backward()
             losses.append(loss.item())
         assert not cache.flush(60).remaining
-        noted = {"losses": losses, **account(cache)}
+        fx = cache.stats().fx
+        shared = {"fx_hits": sum(fx.hits.values()), "led": fx.led, "waits": fx.waits}
+        noted = {"losses": losses, "uploaded": cache.stats().uploaded, **shared, **account(cache)}
     Path(directory, f"{dist.get_rank()}.json").write_text(json.dumps(noted))
     dist.barrier()
     dist.destroy_process_group()

@@ -182,6 +182,31 @@ def test_ranks_decide_together_under_each_option(
         assert not internals.ranks_must_agree()
 
 
+def test_ranks_of_a_machine_compile_each_graph_once(site: Site) -> None:
+    """One compiles, the other waits; what they save is uploaded once, and losses stay the same."""
+    alone = two_ranks(
+        site.machine("alone", S3CACHE_WAIT_S="0"), "ddp", f"file://{site.root}/alone?create=1"
+    )
+    shared = two_ranks(site.machine("shared"), "ddp", site.url)
+    assert [rank["losses"] for rank in shared] == [rank["losses"] for rank in alone]
+    graphs = alone[0]["misses"]["absent"]  # each has a forward and a backward
+    assert [rank["misses"] for rank in shared] == [{"absent": graphs}] * 2
+    lowered = sum(rank["inductor"].get("fxgraph_cache_miss", 0) for rank in shared)
+    assert lowered == sum(rank["led"] for rank in shared) <= 2 * graphs
+    assert sum(rank["fx_hits"] for rank in shared) == 4 * graphs - lowered
+    assert sum(rank["waits"] for rank in shared) > 0
+    assert sum(rank["waits"] + rank["led"] for rank in alone) == 0
+    assert sum(rank["uploaded"] for rank in shared) == len(site.entries()) == graphs
+    warm = two_ranks(site.machine("warm"), "ddp", site.url)
+    assert [rank["misses"] for rank in warm] == [{}] * 2
+
+
+def test_no_rank_waits_where_compiles_exchange_data(site: Site) -> None:
+    """One that waits would not answer the one that compiles."""
+    both = two_ranks(site.machine("first"), "tp", site.url, *TOGETHER)
+    assert [(rank["led"], rank["waits"]) for rank in both] == [(0, 0)] * 2
+
+
 @slow
 def test_a_job_of_which_one_rank_lacks_an_entry_compiles_together(site: Site) -> None:
     """torch's partitioner asks all ranks what to save for the backward: one would hang."""

@@ -49,7 +49,16 @@ def counted() -> CacheStats:
         breaker="open",
         remote={"get": VerbStats(3, {"TransientError": 34}, 35, 36, some(7))},
         fx=LevelStats(
-            {"local": 37}, {Reason.GUARD: 38}, 39, 41, {"foreign": 42}, {"key": 43}, superseded=40
+            {"local": 37},
+            {Reason.GUARD: 38},
+            39,
+            41,
+            {"foreign": 42},
+            {"key": 43},
+            40,
+            50,
+            51,
+            52.5,
         ),
         recall=RecallStats(44, 45, 46, 47, 48, {"object": 49}),
     )

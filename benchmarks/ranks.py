@@ -1,0 +1,224 @@
+"""What the first start of a job costs on one machine, all ranks together: ``make bench-ranks``.
+
+The ranks of the GPT of ``make bench`` train one step with DDP (gloo) from an empty disk and an
+empty store, in turns: with torch alone, with s3cache, and with s3cache where none waits for
+another (``S3CACHE_WAIT_S=0``). One rank alone does so without DDP. CPU seconds are those of all
+processes that a job starts, compilers and their workers included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from _harness import Bar, Result, all_met, write_results
+from _start import ROOT
+
+ALONE, OURS, UNSHARED, WARM = "torch alone", "s3cache", "s3cache, none waits", "s3cache, warm store"
+_ONE = "one rank, "
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--cases", help="these cases, separated by commas")
+    parser.add_argument("--json", type=Path, help="where the samples go")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        print(json.dumps(_rank(**json.loads(options.rank))), flush=True)
+        return 0
+    if options.job:
+        print(json.dumps(_job(*json.loads(options.job))), flush=True)
+        return 0
+    cases = {
+        ALONE: (options.ranks, False, {}),
+        OURS: (options.ranks, True, {}),
+        UNSHARED: (options.ranks, True, {"S3CACHE_WAIT_S": "0"}),
+        WARM: (options.ranks, True, {}),
+        _ONE + ALONE: (1, False, {}),
+        _ONE + OURS: (1, True, {}),
+    }
+    if options.cases:
+        cases = {name: case for name, case in cases.items() if name in options.cases.split(",")}
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for number in range(options.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, (ranks, is_on, more) in cases.items():
+                store = OURS if name == WARM else name
+                answer = _run(Path(folder), name, store, ranks, options.layers, is_on, more)
+                print(f"round {number + 1}, {name}: {answer}", flush=True)
+                for key, value in answer.items():
+                    found[name][key].append(value)
+    result = _result(options.ranks, found)
+    print(f"\n{result.markdown()}")
+    for bar in result.bars:
+        print(bar)
+    if options.json:
+        write_results(str(options.json), {"cpus": os.cpu_count()}, [result])
+    return 0 if all_met([result]) else 1
+
+
+def _result(ranks: int, found: dict[str, dict[str, list[float]]]) -> Result:
+    middle = {
+        name: {key: statistics.median(values) for key, values in samples.items()}
+        for name, samples in found.items()
+    }
+
+    def ratio(name: str, to: str) -> float | None:
+        if not {name, to} <= found.keys():
+            return None
+        pairs = zip(found[name]["cpu_s"], found[to]["cpu_s"], strict=True)
+        return statistics.median(one / other for one, other in pairs)
+
+    result = Result(
+        f"The first start of {ranks} ranks on one machine",
+        ("", "CPU seconds", "seconds", "graphs lowered", "uploads"),
+    )
+    for name, row in middle.items():
+        result.rows.append(
+            (
+                name,
+                f"{row['cpu_s']:.1f}",
+                f"{row['wall_s']:.1f}",
+                f"{row['lowered']:.0f}",
+                f"{row['uploaded']:.0f}" if "s3cache" in name else "",
+            )
+        )
+    lowered = middle.get(OURS, {}).get("lowered")
+    expected = middle.get(ALONE, {}).get("lowered", 0.0) / ranks
+    result.bars = [
+        Bar(
+            "graphs lowered by all ranks, by those of one",
+            lowered / expected if lowered and expected else None,
+            "at most",
+            1,
+        ),
+        Bar("CPU of all ranks, by torch alone", ratio(OURS, ALONE), "at most", 0.85),
+        Bar("CPU of one rank, by torch alone", ratio(_ONE + OURS, _ONE + ALONE), "at most", 1.02),
+    ]
+    result.samples = {
+        f"{name}: {key}": values for name, rows in found.items() for key, values in rows.items()
+    }
+    return result
+
+
+def _run(
+    folder: Path, name: str, store: str, ranks: int, layers: int, is_on: bool, more: dict[str, str]
+) -> dict[str, float]:
+    """Run a job on an empty machine, in a process that is told of all that it starts."""
+    machine = Path(tempfile.mkdtemp(dir=folder))
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}",
+        "HOME": str(machine),
+        "TMPDIR": str(machine),
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+    if is_on:
+        remote = folder / f"remote-{store.replace(' ', '-').replace(',', '')}"
+        environment["S3CACHE_URL"] = f"file://{remote}?create=1"
+    done = subprocess.run(
+        [sys.executable, __file__, "--job", json.dumps([ranks, layers, is_on])],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    answer: dict[str, float] = json.loads(done.stdout)
+    return answer
+
+
+def _job(ranks: int, layers: int, is_on: bool) -> dict[str, float]:
+    """Run the ranks, and wait for all that they have started, orphans too."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    began = time.monotonic()
+    processes = []
+    for rank in range(ranks):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        place |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+        place["MASTER_PORT"] = str(port)
+        given = json.dumps({"ranks": ranks, "layers": layers, "is_on": is_on})
+        command = [sys.executable, __file__, "--rank", given]
+        environment = {**os.environ, **(place if ranks > 1 else {})}
+        processes.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        )
+    answers = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+    wall_s = time.monotonic() - began
+    assert not any(process.returncode for process in processes)
+    while True:  # what they left behind
+        try:
+            os.wait()
+        except ChildProcessError:
+            break
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    losses = {answer["loss"] for answer in answers}
+    assert len(losses) == ranks or ranks == 1, f"ranks have seen the same data: {losses}"
+    totals = {key: sum(answer[key] for answer in answers) for key in ("lowered", "uploaded")}
+    return {
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),
+        "wall_s": round(wall_s, 2),
+        **totals,
+    }
+
+
+def _rank(ranks: int, layers: int, is_on: bool) -> dict[str, Any]:
+    """Train one step."""
+    cache = None
+    if is_on:
+        import s3cache
+
+        cache = s3cache.enable()
+    import torch
+
+    from examples._gpt import GPT, batches, encoded_book
+
+    torch.manual_seed(0)
+    book, vocabulary = encoded_book()
+    model: Any = GPT(vocabulary, layers, 128)
+    rank = 0
+    if ranks > 1:
+        torch.distributed.init_process_group("gloo")
+        rank = torch.distributed.get_rank()
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    text, following = next(batches(book, rank))
+    loss = torch.compile(model)(text, following)
+    loss.backward()
+    optimizer.step()
+    if ranks > 1:
+        torch.distributed.barrier()
+    uploaded = 0
+    if cache is not None:
+        cache.flush()
+        uploaded = cache.stats().uploaded
+    if ranks > 1:
+        torch.distributed.destroy_process_group()
+    counts = torch._dynamo.utils.counters["inductor"]
+    # torch counts each FX graph as a hit, a miss or a bypass; those that did not hit are lowered.
+    lowered = counts["fxgraph_cache_miss"] + counts["fxgraph_cache_bypass"]
+    return {"loss": loss.item().hex(), "lowered": lowered, "uploaded": uploaded}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Claims: of the processes of a machine that lack the same entry, one compiles it.
+
+A claim is a lock on a file in ``claims/`` of the local tier, named by the digest of the key. The
+kernel releases it when its holder dies, however that happens. The file says who holds it
+(``PID@HOST``), and after a release without an entry ``failed``: then those who wait go on at once,
+and not one after another. A holder that lands an entry removes the file.
+
+A process that holds a claim waits for no other one, and none is held while code of the user's runs.
+So no two processes wait for each other, and one that never releases a claim costs others the bound
+once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from s3cache.store import Directory
+from s3cache.util.threads import close_unshared
+
+if TYPE_CHECKING:
+    from s3cache.tier._disk import DiskTier
+
+_FAILED = b"failed"
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
+_READ_BYTES = 200
+
+
+@dataclass(eq=False)
+class Claim:
+    """The right to compile what lacks an entry, until :meth:`release`."""
+
+    _claims: Claims
+    _name: str
+    _fd: int
+
+    def release(self, *, landed: bool) -> None:
+        """Let others go on: to the entry, or to compile by themselves.
+
+        Raises:
+            StoreError: the disk fails; the claim ends all the same.
+        """
+        self._claims.disk.in_time("release", lambda root: self._release(root, landed=landed))
+
+    def _release(self, root: Directory, *, landed: bool) -> None:
+        try:
+            if landed:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._name, dir_fd=root.fd)
+            else:
+                _write(self._fd, _FAILED)
+        finally:
+            close_unshared(self._fd)
+
+
+@dataclass(frozen=True)
+class Waited:
+    """How an attempt to claim ended.
+
+    Attributes:
+        claim: what was claimed, if anything was.
+        seconds: how long another process was waited for.
+        holder: that process, as claims name it; ``""`` if there was none.
+        in_vain: whether it held the claim to the bound, here or the last time.
+    """
+
+    claim: Claim | None = None
+    seconds: float = 0.0
+    holder: str = ""
+    in_vain: bool = False
+
+
+@dataclass(eq=False)
+class Claims:
+    """The claims of one process, beside the objects of a disk tier."""
+
+    disk: DiskTier
+    _given_up: set[str] = field(default_factory=set)  # holders that none waits for again
+
+    def take(self, key: str, bound_s: float) -> Waited:
+        """Claim ``key``, or wait until another process has released it, ``bound_s`` at most.
+
+        In either case an entry may have landed since it was last looked for.
+
+        Raises:
+            StoreError: the disk cannot be used.
+        """
+        name = hashlib.sha256(key.encode()).hexdigest()[:32]
+        started, pause_s, holder = time.monotonic(), _FIRST_PAUSE_S, ""
+        while True:
+            fd, found = self.disk.in_time("claim", lambda root: _try(root, name))
+            seconds = time.monotonic() - started
+            if fd is not None:
+                claim = Claim(self, name, fd)
+                if not holder:
+                    return Waited(claim)
+                if found != _FAILED:
+                    return Waited(claim, seconds, holder)
+                claim.release(landed=False)
+                return Waited(None, seconds, holder)
+            holder = found.decode(errors="replace") or holder
+            if holder in self._given_up or seconds >= bound_s:
+                self._given_up.add(holder)
+                return Waited(None, seconds, holder, in_vain=True)
+            time.sleep(min(pause_s, bound_s - seconds))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _try(root: Directory, name: str) -> tuple[int | None, bytes]:
+    """Return the locked file, with what it said before; without a file, who holds it."""
+    fd = root.try_lock(name)
+    if fd is not None:
+        said = os.pread(fd, _READ_BYTES, 0)
+        _write(fd, f"{os.getpid()}@{socket.gethostname()}".encode())
+        return fd, said
+    with contextlib.suppress(FileNotFoundError):
+        other = root.open_private(name, os.O_RDONLY)
+        try:
+            return None, os.pread(other, _READ_BYTES, 0)
+        finally:
+            close_unshared(other)
+    return None, b""
+
+
+def _write(fd: int, text: bytes) -> None:
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, text, 0)

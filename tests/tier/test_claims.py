@@ -1,0 +1,240 @@
+"""Claims: one process compiles, the others wait for it, and none waits for ever."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from s3cache.tier import DiskTier
+from s3cache.tier.claims import Claims, Waited
+from tests.support.marks import slow
+from tests.support.waiting import LONG_S
+from tests.tier.disks import descriptors
+from tests.tier.processes import heard, open_tier, stop
+
+Start = Callable[..., subprocess.Popen[str]]
+Another = Callable[[], Claims]
+
+# A process that claims a key, says so, and releases it when it hears of it.
+HOLDER = """
+    from s3cache.tier.claims import Claims
+
+    tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
+    waited = Claims(tier).take("key", 60)
+    assert waited.claim is not None and not waited.holder
+    say("claimed")
+    hear()
+    waited.claim.release(landed=sys.argv[2] == "landed")
+    say("released")
+    hear()
+"""
+
+
+@pytest.fixture
+def another(root: Path) -> Iterator[Another]:
+    """Make claims as other processes have them: each has locks of its own."""
+    tiers: list[DiskTier] = []
+
+    def make() -> Claims:
+        tiers.append(open_tier(root))
+        return Claims(tiers[-1])
+
+    yield make
+    for tier in tiers:
+        tier.close()
+
+
+def waiting(pool: ThreadPoolExecutor, claims: Claims, bound_s: float = LONG_S) -> Future[Waited]:
+    return pool.submit(claims.take, "key", bound_s)
+
+
+def claimed(claims: Claims, key: str = "key") -> Waited:
+    waited = claims.take(key, LONG_S)
+    assert waited.claim is not None
+    return waited
+
+
+def test_others_wait_until_an_entry_has_landed(another: Another, root: Path) -> None:
+    """Each of them gets the claim in its turn, so it can look for the entry, and leaves nothing."""
+    first = claimed(another())
+    assert first == Waited(first.claim)
+    with ThreadPoolExecutor() as pool:
+        others = [waiting(pool, another()) for _ in range(5)]
+        time.sleep(0.2)
+        assert not any(each.done() for each in others)
+        first.claim.release(landed=True)
+        for other in others:
+            other.add_done_callback(lambda done: done.result().claim.release(landed=True))
+        ended = [other.result() for other in others]
+    assert all(each.seconds >= 0.1 and not each.in_vain for each in ended)
+    assert {each.holder.partition("@")[0] for each in ended} == {str(os.getpid())}
+    assert os.listdir(root / "claims") == []
+    assert descriptors(root / "claims") <= 6  # directories alone
+
+
+def test_others_go_on_together_where_nothing_landed(another: Another) -> None:
+    """They compile side by side, as without claims; one that comes later claims it."""
+    first = claimed(another())
+    with ThreadPoolExecutor() as pool:
+        others = [waiting(pool, another()) for _ in range(5)]
+        time.sleep(0.2)
+        first.claim.release(landed=False)
+        ended = [other.result() for other in others]
+    assert all(each.claim is None and not each.in_vain for each in ended)
+    later = claimed(another())
+    assert not later.holder
+
+
+def test_nothing_is_waited_for_longer_than_the_bound_and_no_holder_twice(another: Another) -> None:
+    holder, other = another(), another()
+    first, second = claimed(holder), claimed(holder, "another key")
+    waited = other.take("key", 0.3)
+    assert waited.in_vain
+    assert 0.3 <= waited.seconds < LONG_S
+    assert waited.holder.partition("@")[0] == str(os.getpid())
+    again = other.take("another key", LONG_S)
+    assert again.in_vain
+    assert again.seconds < LONG_S / 2
+    for each in (first, second):
+        each.claim.release(landed=True)
+    assert other.take("another key", LONG_S).claim is not None
+
+
+def test_keys_have_claims_of_their_own(another: Another) -> None:
+    for number, claims in enumerate([another(), another(), another()]):
+        assert not claimed(claims, f"key {number}").holder
+
+
+def test_of_many_that_come_at_once_one_compiles(another: Another) -> None:
+    """And the others find what it has saved, however they come."""
+    landed, compiled = threading.Event(), list[int]()
+    start = threading.Barrier(16)
+
+    def run(number: int, claims: Claims) -> None:
+        start.wait()
+        waited = claims.take("key", LONG_S)
+        assert waited.claim is not None
+        if not landed.is_set():
+            compiled.append(number)
+            time.sleep(0.05)
+            landed.set()
+        waited.claim.release(landed=True)
+
+    with ThreadPoolExecutor(16) as pool:
+        for done in [pool.submit(run, number, another()) for number in range(16)]:
+            done.result()
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("how", ["kill", "kill the parent of a child"])
+def test_a_holder_that_is_killed_is_followed_at_once(
+    start: Start, another: Another, how: str
+) -> None:
+    """Also where a child lives on that it has forked meanwhile."""
+    fork = "\n    say(os.fork() or signal.pause())" if "child" in how else ""
+    holder = start(HOLDER.replace("\n    hear()", f"{fork}\n    hear()", 1), "landed")
+    assert heard(holder) == "claimed"
+    child = int(heard(holder)) if fork else 0
+    try:
+        with ThreadPoolExecutor() as pool:
+            other = waiting(pool, another())
+            time.sleep(0.2)
+            assert not other.done()
+            holder.kill()
+            waited = other.result(LONG_S)
+        assert waited.claim is not None
+        assert waited.holder.startswith(f"{holder.pid}@")
+        if child:
+            os.kill(child, 0)  # it lives all the while
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_holder_that_is_stopped_costs_the_bound(start: Start, another: Another) -> None:
+    holder = start(HOLDER, "landed")
+    assert heard(holder) == "claimed"
+    stop(holder)
+    waited = another().take("key", 0.5)
+    assert waited.in_vain
+    assert waited.holder.startswith(f"{holder.pid}@")
+
+
+def test_what_was_planted_in_the_place_of_a_claim_does_no_harm(
+    another: Another, root: Path, tmp_path: Path
+) -> None:
+    """A link would have our writes go elsewhere."""
+    first = another()
+    claim = claimed(first)
+    (name,) = os.listdir(root / "claims")
+    assert claim.claim is not None
+    claim.claim.release(landed=True)
+    target = tmp_path / "target"
+    target.write_text("precious")
+    (root / "claims" / name).symlink_to(target)
+    assert claimed(another()).claim is not None
+    assert target.read_text() == "precious"
+
+
+# Claims, compiles for a moment, saves and releases; is killed or stopped after the given step.
+RANK = """
+    from s3cache.tier.claims import Claims
+
+    key, bound_s, deed, step, seed = sys.argv[2], float(sys.argv[3]), *sys.argv[4:6], sys.argv[6]
+    saved = Path(root, "saved-" + key)
+    began = time.monotonic()
+
+    def reached(name):
+        if name == step:
+            if deed == "fail":
+                raise SystemExit
+            os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[deed])
+
+    tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
+    waited = Claims(tier).take(key, bound_s)
+    if saved.exists():
+        if waited.claim is not None:
+            waited.claim.release(landed=True)
+        say("found", time.monotonic() - began)
+        raise SystemExit
+    landed = False
+    try:
+        reached("claim")
+        time.sleep(0.02)
+        reached("compile")
+        saved.touch()
+        landed = True
+        reached("save")
+    finally:
+        if waited.claim is not None:
+            waited.claim.release(landed=landed)
+    reached("release")
+    say("compiled", time.monotonic() - began)
+"""
+
+
+def _job(start: Start, seed: int) -> None:
+    draw = random.Random(seed)
+    deed, step = draw.choice(["kill", "stop", "fail"]), draw.choice(["claim", "compile", "save"])
+    bound_s, key = 3.0, f"key-{seed}"
+    first = start(RANK, key, bound_s, deed, step, seed)
+    others = [start(RANK, key, bound_s, "", "", seed) for _ in range(draw.randint(1, 3))]
+    for other in others:
+        how, seconds = heard(other).split()
+        assert how in ("found", "compiled"), how
+        assert float(seconds) < bound_s + LONG_S / 2
+    first.kill()
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=slow) for n in range(4, 40))])
+def test_whatever_becomes_of_the_first_the_others_end(start: Start, seed: int) -> None:
+    _job(start, seed)
