@@ -18,7 +18,7 @@ WAYS = {"forward": 1, "unknown": 1, "unknown forward": 1, "unknown sizes": 1}
 def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> None:
     """A forward whose backward never runs, and graphs that are bypassed.
 
-    No compile is shared twice: once a whole graph is saved, its FX entries are gone, and a hit asks
+    No compile is shared twice: once a whole graph is saved, its FX entries stay here, and a hit asks
     for nothing else.
     """
     whole = site.machine("whole").run("fx_programs:train", site.url)
@@ -27,7 +27,7 @@ def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> N
     counts = {"hits": 0, "misses": 3, "saved": 3, "superseded": 3, "bypassed": 0}
     assert whole["second"] == counts
     assert _kinds(site) == ["aot", "aot"]
-    assert whole["files"] == 2
+    assert whole["files"] == 5  # on the disk they stay, as others may be about to read them
 
     writer = site.machine("writer").run("fx_programs:at_both_levels", site.url, list(WAYS))
     trained, ways = writer["trained"], writer["ways"]["ways"]
