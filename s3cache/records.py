@@ -98,6 +98,8 @@ class Record(_Line):
 class Event(_Line):
     """A ``download``, ``upload``, ``compile`` or ``save`` of ``name`` that ended at ``time``.
 
+    Or a ``lead``, a compile of an FX graph for which others could wait, or a ``wait`` for another
+    process, which ``ended`` names: ``for PID@HOST``, or ``in vain for`` it.
     Or a ``frame``, by its function and line, and ``ended`` says whether it was recalled.
     """
 

@@ -599,9 +599,10 @@ class Engine(Cache):
         """Count something that cannot be cached, and why, by short names of the reasons."""
         self._counters_of[level].bypassed(reasons)
 
-    def count_led(self) -> None:
-        """Count a compile that other processes of this machine could wait for."""
+    def led(self, key: str, seconds: float) -> None:
+        """Count and record a compile that other processes of this machine could wait for."""
         self._counters_of["fx"].count("led")
+        self.record(Event("lead", time.time(), seconds, key))
 
     def count_time_saved(self, seconds: float) -> None:
         """Count what making a hit took where it was made."""

@@ -311,6 +311,8 @@ def report(
         out.line(f"fetched and not used: {counted(totals.unused, 'entry', 'entries')} of {size}")
     if totals.frames:
         out.line(totals.frames_in_words)
+    for line in totals.shared:
+        out.line(line)
     if read_on := footer(totals.codes):
         out.line(read_on)
 

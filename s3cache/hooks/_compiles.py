@@ -283,7 +283,7 @@ class Compiles:
                 yield
         finally:
             if leading.claim is not None:
-                self._engine.count_led()
+                self._engine.led(leading.key, time.monotonic() - leading.began)
                 try:
                     leading.claim.release(landed=leading.landed)
                 except Exception as exc:  # noqa: BLE001 - others go on at their bound

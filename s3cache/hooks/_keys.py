@@ -149,10 +149,14 @@ class Leading:
 
     Attributes:
         claim: what they wait for, once this process has it.
+        key: of the graph.
+        began: when that was, on the monotonic clock.
         landed: whether what they wait for was saved.
     """
 
     claim: Claim | None = None
+    key: str = ""
+    began: float = 0.0
     landed: bool = False
 
 

@@ -431,7 +431,8 @@ class Lookups:
             return None
         waited = self._engine.claim(str(lookup.key), internals.group_timeout_s() / 3)
         if waited is not None:
-            leading.claim = waited.claim
+            leading.claim, leading.key = waited.claim, str(lookup.key)
+            leading.began = time.monotonic()
             if waited.in_vain:
                 logger.warning(
                     "%s has compiled a graph for longer than %.0f s: it is compiled here too %s",

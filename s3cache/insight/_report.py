@@ -42,6 +42,8 @@ class Totals:
             their process did not look up.
         frames: how many frames ended so: ``recalled``, ``traced``, ``refused: CODE``, ``agreed`` or
             ``disagreed``; the most frequent first, and empty where recall is off.
+        shared: who compiled for others, and who waited for whom, each process in a line; empty
+            where no process waited.
         complete: whether all lookups of these runs are on record.
     """
 
@@ -54,6 +56,7 @@ class Totals:
     unused: int
     unused_bytes: int
     frames: Mapping[str, int]
+    shared: Sequence[str]
     complete: bool
 
     @property
@@ -91,8 +94,31 @@ def sum_up(runs: Sequence[Run]) -> Totals:
         unused=len(unused),
         unused_bytes=sum(unused),
         frames=dict(frames.most_common()),
+        shared=_shared(runs),
         complete=all(run.complete for run in runs),
     )
+
+
+def _shared(runs: Sequence[Run]) -> list[str]:
+    """Return what each process compiled while others could wait, and for whom it waited."""
+    names = {str(run.pid): f"rank {run.rank}" if run.rank else f"process {run.pid}" for run in runs}
+    lines, anyone_waited = [], False
+    for run in runs:
+        led = sum(event.event == "lead" for event in run.events)
+        parts = [f"compiled {counted(led, 'graph')}"] if led else []
+        waits: dict[str, list[float]] = {}
+        for event in run.events:
+            if event.event == "wait":
+                waits.setdefault(event.ended, []).append(event.elapsed_s)
+        for ended, seconds in waits.items():
+            how, _, holder = ended.rpartition("for ")
+            whom = names.get(holder.partition("@")[0], printable(holder))
+            graphs = counted(len(seconds), "graph")
+            parts.append(f"waited {how}for {whom}: {graphs}, {_duration(sum(seconds))}")
+        anyone_waited |= bool(waits)
+        if parts:
+            lines.append(f"{names[str(run.pid)]}: {'; '.join(parts)}")
+    return lines if anyone_waited else []
 
 
 def _unused(run: Run) -> Iterator[int]:
@@ -172,7 +198,7 @@ def _events(run: Run) -> Iterator[dict[str, object]]:
         if event.event == "frame":
             lane = _FRAMES
             lanes[lane] = "frames"
-        elif event.event not in ("compile", "save"):
+        elif event.event not in ("compile", "save", "lead", "wait"):
             began = event.time - event.elapsed_s
             free = next((index for index, end in enumerate(ends) if end <= began), len(ends))
             ends[free : free + 1] = [event.time]
@@ -223,7 +249,8 @@ def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
         tiles["frames recalled"] = f"{totals.frames.get('recalled', 0):,}"
     left = max(len(found) - _MAX_ROWS, 0)
     more = f"{left:,} more lookups are left out here, and counted above" if left else ""
-    notes = totals.frames_in_words.capitalize(), "" if totals.complete else _INCOMPLETE
+    notes = [totals.frames_in_words.capitalize(), *totals.shared]
+    notes.append("" if totals.complete else _INCOMPLETE)
     end = more, escape(footer(totals.codes)), f"s3cache {__version__}"
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     return template.substitute(

@@ -18,8 +18,8 @@ WAYS = {"forward": 1, "unknown": 1, "unknown forward": 1, "unknown sizes": 1}
 def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> None:
     """A forward whose backward never runs, and graphs that are bypassed.
 
-    No compile is shared twice: once a whole graph is saved, its FX entries stay here, and a hit asks
-    for nothing else.
+    No compile is shared twice: once a whole graph is saved, its FX entries stay on this machine,
+    and a hit asks for nothing else.
     """
     whole = site.machine("whole").run("fx_programs:train", site.url)
     assert whole["right"]
