@@ -139,6 +139,8 @@ FAMILIES: tuple[Family, ...] = (
            "FX graphs that another process of the machine was compiling: it was waited for."),
     Family("s3cache.waited", "counter", "s", (), lambda s: s.fx.waited_s,
            "Seconds of waiting for the compiles of other processes."),
+    Family("s3cache.leases.stolen", "counter", "{lease}", (), lambda s: s.fx.stolen,
+           "Leases that other machines did not renew any more, and that were taken over."),
     Family("s3cache.uploads", "counter", "{object}", (), lambda s: s.uploaded,
            "Uploads that finished."),
     Family("s3cache.upload.failures", "counter", "{attempt}", (), lambda s: s.upload_failures,

@@ -48,6 +48,7 @@ _T = TypeVar("_T")
 
 Mode: TypeAlias = Literal["read-write", "read-only", "write-only", "off"]
 Trust: TypeAlias = Literal["auto", "off", "prefer", "require"]
+Leases: TypeAlias = Literal["auto", "on", "off"]
 Recall: TypeAlias = Literal["off", "check", "on"]
 OnMiss: TypeAlias = Literal["compile", "wait", "error"]
 
@@ -133,6 +134,7 @@ class Settings:
     lookup_timeout_s: float = option(10.0, seconds())
     on_miss: OnMiss = option("wait", choice(*get_args(OnMiss)))
     wait_s: float = option(600.0, seconds())
+    leases: Leases = option("auto", choice(*get_args(Leases)))
     download_concurrency: int = option(16, count())
     upload_concurrency: int = option(16, count())
     prefetch_max_bytes: int = option(256 << 20, size())
@@ -243,6 +245,7 @@ class Options(StoreOptions, total=False):
     lookup_timeout_s: float | str | None
     on_miss: OnMiss | None
     wait_s: float | str | None
+    leases: Leases | None
     download_concurrency: int | str | None
     upload_concurrency: int | str | None
     prefetch_max_bytes: int | str | None

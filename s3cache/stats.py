@@ -42,6 +42,7 @@ _Counted: TypeAlias = Literal[
     "led",
     "refused",
     "set_aside",
+    "stolen",
     "superseded",
     "time_saved_s",
     "upload_failures",
@@ -192,12 +193,14 @@ class LevelStats(_Lookups):
             graph.
         led: compiles that other processes of this machine could wait for.
         waits, waited_s: how often another process's compile was waited for, and for how long.
+        stolen: leases that other machines did not renew any more, and that were taken over.
     """
 
     superseded: int = 0
     led: int = 0
     waits: int = 0
     waited_s: float = 0.0
+    stolen: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, get_args
 
 from s3cache import entries, frame
-from s3cache.cache._lookup import CandidateLookup, Hit, LocalTier, Miss, NotSaved, Saved, open_disk
+from s3cache.cache._lookup import (
+    HANDED,
+    CandidateLookup,
+    Hit,
+    LocalTier,
+    Miss,
+    NotSaved,
+    Saved,
+    open_disk,
+)
 from s3cache.errors import (
     ClosedError,
     ConfigError,
@@ -39,7 +49,7 @@ from s3cache.util.threads import call_in_child
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from s3cache.tier.claims import Claims, Waited
+    from s3cache.tier.claims import Claim, Claims, Waited
     from s3cache.tier.job import JobProfile
 
 logger = logger_of("storage")
@@ -131,6 +141,7 @@ class Cache:
             self._listeners.add(self._records.transferred)
         self._remote: RemoteTier | None = None
         self._claims: Claims | None = None
+        self._handed: set[str] = set()  # names of what is kept for other processes
         self._job = self._new_job()
         self._forget_exit = before_exit(self._at_exit)
 
@@ -182,10 +193,12 @@ class Cache:
         remote: bool = True,
         counters: Counters | None = None,
         claim: Callable[[], Waited | None] | None = None,
+        handed: bool = False,
     ) -> CandidateLookup:
         """Look up the entries under ``key`` for the caller to choose one; count for ``level``.
 
-        ``claim`` is called where no entry was chosen; then the local tier is asked again.
+        ``claim`` is called where no entry was chosen; then the local tier is asked again, with
+        ``handed`` also for what other processes have superseded.
         """
         skip = Reason.FORCED if self.settings.recache else None
         if self._closed or self.settings.mode in ("off", "write-only"):
@@ -201,6 +214,7 @@ class Cache:
             self.settings.lookup_timeout_s,
             self._used,
             claim,
+            self._handed if handed else None,
         )
 
     def prefetch(self, keys: Iterable[str]) -> Prefetch:
@@ -434,6 +448,8 @@ class Cache:
             self._closed = True
         self._forget_exit()
         self._records.close(_RECORDS_S)
+        for name in self._handed if time.monotonic() < end else ():
+            self._local.write(lambda disk, name=name: disk.delete(HANDED + name))  # type: ignore[misc]
         for tier in (self._remote, self._local.disk):
             if tier is not None:
                 tier.close(max(end - time.monotonic(), _MOMENT_S))
@@ -559,12 +575,36 @@ class Engine(Cache):
             self._claims = Claims(disk)
         claims, counters = self._claims, self._counters_of["fx"]
         waited = self._local.read(lambda _: claims.take(key, bound_s), None)
+        if waited is not None and waited.claim is not None and not waited.holder:
+            waited = self._lease(waited.claim, key, bound_s)
         if waited is not None and waited.holder:
             counters.count("waits")
             counters.count("waited_s", number=waited.seconds)
             how = f"{'in vain ' if waited.in_vain else ''}for {waited.holder}"
             self.record(Event("wait", time.time(), waited.seconds, key, ended=how))
         return waited
+
+    def _lease(self, claim: Claim, key: str, bound_s: float) -> Waited:
+        """Have this machine compete with others for what one of its processes has claimed."""
+        from s3cache.tier.claims import Waited
+
+        asked = self.settings.leases
+        ranks, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        remote = None
+        if asked == "on" or (asked == "auto" and ranks != here):
+            remote, _ = self._try_remote()
+        if remote is None:
+            return Waited(claim)
+        try:
+            leased = remote.lease(key, bound_s)
+        except Exception as exc:  # noqa: BLE001 - then this machine does not wait for others
+            self._problems.met("lease", "no machine waits for another one now", exc)
+            return Waited(claim)
+        if (lease := leased.lease) is not None:
+            claim.end_lease = lambda landed: remote.end_lease(lease, key, landed)
+            if lease.stolen:
+                self._counters_of["fx"].count("stolen")
+        return Waited(claim, leased.seconds, leased.holder, leased.in_vain, leased.landed)
 
     def probe(self, key: str) -> str:
         """Say where an entry under ``key`` is, or why none is used, without counting that."""
@@ -577,18 +617,23 @@ class Engine(Cache):
         return f"{reason} ({causes})" if causes else str(reason)
 
     def supersede(self, key: str, variant: str) -> None:
-        """Do not upload what was saved provisionally, unless its upload is under way."""
+        """Remove what was saved provisionally, unless its upload is under way.
+
+        While this process lives, others that have missed the whole graph find it all the same.
+        """
         name = entries.variant_name(key, variant)
         if name not in self._provisional:
             return
         self._provisional.discard(name)
+        if self._claims is not None and self._local.hand_over(name):
+            self._handed.add(name)
         try:
             if self._remote is not None:
                 is_removed = self._remote.uploads.cancel_delayed(name)
             else:
-                is_removed = self._local.write(lambda disk: disk.uploaded({name: None}))
+                is_removed = self._local.write(lambda disk: disk.delete(name))
         except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
-            self._problems.met("local", "an entry that is not needed is uploaded", exc)
+            self._problems.met("local", "an entry that is not needed cannot be removed", exc)
         else:
             if is_removed:
                 if self._job is not None:

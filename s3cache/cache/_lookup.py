@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from s3cache import entries, frame
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
+#: What the names of entries begin with that are superseded and kept for other processes.
+HANDED = "handed/"
 # A disk that failed is not used for so long: meanwhile there may be room again.
 _REST_S = 60.0
 
@@ -139,9 +142,20 @@ class LocalTier:
             return entries.verify(name, data, admit=self.check_trust)
         return None
 
-    def load(self, name: str) -> Frame | None:
-        """Return the entry at ``name``, or ``None``; see :meth:`verify`."""
+    def hand_over(self, name: str) -> bool:
+        """Keep a copy of an entry for processes that wait for it; return whether that was done."""
         data = self.read(lambda disk: disk.get(name), None)
+        return data is not None and self.write(lambda disk: disk.put(HANDED + name, data))
+
+    def handed(self, key: str) -> list[str]:
+        """Return the names of the entries under ``key`` that other processes have handed over."""
+        prefix = HANDED + entries.name_prefix(key)
+        found = self.read(lambda disk: disk.objects(prefix), [])
+        return [info.key.removeprefix(HANDED) for info in found]
+
+    def load(self, name: str, at: str = "") -> Frame | None:
+        """Return the entry ``name``, or ``None``; see :meth:`verify`. It may lie elsewhere."""
+        data = self.read(lambda disk: disk.get(at or name), None)
         return None if data is None else self.verify(name, data)
 
     def verify(self, name: str, data: bytes) -> Frame:
@@ -268,6 +282,8 @@ class CandidateLookup:
     _used: Callable[[str, str], object]  # is called with key and variant of what is accepted
     # Claims what is in no tier, or waits for another process; None where that is not wanted.
     _claim: Callable[[], Waited | None] | None = None
+    # What this process has superseded, if what others have is asked for as well.
+    _handed: Container[str] | None = None
 
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self._timeout_s
@@ -370,7 +386,11 @@ class CandidateLookup:
             self._error, self._reason = error, reason_for(error)  # it may be there
         if self._claim is not None and self._asks_local:
             waited = self._attempt(self._claim)
+            self._deadline = time.monotonic() + self._timeout_s
             yield from self._in_local()  # it may have landed meanwhile
+            yield from self._in_handed()
+            if waited is not None and waited.is_remote and remote is not None:
+                yield from self._in_remote(remote)
             if waited is not None and waited.in_vain:
                 self._reason = Reason.WAITED
 
@@ -386,6 +406,14 @@ class CandidateLookup:
         for info in found if isinstance(found, list) else ():
             if info.key != offered:
                 yield from self._load(info.key)
+
+    def _in_handed(self) -> Iterator[tuple[Frame, TierName]]:
+        own = self._handed
+        names = None if own is None else self._attempt(lambda: self._local.handed(self._key))
+        for name in names or ():
+            if own is not None and name not in own:
+                entry = self._attempt(partial(self._local.load, name, HANDED + name))
+                yield from self._offer("local", name, entry)
 
     def _load(self, name: str) -> Iterator[tuple[Frame, TierName]]:
         yield from self._offer("local", name, self._attempt(lambda: self._local.load(name)))

@@ -421,8 +421,10 @@ class Compiles:
                 key,
                 frame,
                 level=name,
-                # The entry of the whole graph may soon replace it.
-                provisional=saving.level is FX and self.is_compiling_entry(),
+                # The entry of the whole graph may soon replace it; other machines wait for this.
+                provisional=saving.level is FX
+                and self.is_compiling_entry()
+                and not self._has_lease(),
                 remote=internals.tiers_asked(name).remote,
                 once=saving.level is AOT and self._was_absent(key),
             )
@@ -435,6 +437,11 @@ class Compiles:
                 if saving.level is AOT:
                     self._saved_whole(saving, saved, len(frame))
         return is_saved
+
+    def _has_lease(self) -> bool:
+        leading = self._state.leading
+        claim = None if leading is None else leading.claim
+        return claim is not None and claim.end_lease is not None
 
     def _was_absent(self, key: str) -> bool:
         compile_ = self._compile_of(key)

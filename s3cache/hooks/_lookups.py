@@ -392,6 +392,7 @@ class Lookups:
                 level.name,
                 **asked._asdict(),
                 claim=None if level is AOT else partial(self._claim, lookup),
+                handed=level is FX and self._is_compiling_entry(),
             )
             if level is FX and internals.ranks_must_agree():  # on the whole graph, they have
                 lookup.entries.force_miss(Reason.RANKS)

@@ -112,7 +112,8 @@ def _shared(runs: Sequence[Run]) -> list[str]:
                 waits.setdefault(event.ended, []).append(event.elapsed_s)
         for ended, seconds in waits.items():
             how, _, holder = ended.rpartition("for ")
-            whom = names.get(holder.partition("@")[0], printable(holder))
+            pid = "" if holder.endswith(")") else holder.partition("@")[0]  # of a lease: elsewhere
+            whom = names.get(pid, printable(holder))
             graphs = counted(len(seconds), "graph")
             parts.append(f"waited {how}for {whom}: {graphs}, {_duration(sum(seconds))}")
         anyone_waited |= bool(waits)

@@ -51,10 +51,13 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from s3cache.tier.job import JobProfile
+    from s3cache.tier.leases import Lease, Leased, Leases
 
 _T = TypeVar("_T")
 
 _STOP_TIMEOUT_S = 2.0
+# What the requests for a lease may take, beside the time of waiting for others.
+_LEASE_S = 30.0
 _BREATHE_S, _MOMENT_S = 0.01, 0.1
 # A server that was down is waited for so long; what comes later lands on the disk all the same.
 _PROBE_WAIT_S = 0.5
@@ -307,6 +310,7 @@ class RemoteTier:
         # Touched on the loop only.
         self._downloads: dict[str, asyncio.Task[Frame | NotAccepted | None]] = {}
         self._prefetches: set[asyncio.Task[Any]] = set()
+        self._leases: Leases | None = None
         self._urgent, self._calm = 0, asyncio.Event()  # how many callers wait for the network
         self._stopped = False
         self._prefetch_concurrency = settings.download_concurrency
@@ -352,6 +356,27 @@ class RemoteTier:
         """Fetch what a profile of this program names, and see to it that ours is saved."""
         with contextlib.suppress(ClosedError):
             self._loop.submit(self._follow(job))
+
+    def lease(self, key: str, bound_s: float) -> Leased:
+        """Lease ``key`` for this machine, or wait for another one until its entry is there."""
+        if self._leases is None:
+            from s3cache.tier.leases import Leases, me
+
+            self._leases = Leases(self._reader, me())
+        work = self._leases.take(key, lambda: self._is_there(key), bound_s)
+        return self._loop.wait(work, bound_s + _LEASE_S)
+
+    def end_lease(self, lease: Lease, key: str, landed: bool) -> None:
+        """End a lease in the background: once the entry is uploaded, if it has landed here."""
+        with contextlib.suppress(ClosedError):
+            self._loop.submit(self._end_lease(lease, key, landed))
+
+    async def _end_lease(self, lease: Lease, key: str, landed: bool) -> None:
+        self._cancel_at_stop()
+        await lease.end((lambda: self._is_there(key)) if landed else None)
+
+    async def _is_there(self, key: str) -> bool:
+        return await self._reader.head(entries.first_name(key)) is not None
 
     def remove(self, prefix: str) -> list[str]:
         """Try to delete all objects with ``prefix``; return their names, or raise a failure."""
@@ -517,6 +542,8 @@ class RemoteTier:
 
     async def _stop(self) -> None:
         self._stopped = True
+        for lease in [*self._leases.held] if self._leases is not None else ():
+            lease.stop()
         await cancel_all([*self._prefetches, *self._downloads.values()])
 
 

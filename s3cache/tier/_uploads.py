@@ -174,15 +174,12 @@ class Uploads:
             self._memory[name] = data
 
     def cancel_delayed(self, name: str) -> bool:
-        """Do not upload a delayed object; return False if it is not, or no longer, delayed.
-
-        On the disk it stays, as other processes may be about to read it, until it is evicted.
-        """
+        """Remove a delayed object; return False if it is not, or no longer, delayed."""
         if not self._delayed.pop(name, False):
             return False
         self._memory.pop(name, None)
         if self._disk is not None:
-            self._disk.uploaded({name: None})
+            self._disk.delete(name)
         return True
 
     @property

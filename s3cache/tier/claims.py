@@ -17,6 +17,7 @@ import hashlib
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,11 +34,16 @@ _READ_BYTES = 200
 
 @dataclass(eq=False)
 class Claim:
-    """The right to compile what lacks an entry, until :meth:`release`."""
+    """The right to compile what lacks an entry, until :meth:`release`.
+
+    Attributes:
+        end_lease: ends the lease (:mod:`s3cache.tier.leases`) that goes with it, if there is one.
+    """
 
     _claims: Claims
     _name: str
     _fd: int
+    end_lease: Callable[[bool], object] | None = None
 
     def release(self, *, landed: bool) -> None:
         """Let others go on: to the entry, or to compile by themselves.
@@ -45,6 +51,8 @@ class Claim:
         Raises:
             StoreError: the disk fails; the claim ends all the same.
         """
+        if self.end_lease is not None:
+            self.end_lease(landed)
         self._claims.disk.in_time("release", lambda root: self._release(root, landed=landed))
 
     def _release(self, root: Directory, *, landed: bool) -> None:
@@ -67,12 +75,14 @@ class Waited:
         seconds: how long another process was waited for.
         holder: that process, as claims name it; ``""`` if there was none.
         in_vain: whether it held the claim to the bound, here or the last time.
+        is_remote: whether the entry has landed in the bucket, not on this machine.
     """
 
     claim: Claim | None = None
     seconds: float = 0.0
     holder: str = ""
     in_vain: bool = False
+    is_remote: bool = False
 
 
 @dataclass(eq=False)

@@ -59,6 +59,7 @@ def counted() -> CacheStats:
             50,
             51,
             52.5,
+            53,
         ),
         recall=RecallStats(44, 45, 46, 47, 48, {"object": 49}),
     )

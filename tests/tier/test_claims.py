@@ -63,6 +63,11 @@ def claimed(claims: Claims, key: str = "key") -> Waited:
     return waited
 
 
+def end(waited: Waited, *, landed: bool) -> None:
+    assert waited.claim is not None
+    waited.claim.release(landed=landed)
+
+
 def test_others_wait_until_an_entry_has_landed(another: Another, root: Path) -> None:
     """Each of them gets the claim in its turn, so it can look for the entry, and leaves nothing."""
     first = claimed(another())
@@ -71,9 +76,9 @@ def test_others_wait_until_an_entry_has_landed(another: Another, root: Path) -> 
         others = [waiting(pool, another()) for _ in range(5)]
         time.sleep(0.2)
         assert not any(each.done() for each in others)
-        first.claim.release(landed=True)
+        end(first, landed=True)
         for other in others:
-            other.add_done_callback(lambda done: done.result().claim.release(landed=True))
+            other.add_done_callback(lambda done: end(done.result(), landed=True))
         ended = [other.result() for other in others]
     assert all(each.seconds >= 0.1 and not each.in_vain for each in ended)
     assert {each.holder.partition("@")[0] for each in ended} == {str(os.getpid())}
@@ -87,7 +92,7 @@ def test_others_go_on_together_where_nothing_landed(another: Another) -> None:
     with ThreadPoolExecutor() as pool:
         others = [waiting(pool, another()) for _ in range(5)]
         time.sleep(0.2)
-        first.claim.release(landed=False)
+        end(first, landed=False)
         ended = [other.result() for other in others]
     assert all(each.claim is None and not each.in_vain for each in ended)
     later = claimed(another())
@@ -105,7 +110,7 @@ def test_nothing_is_waited_for_longer_than_the_bound_and_no_holder_twice(another
     assert again.in_vain
     assert again.seconds < LONG_S / 2
     for each in (first, second):
-        each.claim.release(landed=True)
+        end(each, landed=True)
     assert other.take("another key", LONG_S).claim is not None
 
 
@@ -127,7 +132,7 @@ def test_of_many_that_come_at_once_one_compiles(another: Another) -> None:
             compiled.append(number)
             time.sleep(0.05)
             landed.set()
-        waited.claim.release(landed=True)
+        end(waited, landed=True)
 
     with ThreadPoolExecutor(16) as pool:
         for done in [pool.submit(run, number, another()) for number in range(16)]:

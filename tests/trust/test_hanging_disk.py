@@ -43,6 +43,7 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "head": lambda tier: tier.head("old"),
     "objects": lambda tier: [*tier.objects()],
     "usage": lambda tier: tier.usage(),
+    "in_time": lambda tier: tier.in_time("claim", lambda root: root.names()),
     "pending": lambda tier: tier.pending(),
     "recorded": lambda tier: tier.recorded(),
     "adopt": lambda tier: tier.adopt(),

@@ -1,0 +1,241 @@
+"""Leases: of the machines that lack the same entry, one compiles it.
+
+Of each machine, the process that holds the claim (:mod:`s3cache.tier.claims`) asks for a lease in
+the bucket. A lease is a row of small objects, ``leases/<digest of the key>/<number>``, each written
+only where there is none (``If-None-Match: *``). Whoever writes number 0 holds the lease, renews it
+by writing the next number, and so does who steals it: of two that try, one succeeds. That needs
+no right but to create objects; where they may be deleted, they are, once the entry is there.
+
+Those who wait look for the entry, at most one request a second. A lease that was not renewed for
+three times as long as renewals are apart, by the clock of who waits, is stolen. Clocks of machines
+are not compared. A lease is advice: to lose one costs time, and never an entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import random
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+from s3cache.errors import PreconditionError, StoreError, TransientError
+from s3cache.store import Store, concurrently
+from s3cache.util.logs import logger_of
+from s3cache.util.text import printable
+
+PREFIX = "leases/"
+RENEWED_EVERY_S, _MISSED_RENEWALS = 5.0, 3
+# Between two requests of one that waits. Of three, one is for the lease: more often than renewals.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 1.2
+_UPLOADED_AFTER = 300  # such pauses at the latest, or others compile it too
+_REQUEST_S = 10.0  # a request for a lease takes no longer, or nobody waits
+_SHOWN = 200
+_FAILED = "failed"
+
+logger = logger_of("storage")
+
+
+def me() -> str:
+    """Return a name for this process in leases, which no other one has."""
+    rank = f"rank {each}, " if (each := os.environ.get("RANK")) else ""
+    return f"{os.getpid()}@{socket.gethostname()} ({rank}{secrets.token_hex(4)})"
+
+
+@dataclass(frozen=True)
+class Leased:
+    """How an attempt to lease a key ended.
+
+    Attributes:
+        lease: what this machine holds now, if it does.
+        seconds: how long another machine was waited for.
+        holder: that machine, as it names itself; ``""`` if there was none.
+        landed: whether the entry is there now.
+        in_vain: whether it was waited for to the bound, here or the last time.
+    """
+
+    lease: Lease | None = None
+    seconds: float = 0.0
+    holder: str = ""
+    landed: bool = False
+    in_vain: bool = False
+
+
+@dataclass(eq=False)
+class Lease:
+    """What one machine holds until :meth:`end`; it is renewed on the event loop meanwhile."""
+
+    _leases: Leases
+    _row: str
+    _number: int
+    stolen: bool = False
+    _renewing: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Begin to renew it."""
+        self._leases.held.add(self)
+        self._renewing = asyncio.ensure_future(self._renew())
+
+    async def _renew(self) -> None:
+        while self in self._leases.held:  # asyncio.wait_for may lose a cancellation, see cancel_all
+            await asyncio.sleep(RENEWED_EVERY_S)
+            try:
+                if not await self._leases.create(self._row, self._number + 1, self._leases.me):
+                    logger.debug("lost the lease %s to another machine", self._row)
+                    return
+            except StoreError as exc:
+                logger.debug("the lease %s is not renewed now: %s", self._row, exc)
+            else:
+                self._number += 1
+
+    async def end(self, has_landed: Callable[[], Awaitable[bool]] | None) -> None:
+        """Let others go on: once ``has_landed`` says that the entry is there; at once without."""
+        try:
+            if has_landed is not None:
+                for _ in range(_UPLOADED_AFTER):  # it is being uploaded; we renew meanwhile
+                    if await has_landed():
+                        break
+                    await asyncio.sleep(_FIRST_PAUSE_S)
+            self.stop()
+            if self._renewing is not None:
+                await asyncio.wait([self._renewing])
+            if has_landed is None:
+                last = self._number
+                for number in (last + 1, last + 2):  # the answer to a renewal may have got lost
+                    if await self._leases.create(self._row, number, _FAILED):
+                        break
+            else:
+                await self._leases.remove(self._row)
+        except StoreError as exc:
+            logger.debug("the lease %s is left to end by itself: %s", self._row, exc)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Renew it no more."""
+        self._leases.held.discard(self)
+        if self._renewing is not None:
+            self._renewing.cancel()
+
+
+@dataclass(eq=False)
+class Leases:
+    """The leases of one process, in a store; all of it runs on one event loop.
+
+    ``me`` is what others read of this process, and ``held`` are the leases that it renews.
+    """
+
+    _store: Store
+    me: str
+    _random: random.Random = field(default_factory=random.Random)
+    _given_up: set[str] = field(default_factory=set)  # holders that are not waited for again
+    held: set[Lease] = field(default_factory=set)
+
+    async def take(
+        self, key: str, has_landed: Callable[[], Awaitable[bool]], bound_s: float
+    ) -> Leased:
+        """Lease ``key``, or wait until ``has_landed`` says that the entry is there, or the bound.
+
+        Where the store cannot lease, as its conditional writes are not atomic or it refuses them,
+        nothing is leased and nobody waits.
+
+        A store that does not answer for a while is no reason to give up what another compiles.
+
+        Raises:
+            StoreError: the store cannot be reached to begin with, or refuses something.
+        """
+        loop = asyncio.get_running_loop()
+        started, row = loop.time(), PREFIX + hashlib.sha256(key.encode()).hexdigest()[:32]
+        if not await self._store.atomic_create():
+            return Leased()
+        number, holder = -1, ""
+        while number < 0:  # else it was removed just now
+            if await self.create(row, 0, self.me):
+                return self._begun(row, 0, Leased())
+            number, holder = await self._last(row)
+            if holder == self.me:  # the answer got lost, and it was tried again
+                return self._begun(row, number, Leased())
+        if holder == _FAILED and await self.create(row, number + 1, self.me):
+            return self._begun(row, number + 1, Leased())
+        renewed_at, pause_s, turn = loop.time(), _FIRST_PAUSE_S, 0
+        whom = ""
+        while True:
+            whom = whom if holder == _FAILED else holder
+            waited = Leased(None, loop.time() - started, whom)
+            if holder == _FAILED:
+                return waited
+            if holder in self._given_up or waited.seconds >= bound_s:
+                self._given_up.add(holder)
+                return Leased(None, waited.seconds, whom, in_vain=True)
+            pause = pause_s * self._random.uniform(1.0, 1.3)
+            await asyncio.sleep(min(pause, max(bound_s - waited.seconds, 0.01)))
+            pause_s, turn = min(1.2 * pause_s, _LONGEST_PAUSE_S), turn + 1
+            try:
+                if turn % 3:
+                    if await has_landed():
+                        return Leased(None, loop.time() - started, whom, landed=True)
+                    continue
+                following = await self._read(row, number + 1)
+                if following is not None:
+                    number, holder, renewed_at = number + 1, following, loop.time()
+                elif loop.time() - renewed_at > _MISSED_RENEWALS * RENEWED_EVERY_S:
+                    waited = Leased(None, loop.time() - started, whom)
+                    if await has_landed():
+                        return Leased(None, waited.seconds, whom, landed=True)
+                    if await self.create(row, number + 1, self.me):
+                        return self._begun(row, number + 1, waited)
+                    renewed_at = loop.time()
+            except TransientError:  # the network is gone, which says nothing about the holder
+                renewed_at = loop.time()
+
+    def _begun(self, row: str, number: int, waited: Leased) -> Leased:
+        lease = Lease(self, row, number, stolen=number > 0)
+        lease.begin()
+        return Leased(lease, waited.seconds, waited.holder)
+
+    async def create(self, row: str, number: int, text: str) -> bool:
+        """Write a number of a row; return False where it is there already.
+
+        Raises:
+            StoreError: it cannot be written, or not within 10 s.
+        """
+        put = self._store.put(f"{row}/{number:08d}", text.encode(), mode="create")
+        try:
+            await asyncio.wait_for(put, _REQUEST_S)
+        except PreconditionError:
+            return False
+        except asyncio.TimeoutError:
+            problem = f"no answer within {_REQUEST_S:g} s"
+            raise TransientError(problem, op="put", store=self._store.url, key=row) from None
+        return True
+
+    async def remove(self, row: str) -> None:
+        """Remove a row, if that is allowed."""
+        names = [name async for name, _ in self._numbers(row)]
+
+        async def delete(name: str) -> None:
+            with contextlib.suppress(StoreError):
+                await self._store.delete(name)
+
+        await concurrently(delete, names)
+
+    async def _last(self, row: str) -> tuple[int, str]:
+        """Return the last number of a row and what it says; -1 where there is none any more."""
+        numbers = [number async for _, number in self._numbers(row)]
+        number = max(numbers, default=-1)
+        said = None if number < 0 else await self._read(row, number)
+        return (-1, "") if said is None else (number, said)
+
+    async def _numbers(self, row: str) -> AsyncIterator[tuple[str, int]]:
+        async for info in self._store.list(f"{row}/"):
+            digits = info.key.rpartition("/")[2]
+            if digits.isdecimal() and digits.isascii() and len(digits) == 8:
+                yield info.key, int(digits)
+
+    async def _read(self, row: str, number: int) -> str | None:
+        data = await self._store.get_range(f"{row}/{number:08d}", 0, _SHOWN)
+        return None if data is None else printable(bytes(data).decode(errors="replace"))

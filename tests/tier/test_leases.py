@@ -1,0 +1,256 @@
+"""Leases: one machine compiles, the others wait for it, by a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from s3cache.errors import AccessDeniedError, StoreError, TransientError
+from s3cache.store import MemoryStore
+from s3cache.tier.leases import PREFIX, Leased, Leases
+from tests.support.virtual import run_virtually
+
+BOUND_S = 600.0
+
+
+class Bucket(MemoryStore):
+    """A store that counts requests by who makes them, and refuses what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__("bucket")
+        self.refused: set[str] = set()
+        self.requests: list[float] = []
+
+    def _ask(self, verb: str) -> None:
+        self.requests.append(asyncio.get_running_loop().time())
+        if verb in self.refused:
+            raise AccessDeniedError("denied", op=verb)
+
+    async def put(self, key: str, data: Any, **options: Any) -> None:
+        self._ask("put")
+        await super().put(key, data, **options)
+
+    async def delete(self, key: str) -> None:
+        self._ask("delete")
+        await super().delete(key)
+
+    async def get_range(self, key: str, start: int, length: int) -> Any:
+        self._ask("get_range")
+        return await super().get_range(key, start, length)
+
+    async def head(self, key: str) -> Any:
+        self._ask("head")
+        return await super().head(key)
+
+
+class Node:
+    """One machine."""
+
+    def __init__(self, bucket: Bucket, name: str) -> None:
+        self.bucket = bucket
+        self.leases = Leases(bucket, name, random.Random(name))
+
+    def landed(self, key: str) -> Callable[[], Awaitable[bool]]:
+        async def has_landed() -> bool:
+            return await self.bucket.head(f"entries/{key}") is not None
+
+        return has_landed
+
+    async def take(self, key: str = "key", bound_s: float = BOUND_S) -> Leased:
+        return await self.leases.take(key, self.landed(key), bound_s)
+
+    async def compile(self, key: str = "key", *, seconds: float = 60.0) -> Leased:
+        """Take part as an engine does; what is compiled is uploaded a moment later."""
+        leased = await self.take(key)
+        if not leased.landed:
+            await asyncio.sleep(seconds)
+            if leased.lease is not None:
+                ended = asyncio.ensure_future(leased.lease.end(self.landed(key)))
+            await asyncio.sleep(0.5)
+            await self.bucket.put(f"entries/{key}", b"entry")
+            if leased.lease is not None:
+                await ended
+        return leased
+
+
+def rows(bucket: Bucket) -> list[str]:
+    return [name for name in bucket._objects if name.startswith(PREFIX)]
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket()
+
+
+def test_one_machine_compiles_and_the_others_find_its_entry(bucket: Bucket) -> None:
+    async def job() -> list[Leased]:
+        nodes = [Node(bucket, f"node {number}") for number in range(20)]
+        return await asyncio.gather(*(node.compile() for node in nodes))
+
+    ended = run_virtually(job())
+    led = [each for each in ended if each.lease is not None]
+    others = [each for each in ended if each.lease is None]
+    assert len(led) == 1
+    assert all(each.landed and each.holder == "node 0" for each in others)
+    assert all(60 <= each.seconds <= 65 for each in others)
+    assert rows(bucket) == []
+
+
+def test_who_waits_asks_at_most_once_a_second(bucket: Bucket) -> None:
+    async def job() -> Leased:
+        await Node(bucket, "leader").take()
+        del bucket.requests[:]
+        return await Node(bucket, "waiter").take(bound_s=120)
+
+    assert run_virtually(job()).in_vain
+    renewals = 120 // 5
+    assert len(bucket.requests) <= 120 + renewals
+    assert len(bucket.requests) >= 120 / 3
+
+
+def test_a_lease_that_is_not_renewed_is_stolen_by_one(bucket: Bucket) -> None:
+    """After three renewals, by the clock of those who wait; the others wait for the thief."""
+
+    async def job() -> list[Leased]:
+        dead = await Node(bucket, "dead").take()
+        assert dead.lease is not None
+        dead.lease.stop()
+        await asyncio.sleep(3)
+        nodes = [Node(bucket, f"node {number}") for number in range(10)]
+        return await asyncio.gather(*(node.compile() for node in nodes))
+
+    ended = run_virtually(job())
+    (thief,) = [each for each in ended if each.lease is not None]
+    assert thief.lease is not None
+    assert thief.lease.stolen
+    assert thief.holder == "dead"
+    assert 15 <= thief.seconds <= 22
+    others = [each for each in ended if each is not thief]
+    assert all(each.landed and each.holder.startswith("node") for each in others)
+    assert all(each.seconds <= 22 + 66 for each in others)
+
+
+def test_a_slow_machine_keeps_its_lease(bucket: Bucket) -> None:
+    async def job() -> list[Leased]:
+        slow, other = Node(bucket, "slow"), Node(bucket, "other")
+        return [*await asyncio.gather(slow.compile(seconds=500), other.compile())]
+
+    slow, other = run_virtually(job())
+    assert slow.lease is not None
+    assert other.landed
+    assert other.seconds >= 500
+
+
+def test_where_nothing_lands_all_go_on_at_once(bucket: Bucket) -> None:
+    """And who comes later leads again."""
+
+    async def job() -> tuple[list[Leased], Leased]:
+        first = await Node(bucket, "first").take()
+        assert first.lease is not None
+        waiting = [asyncio.ensure_future(Node(bucket, str(n)).take()) for n in range(5)]
+        await asyncio.sleep(20)
+        await first.lease.end(None)
+        ended = await asyncio.gather(*waiting)
+        return ended, await Node(bucket, "later").take()
+
+    ended, later = run_virtually(job())
+    assert [(each.lease, each.in_vain, each.landed) for each in ended] == [(None, False, False)] * 5
+    assert all(20 <= each.seconds <= 30 for each in ended)
+    assert later.lease is not None
+    assert not later.holder
+
+
+def test_a_hostile_lease_costs_the_bound_once(bucket: Bucket) -> None:
+    """It is renewed for ever, and nothing ever lands; its name is shown, whatever is in it."""
+
+    async def hostile() -> None:
+        for number in range(10_000):
+            for key in range(4):
+                row = (await digest_row(bucket, str(key))) + f"/{number:08d}"
+                await bucket.put(row, b"\x1b[31mevil\xff" * 100, mode="overwrite")
+            await asyncio.sleep(5)
+
+    async def job() -> list[Leased]:
+        evil = asyncio.ensure_future(hostile())
+        await asyncio.sleep(1)
+        node = Node(bucket, "node")
+        ended = [await node.take(str(key), 100.0) for key in range(4)]
+        evil.cancel()
+        return ended
+
+    first, *others = run_virtually(job())
+    assert first.in_vain
+    assert 100 <= first.seconds <= 102
+    assert "evil" in first.holder
+    assert "\x1b" not in first.holder
+    assert len(first.holder) < 1000
+    assert all(each.in_vain and each.seconds == 0 for each in others)
+
+
+async def digest_row(bucket: Bucket, key: str) -> str:
+    """The row of a key, as another node would have it."""
+    other = Bucket()
+    leased = await Node(other, "other").take(key)
+    assert leased.lease is not None
+    leased.lease.stop()
+    (name,) = rows(other)
+    return name.rpartition("/")[0]
+
+
+@pytest.mark.parametrize("refused", ["put", "all"])
+def test_where_nothing_can_be_leased_nobody_waits(bucket: Bucket, refused: str) -> None:
+    bucket.refused = {"put"} if refused == "put" else {"put", "head", "get_range", "delete"}
+
+    async def job() -> float:
+        with pytest.raises(StoreError):
+            await Node(bucket, "node").take()
+        return asyncio.get_running_loop().time()
+
+    assert run_virtually(job()) < 1
+
+
+def test_a_store_without_atomic_creation_leases_nothing(bucket: Bucket) -> None:
+    async def no() -> bool:
+        return False
+
+    bucket.atomic_create = no  # type: ignore[method-assign]
+    assert run_virtually(Node(bucket, "node").take()) == Leased()
+    assert bucket.requests == []
+
+
+def test_a_role_that_may_only_create_leaves_its_leases(bucket: Bucket) -> None:
+    bucket.refused = {"delete"}
+
+    async def job() -> list[Leased]:
+        return await asyncio.gather(*(Node(bucket, str(n)).compile() for n in range(3)))
+
+    ended = run_virtually(job())
+    assert [each.landed for each in ended].count(True) == 2
+    assert rows(bucket)
+
+
+def test_a_renewal_that_fails_is_tried_again(bucket: Bucket) -> None:
+    """Twice in a row is not three times: nobody steals it."""
+
+    async def job() -> list[Leased]:
+        leader = asyncio.ensure_future(Node(bucket, "leader").compile(seconds=60))
+        await asyncio.sleep(1)
+        other = asyncio.ensure_future(Node(bucket, "other").compile())
+        await asyncio.sleep(3)
+        put = bucket.put
+
+        async def fails(*args: Any, **options: Any) -> None:
+            raise TransientError("busy", op="put")
+
+        bucket.put = fails  # type: ignore[method-assign]
+        await asyncio.sleep(10)
+        bucket.put = put  # type: ignore[method-assign]
+        return [await leader, await other]
+
+    leader, other = run_virtually(job())
+    assert leader.lease is not None
+    assert other.landed
