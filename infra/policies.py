@@ -249,6 +249,8 @@ def _lifecycle(rule: Rule, place: Place) -> Iterator[dict[str, Any]]:
         }
 
     yield named("expire", Expiration={"Days": rule.entries})
+    leases = {"Filter": {"Prefix": f"{rule.prefix}/leases/"}, "Expiration": {"Days": 1}}
+    yield {**named("expire-leases"), **leases}
     yield named("forget-versions", NoncurrentVersionExpiration={"NoncurrentDays": rule.replaced})
     if place != "minio":  # which has a setting of the server for it: minio/compose.yaml
         abort = {"DaysAfterInitiation": rule.incomplete}
