@@ -201,6 +201,7 @@ def test_ranks_of_a_machine_compile_each_graph_once(site: Site) -> None:
     assert [rank["misses"] for rank in warm] == [{}] * 2
 
 
+@slow
 def test_no_rank_waits_where_compiles_exchange_data(site: Site) -> None:
     """One that waits would not answer the one that compiles."""
     both = two_ranks(site.machine("first"), "tp", site.url, *TOGETHER)
