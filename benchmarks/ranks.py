@@ -30,7 +30,7 @@ from _start import ROOT
 from s3cache.util.text import counted
 
 ALONE, OURS, UNSHARED, WARM = "torch alone", "s3cache", "s3cache, none waits", "s3cache, warm store"
-_ONE = "one rank, "
+_ONE = "one rank: "
 _PR_SET_CHILD_SUBREAPER = 36
 
 

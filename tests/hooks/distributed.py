@@ -139,15 +139,17 @@ def without_each_entry(remote: str, scratch: str) -> dict[str, Any]:
 # OPTIONS, which are set to true: "torch._functorch.config:name"
 
 
-def two_ranks(machine: Machine, kind: str, url: str, *options: str) -> list[dict[str, Any]]:
-    """What both say who run this module, with a time-out."""
+def two_ranks(
+    machine: Machine, kind: str, url: str, *options: str, ranks: int = 2
+) -> list[dict[str, Any]]:
+    """What each rank says that runs this module, with a time-out."""
     noted = machine.root / "noted"
     noted.mkdir(parents=True, exist_ok=True)
-    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    torchrun = ("torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     job = ("tests.hooks.distributed", kind, url, str(noted), *options)
     done = machine.start("-m", *torchrun, "-m", *job)
     assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((noted / f"{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((noted / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def _data_parallel() -> Callable[[Any], Any]:
