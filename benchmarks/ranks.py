@@ -61,6 +61,8 @@ def main() -> int:
     }
     if options.cases:
         cases = {name: case for name, case in cases.items() if name in options.cases.split(",")}
+    if gateway := Gateway.from_environment():
+        gateway.create_bucket()
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
