@@ -2,13 +2,14 @@
 
 Of each machine, the process that holds the claim (:mod:`s3cache.tier.claims`) asks for a lease in
 the bucket. A lease is a row of small objects, ``leases/<digest of the key>/<number>``, each written
-only where there is none (``If-None-Match: *``). Whoever writes number 0 holds the lease, renews it
-by writing the next number, and so does who steals it: of two that try, one succeeds. That needs
-no right but to create objects; where they may be deleted, they are, once the entry is there.
+only where there is none (``If-None-Match: *``). The process that writes number 0 holds the lease.
+It renews the lease by writing the next number; another process steals it in the same way, and of
+two that try, one succeeds. That needs no right but to create objects. Where they may be deleted,
+they are, once the entry is there.
 
-Those who wait look for the entry, at most one request a second. A lease that was not renewed for
-three times as long as renewals are apart, by the clock of who waits, is stolen. Clocks of machines
-are not compared. A lease is advice: to lose one costs time, and never an entry.
+Other processes wait and look for the entry, at most one request a second. They steal a lease that
+was not renewed for three intervals, each by its own clock: clocks of machines are not compared. A
+lease is advice: to lose one costs time, and never an entry.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RENEWED_EVERY_S, _MISSED_RENEWALS = 5.0, 3
 # Between two requests of one that waits. Of three, one is for the lease: more often than renewals.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 1.2
 _UPLOADED_AFTER = 300  # such pauses at the latest, or others compile it too
-_REQUEST_S = 10.0  # a request for a lease takes no longer, or nobody waits
+_REQUEST_S = 10.0  # a request for a lease takes no longer, or this machine waits for none
 _SHOWN = 200
 _FAILED = "failed"
 
@@ -141,7 +142,7 @@ class Leases:
         """Lease ``key``, or wait until ``has_landed`` says that the entry is there, or the bound.
 
         Where the store cannot lease, as its conditional writes are not atomic or it refuses them,
-        nothing is leased and nobody waits.
+        nothing is leased, and no machine waits.
 
         A store that does not answer for a while is no reason to give up what another compiles.
 
