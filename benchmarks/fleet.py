@@ -115,7 +115,7 @@ class Node:
         else:
             lease = leased.lease
             bucket.in_vain += leased.in_vain
-            if leased.landed:
+            if leased.is_remote:
                 ideal = max(asked, bucket.began[graph] + self._compile_s[graph])
                 bucket.beyond.append(loop.time() - ideal)
                 return

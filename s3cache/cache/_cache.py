@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 from s3cache import entries, frame
@@ -141,7 +142,7 @@ class Cache:
             self._listeners.add(self._records.transferred)
         self._remote: RemoteTier | None = None
         self._claims: Claims | None = None
-        self._handed: set[str] = set()  # names of what is kept for other processes
+        self._handed: set[str] = set()  # superseded, and kept until we exit
         self._job = self._new_job()
         self._forget_exit = before_exit(self._at_exit)
 
@@ -560,9 +561,9 @@ class Engine(Cache):
         return self._open_remote is not None
 
     def claim(self, key: str, bound_s: float) -> Waited | None:
-        """Claim the compile of what is under ``key``, or wait for who does it on this machine.
+        """Claim the compile of what is under ``key``, or wait until another process has done it.
 
-        None where nothing is shared by processes, or the disk fails.
+        Return None where processes share nothing, or the disk fails.
         """
         disk, settings = self._local.disk, self.settings
         bound_s = min(settings.wait_s, bound_s) if settings.on_miss == "wait" else 0.0
@@ -604,7 +605,7 @@ class Engine(Cache):
             claim.end_lease = lambda landed: remote.end_lease(lease, key, landed)
             if lease.stolen:
                 self._counters_of["fx"].count("stolen")
-        return Waited(claim, leased.seconds, leased.holder, leased.in_vain, leased.landed)
+        return replace(leased, claim=claim)
 
     def probe(self, key: str) -> str:
         """Say where an entry under ``key`` is, or why none is used, without counting that."""

@@ -284,10 +284,7 @@ class Compiles:
         finally:
             if leading.claim is not None:
                 self._engine.led(leading.key, time.monotonic() - leading.began)
-                try:
-                    leading.claim.release(landed=leading.landed)
-                except Exception as exc:  # noqa: BLE001 - others go on at their bound
-                    self._bypasses.failed(logger, "a claim is not released in order", exc)
+                leading.release()
 
     def _compile_claimed(
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object

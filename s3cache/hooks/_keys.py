@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from s3cache.errors import ConfigError
+from s3cache.errors import ConfigError, S3CacheError
 from s3cache.graph import (
     ORIGINAL_ATTR,
     BypassReason,
@@ -158,6 +158,13 @@ class Leading:
     key: str = ""
     began: float = 0.0
     landed: bool = False
+
+    def release(self) -> None:
+        """Let others go on; if the disk fails, they do so at their bound."""
+        claim, self.claim = self.claim, None
+        if claim is not None:
+            with contextlib.suppress(S3CacheError):
+                claim.release(landed=self.landed)
 
 
 @dataclass(eq=False)

@@ -446,9 +446,9 @@ class Lookups:
         assert lookup.entries is not None
         lookup.entries.accept(hit)
         leading = self._state.leading
-        if lookup.level is FX and leading is not None and leading.claim is not None:
-            leading.claim.release(landed=True)  # the next one need not wait until this is loaded
-            leading.claim = None
+        if lookup.level is FX and leading is not None:
+            leading.landed = True
+            leading.release()  # the next one need not wait until this is loaded
         lookup.saved_s = saved_s = sum(compile_ns(result)) / 1e9
         self._engine.count_time_saved(saved_s)
         where = f"{hit.tier}{lookup.level.label}"

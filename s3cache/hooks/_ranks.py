@@ -110,11 +110,13 @@ def bounded_workers(threads: Callable[[], int]) -> int:
     that follows from cores that a rank has for itself.
     """
     asked, cores = threads(), os.cpu_count() or 1
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     own = getattr(os, "sched_getaffinity", lambda _: range(cores))(0)
     if "TORCHINDUCTOR_COMPILE_THREADS" in os.environ or len(own) < cores:
         return asked
-    return max(1, min(asked, cores // ranks))
+    if not ranks.isdecimal() or not int(ranks):
+        return asked
+    return max(1, min(asked, cores // int(ranks)))
 
 
 def agreement_on(gm: GraphModule, inputs: Sequence[object]) -> Agreement:

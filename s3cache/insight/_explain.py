@@ -207,7 +207,8 @@ def explain(
             replace(_explained(each.record, find), processes=ranks(each.runs), times=len(each.runs))
             for each in lookups
             # The FX graphs of a whole graph that missed were looked up because of that.
-            if each.record.outcome != "hit" and not each.record.of_whole
+            if each.record.outcome != "hit"
+            and (not each.record.of_whole or each.record.reason == Reason.WAITED)
         )
         return Explained(
             run=job[0].name,

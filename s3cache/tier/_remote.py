@@ -50,8 +50,9 @@ from s3cache.util.threads import (
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
+    from s3cache.tier.claims import Waited
     from s3cache.tier.job import JobProfile
-    from s3cache.tier.leases import Lease, Leased, Leases
+    from s3cache.tier.leases import Lease, Leases
 
 _T = TypeVar("_T")
 
@@ -357,7 +358,7 @@ class RemoteTier:
         with contextlib.suppress(ClosedError):
             self._loop.submit(self._follow(job))
 
-    def lease(self, key: str, bound_s: float) -> Leased:
+    def lease(self, key: str, bound_s: float) -> Waited:
         """Lease ``key`` for this machine, or wait for another one until its entry is there."""
         if self._leases is None:
             from s3cache.tier.leases import Leases, me

@@ -26,6 +26,7 @@ from s3cache.util.threads import close_unshared
 
 if TYPE_CHECKING:
     from s3cache.tier._disk import DiskTier
+    from s3cache.tier.leases import Lease
 
 _FAILED = b"failed"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
@@ -68,14 +69,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Waited:
-    """How an attempt to claim ended.
+    """How an attempt to claim, or to lease, ended.
 
     Attributes:
-        claim: what was claimed, if anything was.
+        claim, lease: what was claimed on this machine, and leased for it, if anything was.
         seconds: how long another process was waited for.
-        holder: that process, as claims name it; ``""`` if there was none.
-        in_vain: whether it held the claim to the bound, here or the last time.
-        is_remote: whether the entry has landed in the bucket, not on this machine.
+        holder: the name that this process has in claims or leases; ``""`` if there was none.
+        in_vain: whether it held on to the bound, here or the last time.
+        is_remote: whether the entry has landed in the bucket.
     """
 
     claim: Claim | None = None
@@ -83,6 +84,7 @@ class Waited:
     holder: str = ""
     in_vain: bool = False
     is_remote: bool = False
+    lease: Lease | None = None
 
 
 @dataclass(eq=False)
@@ -90,7 +92,7 @@ class Claims:
     """The claims of one process, beside the objects of a disk tier."""
 
     disk: DiskTier
-    _given_up: set[str] = field(default_factory=set)  # holders that none waits for again
+    _given_up: set[str] = field(default_factory=set)  # holders that are not waited for again
 
     def take(self, key: str, bound_s: float) -> Waited:
         """Claim ``key``, or wait until another process has released it, ``bound_s`` at most.

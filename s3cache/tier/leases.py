@@ -22,10 +22,11 @@ import random
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from s3cache.errors import PreconditionError, StoreError, TransientError
 from s3cache.store import Store, concurrently
+from s3cache.tier.claims import Waited
 from s3cache.util.logs import logger_of
 from s3cache.util.text import printable
 
@@ -45,25 +46,6 @@ def me() -> str:
     """Return a name for this process in leases, which no other one has."""
     rank = f"rank {each}, " if (each := os.environ.get("RANK")) else ""
     return f"{os.getpid()}@{socket.gethostname()} ({rank}{secrets.token_hex(4)})"
-
-
-@dataclass(frozen=True)
-class Leased:
-    """How an attempt to lease a key ended.
-
-    Attributes:
-        lease: what this machine holds now, if it does.
-        seconds: how long another machine was waited for.
-        holder: that machine, as it names itself; ``""`` if there was none.
-        landed: whether the entry is there now.
-        in_vain: whether it was waited for to the bound, here or the last time.
-    """
-
-    lease: Lease | None = None
-    seconds: float = 0.0
-    holder: str = ""
-    landed: bool = False
-    in_vain: bool = False
 
 
 @dataclass(eq=False)
@@ -138,7 +120,7 @@ class Leases:
 
     async def take(
         self, key: str, has_landed: Callable[[], Awaitable[bool]], bound_s: float
-    ) -> Leased:
+    ) -> Waited:
         """Lease ``key``, or wait until ``has_landed`` says that the entry is there, or the bound.
 
         Where the store cannot lease, as its conditional writes are not atomic or it refuses them,
@@ -152,51 +134,51 @@ class Leases:
         loop = asyncio.get_running_loop()
         started, row = loop.time(), PREFIX + hashlib.sha256(key.encode()).hexdigest()[:32]
         if not await self._store.atomic_create():
-            return Leased()
+            return Waited()
         number, holder = -1, ""
         while number < 0:  # else it was removed just now
             if await self.create(row, 0, self.me):
-                return self._begun(row, 0, Leased())
+                return self._begun(row, 0, Waited())
             number, holder = await self._last(row)
             if holder == self.me:  # the answer got lost, and it was tried again
-                return self._begun(row, number, Leased())
+                return self._begun(row, number, Waited())
         if holder == _FAILED and await self.create(row, number + 1, self.me):
-            return self._begun(row, number + 1, Leased())
+            return self._begun(row, number + 1, Waited())
         renewed_at, pause_s, turn = loop.time(), _FIRST_PAUSE_S, 0
         whom = ""
         while True:
             whom = whom if holder == _FAILED else holder
-            waited = Leased(None, loop.time() - started, whom)
+            waited = Waited(None, loop.time() - started, whom)
             if holder == _FAILED:
                 return waited
             if holder in self._given_up or waited.seconds >= bound_s:
                 self._given_up.add(holder)
-                return Leased(None, waited.seconds, whom, in_vain=True)
+                return Waited(None, waited.seconds, whom, in_vain=True)
             pause = pause_s * self._random.uniform(1.0, 1.3)
             await asyncio.sleep(min(pause, max(bound_s - waited.seconds, 0.01)))
             pause_s, turn = min(1.2 * pause_s, _LONGEST_PAUSE_S), turn + 1
             try:
                 if turn % 3:
                     if await has_landed():
-                        return Leased(None, loop.time() - started, whom, landed=True)
+                        return Waited(None, loop.time() - started, whom, is_remote=True)
                     continue
                 following = await self._read(row, number + 1)
                 if following is not None:
                     number, holder, renewed_at = number + 1, following, loop.time()
                 elif loop.time() - renewed_at > _MISSED_RENEWALS * RENEWED_EVERY_S:
-                    waited = Leased(None, loop.time() - started, whom)
+                    waited = Waited(None, loop.time() - started, whom)
                     if await has_landed():
-                        return Leased(None, waited.seconds, whom, landed=True)
+                        return Waited(None, waited.seconds, whom, is_remote=True)
                     if await self.create(row, number + 1, self.me):
                         return self._begun(row, number + 1, waited)
                     renewed_at = loop.time()
             except TransientError:  # the network is gone, which says nothing about the holder
                 renewed_at = loop.time()
 
-    def _begun(self, row: str, number: int, waited: Leased) -> Leased:
+    def _begun(self, row: str, number: int, waited: Waited) -> Waited:
         lease = Lease(self, row, number, stolen=number > 0)
         lease.begin()
-        return Leased(lease, waited.seconds, waited.holder)
+        return replace(waited, lease=lease)
 
     async def create(self, row: str, number: int, text: str) -> bool:
         """Write a number of a row; return False where it is there already.

@@ -94,7 +94,7 @@ def test_one_that_is_late_finds_what_was_superseded_meanwhile(opened: Open) -> N
     assert again[0].claim is not None
     again[0].claim.release(landed=True)
     mine: list[Waited | None] = []
-    assert isinstance(looked_up(first, mine), Miss)  # it would be saved by nobody then
+    assert isinstance(looked_up(first, mine), Miss)  # no process would save it then
     assert mine[0] is not None
     assert mine[0].claim is not None
     mine[0].claim.release(landed=False)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import math
+import os
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from importlib.metadata import version
 from typing import Any
 
@@ -16,7 +19,7 @@ import torch._functorch.config as functorch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from s3cache.hooks._ranks import Agreement
+from s3cache.hooks._ranks import Agreement, bounded_workers
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import SharedStore
 from tests.hooks.distributed import two_ranks
@@ -144,6 +147,43 @@ def test_a_store_that_fails_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
     Agreement(broken, "graph", 2).close()
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert not Agreement(None, "graph", 2).all_hit()
+
+
+# -- what a rank may take, and how long it may wait
+
+
+@pytest.mark.parametrize(
+    ("cores", "own", "ranks", "asked", "allowed"),
+    [
+        (16, 16, "4", 16, 4),
+        (16, 16, "32", 16, 1),
+        (256, 256, "8", 32, 32),  # torch asks for no more
+        (16, 4, "4", 4, 4),  # each rank has cores of its own
+        (16, 16, "0", 16, 16),
+        (16, 16, "many", 16, 16),
+    ],
+)
+def test_compile_workers_of_all_ranks_fit_the_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, own: int, ranks: str, asked: int, allowed: int
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(own)), raising=False)
+    assert bounded_workers(lambda: asked) == allowed
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", str(asked))
+    assert bounded_workers(lambda: asked) == asked
+
+
+def test_a_wait_is_bounded_by_the_time_out_of_the_process_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert internals.group_timeout_s() == math.inf
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=90))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    assert internals.group_timeout_s() == 90
 
 
 # -- jobs

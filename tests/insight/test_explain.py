@@ -215,6 +215,22 @@ def test_without_a_record_the_error_names_the_fix(tmp_path: Path) -> None:
             explain(what, local_dir=str(tmp_path))
 
 
+def test_a_wait_in_vain_is_explained_though_its_whole_graph_missed(tmp_path: Path) -> None:
+    """Another FX graph of a whole graph says nothing that the whole graph does not say."""
+    of_whole: dict[str, Any] = {"level": "fx", "of_whole": True}
+    record(
+        tmp_path,
+        lookup("a", 1),
+        lookup("b", 2, **of_whole),
+        lookup("c", 3, reason="waited", **of_whole),
+    )
+    found = explain(local_dir=str(tmp_path))
+    assert [each.record.key for each in found.explanations] == ["a", "c"]
+    assert "within wait_s" in found.explanations[1].why
+    assert "s3cache explain" in str(found)
+    assert "waited" in str(found)
+
+
 # -- the last run of a program
 
 RECORDS = """

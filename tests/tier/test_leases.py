@@ -12,7 +12,8 @@ import pytest
 
 from s3cache.errors import AccessDeniedError, StoreError, TransientError
 from s3cache.store import MemoryStore, WrapperStore
-from s3cache.tier.leases import PREFIX, Leased, Leases
+from s3cache.tier.claims import Waited
+from s3cache.tier.leases import PREFIX, Leases
 from tests.support.marks import slow
 from tests.support.virtual import run_virtually
 
@@ -20,7 +21,7 @@ BOUND_S = 600.0
 
 
 class Bucket(MemoryStore):
-    """A store that counts requests by who makes them, and refuses what it is told to."""
+    """A store that notes when each request came, and refuses some kinds of them."""
 
     def __init__(self) -> None:
         super().__init__("bucket")
@@ -62,13 +63,13 @@ class Node:
 
         return has_landed
 
-    async def take(self, key: str = "key", bound_s: float = BOUND_S) -> Leased:
+    async def take(self, key: str = "key", bound_s: float = BOUND_S) -> Waited:
         return await self.leases.take(key, self.landed(key), bound_s)
 
-    async def compile(self, key: str = "key", *, seconds: float = 60.0) -> Leased:
+    async def compile(self, key: str = "key", *, seconds: float = 60.0) -> Waited:
         """Take part as an engine does; what is compiled is uploaded a moment later."""
         leased = await self.take(key)
-        if not leased.landed:
+        if not leased.is_remote:
             await asyncio.sleep(seconds)
             if leased.lease is not None:
                 ended = asyncio.ensure_future(leased.lease.end(self.landed(key)))
@@ -89,7 +90,7 @@ def bucket() -> Bucket:
 
 
 def test_one_machine_compiles_and_the_others_find_its_entry(bucket: Bucket) -> None:
-    async def job() -> list[Leased]:
+    async def job() -> list[Waited]:
         nodes = [Node(bucket, f"node {number}") for number in range(20)]
         return await asyncio.gather(*(node.compile() for node in nodes))
 
@@ -97,13 +98,13 @@ def test_one_machine_compiles_and_the_others_find_its_entry(bucket: Bucket) -> N
     led = [each for each in ended if each.lease is not None]
     others = [each for each in ended if each.lease is None]
     assert len(led) == 1
-    assert all(each.landed and each.holder == "node 0" for each in others)
+    assert all(each.is_remote and each.holder == "node 0" for each in others)
     assert all(60 <= each.seconds <= 65 for each in others)
     assert rows(bucket) == []
 
 
 def test_who_waits_asks_at_most_once_a_second(bucket: Bucket) -> None:
-    async def job() -> Leased:
+    async def job() -> Waited:
         await Node(bucket, "leader").take()
         del bucket.requests[:]
         return await Node(bucket, "waiter").take(bound_s=120)
@@ -117,7 +118,7 @@ def test_who_waits_asks_at_most_once_a_second(bucket: Bucket) -> None:
 def test_a_lease_that_is_not_renewed_is_stolen_by_one(bucket: Bucket) -> None:
     """After three renewals, by the clock of those who wait; the others wait for the thief."""
 
-    async def job() -> list[Leased]:
+    async def job() -> list[Waited]:
         dead = await Node(bucket, "dead").take()
         assert dead.lease is not None
         dead.lease.stop()
@@ -132,25 +133,25 @@ def test_a_lease_that_is_not_renewed_is_stolen_by_one(bucket: Bucket) -> None:
     assert thief.holder == "dead"
     assert 15 <= thief.seconds <= 22
     others = [each for each in ended if each is not thief]
-    assert all(each.landed and each.holder.startswith("node") for each in others)
+    assert all(each.is_remote and each.holder.startswith("node") for each in others)
     assert all(each.seconds <= 22 + 66 for each in others)
 
 
 def test_a_slow_machine_keeps_its_lease(bucket: Bucket) -> None:
-    async def job() -> list[Leased]:
+    async def job() -> list[Waited]:
         slow, other = Node(bucket, "slow"), Node(bucket, "other")
         return [*await asyncio.gather(slow.compile(seconds=500), other.compile())]
 
     slow, other = run_virtually(job())
     assert slow.lease is not None
-    assert other.landed
+    assert other.is_remote
     assert other.seconds >= 500
 
 
 def test_where_nothing_lands_all_go_on_at_once(bucket: Bucket) -> None:
     """And who comes later leads again."""
 
-    async def job() -> tuple[list[Leased], Leased]:
+    async def job() -> tuple[list[Waited], Waited]:
         first = await Node(bucket, "first").take()
         assert first.lease is not None
         waiting = [asyncio.ensure_future(Node(bucket, str(n)).take()) for n in range(5)]
@@ -160,7 +161,9 @@ def test_where_nothing_lands_all_go_on_at_once(bucket: Bucket) -> None:
         return ended, await Node(bucket, "later").take()
 
     ended, later = run_virtually(job())
-    assert [(each.lease, each.in_vain, each.landed) for each in ended] == [(None, False, False)] * 5
+    assert [(each.lease, each.in_vain, each.is_remote) for each in ended] == [
+        (None, False, False)
+    ] * 5
     assert all(20 <= each.seconds <= 30 for each in ended)
     assert later.lease is not None
     assert not later.holder
@@ -176,7 +179,7 @@ def test_a_hostile_lease_costs_the_bound_once(bucket: Bucket) -> None:
                 await bucket.put(row, b"\x1b[31mevil\xff" * 100, mode="overwrite")
             await asyncio.sleep(5)
 
-    async def job() -> list[Leased]:
+    async def job() -> list[Waited]:
         evil = asyncio.ensure_future(hostile())
         await asyncio.sleep(1)
         node = Node(bucket, "node")
@@ -204,7 +207,7 @@ async def digest_row(bucket: Bucket, key: str) -> str:
 
 
 @pytest.mark.parametrize("refused", ["put", "all"])
-def test_where_nothing_can_be_leased_nobody_waits(bucket: Bucket, refused: str) -> None:
+def test_where_nothing_can_be_leased_no_machine_waits(bucket: Bucket, refused: str) -> None:
     bucket.refused = {"put"} if refused == "put" else {"put", "head", "get_range", "delete"}
 
     async def job() -> float:
@@ -220,25 +223,25 @@ def test_a_store_without_atomic_creation_leases_nothing(bucket: Bucket) -> None:
         return False
 
     bucket.atomic_create = no  # type: ignore[method-assign]
-    assert run_virtually(Node(bucket, "node").take()) == Leased()
+    assert run_virtually(Node(bucket, "node").take()) == Waited()
     assert bucket.requests == []
 
 
 def test_a_role_that_may_only_create_leaves_its_leases(bucket: Bucket) -> None:
     bucket.refused = {"delete"}
 
-    async def job() -> list[Leased]:
+    async def job() -> list[Waited]:
         return await asyncio.gather(*(Node(bucket, str(n)).compile() for n in range(3)))
 
     ended = run_virtually(job())
-    assert [each.landed for each in ended].count(True) == 2
+    assert [each.is_remote for each in ended].count(True) == 2
     assert rows(bucket)
 
 
 def test_a_renewal_that_fails_is_tried_again(bucket: Bucket) -> None:
-    """Twice in a row is not three times: nobody steals it."""
+    """Two renewals that fail in a row are not three: no machine steals the lease."""
 
-    async def job() -> list[Leased]:
+    async def job() -> list[Waited]:
         leader = asyncio.ensure_future(Node(bucket, "leader").compile(seconds=60))
         await asyncio.sleep(1)
         other = asyncio.ensure_future(Node(bucket, "other").compile())
@@ -255,10 +258,10 @@ def test_a_renewal_that_fails_is_tried_again(bucket: Bucket) -> None:
 
     leader, other = run_virtually(job())
     assert leader.lease is not None
-    assert other.landed
+    assert other.is_remote
 
 
-# -- whatever becomes of whoever leads
+# -- mishaps of the machine that leads
 
 
 STEPS = ("lease", "compile", "save", "upload")
@@ -302,14 +305,14 @@ class Trial:
         try:
             leased = await leases.take("key", landed, 120.0)
         except StoreError:
-            leased = Leased()
+            leased = Waited()
         lease = leased.lease
         deed, step = "", ""
         if lease is not None and self.victims:
             self.victims -= 1
             deed, step = self.draw.choice(DEEDS), self.draw.choice(STEPS)
         try:
-            if leased.landed:
+            if leased.is_remote:
                 assert await self._right(way)
             else:
                 await self._compile(way, leases, lease, landed, deed, step)
@@ -372,7 +375,7 @@ class _Killed(BaseException):
 
 
 @pytest.mark.parametrize("group", [0, *(pytest.param(n, marks=slow) for n in range(1, 10))])
-def test_whatever_becomes_of_those_that_lead_the_others_end_in_time(group: int) -> None:
+def test_mishaps_of_the_leader_keep_no_machine_beyond_the_bound(group: int) -> None:
     """60 trials each: none hangs beyond the bound, and what is found is right."""
     for seed in range(60 * group, 60 * (group + 1)):
         trial = Trial(seed)
