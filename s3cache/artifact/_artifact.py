@@ -198,19 +198,22 @@ def check_image(image: Buffer) -> None:
 # -- the pickle
 
 
-def unpickled(content: Buffer) -> object:
+def unpickled(content: Buffer, instead: Mapping[str, Function[object]] | None = None) -> object:
     """Return what is in the verified bytes of an entry.
+
+    ``instead`` has more of what is called in the place of what the bytes name.
 
     Raises:
         CorruptError: it names, or calls, what no compiled graph needs.
         Exception: whatever unpickling meets.
     """
+    stand_ins = INSTEAD if instead is None else {**INSTEAD, **instead}
     try:
-        return _load(_Listed(io.BytesIO(content)))
+        return _load(_Listed(io.BytesIO(content), stand_ins))
     except _UnlistedError:
         from s3cache.artifact._careful import Careful
 
-        return _load(Careful(io.BytesIO(content)))
+        return _load(Careful(io.BytesIO(content), stand_ins))
 
 
 def _load(reader: _Listed | Careful) -> object:
@@ -232,8 +235,12 @@ class _UnlistedError(Exception):
 class _Listed(pickle.Unpickler):
     """Knows what is listed, and nothing else: nearly every entry needs no more."""
 
+    def __init__(self, content: io.BytesIO, stand_ins: Mapping[str, Function[object]]) -> None:
+        super().__init__(content)
+        self._stand_ins = stand_ins
+
     def find_class(self, module: str, name: str) -> object:
-        instead = INSTEAD.get(f"{module}.{name}") or internals.found_late(module, name)
+        instead = self._stand_ins.get(f"{module}.{name}") or internals.found_late(module, name)
         if instead is not None:
             return instead
         if not is_listed(module, name):

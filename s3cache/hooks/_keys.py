@@ -152,12 +152,14 @@ class Leading:
         key: of the graph.
         began: when that was, on the monotonic clock.
         landed: whether what they wait for was saved.
+        collectives: how often the traced graph calls each, in a job of several ranks.
     """
 
     claim: Claim | None = None
     key: str = ""
     began: float = 0.0
     landed: bool = False
+    collectives: Mapping[str, int] | None = None
 
     def release(self) -> None:
         """Let others go on; if the disk fails, they do so at their bound."""

@@ -29,11 +29,13 @@ from s3cache.cache import CandidateLookup, Engine, Hit
 from s3cache.errors import ConfigError, CorruptError, MissError
 from s3cache.graph import BypassReason, unwrap_patch
 from s3cache.hooks._conditions import (
+    Place,
     add_guards,
     attach_backward,
     conditions_of,
     failing_guards,
     misfits,
+    place_of,
 )
 from s3cache.hooks._keys import CacheCall, CompileState, FxKeying, KeyHook, Patches, around
 from s3cache.records import Record
@@ -380,7 +382,14 @@ class Lookups:
         if lookup is not None and level is FX and internals.ranks_must_agree():
             return
         for candidate in original(cls, *args, **kwargs):
-            if lookup is None or not any(_misfits(lookup, candidate[0])()):
+            if lookup is None:
+                yield candidate
+                continue
+            place, device = place_of(candidate[0]), self._keys.known(str(lookup.key)).device
+            is_here = place is None or (
+                place["device"] in (None, device) and self._is_here(lookup, place)
+            )
+            if is_here and not any(_misfits(lookup, candidate[0])()):
                 yield candidate
 
     def _entries(self, lookup: Lookup) -> Iterator[Candidate]:
@@ -401,7 +410,10 @@ class Lookups:
                 lookup.hit = hit
                 try:
                     content = bytes(section_of(hit.entry, level.name, "entry"))
-                    result = cast("Result", unpickled(content))
+                    place = cast("Place | None", hit.entry.header.meta.get("place"))
+                    if not self._is_here(lookup, place):
+                        continue
+                    result = self._unpickled(content, place, str(lookup.key))
                     if not isinstance(result, level.result.get()):
                         raise CorruptError("entry", f"holds a {type(result).__name__}")
                     why = _misfits(lookup, result)
@@ -423,6 +435,25 @@ class Lookups:
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             lookup.record_error(exc)
             self._bypasses.failed(logger, "a lookup failed, which is a miss", exc)
+
+    def _is_here(self, lookup: Lookup, place: Place | None) -> bool:
+        """Return whether the code of an entry can be used by this rank, on its device."""
+        if place is None:
+            return True
+        from s3cache.hooks._devices import misplaced
+
+        why = misplaced(place, self._keys.known(str(lookup.key)).device)
+        if why is not None:
+            lookup.rejected.append(lambda: [why])
+        return why is None
+
+    def _unpickled(self, content: bytes, place: Place | None, key: str) -> Result:
+        device = self._keys.known(key).device
+        if place is None or place["device"] in (None, device):
+            return cast("Result", unpickled(content))
+        from s3cache.hooks._devices import moved
+
+        return cast("Result", moved(content, place, device))
 
     def _claim(self, lookup: Lookup) -> Waited | None:
         """Claim an FX graph, or wait for the process of this machine that compiles it."""
