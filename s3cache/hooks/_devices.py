@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from s3cache.torch_api.protocols import AOTResult, CompiledGraph, Function, TritonBundle
 
 
+_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+
+
 def misplaced(place: Place, device: str) -> str | None:
     """Return why the code of an entry cannot be used by this rank on ``device``, or None."""
     if place["rank"] is not None and place["rank"] != (here := rank_of_process()):
@@ -58,7 +61,7 @@ def collectives_in(gm: GraphModule) -> Counter[str]:
 
 def collectives_of(source: str) -> Counter[str]:
     """Return how often generated code calls each collective."""
-    return _counted(re.findall(r"\btorch\.ops\.(\w+)\.(\w+)", source))
+    return _counted(re.findall(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.\w+)?\(", _COMMENT.sub("", source)))
 
 
 def _counted(operators: Iterable[tuple[str, str]]) -> Counter[str]:
@@ -106,7 +109,6 @@ _WORDS = frozenset(
     }
 )
 _ABOUT_DEVICES = re.compile(r"\w*(?:cuda|hip|device|stream)\w*", re.IGNORECASE)
-_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 # The body of a kernel, which is given its arguments and knows of no device.
 _BODY = re.compile(r"^@triton\.jit$.*?^'''", re.MULTILINE | re.DOTALL)
 
