@@ -15,8 +15,9 @@ and its ``meta``: ``guards`` (text, or nil), ``times_ns`` (forward, backward), `
 graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` reads it; nil for
 ``fx``, and where it is too large), ``components`` (name to [digest, readable value] of the key),
 ``made_by`` (torch and platform, for people), ``first_call`` (the outputs of a first call
-on fake tensors, or nil, see ``hooks/_first_calls.py``) and ``relies_on`` (where inputs have to lie
-in their storages, as text, or nil, see ``hooks/_conditions.py``).
+on fake tensors, or nil, see ``hooks/_first_calls.py``), ``relies_on`` (what must be so beside the
+key, as text, or nil) and ``place`` (where the code can run; absent if wherever its key is found),
+see ``hooks/_conditions.py`` for both.
 
 A pickle may name anything that Python can import, and call it. That of an entry may name and call
 what is listed (``torch_api/internals.py``); what more it may name, and how, is in ``_careful.py``.

@@ -38,13 +38,26 @@ if TYPE_CHECKING:
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 
 
-def misplaced(place: Place, device: str) -> str | None:
-    """Return why the code of an entry cannot be used by this rank on ``device``, or None."""
+def misplaced(place: Place, *, movable: bool = True) -> str | None:
+    """Return why the code of an entry cannot be used by this rank, on its device, or None.
+
+    ``movable`` says whether it can get the index of another device.
+    """
     if place["rank"] is not None and place["rank"] != (here := rank_of_process()):
         return f"its code may hold the number of {place['rank']}; this is {here or 'no rank'}"
-    if place["alone"] is not None and place["device"] != device:
+    if place["device"] is None or place["device"] == (device := str(_here(place["device"]))):
+        return None
+    if place["alone"] is not None:
         return f"its code is for {place['device']} alone, this is {device}: {place['alone']}"
-    return None
+    return None if movable else f"it is for {place['device']}, this is {device}"
+
+
+def _here(made_for: str) -> device:
+    """Return the current device of the kind that code was made for; its key has no index."""
+    import torch
+
+    kind = torch.device(made_for).type
+    return torch.device(kind, torch.get_device_module(kind).current_device())
 
 
 # -- the rank
@@ -138,14 +151,18 @@ def why_alone(graphs: Iterable[CompiledGraph], on: str) -> str | None:
     return None
 
 
-def moved(content: bytes, place: Place, to: str) -> object:
-    """Return what is in the verified bytes of an entry, for the device ``to``.
+def moved_here(content: bytes, place: Place) -> object:
+    """Return what is in the verified bytes of an entry, for the current device.
 
-    The entry was made for another one, of which :func:`misplaced` has found nothing.
+    :func:`misplaced` has found nothing against it.
     """
     import torch
 
-    made_for, here = torch.device(str(place["device"])), torch.device(to)
+    if place["device"] is None:
+        return unpickled(content)
+    made_for, here = torch.device(place["device"]), _here(place["device"])
+    if made_for == here:
+        return unpickled(content)
 
     def device_of(*args: object) -> device:
         found = torch.device(*args)  # type: ignore[call-overload]
@@ -174,7 +191,7 @@ def moved(content: bytes, place: Place, to: str) -> object:
                 }
             )
         internals.move_random_state(whole.runtime_metadata, here.index)
-    setattr(result, PLACE, {**place, "device": to})
+    setattr(result, PLACE, {**place, "device": str(here)})
     return result
 
 

@@ -382,14 +382,11 @@ class Lookups:
         if lookup is not None and level is FX and internals.ranks_must_agree():
             return
         for candidate in original(cls, *args, **kwargs):
-            if lookup is None:
-                yield candidate
-                continue
-            place, device = place_of(candidate[0]), self._keys.known(str(lookup.key)).device
-            is_here = place is None or (
-                place["device"] in (None, device) and self._is_here(lookup, place)
-            )
-            if is_here and not any(_misfits(lookup, candidate[0])()):
+            place = place_of(candidate[0])
+            if lookup is None or (
+                (place is None or _is_usable(lookup, place, movable=False))
+                and not any(_misfits(lookup, candidate[0])())
+            ):
                 yield candidate
 
     def _entries(self, lookup: Lookup) -> Iterator[Candidate]:
@@ -411,9 +408,14 @@ class Lookups:
                 try:
                     content = bytes(section_of(hit.entry, level.name, "entry"))
                     place = cast("Place | None", hit.entry.header.meta.get("place"))
-                    if not self._is_here(lookup, place):
+                    if place is None:
+                        result = cast("Result", unpickled(content))
+                    elif _is_usable(lookup, place):
+                        from s3cache.hooks._devices import moved_here
+
+                        result = cast("Result", moved_here(content, place))
+                    else:
                         continue
-                    result = self._unpickled(content, place, str(lookup.key))
                     if not isinstance(result, level.result.get()):
                         raise CorruptError("entry", f"holds a {type(result).__name__}")
                     why = _misfits(lookup, result)
@@ -435,25 +437,6 @@ class Lookups:
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             lookup.record_error(exc)
             self._bypasses.failed(logger, "a lookup failed, which is a miss", exc)
-
-    def _is_here(self, lookup: Lookup, place: Place | None) -> bool:
-        """Return whether the code of an entry can be used by this rank, on its device."""
-        if place is None:
-            return True
-        from s3cache.hooks._devices import misplaced
-
-        why = misplaced(place, self._keys.known(str(lookup.key)).device)
-        if why is not None:
-            lookup.rejected.append(lambda: [why])
-        return why is None
-
-    def _unpickled(self, content: bytes, place: Place | None, key: str) -> Result:
-        device = self._keys.known(key).device
-        if place is None or place["device"] in (None, device):
-            return cast("Result", unpickled(content))
-        from s3cache.hooks._devices import moved
-
-        return cast("Result", moved(content, place, device))
 
     def _claim(self, lookup: Lookup) -> Waited | None:
         """Claim an FX graph, or wait for the process of this machine that compiles it."""
@@ -523,6 +506,16 @@ class Lookups:
 def _only_if_asked(level: Level, original: Callable[[], object]) -> object:
     """Return torch's own remote cache where its options ask for that."""
     return original() if level.uses_torchs_remote.get()() else None
+
+
+def _is_usable(lookup: Lookup, place: Place, *, movable: bool = True) -> bool:
+    """Return whether the code of an entry can be used by this rank, on its device."""
+    from s3cache.hooks._devices import misplaced
+
+    why = misplaced(place, movable=movable)
+    if why is not None:
+        lookup.rejected.append(lambda: [why])
+    return why is None
 
 
 def _agree(lookup: Lookup) -> None:

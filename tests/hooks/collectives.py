@@ -61,7 +61,7 @@ def main(url: str, directory: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     own = [dist.new_group([each]) for each in range(dist.get_world_size())][rank]
-    groups = {name: dist.group.WORLD for name in PROGRAMS}
+    groups = dict.fromkeys(PROGRAMS, dist.group.WORLD)
     x = torch.arange(8.0) + rank
     noted = {}
     for name, (program, options) in {**PROGRAMS, "a group of its own": (reduced, {})}.items():
