@@ -278,20 +278,21 @@ class Compiles:
     def _compile_graph(
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
     ) -> CompiledGraph:
-        with self._leading(gm):
+        collectives = None
+        if internals.groups_of_ranks() is not None:
+            from s3cache.hooks._devices import collectives_in
+
+            collectives = collectives_in(gm)
+        with self._leading(), self._state.changed(collectives=collectives):
             return self._compile_claimed(original, gm, *args, **kwargs)
 
     @contextlib.contextmanager
-    def _leading(self, gm: GraphModule) -> Iterator[None]:
+    def _leading(self) -> Iterator[None]:
         """Let lookups in the block claim what they miss; release that at its end."""
         if self._state.leading is not None:  # one graph inside of another: its claim covers both
             yield
             return
         leading = Leading()
-        if internals.groups_of_ranks() is not None:
-            from s3cache.hooks._devices import collectives_in
-
-            leading.collectives = collectives_in(gm)
         try:
             with self._state.changed(leading=leading):
                 yield
@@ -325,12 +326,12 @@ class Compiles:
 
     def _may_hold_rank(self, graph: CompiledGraph) -> bool:
         """Return whether code of the graph that is compiled may hold the number of this rank."""
-        leading = self._state.leading
-        if leading is None or leading.collectives is None:
+        traced = self._state.collectives
+        if traced is None:
             return False
         from s3cache.hooks._devices import collectives_of
 
-        return collectives_of(graph.source_code) != leading.collectives
+        return collectives_of(graph.source_code) != traced
 
     def _fx_info(self, gm: GraphModule, compile_: Compile, *, is_backward: bool) -> FxInfo | None:
         """Return what to note of an FX graph that will be lowered; ``None`` if it cannot be."""

@@ -152,14 +152,12 @@ class Leading:
         key: of the graph.
         began: when that was, on the monotonic clock.
         landed: whether what they wait for was saved.
-        collectives: how often the traced graph calls each, in a job of several ranks.
     """
 
     claim: Claim | None = None
     key: str = ""
     began: float = 0.0
     landed: bool = False
-    collectives: Mapping[str, int] | None = None
 
     def release(self) -> None:
         """Let others go on; if the disk fails, they do so at their bound."""
@@ -185,6 +183,8 @@ class CompileState(threading.local):
     fx_options: contextlib.ExitStack | None = None
     # Who else compiles the FX graph that is compiled; None outside of that.
     leading: Leading | None = None
+    # How often the FX graph that is compiled calls each collective, in a job of several ranks.
+    collectives: Mapping[str, int] | None = None
     # Where lookups of graphs are noted for the frame that Dynamo traces, if they are.
     lookups: list[CacheCall] | None = None
     # Kernels of each module that is being loaded, the outermost first.
