@@ -240,7 +240,12 @@ def is_loaded(kernel: CachingAutotuner) -> bool:
 
 
 def move_kernel(kernel: CachingAutotuner, index: int) -> None:
-    """Have a kernel that is not loaded yet loaded onto the device ``index``."""
+    """Have a kernel that is not loaded yet loaded onto the device ``index``.
+
+    One without an index is loaded onto the current device (``compile_on_one_rank``).
+    """
+    if kernel.device_props.index is None:
+        return
     kernel.device_props = kernel.device_props._replace(index=index)
     kernel.triton_meta = {**kernel.triton_meta, "device": index}
     for result in kernel.compile_results:
