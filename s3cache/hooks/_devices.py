@@ -119,7 +119,7 @@ _WORDS = frozenset(
         *("_DeviceGuard", "set_device", "set_driver_to_gpu", "default_generators"),
         *("stream", "get_raw_stream", "_cuda_getCurrentRawStream"),
         *("empty_strided_cuda", "_empty_strided_cuda"),
-        # torch's own way to write code for each device (``compile_on_one_rank``): it asks at run time.
+        # Of code that torch writes for every device (``compile_on_one_rank``).
         *("current_device", "_coor_device_idx"),
     }
 )
