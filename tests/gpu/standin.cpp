@@ -1,8 +1,12 @@
 // Devices of type CUDA for torch's CPU build, as autograd and tensors ask for them: a current
-// device, one stream, events that have always happened. Tensors that are not fake can be made, as
-// torch does for its tables of patterns; nothing computes with them.
+// device, one stream, events that have always happened. Inductor computes with a few tensors that
+// are not fake, constants for instance: those have memory of the CPU, which computes with them.
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/view_native.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -144,14 +148,37 @@ at::Tensor empty_strided(
       dtype_or_default(type));
 }
 
-at::Tensor& copy(at::Tensor& self, const at::Tensor&, bool) {
+at::Tensor on_cpu(const at::Tensor& tensor) {
+  const auto options = at::TensorOptions(tensor.scalar_type()).device(DeviceType::CPU);
+  return at::from_blob(
+      tensor.data_ptr(), tensor.sizes(), tensor.strides(), [](void*) {}, options, DeviceType::CPU);
+}
+
+at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool) {
+  on_cpu(self).copy_(on_cpu(source));
   return self;
+}
+
+at::Tensor copy_back(const at::Tensor& self, const at::Tensor& to) {
+  on_cpu(to).copy_(self);
+  return to;
+}
+
+void compute_on_cpu(const OperatorHandle& operation, torch::jit::Stack* stack) {
+  at::native::cpu_fallback(operation, stack);
 }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("empty.memory_format", empty);
   library.impl("empty_strided", empty_strided);
+  library.impl("as_strided", at::native::as_strided_tensorimpl);
+  library.impl("view", at::native::view);
   library.impl("copy_", copy);
+  library.impl("_copy_from_and_resize", copy_back);
+}
+
+TORCH_LIBRARY_IMPL(_, CUDA, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&compute_on_cpu>());
 }
 
 } // namespace

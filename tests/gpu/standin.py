@@ -183,6 +183,7 @@ def _functions(
         "_CudaDeviceProperties": Properties,
         "_StaticCudaLauncher": _StaticLauncher,
         "_cudart": types.ModuleType("torch._C._cudart"),
+        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
         "_cuda_exchangeDevice": lambda index: exchange(index),
         "_cuda_getArchFlags": lambda: "",
         "_cuda_getCurrentRawStream": lambda index: 0,
