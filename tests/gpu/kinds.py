@@ -42,7 +42,7 @@ def _report(cache: Any, kind: Callable[[], None]) -> dict[str, Any]:
         "hits": _hits(after) - _hits(before),
         "fx hits": _hits(after.fx) - _hits(before.fx),
         "code": [_code(module) for module in PyCodeCache.modules[modules:]],
-        "launched": [f"{kernel.name} {kernel.code}" for kernel in standin.launched],
+        "launched": [f"{each.name} {each.code} on {each.device}" for each in standin.launched],
     }
 
 

@@ -96,14 +96,17 @@ def machine(root: Path, gpu: str = "H100", *, index: int = 0, **environment: str
         index: of the current device.
         environment: ``GPU_NAME=value`` changes one of the properties, in capital letters.
     """
-    return Machine(
-        root,
-        PYTHONPATH=os.pathsep.join([str(ROOT), str(TRITON)]),
-        GPU=gpu,
-        GPU_INDEX=str(index),
-        GPU_LIBRARY=str(_library()),
-        **environment,
-    )
+    return Machine(root, **{**environment_of(gpu, index), **environment})
+
+
+def environment_of(gpu: str = "H100", index: int = 0) -> dict[str, str]:
+    """Return what the environment of a process with GPUs says of them, see :func:`machine`."""
+    return {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(TRITON)]),
+        "GPU": gpu,
+        "GPU_INDEX": str(index),
+        "GPU_LIBRARY": str(_library()),
+    }
 
 
 def properties() -> Properties:
@@ -250,6 +253,7 @@ class Kernel:
 
     name: str
     image: bytes
+    device: int
 
     @functools.cached_property
     def code(self) -> str:
@@ -298,7 +302,7 @@ class _StaticLauncher:
     def _load_kernel(
         path: str, name: str, shared: int, device: int
     ) -> tuple[int, Kernel, int, int]:
-        return 1, Kernel(name, Path(path).read_bytes()), 32, 0
+        return 1, Kernel(name, Path(path).read_bytes(), device), 32, 0
 
     @staticmethod
     def _launch_kernel(kernel: Kernel, *arguments: object) -> None:
@@ -335,7 +339,7 @@ def _replace_driver(gpu: Properties) -> None:
         def load_binary(
             self, name: str, image: bytes, shared: int, device: int
         ) -> tuple[int, Kernel, int, int, int]:
-            return 1, Kernel(name, image), 32, 0, gpu.max_threads_per_block
+            return 1, Kernel(name, image, device), 32, 0, gpu.max_threads_per_block
 
         def unload_module(self, module: int) -> None:
             pass
