@@ -11,7 +11,7 @@ from torch.library import triton_op, wrap_triton
 
 
 @triton.jit
-def add_kernel(a, b, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def add_kernel(a, b, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     held = i < n
     tl.store(out + i, tl.load(a + i, mask=held) + tl.load(b + i, mask=held), mask=held)

@@ -33,10 +33,22 @@ from typing import Any
 from tests.support.machines import ROOT, Machine
 
 #: Where ``make`` installs Triton, for processes with a stand-in only.
-TRITON = Path(os.environ.get("S3CACHE_TEST_TRITON") or ROOT / ".venv-triton")
+TRITON = Path(os.environ.get("S3CACHE_TEST_TRITON") or ROOT / ".venv-triton/site")
 
-#: Why there is no stand-in, for a test to skip with; empty where there is one.
-MISSING = "" if (TRITON / "triton").exists() else f"no Triton in {TRITON}; make test installs it"
+WITH_CUDA = "this torch is built with CUDA; make test-gpu-standin has a stand-in for its driver"
+
+
+def _missing() -> str:
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return "torch is not installed"
+    if (Path(torch.origin).parent / "lib" / "libtorch_cuda.so").exists():
+        return WITH_CUDA
+    return "" if (TRITON / "triton").exists() else f"no Triton in {TRITON}; make test installs it"
+
+
+#: Why there can be no stand-in, for a test to skip with; empty where there can be.
+MISSING = _missing()
 
 #: Of each kind; ``standin.cpp`` says so too.
 COUNT = 8
@@ -123,16 +135,15 @@ def properties() -> Properties:
 def install() -> None:
     """Give this process eight GPUs, before it imports torch."""
     assert "torch" not in sys.modules, "torch has looked for a GPU already"
-    gpu = properties()
     native = ctypes.CDLL(os.environ["GPU_LIBRARY"])  # torch asks for it while it is imported
-    finder = _Finder(_functions(gpu, native.s3cache_device, native.s3cache_exchange_device))
+    finder = _Finder(_functions(native.s3cache_device, native.s3cache_exchange_device))
     sys.meta_path.insert(0, finder)
     import torch
 
     sys.meta_path.remove(finder)
     torch.cuda.init()
     torch.cuda.set_device(int(os.environ.get("GPU_INDEX", "0")))
-    _replace_driver(gpu)
+    _replace_driver(properties())
     _replace_memory_and_clock()
 
 
@@ -159,9 +170,10 @@ def _library() -> Path:
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         made = library.with_suffix(f".{os.getpid()}")
-        command = ["g++", "-shared", "-fPIC", "-std=c++20", "-w", f"-I{torch}/include", str(source)]
+        command = ["g++", "-std=c++20", "-w", "-shared", "-fPIC", f"-I{torch}/include", str(source)]
         command += [f"-L{torch}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch}/lib"]
-        subprocess.run([*command, "-o", str(made)], check=True)
+        # s3cache asks the library of this name for the version of the driver.
+        subprocess.run([*command, "-Wl,-soname,libcuda.so.1", "-o", str(made)], check=True)
         made.rename(library)
     return library
 
@@ -169,16 +181,14 @@ def _library() -> Path:
 # -- torch
 
 
-def _functions(
-    gpu: Properties, device: Callable[[], int], exchange: Callable[[int], int]
-) -> dict[str, Any]:
+def _functions(device: Callable[[], int], exchange: Callable[[int], int]) -> dict[str, Any]:
     """Return what ``torch._C`` has in a CUDA build, as far as it is called here."""
 
     def init() -> None:
         import torch
 
         vars(torch.cuda).update(
-            _get_device_properties=lambda index: gpu,
+            _get_device_properties=lambda index: properties(),
             default_generators=tuple(torch.Generator() for _ in range(COUNT)),
         )
 
