@@ -30,6 +30,7 @@ IN_KEY: dict[str, dict[str, str]] = {
 NOT_IN_KEY: dict[str, dict[str, str]] = {
     "memory": {"GPU_TOTAL_MEMORY": "1073741824"},
     "identity": {"GPU_UUID": "1-2-3", "GPU_PCI_BUS_ID": "7"},
+    "index": {"KEYS_INDEX": "3"},
     "processor": {"KEYS_PROCESSOR": "DEFAULT"},
     "host name": {"KEYS_HOST": "elsewhere", "HOSTNAME": "elsewhere"},
     "user": {"USER": "somebody", "LOGNAME": "somebody"},
@@ -73,6 +74,8 @@ def _key(changes: dict[str, str]) -> list[object]:
     os.environ.update(changes)
     if "KEYS_CUDA" in changes:
         torch.version.cuda = changes["KEYS_CUDA"]
+    if "KEYS_INDEX" in changes:
+        torch.cuda.set_device(int(changes["KEYS_INDEX"]))
     if "KEYS_TRITON" in changes:
         vars(triton_compat)["triton_key"] = lambda: changes["KEYS_TRITON"]
     if "KEYS_PROCESSOR" in changes:

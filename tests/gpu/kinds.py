@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ def run(*names: str) -> dict[str, Any]:
     """Run kinds in one process, with tensors that are fake; return what came of each by name.
 
     Of each: what was counted, the ``code`` that was generated or came with the entry, and the
-    kernels that were ``launched``, as digests.
+    kernels that were ``launched``, as digests, and on which ``devices``.
     """
     standin.install()
     import s3cache
@@ -61,7 +62,8 @@ def _report(cache: Any, kind: Callable[[], None]) -> dict[str, Any]:
         "fx hits": _hits(after.fx) - _hits(before.fx),
         "compiled": counters["inductor"]["fxgraph_cache_miss"],
         "code": [_code(module) for module in PyCodeCache.modules[modules:]],
-        "launched": [f"{each.name} {each.code} on {each.device}" for each in standin.launched],
+        "launched": [f"{each.name} {each.code}" for each in standin.launched],
+        "devices": sorted({each.device for each in standin.launched}),
     }
 
 
@@ -70,10 +72,14 @@ def _hits(stats: Any) -> int:
 
 
 def _code(module: Any) -> str:
-    """Return a digest of a module's code, without comments."""
+    """Return a digest of a module's code, without comments and the index of the current device."""
     import linecache
 
+    import torch
+
     source = "".join(linecache.getlines(module.__file__))
+    places = r"index=|cuda:|_DeviceGuard\(|set_device\(|get_raw_stream\(|raw_stream"
+    source = re.sub(rf"({places}){torch.cuda.current_device()}\b", r"\1N", source)
     return hashlib.sha256(ast.dump(ast.parse(source)).encode()).hexdigest()[:16]
 
 

@@ -1,6 +1,7 @@
 """What is compiled for a GPU is a hit on a machine that has never compiled: nothing is assembled.
 
-One process for each machine runs all kinds. The first machine is gone before the second starts.
+One process for each machine runs all kinds. The first machine is gone before the second starts,
+on which another device is the current one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ KINDS = [
     *("inference", "training", "dynamic shapes", "triton kernel", "triton op", "triton autotune"),
     *("flex attention", "reductions", "combo kernels", "foreach", "reduce overhead"),
 ]
+OTHER = 3
 #: What is traced before it is looked up, as code of the program takes part in tracing it.
 TRACED = {"triton op"}
 CPP = pytest.mark.skip(reason="its C++ includes headers of CUDA, and links with libtorch_cuda")
@@ -48,8 +50,8 @@ def rehearsal(
 ) -> Rehearsal:
     root, gpu = tmp_path_factory.mktemp(request.param), request.param
     reports = []
-    for name in "first", "second":
-        machine = standin.machine(root / name, gpu, S3CACHE_URL=remote_url(root))
+    for name, index in ("first", 0), ("second", OTHER):
+        machine = standin.machine(root / name, gpu, index=index, S3CACHE_URL=remote_url(root))
         reports.append(machine.run("tests.gpu.kinds:run", *KINDS).result)
         if name == "first":
             shutil.rmtree(machine.root)
@@ -85,6 +87,8 @@ def test_it_runs_the_same_code_and_launches_the_same_kernels(
     assert first["code"] == second["code"] != []
     assert first["launched"] == second["launched"]
     assert first["launched"] or kind == "reduce overhead"
+    assert first["devices"] in ([0], [])
+    assert second["devices"] in ([OTHER], [])
 
 
 def test_no_entry_names_a_directory_of_the_first_machine(rehearsal: Rehearsal) -> None:
