@@ -31,6 +31,8 @@ def test_what_was_made_for_one_device_serves_each_equal_one(tmp_path: Path) -> N
         assert moved[name]["hits"] + moved[name]["fx hits"] > 0, name
         assert moved[name]["compiled"] == 0, name
         assert "ptxas" not in moved[name], name
-        for what in ("code", "launched", "devices"):
-            assert moved[name][what] == compiled[name][what], (name, what)
+        assert moved[name]["code"], name
+        # A compile also has templates to choose from.
+        assert set(moved[name]["code"]) <= set(compiled[name]["code"]), name
+        assert moved[name]["launched"] == compiled[name]["launched"], name
         assert moved[name]["devices"] == [3] or name == "reduce overhead", name
