@@ -7,7 +7,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from tests.gpu import standin
@@ -41,8 +40,12 @@ NOT_IN_KEY: dict[str, dict[str, str]] = {
 def keys() -> dict[str, list[object]]:
     """Return the key, and the names of its components, by what is different."""
     standin.install()
-    import_module("torch._inductor.compile_fx")  # once, for all
+    import torch
 
+    import s3cache
+
+    # What is the same for all is imported and computed once.
+    s3cache.check(lambda x: x.sin().sum(-1), torch.ones(16, 64))
     rows = {"nothing": {}, **IN_KEY, **NOT_IN_KEY}
     return {what: _in_fork(_key, changes) for what, changes in rows.items()}
 
@@ -67,17 +70,18 @@ def _in_fork(function: Callable[[dict[str, str]], object], changes: dict[str, st
 
 def _key(changes: dict[str, str]) -> list[object]:
     import torch
-    from torch._inductor.runtime import triton_compat
+    from torch._inductor import codecache
 
     import s3cache
 
+    codecache.CacheBase.get_system.cache_clear()
     os.environ.update(changes)
     if "KEYS_CUDA" in changes:
         torch.version.cuda = changes["KEYS_CUDA"]
     if "KEYS_INDEX" in changes:
         torch.cuda.set_device(int(changes["KEYS_INDEX"]))
     if "KEYS_TRITON" in changes:
-        vars(triton_compat)["triton_key"] = lambda: changes["KEYS_TRITON"]
+        vars(codecache)["triton_key"] = lambda: changes["KEYS_TRITON"]
     if "KEYS_PROCESSOR" in changes:
         torch.set_num_threads(1)
         vars(torch.backends.cpu)["get_cpu_capability"] = lambda: changes["KEYS_PROCESSOR"]

@@ -84,7 +84,8 @@ def test_it_runs_the_same_code_and_launches_the_same_kernels(
     rehearsal: Rehearsal, kind: str
 ) -> None:
     first, second = rehearsal.first[kind], rehearsal.second[kind]
-    assert first["code"] == second["code"] != []
+    assert second["code"]
+    assert set(second["code"]) <= set(first["code"])  # which has templates to choose from, too
     assert first["launched"] == second["launched"]
     assert first["launched"] or kind == "reduce overhead"
     assert first["devices"] in ([0], [])
