@@ -382,12 +382,8 @@ def _is_defined_by_torch(name: str) -> bool:
         return False
     if defined[1].startswith(files_that_register_for_others()):
         definition = internals.custom_operators.get().get(name)
-        if definition is None:
-            return False
         # torch.library.triton_op puts a function of its own around the user's.
-        cells = getattr(definition._init_fn, "__closure__", None) or ()
-        inner = filter(is_code, map(content_of, cells))
-        return all(origin_of(each).kind == "torch" for each in (definition._init_fn, *inner))
+        return definition is not None and not foreign_parts(definition._init_fn)
     built_in = internals.built_in()
     home = internals.torch_directory()
     return defined[1].startswith((home, built_in) if built_in else home)
