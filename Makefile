@@ -23,6 +23,10 @@ DOCS_VENV := .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
 # What the pages are made into a site with.
 DOCS_TOOLS := mkdocs mkdocs-material mkdocstrings[python]
+# For tests that compile for a GPU which is not there, and for no other: torch would find it in .venv.
+TRITON_VERSION := 3.9.0
+TRITON := .venv-triton
+TRITON_READY := $(TRITON)/.ready-$(TRITON_VERSION)
 # Two `make` at once build an environment one after the other, where flock(1) exists; any file
 # that is always there serves as the lock.
 LOCKED := $(if $(shell command -v flock 2>/dev/null),flock Makefile)
@@ -46,6 +50,15 @@ $(READY): pyproject.toml constraints.txt | check-python
 		$(PYTHON) -m venv $(VENV); \
 		$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"; \
 		touch $@'
+
+# 1 GB. Where there is no such package, those tests skip; in CI they fail.
+$(TRITON_READY): | $(READY)
+	@echo "installing Triton into $(TRITON)"
+	@$(LOCKED) bash -euc '\
+		rm -rf $(TRITON); mkdir $(TRITON); echo "*" >$(TRITON)/.gitignore; \
+		$(BIN)/python -m pip install --quiet --no-deps \
+			--target $(TRITON)/site triton==$(TRITON_VERSION); \
+		touch $@' || echo "note: no Triton, so tests/gpu skips" >&2
 
 check-python:
 	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
@@ -74,17 +87,17 @@ FAST = -m "not slow and not nightly"
 THOROUGH = --hypothesis-profile=thorough
 
 # Tests that need Ceph RGW skip where it can neither be found nor installed.
-test: $(READY) ## every suite, without slow cases; minutes
+test: $(READY) $(TRITON_READY) ## every suite, without slow cases; minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(FAST) $(ARGS)
 
-test-all: $(READY) ## the slow cases too; 20 minutes
+test-all: $(READY) $(TRITON_READY) ## the slow cases too; 20 minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) -m "not nightly" $(ARGS)
 
-test-slow: $(READY) ## what test-all has and test has not
+test-slow: $(READY) $(TRITON_READY) ## what test-all has and test has not
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) -m "slow and not nightly" $(ARGS)
 
 # All of them run, whatever the others say.
-test-nightly: $(READY) ## everything: all cases, soak, operators, perturbations, fuzzers, frameworks; hours
+test-nightly: $(READY) $(TRITON_READY) ## everything: all cases, soak, operators, perturbations, fuzzers, frameworks; hours
 	status=0; \
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) $(ARGS) || status=1; \
 	infra/rgw/run.sh --if-possible $(BIN)/python -m tests.soak --seconds $(SOAK_TIME) || status=1; \

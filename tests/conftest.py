@@ -32,7 +32,7 @@ for _profile, _examples in {"default": 25, "thorough": 100}.items():
 settings.load_profile("default")
 
 # Without torch, and mypy, there is still the engine to test: make test-pythons.
-WITH_TORCH = "artifact examples graph hooks kinds models opinfo perturb torch_api typing"
+WITH_TORCH = "artifact examples gpu graph hooks kinds models opinfo perturb torch_api typing"
 collect_ignore = [] if find_spec("torch") else WITH_TORCH.split()
 
 pytest.register_assert_rewrite("tests.support.contract")

@@ -15,8 +15,9 @@ and its ``meta``: ``guards`` (text, or nil), ``times_ns`` (forward, backward), `
 graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` reads it; nil for
 ``fx``, and where it is too large), ``components`` (name to [digest, readable value] of the key),
 ``made_by`` (torch and platform, for people), ``first_call`` (the outputs of a first call
-on fake tensors, or nil, see ``hooks/_first_calls.py``) and ``relies_on`` (where inputs have to lie
-in their storages, as text, or nil, see ``hooks/_conditions.py``).
+on fake tensors, or nil, see ``hooks/_first_calls.py``), ``relies_on`` (what must be so beside the
+key, as text, or nil) and ``place`` (where the code can run; absent if wherever its key is found),
+see ``hooks/_conditions.py`` for both.
 
 A pickle may name anything that Python can import, and call it. That of an entry may name and call
 what is listed (``torch_api/internals.py``); what more it may name, and how, is in ``_careful.py``.
@@ -198,19 +199,22 @@ def check_image(image: Buffer) -> None:
 # -- the pickle
 
 
-def unpickled(content: Buffer) -> object:
+def unpickled(content: Buffer, instead: Mapping[str, Function[object]] | None = None) -> object:
     """Return what is in the verified bytes of an entry.
+
+    ``instead`` has more of what is called in the place of what the bytes name.
 
     Raises:
         CorruptError: it names, or calls, what no compiled graph needs.
         Exception: whatever unpickling meets.
     """
+    stand_ins = INSTEAD if instead is None else {**INSTEAD, **instead}
     try:
-        return _load(_Listed(io.BytesIO(content)))
+        return _load(_Listed(io.BytesIO(content), stand_ins))
     except _UnlistedError:
         from s3cache.artifact._careful import Careful
 
-        return _load(Careful(io.BytesIO(content)))
+        return _load(Careful(io.BytesIO(content), stand_ins))
 
 
 def _load(reader: _Listed | Careful) -> object:
@@ -232,8 +236,12 @@ class _UnlistedError(Exception):
 class _Listed(pickle.Unpickler):
     """Knows what is listed, and nothing else: nearly every entry needs no more."""
 
+    def __init__(self, content: io.BytesIO, stand_ins: Mapping[str, Function[object]]) -> None:
+        super().__init__(content)
+        self._stand_ins = stand_ins
+
     def find_class(self, module: str, name: str) -> object:
-        instead = INSTEAD.get(f"{module}.{name}") or internals.found_late(module, name)
+        instead = self._stand_ins.get(f"{module}.{name}") or internals.found_late(module, name)
         if instead is not None:
             return instead
         if not is_listed(module, name):

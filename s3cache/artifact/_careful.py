@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import ClassVar, Final, cast
 
-from s3cache.artifact._artifact import INSTEAD, check_imported, computes, is_listed, refused
+from s3cache.artifact._artifact import check_imported, computes, is_listed, refused
 from s3cache.errors import CorruptError
 from s3cache.torch_api import internals
+from s3cache.torch_api.protocols import Function
 
 # Packages with much that runs what it is given, or loads what lies elsewhere: nothing of theirs but
 # data, and what is listed.
@@ -42,14 +43,15 @@ class Careful(pickle._Unpickler):
     memo: dict[int, object]
     dispatch: ClassVar[dict[int, _Load]] = dict(_LOADS)  # type: ignore[assignment]
 
-    def __init__(self, content: io.BytesIO) -> None:
+    def __init__(self, content: io.BytesIO, stand_ins: Mapping[str, Function[object]]) -> None:
         super().__init__(content)
-        self._listed: list[object] = list(INSTEAD.values())
+        self._stand_ins = stand_ins
+        self._listed: list[object] = list(stand_ins.values())
 
     def find_class(self, module: str, name: str) -> object:
         full = f"{module}.{name}"
-        if full in INSTEAD:
-            return INSTEAD[full]
+        if full in self._stand_ins:
+            return self._stand_ins[full]
         check_imported(module, name)
         found: object = super().find_class(module, name)
         if is_listed(module, name):

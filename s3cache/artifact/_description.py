@@ -192,8 +192,8 @@ _TRACES = {"cache_linemap", "inductor_provenance_stack_traces_str", "tangent_sou
 # A program that compiles the graph again, for reports to torch, with variables of the environment.
 _PROGRAM = "runnable_graph_str"
 _RUN = "source_code"
-# What its comments name of the machine: in which file a kernel was written out.
-_KERNEL_PATH = re.compile(r"(?<=# kernel path: ).*/")
+# What its comments name of the machine: in which file a kernel was written out, or a user's is.
+_KERNEL_PATH = re.compile(r"(?:(?<=# kernel path: )|(?<=# Original path: )).*/")
 
 
 def hidden_source(name: str, value: object) -> object:

@@ -1,6 +1,8 @@
 """May this graph be cached, and under which key: pure, synchronous, in process."""
 
 from s3cache.graph._graph import Component as Component
+from s3cache.graph._graph import call_nodes as call_nodes
+from s3cache.graph._graph import code_on as code_on
 from s3cache.graph._graph import placement as placement
 from s3cache.graph._graph import reads_storage_offsets as reads_storage_offsets
 from s3cache.graph._graph import storage_offsets as storage_offsets

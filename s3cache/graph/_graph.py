@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, methodcaller
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from s3cache.graph._identity import code_digest
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
-    from torch import Tensor, UntypedStorage
+    from torch import Tensor, UntypedStorage, device
     from torch.fx import Graph, GraphModule, Node
+    from torch.fx.node import Argument
 
 # Digests do not cover what is shown to people, so it may be shortened. An entry stores all of it.
 _VALUE_CHARACTERS = 200
@@ -268,7 +269,6 @@ _NO_VALUES = frozenset(
     ]
 )
 _CONSTANTS = frozenset({"device", "dtype", "layout", "memory_format"})
-_DESCRIBING = attrgetter("dtype", "device", "layout")
 _FLAGS = (
     ("grad", attrgetter("requires_grad")),
     ("conj", methodcaller("is_conj")),
@@ -277,13 +277,21 @@ _FLAGS = (
 _MAX_DEPTH = 6
 
 
-def traced_values(gm: GraphModule) -> Component:
+def without_index(value: device, current: device | None) -> device:
+    """Return ``value``, less its index if it is ``current``, of which keys have none.
+
+    It may be another constant of torch's, which is returned as it is.
+    """
+    return type(value)(value.type) if current is not None and value == current else value
+
+
+def traced_values(gm: GraphModule, device: device | None = None) -> Component:
     """Return a component of the metadata of every value in ``gm``, and of the storages they share.
 
     It has what each node's ``meta`` says of values (``val`` and others), and its plain marks, but
-    not where in the program the node comes from.
+    not where in the program the node comes from. The index of ``device`` is left out.
     """
-    values = _Values()
+    values = _Values(device)
     lines = [
         (f"{name}.{node.name}".lstrip("."), values.text_of(node))
         for name, module in graph_modules(gm)
@@ -296,9 +304,10 @@ def traced_values(gm: GraphModule) -> Component:
 class _Values:
     """Texts of the values of one graph; storages are numbered in the order they are met in."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: device | None) -> None:
         from torch import SymBool, SymFloat, SymInt, Tensor
 
+        self._device = device
         self._tensor, self._symbolic = Tensor, (SymInt, SymFloat, SymBool)
         self._texts: dict[int, tuple[object, str]] = {}
         self._storages: dict[int, tuple[int, object]] = {}
@@ -331,10 +340,13 @@ class _Values:
                 return f"{{{','.join(items)}}}"
             items = [self._text(item, depth + 1) for item in value]
             return f"({','.join(sorted(items) if isinstance(value, (set, frozenset)) else items)})"
-        return str(value) if kind.__module__ == "torch" and kind.__name__ in _CONSTANTS else ""
+        if kind.__module__ != "torch" or kind.__name__ not in _CONSTANTS:
+            return ""
+        return str(without_index(cast("device", value), self._device))
 
     def _tensor_text(self, value: Tensor) -> str:
-        words = [*map(str, _DESCRIBING(value)), f"[{','.join(map(str, value.shape))}]"]
+        device = without_index(value.device, self._device)
+        words = [f"{value.dtype} {device} {value.layout}", f"[{','.join(map(str, value.shape))}]"]
         words += [name for name, is_set in _FLAGS if is_set(value)]
         try:
             strides, offset = value.stride(), value.storage_offset()
@@ -357,11 +369,14 @@ class _Values:
 _ROOTS = frozenset(("torch", "builtins", "operator", "_operator", "self"))
 
 
-def graph_as_text(graph: Graph) -> str | None:
+def graph_as_text(graph: Graph, device: device | None = None) -> str | None:
     """Return a line for each node; ``None`` if one of them is not plain.
 
-    Two plain graphs have one text if and only if torch generates the same code for both.
+    The index of ``device`` is left out. But for that, two plain graphs have one text if and only if
+    torch generates the same code for both.
     """
+    from torch.fx.node import map_aggregate
+
     if not internals.has_plain_codegen(graph):
         return None
     constants, containers = internals.plain_arguments()
@@ -382,6 +397,9 @@ def graph_as_text(graph: Graph) -> str | None:
                 return False
         return True
 
+    def bare(value: Argument) -> Argument:
+        return without_index(value, device) if type(value) is type(device) else value  # type: ignore[arg-type]
+
     lines = []
     for node in graph.nodes:
         target = node.target
@@ -396,14 +414,16 @@ def graph_as_text(graph: Graph) -> str | None:
             return None
         if node.name in _ROOTS:  # as which the line could be read
             return None
-        lines.append(f"{node.name}{annotation} = {_call_text(node, target)}")
+        arguments, keywords = node.args, node.kwargs
+        if device is not None:
+            arguments, keywords = map_aggregate(arguments, bare), map_aggregate(keywords, bare)
+        args = [*map(repr, arguments), *(f"{name}={value!r}" for name, value in keywords.items())]
+        lines.append(f"{node.name}{annotation} = {_call_text(node, target, args)}")
     return "\n".join(lines)
 
 
-def _call_text(node: Node, target: str) -> str:
+def _call_text(node: Node, target: str, args: Sequence[str]) -> str:
     """Return what a node does as code, for people who compare two graphs."""
-    args = [repr(value) for value in node.args]
-    args += [f"{name}={value!r}" for name, value in node.kwargs.items()]
     if node.op == "call_function":
         return f"{target}({', '.join(args)})"
     if node.op == "call_method":
@@ -420,6 +440,18 @@ def _annotation(node: Node) -> str | None:
         return ""
     name = internals.name_in_code(node.type) if isinstance(node.type, type) else None
     return None if name is None else f": {name}"
+
+
+_LITERAL = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+
+
+def code_on(source: str, device: device, other: device) -> str:
+    """Return code that torch generated from a graph, with ``other`` in the place of ``device``.
+
+    Text that the program has given to an operator stays as it is.
+    """
+    pattern = f"{_LITERAL}|{re.escape(repr(device))}"
+    return re.sub(pattern, lambda found: found[0] if found[0][0] in "'\"" else repr(other), source)
 
 
 # -- what graphs of compiled autograd call

@@ -36,7 +36,7 @@ from s3cache.graph._torch_details import CanonicalPickler, torch_components
 from s3cache.torch_api import AnyObject, Fields, internals
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
     from torch.fx import GraphModule
 
     from s3cache.torch_api.protocols import KeyDetails, KeyPickler
@@ -44,9 +44,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A cache key that can say what it is made of."""
+    """A cache key that can say what it is made of.
+
+    Attributes:
+        components: what it is made of, by name.
+        device: the accelerator that the graph is for, such as ``cuda:3``, if the key is that of
+            the same graph on every equal device; else "".
+    """
 
     components: Mapping[str, Component]
+    device: str = ""
 
     @property
     def digest(self) -> str:
@@ -60,7 +67,8 @@ class Key:
 
     def without_parts(self) -> Key:
         """Return the same key, which takes less memory."""
-        return Key({name: replace(one, parts={}) for name, one in self.components.items()})
+        bare = {name: replace(one, parts={}) for name, one in self.components.items()}
+        return replace(self, components=bare)
 
 
 def read(names: str, **more: object) -> str:
@@ -164,6 +172,23 @@ def devices_of(gm: GraphModule, inputs: Sequence[object]) -> set[str]:
         if isinstance(value, torch.device):
             found.add(value.type if value.type in ("cpu", "meta") else str(value))
     return found
+
+
+def current_device(devices: set[str]) -> device | None:
+    """Return the one accelerator among ``devices`` if it is the current one, else None.
+
+    What is compiled for it differs from what is compiled for an equal device in its index alone.
+    Ranks of a node have one device each, so that index is in no key: ``cuda:0`` and ``cuda:3``
+    find one entry.
+    """
+    import torch
+
+    found = devices - {"cpu", "meta", internals.MOVABLE}
+    if len(found) != 1 or not torch.cuda.is_initialized():
+        return None
+    device = torch.device(*found)
+    is_current = device.type == internals.MOVABLE and device.index == torch.cuda.current_device()
+    return device if is_current else None
 
 
 # Of one device among equal ones.
@@ -282,17 +307,18 @@ def matmul_precision() -> str:
         return "by library"
 
 
-def modes() -> str:
+def modes(device: device | None) -> str:
     """Return the modes that torch's own details lack; those have grad mode and autocast."""
     import torch
 
+    default = torch.get_default_device()
     devices = internals.autocast_devices.get()()
     return read(
         _MODES,
         view_replay=internals.view_replay_enabled.get()(),
         # A graph that enters autocast without a dtype gets the default one.
         autocast_dtypes=[str(torch.get_autocast_dtype(device)) for device in devices],
-        device=str(torch.get_default_device()),
+        device=str(graph.without_index(default, device)),
         # Of this thread, which folds constants; torch has no way to ask.
         flush_denormal=sys.float_info.min / 2 == 0,
     )
@@ -347,11 +373,17 @@ class _Subject:
 
     @functools.cached_property
     def canonical(self) -> CanonicalPickler:
-        return CanonicalPickler(self.pickler, self.version, traced=self.is_traced)
+        return CanonicalPickler(
+            self.pickler, self.version, traced=self.is_traced, device=self.device
+        )
 
     @functools.cached_property
     def devices(self) -> set[str]:
         return devices_of(self.gm, self.inputs)
+
+    @functools.cached_property
+    def device(self) -> device | None:
+        return current_device(self.devices)
 
     @property
     def storage_offsets(self) -> str:
@@ -398,7 +430,8 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("torch.precision", _ALL, lambda _: read(PRECISION)),
     ("torch.backends", _ALL, lambda _: read(BACKENDS)),
     ("torch.attention", _ALL, lambda _: attention()),
-    ("torch.modes", _ALL, lambda _: modes()),
+    ("torch.modes", _KEYS, lambda of: modes(of.device)),
+    ("torch.modes", _SETTINGS, lambda _: modes(current_device({read("get_default_device")}))),
     ("functorch.budget", _ALL, lambda _: joint_passes()),
     ("dynamo.config", _ALL, lambda _: options(internals.DYNAMO_OPTIONS, internals.dynamo_config)),
     ("shapes.config", _ALL, lambda _: options(internals.SHAPES_OPTIONS, internals.shapes_config)),
@@ -415,7 +448,7 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("graph.operators", _AOT, lambda of: code.custom_operators(of.gm, of.version)),
     ("graph.operators", _FX, lambda of: code.traced_operators(of.gm, of.version)),
     ("graph.versions", _KEYS, lambda of: code.registered_versions(of.gm, of.version)),
-    ("graph.values", _FX, lambda of: graph.traced_values(of.gm)),
+    ("graph.values", _FX, lambda of: graph.traced_values(of.gm, of.device)),
     ("graph.fakes", _FX, lambda of: code.refaked_operators(of.gm, of.version)),
     ("graph.functions", _AOT, lambda of: code.functions(of.gm, of.version)),
     ("graph.subclasses", _AOT, lambda of: code.subclasses(of.gm, of.inputs, of.version)),
@@ -461,7 +494,7 @@ def _key(subject: _Subject) -> Key | list[BypassReason]:
             components[name] = (
                 finding if isinstance(finding, Component) else Component.of_text(finding)
             )
-    return reasons or Key(components)
+    return reasons or Key(components, str(subject.device or ""))
 
 
 def settings_digest(*, of_threads: bool, registered_version: RegisteredVersion) -> str | None:
@@ -481,7 +514,7 @@ def settings_digest(*, of_threads: bool, registered_version: RegisteredVersion) 
             details = internals.details_of.get()(gm, inputs, {}, [])
         except Exception:  # noqa: BLE001 - torch takes no plain function for a pass
             return None
-    for name in internals.GRAPHS_DETAILS.names:
+    for name in (*internals.GRAPHS_DETAILS.names, internals.CURRENT_DEVICE):
         details.__dict__.pop(name, None)
     pickler = internals.fx_pickler.get()(gm)
     key = _key(_Subject(details, gm, inputs, pickler, registered_version, "settings"))

@@ -382,7 +382,8 @@ def _is_defined_by_torch(name: str) -> bool:
         return False
     if defined[1].startswith(files_that_register_for_others()):
         definition = internals.custom_operators.get().get(name)
-        return definition is not None and origin_of(definition._init_fn).kind == "torch"
+        # torch.library.triton_op puts a function of its own around the user's.
+        return definition is not None and not foreign_parts(definition._init_fn)
     built_in = internals.built_in()
     home = internals.torch_directory()
     return defined[1].startswith((home, built_in) if built_in else home)

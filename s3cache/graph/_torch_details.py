@@ -20,8 +20,10 @@ from s3cache.graph._graph import (
     Component,
     autograd_function_text,
     bounded,
+    code_on,
     graph_as_text,
     without_aot_names,
+    without_index,
 )
 from s3cache.graph._identity import UnidentifiedError, identity
 from s3cache.graph._origin import origin_of
@@ -30,7 +32,7 @@ from s3cache.graph._user_code import context_hash, table_text
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
     from torch.fx import GraphModule
 
     from s3cache.torch_api.protocols import (
@@ -55,6 +57,8 @@ def torch_components(
     """Yield the name of each attribute of ``details``, and its component or reasons against it."""
     for name, value in vars(details).items():
         if name in internals.CACHING_DETAILS.names:  # entries here are bundled in any case
+            continue
+        if name == internals.CURRENT_DEVICE and canonical.device is not None:
             continue
         try:
             if name in internals.CONFIG_DETAILS.names:
@@ -278,9 +282,11 @@ class CanonicalPickler:
         registered_version: RegisteredVersion = lambda _: None,
         *,
         traced: bool = False,
+        device: device | None = None,
     ) -> None:
         from torch.fx import GraphModule
 
+        self.device = device  # its index is left out
         self.registered_version = registered_version
         self.codes: list[str] = []  # of each graph in the last value, the outermost first
         self.tensor_texts: dict[int, str] = {}  # of each in the last value, by its id, as it lives
@@ -319,6 +325,8 @@ class CanonicalPickler:
             reduced = self._source_text(value)
         elif isinstance(value, self._graph):
             reduced = self._graph_parts(value)
+        elif type(value) is type(self.device):
+            reduced = str(without_index(cast("device", value), self.device))
         elif type(value) is self._script:  # what a graph that takes an object gets while traced
             real = getattr(value, internals.REAL_OBJECT)
             reduced = _mesh_text(real) if isinstance(real, self._mesh) else None
@@ -334,7 +342,11 @@ class CanonicalPickler:
         return self._inherited(value) if reduced is None else (self._identity_reducer, (reduced,))
 
     def _tensor_text(self, value: Tensor) -> str:
-        text = self.tensor_texts[id(value)] = _metadata_text(self._metadata_of(value))
+        metadata = self._metadata_of(value)
+        if self.device is not None:
+            device = without_index(metadata.device, self.device)
+            metadata = dataclasses.replace(metadata, device=device)
+        text = self.tensor_texts[id(value)] = _metadata_text(metadata)
         return text
 
     def _source_text(self, source: object) -> str | None:
@@ -372,7 +384,7 @@ class CanonicalPickler:
         if context_fn is not None:  # seldom something to pickle
             hashed = context_hash(context_fn, self.registered_version)
             attributes["meta"] = {**gm.meta, internals.CHECKPOINT_CONTEXT: hashed}
-        text, imports = graph_as_text(gm.graph), None
+        text, imports = graph_as_text(gm.graph, self.device), None
         if text is None:
             code = gm.graph.python_code(root_module="self")
             described = {
@@ -383,6 +395,8 @@ class CanonicalPickler:
                 for name, value in code.globals.items()
             )
             text = without_aot_names(gm, code.src) if any(described.values()) else code.src
+            if self.device is not None:
+                text = code_on(text, self.device, without_index(self.device, self.device))
         self.codes.append(text)
         return attributes, text, imports
 

@@ -37,7 +37,15 @@ from s3cache.graph import (
     settings_digest,
     storage_offsets,
 )
-from s3cache.hooks._conditions import Conditions, NotSharableError, conditions_of, described
+from s3cache.hooks._conditions import (
+    PLACE,
+    Conditions,
+    NotSharableError,
+    Place,
+    conditions_of,
+    described,
+    place_of,
+)
 from s3cache.hooks._kernels import Kernels, portable
 from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Leading, Patches, around
 from s3cache.hooks._lookups import AOT, FX, LEVELS, Level, Lookup, Result, compile_ns
@@ -71,12 +79,14 @@ class FxInfo(TypedDict):
     """What is noted of an FX graph while it is lowered, until the entry is saved.
 
     ``late`` is true for a backward that is lowered when it is first called. ``lowered`` is the
-    digest of the settings at that moment, if they have one.
+    digest of the settings at that moment, if they have one. ``holds_rank`` is true where its code
+    may hold the number of the rank.
     """
 
     sees_places: bool
     late: bool
     lowered: str | None
+    holds_rank: bool
 
 
 def _unrecorded(what: str) -> NotSharableError:
@@ -268,7 +278,12 @@ class Compiles:
     def _compile_graph(
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
     ) -> CompiledGraph:
-        with self._leading():
+        collectives = None
+        if internals.groups_of_ranks() is not None:
+            from s3cache.hooks._devices import collectives_in
+
+            collectives = collectives_in(gm)
+        with self._leading(), self._state.changed(collectives=collectives):
             return self._compile_claimed(original, gm, *args, **kwargs)
 
     @contextlib.contextmanager
@@ -302,11 +317,21 @@ class Compiles:
         if info is not None:
             if not info["late"]:
                 compile_.look(context)
+            info["holds_rank"] = self._may_hold_rank(graph)
             setattr(graph, FX_INFO, info)
         # torch notes it only where it does not bundle, and takes a backward's from here.
         if graph._time_taken_ns is None:
             graph._time_taken_ns = time.monotonic_ns() - started
         return graph
+
+    def _may_hold_rank(self, graph: CompiledGraph) -> bool:
+        """Return whether code of the graph that is compiled may hold the number of this rank."""
+        traced = self._state.collectives
+        if traced is None:
+            return False
+        from s3cache.hooks._devices import collectives_of
+
+        return collectives_of(graph.source_code) != traced
 
     def _fx_info(self, gm: GraphModule, compile_: Compile, *, is_backward: bool) -> FxInfo | None:
         """Return what to note of an FX graph that will be lowered; ``None`` if it cannot be."""
@@ -317,7 +342,13 @@ class Compiles:
                 lowered = settings_digest(
                     of_threads=compile_.of_threads, registered_version=self._keys.version_of
                 )
-            return {"sees_places": reads_storage_offsets(gm), "late": late, "lowered": lowered}
+            sees_places = reads_storage_offsets(gm)
+            return {
+                "sees_places": sees_places,
+                "late": late,
+                "lowered": lowered,
+                "holds_rank": False,
+            }
         except Exception as exc:  # noqa: BLE001 - the user's program goes on
             self._bypasses.failed(logger, "a graph will not be cached as a whole", exc)
             return None
@@ -392,6 +423,7 @@ class Compiles:
                     if saving.level is AOT:
                         whole = cast("AOTResult", saving.result)
                         note_conditions(whole, self._compile_of(saving.key))
+                    setattr(saving.result, PLACE, self._place(saving))
                     results = *others, *graphs_of(saving.result)
                     share_sources = self._engine.settings.share_sources
                     stack.enter_context(portable(*results, share_sources=share_sources))
@@ -444,14 +476,34 @@ class Compiles:
         compile_ = self._compile_of(key)
         return compile_ is not None and compile_.was_absent
 
+    def _place(self, saving: Save) -> Place | None:
+        """Return where the code that is saved can run; None if wherever its key is found."""
+        graphs = graphs_of(saving.result)
+        if saving.level is FX:
+            holds_rank = self._may_hold_rank(saving.result)
+        else:
+            holds_rank = any(getattr(graph, FX_INFO)["holds_rank"] for graph in graphs)
+        device = self._keys.known(saving.key).device or None
+        if device is None and not holds_rank:
+            return None
+        from s3cache.hooks._devices import rank_of_process, why_alone
+
+        alone = why_alone(graphs, device) if device else None
+        return {
+            "device": device,
+            "alone": alone,
+            "rank": rank_of_process() if holds_rank else None,
+        }
+
     def _artifact(self, saving: Save, content: bytes) -> Artifact:
         """Return what is saved of a compiled graph, which torch has pickled as ``content``."""
         result, key = saving.result, self._keys.known(saving.key)
         graphs = graphs_of(result)
-        conditions = conditions_of(result)
+        conditions, place = conditions_of(result), place_of(result)
         meta: dict[str, object] = {
             "guards": result.guards_expr,
-            "relies_on": None if conditions is None else described(conditions),
+            "relies_on": described(conditions, place),
+            **({} if place is None else {"place": place}),
             "times_ns": list(compile_ns(result)),
             "components": {
                 name: [each.digest, each.value] for name, each in key.components.items()
@@ -489,7 +541,8 @@ class Compiles:
             return
         for graph in graphs_of(saving.result):  # nothing needs their own entries any more
             if isinstance(graph, internals.compiled_graph.get()) and graph._fx_graph_cache_key:
-                self._engine.supersede(graph._fx_graph_cache_key, variant_of(graph.guards_expr))
+                variant = variant_of(graph.guards_expr, described(None, place_of(graph)))
+                self._engine.supersede(graph._fx_graph_cache_key, variant)
 
     @contextlib.contextmanager
     def _refusing(self, saving: Save) -> Iterator[None]:

@@ -54,6 +54,23 @@ class Conditions(TypedDict):
     of_threads: bool
 
 
+#: The attribute of torch's results that says where their code can run.
+PLACE = "s3cache_place"
+
+
+class Place(TypedDict):
+    """Where code can run that could not run wherever its key is found; plain data as well.
+
+    ``device`` is the accelerator that it was made for, such as ``cuda:0``, if its key is that of
+    every equal device; else nil. ``alone`` says why it cannot be moved to another one; nil if it
+    can. ``rank`` is the rank whose number it may hold, with a digest of all groups; nil if none.
+    """
+
+    device: str | None
+    alone: str | None
+    rank: str | None
+
+
 class NotSharableError(Exception):
     """A compiled graph cannot be saved: no entry could hold it, or its code relies on too much."""
 
@@ -75,9 +92,20 @@ def conditions_of(entry: object) -> Conditions | None:
     return cast("Conditions", noted)
 
 
-def described(conditions: Conditions) -> str | None:
+def place_of(entry: object) -> Place | None:
+    """Return where the code in ``entry`` can run; ``None`` if wherever its key is found."""
+    return cast("Place | None", getattr(entry, PLACE, None))
+
+
+def described(conditions: Conditions | None, place: Place | None = None) -> str | None:
     """Return what a hit needs beside torch's own guards, as text; ``None`` if nothing."""
-    relied = {name: conditions[name] for name in ("guards", "sizes", "places")}
+    relied: dict[str, object] = {}
+    if conditions is not None:
+        relied |= {name: conditions[name] for name in ("guards", "sizes", "places")}
+    if place is not None and place["alone"] is not None:
+        relied["device"] = place["device"]
+    if place is not None and place["rank"] is not None:
+        relied["rank"] = place["rank"]
     return json.dumps(relied) if any(relied.values()) else None
 
 

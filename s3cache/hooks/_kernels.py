@@ -31,6 +31,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
@@ -305,10 +306,10 @@ def portable(*results: object, share_sources: bool = False) -> Iterator[None]:
 
 @functools.cache
 def installed_in() -> tuple[str, ...]:
-    """Return directories of torch and Python, which compiled code may name."""
-    import torch
-
-    found = {str(Path(torch.__file__).parent.parent), sys.prefix, sys.base_prefix}
+    """Return directories of torch, Triton and Python, which compiled code may name."""
+    specs = filter(None, map(find_spec, ("torch", "triton")))
+    found = {str(Path(spec.origin).parent.parent) for spec in specs if spec.origin}
+    found |= {sys.prefix, sys.base_prefix}
     return tuple(sorted(found - {"/", "/usr", "/usr/local"}, key=len, reverse=True))
 
 

@@ -183,6 +183,8 @@ class CompileState(threading.local):
     fx_options: contextlib.ExitStack | None = None
     # Who else compiles the FX graph that is compiled; None outside of that.
     leading: Leading | None = None
+    # How often the FX graph that is compiled calls each collective, in a job of several ranks.
+    collectives: Mapping[str, int] | None = None
     # Where lookups of graphs are noted for the frame that Dynamo traces, if they are.
     lookups: list[CacheCall] | None = None
     # Kernels of each module that is being loaded, the outermost first.

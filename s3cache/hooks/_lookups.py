@@ -29,11 +29,13 @@ from s3cache.cache import CandidateLookup, Engine, Hit
 from s3cache.errors import ConfigError, CorruptError, MissError
 from s3cache.graph import BypassReason, unwrap_patch
 from s3cache.hooks._conditions import (
+    Place,
     add_guards,
     attach_backward,
     conditions_of,
     failing_guards,
     misfits,
+    place_of,
 )
 from s3cache.hooks._keys import CacheCall, CompileState, FxKeying, KeyHook, Patches, around
 from s3cache.records import Record
@@ -380,7 +382,11 @@ class Lookups:
         if lookup is not None and level is FX and internals.ranks_must_agree():
             return
         for candidate in original(cls, *args, **kwargs):
-            if lookup is None or not any(_misfits(lookup, candidate[0])()):
+            place = place_of(candidate[0])
+            if lookup is None or (
+                (place is None or _is_usable(lookup, place, movable=False))
+                and not any(_misfits(lookup, candidate[0])())
+            ):
                 yield candidate
 
     def _entries(self, lookup: Lookup) -> Iterator[Candidate]:
@@ -401,7 +407,15 @@ class Lookups:
                 lookup.hit = hit
                 try:
                     content = bytes(section_of(hit.entry, level.name, "entry"))
-                    result = cast("Result", unpickled(content))
+                    place = cast("Place | None", hit.entry.header.meta.get("place"))
+                    if place is None:
+                        result = cast("Result", unpickled(content))
+                    elif _is_usable(lookup, place):
+                        from s3cache.hooks._devices import moved_here
+
+                        result = cast("Result", moved_here(content, place))
+                    else:
+                        continue
                     if not isinstance(result, level.result.get()):
                         raise CorruptError("entry", f"holds a {type(result).__name__}")
                     why = _misfits(lookup, result)
@@ -492,6 +506,16 @@ class Lookups:
 def _only_if_asked(level: Level, original: Callable[[], object]) -> object:
     """Return torch's own remote cache where its options ask for that."""
     return original() if level.uses_torchs_remote.get()() else None
+
+
+def _is_usable(lookup: Lookup, place: Place, *, movable: bool = True) -> bool:
+    """Return whether the code of an entry can be used by this rank, on its device."""
+    from s3cache.hooks._devices import misplaced
+
+    why = misplaced(place, movable=movable)
+    if why is not None:
+        lookup.rejected.append(lambda: [why])
+    return why is None
 
 
 def _agree(lookup: Lookup) -> None:

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from s3cache.torch_api.protocols import (
         AOTConfig,
         CachingAutotuner,
+        CompiledGraph,
         Function,
         KeyDetails,
         KeyPickler,
         Reducer,
+        RuntimeMetadata,
         ShapeState,
         TracingContext,
     )
@@ -235,6 +237,32 @@ def is_loaded(kernel: CachingAutotuner) -> bool:
     """Return whether a kernel is on the device: torch has dropped its image then."""
     results = [result.kernel for result in kernel.compile_results]
     return any(getattr(result, names.IMAGE, "") is None for result in results)
+
+
+def move_kernel(kernel: CachingAutotuner, index: int) -> None:
+    """Have a kernel that is not loaded yet loaded onto the device ``index``.
+
+    One without an index is loaded onto the current device (``compile_on_one_rank``).
+    """
+    if kernel.device_props.index is None:
+        return
+    kernel.device_props = kernel.device_props._replace(index=index)
+    kernel.triton_meta = {**kernel.triton_meta, "device": index}
+    for result in kernel.compile_results:
+        result.compile_meta = {**result.compile_meta, "device": index}
+
+
+def move_boxed_index(graph: CompiledGraph, index: int) -> None:
+    """Have CUDA graphs of ``graph``, if there are to be some, recorded on the device ``index``."""
+    boxed = (graph.fx_kwargs or {}).get("boxed_forward_device_index")
+    if boxed is not None and boxed.value is not None:
+        boxed.value = index
+
+
+def move_random_state(metadata: RuntimeMetadata, index: int) -> None:
+    """Have a graph that replays random numbers take the state of the device ``index``."""
+    if getattr(metadata, "graphsafe_rng_state_index", None) is not None:
+        metadata.graphsafe_rng_state_index = index
 
 
 def triton_environment() -> dict[str, str]:
@@ -450,6 +478,26 @@ def ranks_exchange() -> bool:
     import torch.distributed as dist
 
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+#: Namespaces of operators by which ranks exchange data.
+COLLECTIVES = frozenset(
+    {
+        *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),
+        *("_dtensor", "symm_mem"),
+    }
+)
+
+
+def groups_of_ranks() -> tuple[int, int, object] | None:
+    """Return this process's rank, their number, and all groups by name; None outside of a job."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    world = names.groups.get()
+    groups = sorted((name, sorted(world.pg_group_ranks[g])) for g, name in world.pg_names.items())
+    return dist.get_rank(), dist.get_world_size(), groups
 
 
 def group_timeout_s() -> float:

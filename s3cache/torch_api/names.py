@@ -122,6 +122,8 @@ sync_lookups = Flag(f"{_FUNCTORCH}:_sync_cache_decision_cross_ranks", since=(2, 
 default_store = Internal[Callable[[], SharedStore]](
     "torch.distributed.distributed_c10d:_get_default_store", feature=RANKS
 )
+#: The groups of ranks, by object: their names, and the ranks in each.
+groups = AnyObject("torch.distributed.distributed_c10d:_world", feature=RANKS)
 ASYNC_COMPILE = "torch._inductor.async_compile"
 compile_threads = Internal[Callable[[], int]](
     f"{ASYNC_COMPILE}:get_compile_threads", feature=WORKERS
@@ -258,6 +260,10 @@ fx_get_hash = Internal[Callable[[KeyPickler, object], str]](f"{_FX_PICKLER}.get_
 fx_debug_lines = AnyFunction(f"{_FX_PICKLER}.debug_lines", feature=KEY_LOGS)
 #: Details of an FX graph that are no settings.
 GRAPHS_DETAILS = Fields(_FX_DETAILS, "gm example_inputs fx_kwargs")
+#: The index of the current accelerator; absent where there is none.
+CURRENT_DEVICE = "default_cuda_device_index"
+#: The kind of device among which entries move: AMD's are of that kind too.
+MOVABLE = "cuda"
 #: What torch writes before the digest in the key of an FX graph.
 FX_PREFIX = "f"
 #: What a key's pickler puts in place of an object: it returns its argument.
@@ -402,6 +408,8 @@ WINNERS, AUTOTUNERS = Fields(
 )
 #: The kernels that a compiled graph came with, or that were compiled for it.
 (TRITON_BUNDLE,) = Fields(_GRAPH, "_triton_bundle")
+#: The name under which torch keeps a kernel that is loaded, from its source.
+kernel_key = AnyFunction(f"{ASYNC_COMPILE}:CompiledTritonKernels.key", feature=RANKS)
 #: What an autotuner keeps once it is loaded, which no pickle can hold.
 LAUNCHERS, RELOAD = Fields(
     "torch._inductor.runtime.triton_heuristics:CachingAutotuner", "launchers _reload_kernel"

@@ -353,3 +353,12 @@ def test_what_torchs_function_was_given_is_read_within_a_bound(kind: str) -> Non
     assert identity(F.dropout)
     with pytest.raises(UnidentifiedError, match="refers to too much"):
         identity(function)
+
+
+def test_an_operator_that_torch_wraps_for_a_program_is_the_programs() -> None:
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    before = overrides()
+    torch.library.triton_op("s3cache_tests::wrapped", doubled, mutates_args=())
+    assert overrides() == before == ""

@@ -1,0 +1,38 @@
+"""Equal devices find one entry, and what is loaded is what would be compiled there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu import standin
+from tests.gpu.kinds import KINDS
+from tests.support.machines import remote_url
+from tests.support.marks import slow
+
+pytestmark = [pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING), slow]
+
+
+def on(root: Path, index: int, remote: str, *names: str) -> dict[str, Any]:
+    """What came of each kind on a machine where the device ``index`` is the current one."""
+    where = remote_url(root / remote)
+    machine = standin.machine(root / f"{remote} {index}", index=index, S3CACHE_URL=where)
+    found: dict[str, Any] = machine.run("tests.gpu.kinds:run", *names).result
+    return found
+
+
+def test_what_was_made_for_one_device_serves_each_equal_one(tmp_path: Path) -> None:
+    on(tmp_path, 0, "shared", *KINDS)
+    moved = on(tmp_path, 3, "shared", *KINDS)
+    compiled = on(tmp_path, 3, "other", *KINDS)
+    for name in KINDS:
+        assert moved[name]["hits"] + moved[name]["fx hits"] > 0, name
+        assert moved[name]["compiled"] == 0, name
+        assert "ptxas" not in moved[name], name
+        assert moved[name]["code"], name
+        # A compile also has templates to choose from.
+        assert set(moved[name]["code"]) <= set(compiled[name]["code"]), name
+        assert moved[name]["launched"] == compiled[name]["launched"], name
+        assert moved[name]["devices"] == [3] or name == "reduce overhead", name

@@ -1,0 +1,43 @@
+"""What of a machine with a GPU is in the key of a graph: the table of docs/keys.md, row by row."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu import keys, standin
+from tests.support.machines import ROOT
+
+pytestmark = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return standin.machine(tmp_path_factory.mktemp("keys")).run("tests.gpu.keys:keys").result
+
+
+@pytest.mark.parametrize("what", keys.IN_KEY)
+def test_another_one_is_another_key(found: Any, what: str) -> None:
+    assert found[what][0] != found["nothing"][0]
+
+
+@pytest.mark.parametrize("what", keys.NOT_IN_KEY)
+def test_another_one_is_the_same_key(found: Any, what: str) -> None:
+    assert found[what] == found["nothing"]
+
+
+def test_the_processor_is_no_component(found: Any) -> None:
+    components = found["nothing"][1]
+    assert "machine.accelerator" in components
+    assert not {"machine.isa", "torch.cpu_capability", "torch.num_threads"} & set(components)
+
+
+def test_the_documentation_has_each_row() -> None:
+    text = Path(ROOT, "docs/keys.md").read_text(encoding="utf-8")
+    table = text.partition("\n## GPUs\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| (yes|no) \|", table, re.MULTILINE)
+    expected = [(what, "yes") for what in keys.IN_KEY] + [(what, "no") for what in keys.NOT_IN_KEY]
+    assert rows == expected

@@ -1,0 +1,99 @@
+"""What is compiled for a GPU is a hit on a machine that has never compiled: nothing is assembled.
+
+One process for each machine runs all kinds. The first machine is gone before the second starts,
+on which another device is the current one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3cache import frame
+from s3cache.errors import CorruptError
+from tests.gpu import standin
+from tests.support.machines import remote_url
+
+pytestmark = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
+
+GPUS = ["H100", *(pytest.param(gpu, marks=pytest.mark.slow) for gpu in ("A100", "B200", "MI300X"))]
+KINDS = [
+    *("inference", "training", "dynamic shapes", "triton kernel", "triton op", "triton autotune"),
+    *("flex attention", "reductions", "combo kernels", "foreach", "reduce overhead"),
+]
+OTHER = 3
+#: What is traced before it is looked up, as code of the program takes part in tracing it.
+TRACED = {"triton op"}
+CPP = pytest.mark.skip(reason="its C++ includes headers of CUDA, and links with libtorch_cuda")
+
+
+@dataclass
+class Rehearsal:
+    """Two machines with GPUs of one kind, and a remote: what each reported, and what is shared."""
+
+    first: dict[str, Any]
+    second: dict[str, Any]
+    sections: list[bytes]
+    places: list[str]
+
+
+@pytest.fixture(scope="module", params=GPUS)
+def rehearsal(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Rehearsal:
+    root, gpu = tmp_path_factory.mktemp(request.param), request.param
+    reports = []
+    for name, index in ("first", 0), ("second", OTHER):
+        machine = standin.machine(root / name, gpu, index=index, S3CACHE_URL=remote_url(root))
+        reports.append(machine.run("tests.gpu.kinds:run", *KINDS).result)
+        if name == "first":
+            shutil.rmtree(machine.root)
+    sections = []
+    for path in filter(Path.is_file, (root / "remote").rglob("*")):
+        try:
+            entry = frame.decode(path.read_bytes())
+        except CorruptError:
+            continue  # no entry
+        sections += [bytes(entry.section(name)) for name in entry.names]
+    torch = find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    places = [str(root / "first"), sys.prefix, os.path.dirname(torch.origin), str(standin.TRITON)]
+    return Rehearsal(*reports, sections, places)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, pytest.param("cpp wrapper", marks=CPP)])
+def test_the_second_machine_assembles_nothing(rehearsal: Rehearsal, kind: str) -> None:
+    first, second = rehearsal.first[kind], rehearsal.second[kind]
+    assert first["ptxas"] > 0
+    assert first["hits"] == first["fx hits"] == 0
+    assert "ptxas" not in second
+    assert (second["fx hits"] if kind in TRACED else second["hits"]) > 0
+    assert second["compiled"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_runs_the_same_code_and_launches_the_same_kernels(
+    rehearsal: Rehearsal, kind: str
+) -> None:
+    first, second = rehearsal.first[kind], rehearsal.second[kind]
+    assert second["code"]
+    assert set(second["code"]) <= set(first["code"])  # which has templates to choose from, too
+    assert first["launched"] == second["launched"]
+    assert first["launched"] or kind == "reduce overhead"
+    assert first["devices"] in ([0], [])
+    assert second["devices"] in ([OTHER], [])
+
+
+def test_no_entry_names_a_directory_of_the_first_machine(rehearsal: Rehearsal) -> None:
+    assert rehearsal.sections
+    for section in rehearsal.sections:
+        for place in rehearsal.places:
+            assert place.encode() not in section

@@ -1,0 +1,84 @@
+"""Programs of which code may hold the number of the rank, and what two ranks come to.
+
+``python -m tests.hooks.collectives URL DIRECTORY`` under torchrun. Each program is compiled and
+held against the same without a compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch._inductor import config
+
+import s3cache
+from tests.hooks.jobs import account
+
+Program = Callable[[Any, Any], Any]
+
+
+def gathered(x: Any, group: Any) -> Any:
+    """Gathers two tensors, which a pass of Inductor may merge into one collective."""
+    first = functional.all_gather_single(x * 2, 0, group)
+    second = functional.all_gather_single(x + 1, 0, group)
+    return first.sin() + second.cos()
+
+
+def reduced(x: Any, group: Any) -> Any:
+    """Calls the collectives that it was traced to."""
+    return functional.all_reduce(x * 2, "sum", group) + 1
+
+
+def times_rank(x: Any, _: Any) -> Any:
+    """Takes the rank for a number."""
+    return x * (dist.get_rank() + 1)
+
+
+def within(x: Any, _: Any, size: int = 4) -> Any:
+    """Masks what lies outside of this rank's part of a vocabulary."""
+    begin = size * dist.get_rank()
+    mask = (x < begin) | (x >= begin + size)
+    return torch.where(mask, 0.0, x - begin)
+
+
+#: By name: the program, and the options of Inductor that it is compiled under.
+PROGRAMS: dict[str, tuple[Program, dict[str, Any]]] = {
+    "all-gathers that are merged": (gathered, {"bucket_all_gathers_fx": "all"}),
+    "all-gathers": (gathered, {}),
+    "all-reduce": (reduced, {}),
+    "the rank as a number": (times_rank, {}),
+    "a part of a vocabulary": (within, {}),
+}
+
+
+def main(url: str, directory: str) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    own = [dist.new_group([each]) for each in range(dist.get_world_size())][rank]
+    groups = dict.fromkeys(PROGRAMS, dist.group.WORLD)
+    x = torch.arange(8.0) + rank
+    noted = {}
+    for name, (program, options) in {**PROGRAMS, "a group of its own": (reduced, {})}.items():
+        group = groups.get(name, own)
+        torch.compiler.reset()
+        with config.patch(options), s3cache.enabled(url) as cache, torch.no_grad():
+            compiled = torch.compile(program, fullgraph=True)(x, group)
+            is_right = torch.allclose(compiled, program(x, group))
+            assert not cache.flush(60).remaining
+            noted[name] = {"is_right": is_right, **account(cache)}
+            noted[name]["why"] = [
+                str(each.record.rejected) for each in s3cache.explain().explanations
+            ]
+    Path(directory, f"{rank}.json").write_text(json.dumps(noted))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
