@@ -184,7 +184,7 @@ def current_device(devices: set[str]) -> device | None:
     import torch
 
     found = devices - {"cpu", "meta", internals.MOVABLE}
-    if len(found) != 1 or not torch.cuda.is_initialized():
+    if len(found) != 1 or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     device = torch.device(*found)
     is_current = device.type == internals.MOVABLE and device.index == torch.cuda.current_device()

@@ -166,7 +166,7 @@ def combo_kernels() -> None:
     def function(a: Any, b: Any, c: Any) -> Any:
         return a.relu(), b.sigmoid(), c.tanh()
 
-    options = {"combo_kernels": True, "benchmark_combo_kernel": False}
+    options: dict[str, Any] = {"combo_kernels": True, "benchmark_combo_kernel": False}
     torch.compile(function, options=options)(*(torch.randn(n, 64) for n in (16, 24, 32)))
 
 

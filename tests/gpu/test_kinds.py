@@ -66,7 +66,8 @@ def rehearsal(
     assert torch is not None
     assert torch.origin is not None
     places = [str(root / "first"), sys.prefix, os.path.dirname(torch.origin), str(standin.TRITON)]
-    return Rehearsal(*reports, sections, places)
+    first, second = reports
+    return Rehearsal(first, second, sections, places)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, pytest.param("cpp wrapper", marks=CPP)])
