@@ -530,6 +530,10 @@ class Compiles:
             raise NotSharableError(
                 "fakify-first-call", "torch has not said what its first call returns"
             )
+        device = self._keys.known(saving.key).device
+        for each in outputs or ():
+            if device and each.get("device") == device:
+                each["device"] = device.partition(":")[0]  # the current one, wherever it is used
         return outputs
 
     def _saved_whole(self, saving: Save, saved: Saved, size: int) -> None:

@@ -110,6 +110,20 @@ def training() -> None:
         compiled(torch.randn(2, 16, 64)).pow(2).mean().backward()
 
 
+def split_graphs() -> None:
+    """As under DDP: each of several graphs answers its first call with fake tensors."""
+    import torch
+    from torch._dynamo.backends.distributed import DDPOptimizer
+    from torch._inductor.compile_fx import compile_fx
+
+    sizes = (64, 96), (96, 128), (128, 64)
+    layers = [torch.nn.Linear(*size) for size in sizes]
+    split = DDPOptimizer(1 << 14, compile_fx, first_bucket_cap=1 << 14)
+    compiled = torch.compile(torch.nn.Sequential(*layers), backend=split.compile_fn)
+    for _ in range(2):
+        compiled(torch.randn(16, 64)).pow(2).mean().backward()
+
+
 def dynamic_shapes() -> None:
     import torch
 
@@ -193,7 +207,15 @@ def reduce_overhead() -> None:
 KINDS = {
     kind.__name__.replace("_", " "): kind
     for kind in (
-        *(inference, training, dynamic_shapes, triton_kernel, triton_op, triton_autotune),
+        *(
+            inference,
+            training,
+            split_graphs,
+            dynamic_shapes,
+            triton_kernel,
+            triton_op,
+            triton_autotune,
+        ),
         *(flex_attention, reductions, combo_kernels, foreach, reduce_overhead),
     )
 }

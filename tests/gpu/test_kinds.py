@@ -25,7 +25,15 @@ pytestmark = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
 
 GPUS = ["H100", *(pytest.param(gpu, marks=pytest.mark.slow) for gpu in ("A100", "B200", "MI300X"))]
 KINDS = [
-    *("inference", "training", "dynamic shapes", "triton kernel", "triton op", "triton autotune"),
+    *(
+        "inference",
+        "training",
+        "split graphs",
+        "dynamic shapes",
+        "triton kernel",
+        "triton op",
+        "triton autotune",
+    ),
     *("flex attention", "reductions", "combo kernels", "foreach", "reduce overhead"),
 ]
 OTHER = 3
