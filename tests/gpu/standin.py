@@ -251,7 +251,8 @@ def _replace_memory_and_clock() -> None:
     vars(torch._C._dynamo.guards).update(
         _empty_strided_cuda=empty_strided, _reinterpret_tensor=reinterpret
     )
-    benchmarking.register_benchmarker("cuda", _measure, override=True)
+    for kind in "cuda", "hip":
+        benchmarking.register_benchmarker(kind, _measure, override=True)
 
 
 # -- Triton, and what it loads onto a device
