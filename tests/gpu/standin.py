@@ -54,7 +54,7 @@ MISSING = _missing()
 COUNT = 8
 
 #: Of a process with a stand-in: how often Triton compiled and assembled, and torch measured and
-#: launched, by ``triton.compile``, ``ptxas``, ``benchmark`` and ``launch``.
+#: launched, by ``triton.compile``, ``ptxas`` (AMD's assembler too), ``benchmark`` and ``launch``.
 counts: Counter[str] = Counter()
 
 
@@ -251,7 +251,8 @@ def _replace_memory_and_clock() -> None:
     vars(torch._C._dynamo.guards).update(
         _empty_strided_cuda=empty_strided, _reinterpret_tensor=reinterpret
     )
-    benchmarking.register_benchmarker("cuda", _measure, override=True)
+    for kind in "cuda", "hip":
+        benchmarking.register_benchmarker(kind, _measure, override=True)
 
 
 # -- Triton, and what it loads onto a device
@@ -387,7 +388,8 @@ def _replace_driver(gpu: Properties) -> None:
     name, assemble = ("amd", "make_hsaco") if is_amd else ("nvidia", "make_cubin")
     backends.backends[name] = dataclasses.replace(backends.backends[name], driver=Driver)
     assembler = backends.backends[name].compiler
-    setattr(assembler, assemble, _counted("ptxas", getattr(assembler, assemble)))
+    counted = _counted("ptxas", getattr(assembler, assemble))
+    setattr(assembler, assemble, staticmethod(counted) if is_amd else counted)
     import triton
 
     compiler.compile = triton.compile = _counted("triton.compile", compiler.compile)

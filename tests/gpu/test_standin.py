@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import standin
+from tests.support.marks import slow
 
 
 @pytest.mark.skipif("CI" not in os.environ, reason="only CI has to have a stand-in")
@@ -15,6 +16,7 @@ def test_continuous_integration_skips_none_of_these() -> None:
     assert standin.MISSING in ("", standin.WITH_CUDA)
 
 
+@slow
 @pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
 def test_a_process_sees_the_gpus_of_its_machine(tmp_path: Path) -> None:
     machine = standin.machine(tmp_path, "A100", index=3, GPU_MULTI_PROCESSOR_COUNT="7")
