@@ -1,7 +1,8 @@
 """Programs of which code may hold the number of the rank, and what two ranks come to.
 
 ``python -m tests.hooks.collectives URL DIRECTORY`` under torchrun. Each program is compiled and
-held against the same without a compiler.
+held against the same without a compiler. The one with a group of its own has the group's name in
+its graph (pytorch 189330). Tensors that name a device mesh (188390) are in ``test_ranks.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Program = Callable[[Any, Any], Any]
 
 
 def gathered(x: Any, group: Any) -> Any:
-    """Gathers two tensors, which a pass of Inductor may merge into one collective."""
+    """Gathers two tensors, which a pass of Inductor may merge into one collective (pytorch 188332)."""
     first = functional.all_gather_single(x * 2, 0, group)
     second = functional.all_gather_single(x + 1, 0, group)
     return first.sin() + second.cos()
@@ -41,7 +42,7 @@ def times_rank(x: Any, _: Any) -> Any:
 
 
 def within(x: Any, _: Any, size: int = 4) -> Any:
-    """Masks what lies outside of this rank's part of a vocabulary."""
+    """Masks what lies outside of this rank's part of a vocabulary (torchtitan 4730)."""
     begin = size * dist.get_rank()
     mask = (x < begin) | (x >= begin + size)
     return torch.where(mask, 0.0, x - begin)
