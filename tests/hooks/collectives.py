@@ -25,7 +25,7 @@ Program = Callable[[Any, Any], Any]
 
 
 def gathered(x: Any, group: Any) -> Any:
-    """Gathers two tensors, which a pass of Inductor may merge into one collective (pytorch 188332)."""
+    """Gathers two tensors, which a pass of Inductor may merge (pytorch 188332)."""
     first = functional.all_gather_single(x * 2, 0, group)
     second = functional.all_gather_single(x + 1, 0, group)
     return first.sin() + second.cos()
