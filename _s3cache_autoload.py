@@ -66,6 +66,8 @@ _FILLING, _FILLED = "torch._inductor.lowering", "torch._inductor.utils"
 #: The modules of which the first import means that something will be compiled, or that a program
 #: loads artifacts into torch's own caches, which a policy may forbid.
 COMPILER, CODE_CACHES = "torch._inductor.compile_fx", "torch._inductor.codecache"
+#: Where Triton decides how its files are kept; programs may use it without torch's compiler.
+TRITON = "triton.runtime.cache"
 #: Modules that import much of torch.
 HEAVY = "torch", "torch._dynamo", "torch._dynamo.repro.after_dynamo", COMPILER
 
@@ -105,7 +107,7 @@ def autoload() -> None:
         )
         return
     try:
-        from s3cache.util.importing import before_import, without_collections
+        from s3cache.util.importing import before_import, when_imported, without_collections
         from s3cache.util.snapshot import FUNCTIONS
 
         for names in baseline.values():
@@ -116,6 +118,7 @@ def autoload() -> None:
             _is_waiting = True
             _withdraw.append(without_collections(HEAVY))
             _withdraw += [before_import(module, enable_now) for module in (COMPILER, CODE_CACHES)]
+            _withdraw.append(when_imported(TRITON, _share_triton))
     except Exception:
         # torch would make an error of the user's program of it.
         logger.warning("not enabled", exc_info=True)
@@ -138,6 +141,15 @@ def enable_now() -> None:
         from s3cache.hooks import enable_by_environment
 
         enable_by_environment()
+
+
+def _share_triton() -> None:
+    """Have Triton's first kernel enable the cache, if the environment does not leave it out."""
+    from s3cache.ports import install_triton
+
+    wanted = os.environ.get("S3CACHE_PORTS") or "auto"
+    if wanted == "auto" or "triton" in wanted.split(","):
+        _withdraw.append(install_triton())
 
 
 def cancel() -> None:

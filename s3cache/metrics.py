@@ -82,7 +82,7 @@ class Family:
     def read(self, stats: CacheStats) -> list[Sample]:
         """Return its samples in ``stats``."""
         parts: dict[str, Mapping[Any, Any]]
-        parts = {"level": {"aot": stats, "fx": stats.fx}, "verb": stats.remote}
+        parts = {"level": {"aot": stats, "fx": stats.fx, **stats.ports}, "verb": stats.remote}
         of = parts.get(self.labels[0]) if self.labels else None
         values = self.of(stats) if of is None else {k: self.of(v) for k, v in of.items()}
         return [
@@ -117,7 +117,7 @@ def families(stats: CacheStats) -> list[tuple[Family, list[Sample]]]:
 #: All metrics there are.
 FAMILIES: tuple[Family, ...] = (
     Family("s3cache.hits", "counter", "{lookup}", ("level", "tier"), lambda s: s.hits,
-           "Lookups that hit: whole graphs (aot), and FX graphs (fx)."),
+           "Lookups that hit: whole graphs (aot), FX graphs (fx), other compilers by name."),
     Family("s3cache.misses", "counter", "{lookup}", ("level", "reason"), lambda s: s.misses,
            "Lookups that missed, by reason."),
     Family("s3cache.bypassed", "counter", "{graph}", ("level",), lambda s: s.bypassed,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from s3cache.errors import ConfigError, StoreError
+from s3cache.stats import Port
 from s3cache.store import STORE_OPTIONS, RetryPolicy, StoreOptions
 from s3cache.trust import (
     AUDIENCE,
@@ -98,6 +99,14 @@ def _temporary_local_dir() -> str:
     return os.path.join(place, f"s3cache-{os.geteuid()}")
 
 
+def _parse_ports(text: str) -> str:
+    for name in () if text in ("auto", "off") else text.replace(" ", "").split(","):
+        if name not in get_args(Port):
+            fix = did_you_mean(name, get_args(Port), "use auto, off, or names with commas between")
+            raise ValueError(f"{name!r} is no compiler that is known", fix)
+    return text.replace(" ", "")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a cache behaves. Times in seconds, sizes in bytes.
@@ -120,6 +129,7 @@ class Settings:
     job_profiles: bool = option(True, FLAG)
     recall: Recall = option("off", choice(*get_args(Recall)))
     share_sources: bool = option(False, FLAG)
+    ports: str = option("auto", Kind(_parse_ports, (str,)))
     trust: Trust = option("auto", choice(*get_args(Trust)))
     trusted_keys: str | None = option(None, secret=True)
     revoked: str | None = option(None)
@@ -161,6 +171,10 @@ class Settings:
         """Where the local tier may be, the best place first."""
         spare = [_temporary_local_dir()] if self.has_default_local_dir else []
         return [*dict.fromkeys([self.local_dir, *spare])]
+
+    def wants_port(self, name: str) -> bool:
+        """Return whether files of this other compiler are shared."""
+        return self.ports == "auto" or name in self.ports.split(",")
 
     @property
     def retry_policy(self) -> RetryPolicy:
@@ -231,6 +245,7 @@ class Options(StoreOptions, total=False):
     job_profiles: bool | str | None
     recall: Recall | None
     share_sources: bool | str | None
+    ports: str | None
     trust: Trust | None
     trusted_keys: str | None
     revoked: str | None

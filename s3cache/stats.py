@@ -14,9 +14,12 @@ from s3cache.util.logs import logger_of
 from s3cache.util.text import counted
 
 TierName: TypeAlias = Literal["local", "remote"]
+#: Other compilers whose files are kept.
+Port: TypeAlias = Literal["triton", "torch", "helion", "torchtitan"]
 #: The kinds of entries, which are counted apart: whole graphs as AOTAutograd has them, Inductor's
-#: FX graphs of one forward or backward, the dynamic sizes of a program, and frames of Dynamo.
-Level: TypeAlias = Literal["aot", "fx", "shapes", "recall"]
+#: FX graphs of one forward or backward, the dynamic sizes of a program, frames of Dynamo, and files
+#: of other compilers.
+Level: TypeAlias = Literal["aot", "fx", "shapes", "recall", Port]
 #: Why a frame cannot be recalled: ``docs/recall.md`` has a section on each.
 FrameCode: TypeAlias = Literal[
     "aliasing",
@@ -54,6 +57,8 @@ _Counted: TypeAlias = Literal[
 # past three days; the last one takes everything longer.
 _BUCKETS = 40
 _BUCKET_S = 1e-6
+
+_NOTHING = "nothing was looked up in this process"
 
 logger = logger_of("storage")
 
@@ -202,6 +207,11 @@ class LevelStats(_Lookups):
     waited_s: float = 0.0
     stolen: int = 0
 
+    def in_words(self) -> str:
+        """Return ``1 hit (1 remote), 2 missed (2 absent), 2 saved``."""
+        hits, misses = _count_in_words("hit", self.hits), _count_in_words("missed", self.misses)
+        return f"{hits}, {misses}, {self.saved} saved"
+
 
 @dataclass(frozen=True, slots=True)
 class RecallStats:
@@ -267,6 +277,7 @@ class CacheStats(_Lookups):
         remote: requests to the remote store by verb, single attempts.
         fx: the second level, Inductor's FX graphs.
         recall: the third level, frames.
+        ports: files of other compilers, by compiler, of those that looked up or saved anything.
     """
 
     not_saved: Mapping[Reason, int] = field(default_factory=dict)
@@ -288,6 +299,7 @@ class CacheStats(_Lookups):
     remote: Mapping[Verb, VerbStats] = field(default_factory=dict)
     fx: LevelStats = field(default_factory=LevelStats)
     recall: RecallStats = field(default_factory=RecallStats)
+    ports: Mapping[str, LevelStats] = field(default_factory=dict)
 
     def in_numbers(self) -> dict[str, Any]:
         """Return the counts of :meth:`in_words` as plain data, by the names of the attributes."""
@@ -306,12 +318,14 @@ class CacheStats(_Lookups):
             "waited_s": round(self.fx.waited_s, 3),
             "time_saved_s": round(self.time_saved_s, 3),
             **({"recall": asdict(self.recall)} if self.recall else {}),
+            **{name: {"hits": dict(of.hits), "saved": of.saved} for name, of in self.ports.items()},
         }
 
     def in_words(self) -> str:
         """Return one line for people: what hit, missed and was bypassed, and what was shared."""
+        ports = "".join(f"; {each}: {of.in_words()}" for each, of in self.ports.items())
         if not (self.lookups or self.bypassed or any(self.fx.hits.values()) or self.recall):
-            return "nothing was looked up in this process"
+            return f"no graph was looked up in this process{ports}" if ports else _NOTHING
         refused = Counter(self.refused) + Counter(self.fx.refused)
         # An entry of the second level that a whole graph superseded is gone, and not uploaded.
         shared = self.fx.saved - self.fx.superseded
@@ -332,7 +346,7 @@ class CacheStats(_Lookups):
         has_both = any(self.hits.values()) and self.misses.get(Reason.ABSENT)
         hint = "; `s3cache explain` says why graphs missed where others hit" if has_both else ""
         frames = f"; {self.recall.in_words()}" if self.recall else ""
-        return f"{shown}{frames}; {self.time_saved_s:.1f} s of compiling spared{hint}"
+        return f"{shown}{frames}{ports}; {self.time_saved_s:.1f} s of compiling spared{hint}"
 
 
 def _count_in_words(what: str, by_name: Mapping[Any, int], total: int | None = None) -> str:

@@ -38,6 +38,7 @@ from s3cache.stats import (
     Level,
     Listener,
     Listeners,
+    Port,
     RecallCounters,
     TransferEvent,
 )
@@ -379,6 +380,8 @@ class Cache:
         usage = self._local.read(DiskTier.usage, None)
         more: dict[str, object] = {"local": usage, "fx": self._counters_of["fx"].level()}
         more["recall"] = self.recalls.snapshot()
+        ports = {each: self._counters_of[each].level() for each in get_args(Port)}
+        more["ports"] = {each: of for each, of in ports.items() if of.lookups or of.saved}
         if (remote := self._remote) is not None:
             more |= {"pending": remote.uploads.pending, "breaker": remote.breaker.state}
             more |= {"remote": remote.metered.snapshot()}
@@ -617,7 +620,7 @@ class Engine(Cache):
         (reason,) = counters.level().misses
         return f"{reason} ({causes})" if causes else str(reason)
 
-    def supersede(self, key: str, variant: str) -> None:
+    def supersede(self, key: str, variant: str, level: Level = "fx") -> None:
         """Remove what was saved provisionally, unless its upload is under way.
 
         While this process lives, others that have missed the whole graph find it all the same.
@@ -639,7 +642,7 @@ class Engine(Cache):
             if is_removed:
                 if self._job is not None:
                     self._job.lookups.pop((key, variant), None)
-                self._counters_of["fx"].count("superseded")
+                self._counters_of[level].count("superseded")
 
     def count_bypass(self, reasons: Iterable[str], level: Level = "aot") -> None:
         """Count something that cannot be cached, and why, by short names of the reasons."""

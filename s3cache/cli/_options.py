@@ -206,7 +206,7 @@ class Where:
 _FILTERS: dict[str, tuple[Callable[[str, str], Any] | None, str, str]] = {
     "key": (None, "KEY", "keys that begin so; may be repeated"),
     "manifest": (named_in, "FILE", "what the file names, a key to a line; - for stdin"),
-    "kind": (None, "KIND", "aot, fx, shapes, recall or another kind"),
+    "kind": (None, "KIND", "aot, fx, shapes, recall, triton or another kind"),
     "torch": (None, "VERSION", "entries made by that torch: 2.12"),
     "device": (None, "DEVICE", "entries with code for that: cpu, cuda, xpu, mps"),
     "tag": (None, "TAG", "entries with that cache_key_tag"),

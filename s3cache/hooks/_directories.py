@@ -177,6 +177,23 @@ def install_lockdown(policy: str, patches: Patches) -> None:
     patches.wrap(internals.remote_profiles, lambda _: None)
 
 
+def lock_down_triton(policy: str, patches: Patches) -> None:
+    """Give Triton, which is imported, a directory of its own for this ``policy``."""
+    try:
+        from triton import knobs
+
+        before, name = knobs.cache.dir, f"s3cache-{policy}"
+        if os.path.basename(before) != name:
+            place, forget = kept_directory(os.path.join(before, name))
+            patches.callback(forget)
+            _set_variable("TRITON_CACHE_DIR", place, patches)
+            if "dir" in vars(knobs.cache):  # set in Python, which the variable does not change
+                knobs.cache.dir = place
+                patches.callback(setattr, knobs.cache, "dir", before)
+    except Exception:
+        logger.warning("Triton may use what is not signed", exc_info=True)
+
+
 def _populate_with_nothing(original: Function[object], _: object) -> object:
     logger.warning(
         "trust is 'require', and artifacts of "

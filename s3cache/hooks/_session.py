@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import _s3cache_autoload
-from s3cache import metrics
+from s3cache import metrics, ports
 from s3cache.cache import Cache, Engine, current_cache, set_current
 from s3cache.errors import S3CacheError, UnsupportedTorchError, code_of
 from s3cache.graph import Report
 from s3cache.hooks._compiles import Compiles
 from s3cache.hooks._conditions import deserialize_backward
-from s3cache.hooks._directories import lock_down, remember_installation
+from s3cache.hooks._directories import lock_down, lock_down_triton, remember_installation
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, watch_registrations
 from s3cache.hooks._lookups import Lookups
@@ -69,7 +69,10 @@ class Session:
         if engine.policy.level == "require":
             lock = functools.partial(lock_down, engine, self._locked, supported=supported)
             undo.callback(when_imported(internals.CODE_CACHES, lock))
+            lock_triton = functools.partial(lock_down_triton, engine.policy.digest, self._locked)
+            undo.callback(when_imported(ports.TRITON, lock_triton))
         if supported:
+            undo.callback(ports.install(engine.settings.wants_port))
             if engine.settings.recall != "off":
                 undo.callback(when_imported(internals.DYNAMO, self._install_recall))
             undo.callback(when_imported(internals.COMPILER, self._install))

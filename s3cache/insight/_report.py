@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import get_args
 
 from s3cache.entries import RECALL_KEYS, SHAPE_KEYS, key_of
 from s3cache.insight._explain import Explanation, reasons_of
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
-from s3cache.stats import Reason
+from s3cache.stats import Port, Reason
 from s3cache.util import __version__
 from s3cache.util.text import counted, escape, footer, printable
 
@@ -42,6 +43,7 @@ class Totals:
             their process did not look up.
         frames: how many frames ended so: ``recalled``, ``traced``, ``refused: CODE``, ``agreed`` or
             ``disagreed``; the most frequent first, and empty where recall is off.
+        ports: how lookups of other compilers' files ended, by compiler; not in the other sums.
         shared: who compiled for others, and who waited for whom, each process in a line; empty
             where no process waited.
         complete: whether all lookups of these runs are on record.
@@ -56,6 +58,7 @@ class Totals:
     unused: int
     unused_bytes: int
     frames: Mapping[str, int]
+    ports: Mapping[str, Mapping[str, int]]
     shared: Sequence[str]
     complete: bool
 
@@ -78,6 +81,14 @@ class Totals:
         counts = ", ".join(f"{count} {printable(ended)}" for ended, count in self.frames.items())
         return f"frames: {counts}" if counts else ""
 
+    @property
+    def ports_in_words(self) -> Sequence[str]:
+        """Return a line for each compiler: ``triton: 3 hit: remote, 1 miss: absent``."""
+        return [
+            f"{name}: {', '.join(f'{count} {printable(ended)}' for ended, count in of.items())}"
+            for name, of in self.ports.items()
+        ]
+
 
 def sum_up(runs: Sequence[Run]) -> Totals:
     records = [record for run in runs for record in run.records]
@@ -86,6 +97,10 @@ def sum_up(runs: Sequence[Run]) -> Totals:
     unused = [size for run in runs for size in _unused(run)]
     events = [event for run in runs for event in run.events]
     frames = Counter(event.ended for event in events if event.event == "frame")
+    ports: dict[str, Counter[str]] = {}
+    for each in records:
+        if each.level in get_args(Port):
+            ports.setdefault(each.level, Counter())[name_of(each.outcome, each.reason)] += 1
     return Totals(
         dict(outcomes.most_common()),
         *(of["hit"], of["miss"], of["bypass"]),
@@ -94,6 +109,7 @@ def sum_up(runs: Sequence[Run]) -> Totals:
         unused=len(unused),
         unused_bytes=sum(unused),
         frames=dict(frames.most_common()),
+        ports={name: dict(of.most_common()) for name, of in ports.items()},
         shared=_shared(runs),
         complete=all(run.complete for run in runs),
     )
@@ -133,7 +149,12 @@ def _unused(run: Run) -> Iterator[int]:
 
 
 def is_counted(record: Record) -> bool:
-    """Return whether a lookup counts: a miss of an FX graph does not if its whole graph missed."""
+    """Return whether a lookup counts as one of a graph.
+
+    A miss of an FX graph does not if its whole graph missed.
+    """
+    if record.level in get_args(Port):
+        return False
     return record.outcome == "hit" or not record.of_whole
 
 
@@ -250,7 +271,7 @@ def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
         tiles["frames recalled"] = f"{totals.frames.get('recalled', 0):,}"
     left = max(len(found) - _MAX_ROWS, 0)
     more = f"{left:,} more lookups are left out here, and counted above" if left else ""
-    notes = [totals.frames_in_words.capitalize(), *totals.shared]
+    notes = [totals.frames_in_words.capitalize(), *totals.ports_in_words, *totals.shared]
     notes.append("" if totals.complete else _INCOMPLETE)
     end = more, escape(footer(totals.codes)), f"s3cache {__version__}"
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))

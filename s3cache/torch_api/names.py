@@ -27,6 +27,7 @@ LOCKDOWN = "private directories for torch's own caches"
 RANKS = "hits where ranks must agree"
 WORKERS = "bounding compile workers of all ranks together"
 RECALL = "recalling frames without tracing them (recall)"
+PORTS = "torch's remote caches of measurements and profiles (ports)"
 
 TORCH = "torch"
 DYNAMO = "torch._dynamo"
@@ -506,3 +507,14 @@ post_compile_hit = AnyFunction(f"{_CODE}:FxGraphCache.cache_hit_post_compile", f
 boxed_bool = AnyClass("torch._inductor.utils:BoxedBool", feature=RECALL)
 boxed_index = AnyClass("torch._inductor.cudagraph_utils:BoxedDeviceIndex", feature=RECALL)
 Fields(_RESULT, "sanitized_aot_config", feature=RECALL)
+
+# -- remote caches that are torch's own
+
+_REMOTE = "torch._inductor.remote_cache"
+remote_cache_backend = AnyClass(f"{_REMOTE}:RemoteCacheBackend", feature=PORTS)
+measured_caches = (
+    AnyClass(f"{_REMOTE}:RemoteAutotuneCache", feature=PORTS),
+    AnyClass(f"{_REMOTE}:RemoteBundledAutotuneCache", feature=PORTS),
+)
+profile_caches = (AnyClass(f"{_REMOTE}:RemoteDynamoPGOCache", feature=PORTS),)
+Fields(f"{_REMOTE}:RemoteCache", "backend_override_cls", feature=PORTS)

@@ -62,6 +62,7 @@ def counted() -> CacheStats:
             53,
         ),
         recall=RecallStats(44, 45, 46, 47, 48, {"object": 49}),
+        ports={"triton": LevelStats({"remote": 54}, {Reason.ABSENT: 55}, 56)},
     )
 
 

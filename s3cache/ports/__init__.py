@@ -1,0 +1,74 @@
+"""The caches of other compilers, over the same tiers: local first, verified, uploaded later.
+
+Each adapter is installed when its compiler is imported, and nothing of it is imported before.
+``triton``, ``helion`` and ``torchtitan`` are modules that programs may name; ``_torch`` is behind
+caches that torch asks if its own options say so. What they keep are frames of a kind of their own,
+``_files`` says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from s3cache.util.importing import before_import, when_imported
+from s3cache.util.logs import logger_of
+
+logger = logger_of("storage")
+
+#: The module of Triton that decides which class keeps its files.
+TRITON = "triton.runtime.cache"
+_TORCH, _HELION = "torch._inductor.remote_cache", "helion"
+_BACKEND, _CACHE = "HELION_REMOTE_CACHE_BACKEND", "HELION_AUTOTUNE_CACHE"
+
+
+def install(wants: Callable[[str], bool]) -> Callable[[], None]:
+    """Install what is wanted, each once its compiler is imported; return what undoes it."""
+    undo = contextlib.ExitStack()
+    if wants("triton"):
+        undo.callback(install_triton())
+    if wants("torch"):
+        undo.callback(when_imported(_TORCH, lambda: _install_torch(undo)))
+    if wants("helion"):
+        undo.callback(before_import(_HELION, lambda: _name_backend(undo)))
+    return undo.close
+
+
+def install_triton() -> Callable[[], None]:
+    """Have Triton's files looked up and shared once it is imported; return what undoes it.
+
+    A manager that the program has named stays.
+    """
+    undo = contextlib.ExitStack()
+
+    def begin() -> None:
+        try:
+            from s3cache.ports.triton import CacheManager, knobs
+
+            if knobs.cache.manager_class is None:
+                knobs.cache.manager_class = CacheManager
+                undo.callback(delattr, knobs.cache, "manager_class")
+        except Exception as exc:  # noqa: BLE001 - of another Triton; it keeps its own files
+            logger.warning("Triton's files are not shared: %s", exc)
+
+    undo.callback(when_imported(TRITON, begin))
+    return undo.close
+
+
+def _install_torch(undo: contextlib.ExitStack) -> None:
+    try:
+        from s3cache.ports._torch import install_backends
+
+        install_backends(undo)
+    except Exception as exc:  # noqa: BLE001 - of another torch
+        logger.warning("torch's remote caches of measurements are not replaced: %s", exc)
+
+
+def _name_backend(undo: contextlib.ExitStack) -> None:
+    """Name our backend to Helion by its environment, where the program has not named another."""
+    if os.environ.get(_BACKEND) or os.environ.get(_CACHE):
+        return
+    os.environ[_BACKEND], os.environ[_CACHE] = "s3cache.ports.helion.Backend", "RemoteAutotuneCache"
+    for name in (_BACKEND, _CACHE):
+        undo.callback(os.environ.pop, name, None)

@@ -1,0 +1,188 @@
+"""Files of another compiler as one entry under one key, which is all that its adapter needs.
+
+A frame of kind ``triton``, ``torch``, ``helion`` or ``torchtitan`` has a section for each file, by
+its name, and its ``meta`` says what the entry is: ``name``, in the words of that compiler. Its key
+is the kind, and a digest of all that the adapter names. Nothing in an entry is given to a compiler
+before the whole frame has been verified, signatures included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import _s3cache_autoload
+from s3cache.errors import CorruptError
+from s3cache.util.logs import logger_of
+
+# All else is imported with the first lookup: programs may import a compiler and not use it.
+if TYPE_CHECKING:
+    from s3cache.cache import Engine, Hit
+    from s3cache.stats import Port
+
+logger = logger_of("storage")
+
+SCHEMA = 1
+_warned: set[str] = set()
+
+
+def running_engine() -> Engine | None:
+    """Return the cache that is enabled; the first call enables the one of the environment."""
+    from s3cache.cache import Engine, current_cache
+
+    if (cache := current_cache()) is None:
+        _s3cache_autoload.enable_if_asked()
+        cache = current_cache()
+    return cache if isinstance(cache, Engine) else None
+
+
+class Files:
+    """The entries of one kind. Nothing fails, unless the cache is strict: then errors are raised.
+
+    Args:
+        newest: look at every variant under a key, and take the one that was made last. Otherwise
+            all that lie under one key are as good.
+    """
+
+    def __init__(self, kind: Port, *, newest: bool = False) -> None:
+        self._kind, self._newest = kind, newest
+
+    def key(self, *parts: str) -> str:
+        """Return the key of what these parts name."""
+        return f"{self._kind}-{hashlib.sha256(repr(parts).encode()).hexdigest()}"
+
+    def get(self, key: str) -> dict[str, bytes] | None:
+        """Return the files under ``key``, all verified, or ``None``."""
+        found = None
+        with self.guarded("nothing is looked up"):
+            if (engine := self._engine()) is not None:
+                found = self._look_up(engine, key)
+        return found
+
+    def put(
+        self,
+        key: str,
+        name: str,
+        files: Mapping[str, bytes],
+        *,
+        instead_of: str | None = None,
+        at_once: bool = False,
+    ) -> str | None:
+        """Keep files under ``key``, to be uploaded; return their variant, or ``None``.
+
+        They are put ``instead_of`` another variant, as far as that was not uploaded yet. What may
+        be replaced so waits a minute, or for the next flush, but not if it goes ``at_once``.
+        """
+        engine = self._engine()
+        if engine is None:
+            return None
+        from s3cache import frame
+        from s3cache.cache import Saved
+        from s3cache.torch_api import installed_version
+
+        variant, is_saved = self._variant(files), False
+        with self.guarded("an entry is not shared"):
+            data = frame.encode(
+                kind=self._kind,
+                key=key,
+                variant=variant,
+                schema=SCHEMA,
+                meta={"name": name, "torch": installed_version()},
+                sections=files,
+            )
+            if instead_of is not None and instead_of != variant:
+                engine.supersede(key, instead_of, self._kind)
+            provisional = self._newest and not at_once
+            outcome = engine.save(key, data, level=self._kind, provisional=provisional)
+            is_saved = isinstance(outcome, Saved)
+        return variant if is_saved else None
+
+    @contextlib.contextmanager
+    def guarded(self, otherwise: str) -> Iterator[None]:
+        """Warn once of an error in the block, which no compile may fail for; strict, raise it."""
+        try:
+            yield
+        except Exception as exc:
+            engine = running_engine()
+            if engine is not None and engine.settings.strict:
+                raise
+            if self._kind not in _warned:
+                _warned.add(self._kind)
+                logger.warning("%s: %s: %s", self._kind, otherwise, exc)
+
+    def _variant(self, files: Mapping[str, bytes]) -> str:
+        if not self._newest:
+            return ""
+        digests = [(name, hashlib.sha256(files[name]).hexdigest()) for name in sorted(files)]
+        return hashlib.sha256(repr(digests).encode()).hexdigest()[:32]
+
+    def _engine(self) -> Engine | None:
+        engine = running_engine()
+        return engine if engine is not None and engine.settings.wants_port(self._kind) else None
+
+    def _look_up(self, engine: Engine, key: str) -> dict[str, bytes] | None:
+        from s3cache.records import Record
+
+        best: tuple[int, Hit, dict[str, bytes]] | None = None
+        with engine.candidates(key, self._kind) as lookup:
+            for hit in lookup:
+                try:
+                    files = self._read(hit)
+                except CorruptError as exc:
+                    lookup.reject(hit, exc)
+                    continue
+                made = hit.entry.header.created_ns
+                if best is None or made > best[0]:
+                    best = made, hit, files
+                if not self._newest:
+                    break
+            if best is not None:
+                lookup.accept(best[1])
+        outcome = lookup.close()
+        ended = "miss" if best is None else "hit"
+        reason = str(outcome.reason if best is None else best[1].tier)  # type: ignore[union-attr]
+        engine.record(Record(self._kind, ended, key, reason, time.time(), outcome.elapsed_s))
+        return None if best is None else best[2]
+
+    def _read(self, hit: Hit) -> dict[str, bytes]:
+        header = hit.entry.header
+        if (header.kind, header.schema) != (self._kind, SCHEMA):
+            raise CorruptError("frame", f"is of kind {header.kind}, schema {header.schema}")
+        return {name: bytes(hit.entry.section(name)) for name in hit.entry.names}
+
+
+def device_here() -> str | None:
+    """Return what measurements depend on: device, driver and CUDA or ROCm; ``None`` without one.
+
+    Other accelerators have no name here, so what was measured on them is not shared.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    props = torch.cuda.get_device_properties(torch.cuda.current_device())
+    parts = [props.name, props.major, props.minor, props.multi_processor_count, props.total_memory]
+    parts += [getattr(props, "gcnArchName", ""), torch.version.cuda, torch.version.hip, _driver()]
+    return repr(parts)
+
+
+@functools.cache
+def _driver() -> str:
+    for module in ("nvidia", "amdgpu"):
+        try:
+            with open(f"/sys/module/{module}/version", encoding="utf-8") as file:
+                return f"{module} {file.read(200).strip()}"
+        except OSError:
+            continue
+    return ""
+
+
+@functools.cache
+def host_here() -> str:
+    """Return what a shared library of this Python needs of a machine."""
+    return repr((sys.version, platform.machine(), platform.system(), platform.libc_ver()))

@@ -1,0 +1,57 @@
+"""torch's own remote caches that s3cache does not replace: measurements, and profiles of sizes.
+
+torch asks them if its options say so (``autotune_remote_cache``, ``bundled_autotune_remote_cache``,
+``automatic_dynamic_remote_pgo``), and keeps them in Redis. Here they are entries, unless variables
+name a server of Redis: each cache is of a class of torch's, which has a place for another backend.
+
+torch's keys for what was measured do not hold the device or its driver: ours do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from typing import Any
+
+from s3cache.ports._files import Files, device_here
+from s3cache.torch_api import installed_version, internals
+
+_REDIS = "TORCHINDUCTOR_REDIS_URL", "TORCHINDUCTOR_REDIS_HOST"
+_FILE = "value"
+
+
+def install_backends(undo: contextlib.ExitStack) -> None:
+    """Set the backend of each cache that has none; one backend serves all caches of a class."""
+    if any(map(os.environ.get, _REDIS)):
+        return
+    for caches, measured in ((internals.measured_caches, True), (internals.profile_caches, False)):
+        backend = _backend(measured=measured)
+        for each in caches:
+            cache = each.get()
+            if cache.backend_override_cls is None:
+                cache.backend_override_cls = backend
+                undo.callback(setattr, cache, "backend_override_cls", None)
+
+
+def _backend(*, measured: bool) -> type[Any]:
+    # A profile grows while a program runs: the newest one has most.
+    files = Files("torch", newest=not measured)
+    variants: dict[str, str] = {}
+
+    def key_of(key: str) -> str | None:
+        device = device_here() if measured else platform.python_version()
+        return device and files.key(installed_version(), device, key)
+
+    class Backend(internals.remote_cache_backend.get()):  # type: ignore[misc]
+        def _get(self, key: str) -> bytes | None:
+            found = files.get(ours) if (ours := key_of(key)) else None
+            return None if found is None else found.get(_FILE)
+
+        def _put(self, key: str, data: bytes) -> None:
+            if ours := key_of(key):
+                variant = files.put(ours, key, {_FILE: data}, instead_of=variants.get(ours))
+                if variant is not None:
+                    variants[ours] = variant
+
+    return Backend

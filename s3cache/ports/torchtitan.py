@@ -1,0 +1,59 @@
+"""Precompiled graphs of torchtitan: what its ``StorageAdapter`` promises, over the cache.
+
+::
+
+    storage = s3cache.ports.torchtitan.Storage("llama3-8b")
+    precompile_fx_trace_save(..., storage=storage)
+
+torchtitan makes its own ``DiskStorageAdapter`` in its trainer, so a program has to pass this one.
+"""
+
+from __future__ import annotations
+
+from s3cache.errors import StoreError
+from s3cache.ports._files import Files, running_engine
+
+_FILE = "artifact"
+
+_files = Files("torchtitan", newest=True)
+
+
+class Storage:
+    """Artifacts under the keys of one ``name``, which other programs must not use.
+
+    torchtitan has one key for all programs. It unpickles what it loads: here only what the cache's
+    policy trusts.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def save(self, key: str, data: bytes) -> str:
+        """Keep an artifact, to be uploaded, in the place of an earlier one; return its key.
+
+        Raises:
+            StoreError: there is no cache, or it cannot keep it.
+        """
+        where = self._key_of(key)
+        if _files.put(where, key, {_FILE: data}, at_once=True) is None:
+            raise StoreError("the artifact is not kept", op="save", key=key)
+        return where
+
+    def load(self, key: str) -> bytes:
+        """Return the newest artifact; raise :class:`FileNotFoundError` if there is none."""
+        found = _files.get(self._key_of(key))
+        if found is None or _FILE not in found:
+            raise FileNotFoundError(f"no artifact of {self._name} is under the key {key!r}")
+        return found[_FILE]
+
+    def exists(self, key: str) -> bool:
+        """Return whether there is an artifact that can be loaded."""
+        return _files.get(self._key_of(key)) is not None
+
+    def delete(self, key: str) -> None:
+        """Remove an artifact here and in the remote; other machines keep theirs."""
+        if (engine := running_engine()) is not None:
+            engine.remove(self._key_of(key))
+
+    def _key_of(self, key: str) -> str:
+        return _files.key(self._name, key)

@@ -1,0 +1,169 @@
+"""Triton's files, looked for on this machine first and then in the cache.
+
+Triton asks one manager for the files under a key: the stages of a kernel as a group, what
+``@triton.autotune(cache_results=True)`` measured, and libraries of C that launch kernels. Ours is
+its own manager of files, in the same directory. Only what is not there is looked up, once for a
+group; what is found lies there afterwards as if this machine had compiled it. So Triton's interface
+of remote backends is not used: there it asks for every file, also for those that are there.
+
+``enable()`` sets it as ``triton.knobs.cache.manager_class``. Processes without torch may name it:
+``TRITON_CACHE_MANAGER=s3cache.ports.triton:CacheManager``.
+
+A key of Triton's holds all of a kernel: its source and what it calls, types, constants, options,
+target, Triton's own code, the version of ``ptxas``, and most variables that change code. Ours adds
+the other variables, for measurements the device and its driver, and for libraries this Python and
+the C library. What no key can name is not shared: see :func:`_is_unnamed`.
+
+Kernels that Inductor compiles are left alone: they are in the entries of their graphs.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import json
+import os
+import sys
+from typing import Any
+
+from triton import __version__ as _version
+from triton import knobs as knobs
+from triton.runtime.cache import FileCacheManager
+
+from s3cache.ports._files import Files, device_here, host_here, running_engine
+
+_MEASURED = ".autotune.json"
+_LIBRARIES = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+_FIRST = "TRITON_", "AMDGCN_", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_"
+# Variables that begin like that and change no code: where files are, and what is printed.
+_HARMLESS = frozenset(
+    """TRITON_HOME TRITON_CACHE_DIR TRITON_DUMP_DIR TRITON_OVERRIDE_DIR TRITON_CACHE_MANAGER
+    TRITON_REMOTE_CACHE_BACKEND TRITON_CACHE_AUTOTUNING TRITON_PRINT_AUTOTUNING TRITON_LIBCUDA_PATH
+    TRITON_PTXAS_PATH TRITON_PTXAS_BLACKWELL_PATH TRITON_LIBDEVICE_PATH""".split()  # noqa: SIM905
+)
+# What a kernel is compiled through. A kernel runs without, as with TRITON_STORE_BINARY_ONLY.
+_STAGES = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
+_PLUGINS = "TRITON_PLUGIN_PATHS", "LLVM_PASS_PLUGIN_PATH"
+
+_files = Files("triton")
+
+
+class CacheManager(FileCacheManager):  # type: ignore[misc]
+    """Triton's manager of files, with the cache behind it. No kernel fails for ours."""
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        self._is_plain = not (override or dump)
+        self._has_kernel = self._is_plain and not _is_called_by_inductor()
+        if self._has_kernel:
+            running_engine()  # a policy may give Triton another directory
+        super().__init__(key, override=override, dump=dump)
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        """Return the paths of a kernel's files, which are fetched unless they are here."""
+        found: dict[str, str] | None = super().get_group(filename)
+        if found is None and self._has_kernel and self._fetch(filename, is_group=True):
+            found = super().get_group(filename)
+        return found
+
+    def put_group(self, filename: str, group: dict[str, str]) -> str:
+        """Keep what makes files a group, and share the files."""
+        path: str = super().put_group(filename, group)
+        if self._has_kernel:
+            self._share(filename, group, is_group=True)
+        return path
+
+    def get_file(self, filename: str) -> str | None:
+        """Return the path of one file, which is fetched if it is a kind that is shared."""
+        found: str | None = super().get_file(filename)
+        if found is None and self._is_plain and self._fetch(filename):
+            found = super().get_file(filename)
+        return found
+
+    def put(self, data: object, filename: str, binary: bool = True) -> str:
+        """Keep one file, and share it if it is a kind that is shared."""
+        path: str = super().put(data, filename, binary)
+        if self._is_plain:
+            self._share(filename, {filename: path})
+        return path
+
+    def _fetch(self, filename: str, *, is_group: bool = False) -> bool:
+        """Put what the cache has into Triton's directory; return whether it had anything."""
+        is_here = False
+        with _files.guarded("nothing is looked up"):
+            key = self._key_of(filename, is_group)
+            files = None if key is None else _files.get(key)
+            if files is not None and filename in files and all(map(_is_name, files)):
+                paths = {name: FileCacheManager.put(self, files[name], name) for name in files}
+                if is_group:  # last: until then there is nothing
+                    super().put_group(filename, paths)
+                is_here = True
+        return is_here
+
+    def _share(self, filename: str, paths: dict[str, str], *, is_group: bool = False) -> None:
+        with _files.guarded("an entry is not shared"):
+            if (key := self._key_of(filename, is_group)) is not None:
+                files = {name: _read(paths[name]) for name in paths}
+                if is_group and json.loads(files[filename]).get("ir_override"):
+                    return
+                _files.put(key, filename, _portable(files) if is_group else files)
+
+    def _key_of(self, filename: str, is_group: bool) -> str | None:
+        """Return our key; ``None`` for a file that is not shared, or while no key says enough."""
+        needs: str | None = None
+        if is_group:
+            needs = ""
+        elif filename.endswith(_MEASURED):
+            needs = device_here()
+        elif filename.endswith(_LIBRARIES) and knobs.build.impl is None:
+            needs = host_here()  # a build of somebody else's may put anything into them
+        if needs is None or _is_unnamed():
+            return None
+        return _files.key(_version, self.key, filename, needs, _variables())
+
+
+def _is_unnamed() -> bool:
+    """Return whether kernels may be made of what no key names: files, plugins, plain globals."""
+    compilation = knobs.compilation
+    return bool(
+        compilation.override
+        or compilation.allow_non_constexpr_globals
+        or compilation.always_compile
+        or knobs.runtime.add_stages_inspection_hook
+        or any(map(os.environ.get, _PLUGINS))
+    )
+
+
+def _variables() -> str:
+    """Return the variables that may change code; Triton's key has most of them, but not all."""
+    names = sorted(name for name in os.environ if name.startswith(_FIRST))
+    return repr([(name, os.environ[name]) for name in names if name not in _HARMLESS])
+
+
+def _portable(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Leave out what says where a kernel's source is, unless sources are shared."""
+    engine = running_engine()
+    if engine is None or engine.settings.share_sources:
+        return files
+    from s3cache.artifact import hidden_places
+
+    places = {*filter(os.path.isabs, sys.path), os.getcwd(), sys.prefix, sys.base_prefix}
+    prefixes = sorted(places - {"/", "/usr", "/usr/local"}, key=len, reverse=True)
+    kept = (name for name in files if not name.endswith(_STAGES))
+    return {name: hidden_places(files[name], *prefixes) for name in kept}
+
+
+def _is_called_by_inductor() -> bool:
+    """Return whether the caller of Triton is Inductor, which keeps its kernels with its graphs."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("triton."):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("torch._inductor.")
+
+
+def _is_name(name: str) -> bool:
+    """Return whether a file of that name lies in the directory, and is none of its own."""
+    return os.path.basename(name) == name and not name.startswith((".", "__grp__"))
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()

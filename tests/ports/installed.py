@@ -1,0 +1,34 @@
+"""Packages that only some environments have: tests of what needs them skip without."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.machines import ROOT, Machine
+
+# Where make test has Triton, apart from what the other tests see.
+_SITE = Path(os.environ.get("S3CACHE_TEST_TRITON") or ROOT / ".venv-triton/site")
+
+
+def _parent_of(package: str) -> str | None:
+    if (_SITE / package).is_dir():
+        return str(_SITE)
+    found = importlib.util.find_spec(package)
+    places = None if found is None else found.submodule_search_locations
+    return str(Path(next(iter(places))).parent) if places else None
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    """Skip where a package is not installed, with its name."""
+    absent = [each for each in packages if _parent_of(each) is None]
+    return pytest.mark.skipif(bool(absent), reason=f"{' and '.join(absent)} not installed")
+
+
+def machine(root: Path, *packages: str, **environment: str) -> Machine:
+    """A machine whose processes can import packages that are beside this environment's own."""
+    places = dict.fromkeys(filter(None, map(_parent_of, packages)))
+    return Machine(root, PYTHONPATH=os.pathsep.join([str(ROOT), *places]), **environment)

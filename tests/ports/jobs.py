@@ -1,0 +1,170 @@
+"""What machines compile with Triton in these tests; each job returns how often each step ran."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import sys
+from typing import Any
+
+import torch
+import triton
+
+import s3cache
+from tests.ports import standin
+
+_FLOAT = torch.float32
+_LAUNCHER = """
+#include <Python.h>
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "tiny", NULL, -1, NULL};
+PyMODINIT_FUNC PyInit_tiny(void) { return PyModule_Create(&module); }
+"""
+
+
+def _steps(**more: Any) -> dict[str, Any]:
+    return {**{name: n for name, n in standin.counts.items() if n}, **more}
+
+
+def kernel(arch: int = 90) -> dict[str, Any]:
+    """Compile one kernel."""
+    standin.install(arch)
+    from tests.ports.kernels import add
+
+    compiled = add.warmup(_FLOAT, _FLOAT, _FLOAT, 1024, BLOCK=128, grid=(1,))
+    return _steps(hash=compiled.hash)
+
+
+def measured(name: str = standin.H100) -> dict[str, Any]:
+    """Choose between two configurations, which Triton keeps on the disk, and compile the winner."""
+    standin.install(name=name)
+    from triton.runtime.jit import MockTensor
+
+    from tests.ports.kernels import tuned
+
+    tensor = MockTensor(_FLOAT)
+    tuned.run(tensor, tensor, tensor, 1024, grid=(1,), warmup=True)
+    return _steps(block=tuned.best_config.kwargs["BLOCK"])
+
+
+def library() -> dict[str, Any]:
+    """Compile and import a library of C, as Triton does with what launches kernels."""
+    standin.install()
+    from triton.runtime.build import compile_module_from_src
+
+    # Not as a name of C's: it has no types.
+    build: Any = compile_module_from_src
+    return _steps(module=build(_LAUNCHER, "tiny").__name__)
+
+
+def liger() -> dict[str, Any]:
+    """Compile two kernels of Liger."""
+    standin.install()
+    from liger_kernel.ops.swiglu import _swiglu_backward_kernel, _swiglu_forward_kernel
+
+    half = torch.float16
+    for each in (_swiglu_forward_kernel, _swiglu_backward_kernel):
+        each.warmup(half, half, half, 64, 1.0, n_cols=64, BLOCK_SIZE=64, grid=(1,))
+    return _steps()
+
+
+def fla() -> dict[str, Any]:
+    """Have flash-linear-attention choose one of its configurations, and compile that."""
+    standin.install()
+    from fla.ops.utils.cumsum import chunk_local_cumsum_scalar_kernel
+    from triton.runtime.jit import MockTensor
+
+    tensor = MockTensor(_FLOAT)
+    shape = {"T": 64, "B": 1, "H": 1, "BT": 64, "REVERSE": False}
+    chunk_local_cumsum_scalar_kernel.run(
+        tensor, tensor, None, None, None, **shape, grid=(1,), warmup=True
+    )
+    return _steps()
+
+
+def everything() -> dict[str, Any]:
+    """Do all of this in one process."""
+    standin.install()
+    return {**kernel(), **measured(), **library()}
+
+
+def without_kernels() -> list[str]:
+    """Import torch and Triton, and return what that imported of s3cache's cache."""
+    return [name for name in sys.modules if name.startswith("s3cache.cache")]
+
+
+def killed() -> None:
+    """Compile a kernel, and be killed before it is uploaded."""
+    kernel()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def nothing() -> None:
+    """Look nothing up."""
+
+
+def unnamed() -> dict[str, int]:
+    """Compile a kernel under several conditions; return how many entries each has saved."""
+    standin.install()
+    from triton import knobs
+
+    cache = s3cache.active()
+    assert cache is not None
+    conditions = {
+        "plain": "TRITON_NOTHING_KNOWN",
+        "override": "TRITON_KERNEL_OVERRIDE",
+        "globals": "TRITON_ALLOW_NON_CONSTEXPR_GLOBALS",
+        "plugin": "TRITON_PLUGIN_PATHS",
+        "variable": "TRITON_MOCK_PTX_VERSION",
+    }
+    saved: dict[str, int] = {}
+    for name, variable in conditions.items():
+        before = _saved(cache)
+        shutil.rmtree(knobs.cache.dir, ignore_errors=True)
+        if name != "plain":
+            os.environ[variable] = "8.3" if name == "variable" else "1"
+        _compile()
+        os.environ.pop(variable, None)
+        saved[name] = _saved(cache) - before
+    before = _saved(cache)
+    shutil.rmtree(knobs.cache.dir, ignore_errors=True)
+    inductors: dict[str, Any] = {"__name__": "torch._inductor.runtime.triton_heuristics"}
+    exec("def call(function): return function()", inductors)
+    source = _source()
+    inductors["call"](functools.partial(triton.compile, source))
+    return {**saved, "inductor": _saved(cache) - before}
+
+
+def _saved(cache: Any) -> int:
+    counts = cache.stats().ports.get("triton")
+    return 0 if counts is None else counts.saved
+
+
+def _compile() -> Any:
+    return triton.compile(_source())
+
+
+def _source() -> Any:
+    from triton.compiler import ASTSource
+
+    from tests.ports.kernels import add
+
+    types = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}
+    return ASTSource(add, types, {(4,): 128})
+
+
+def planted(name: str) -> dict[str, bool]:
+    """Ask for a kernel whose entry has a file of that name."""
+    standin.install()
+    from triton.runtime.cache import get_cache_manager
+
+    manager = get_cache_manager("ab" * 32)
+    source = os.path.join(os.environ["HOME"], "source")
+    with open(source, "wb") as file:
+        file.write(b"{}")
+    manager.put_group("kernel.json", {"kernel.json": source, name: source})
+    shutil.rmtree(manager.cache_dir)
+    other = get_cache_manager("ab" * 32)
+    outside = os.path.exists(os.path.join(other.cache_dir, name))
+    return {"found": other.get_group("kernel.json") is not None, "outside": outside}

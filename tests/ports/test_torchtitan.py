@@ -1,0 +1,86 @@
+"""torchtitan's ``StorageAdapter`` over the cache: what its own adapter promises, on machines."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3cache.cache import Engine, set_current
+from s3cache.errors import StoreError
+from s3cache.ports.torchtitan import Storage
+from s3cache.store import MemoryStore
+from tests.ports.installed import needs
+from tests.support.caching import open_engine
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Begin a process on a machine of that name; all share a remote."""
+    remote, engines = MemoryStore("memory://ports"), []
+
+    def begin(name: str, **settings: Any) -> Engine:
+        engines.append(open_engine(tmp_path / name, remote, **settings))
+        set_current(engines[-1])
+        return engines[-1]
+
+    yield begin
+    for each in engines:
+        each.close()
+
+
+def test_it_keeps_the_promises_of_a_storage_adapter(start: Start) -> None:
+    start("one")
+    storage = Storage("model")
+    assert not storage.exists("trace")
+    with pytest.raises(FileNotFoundError):
+        storage.load("trace")
+    assert storage.save("trace", b"first")
+    assert (storage.exists("trace"), storage.load("trace")) == (True, b"first")
+    storage.save("trace", b"")
+    assert storage.load("trace") == b""
+    assert Storage("other").exists("trace") is False
+    storage.delete("trace")
+    storage.delete("trace")
+    assert not storage.exists("trace")
+
+
+def test_another_machine_loads_what_was_saved_last(start: Start) -> None:
+    """Also where it has an older artifact on its own disk."""
+    one = start("one")
+    Storage("model").save("trace", b"first")
+    assert not one.flush(10).remaining
+    two = start("two")
+    assert Storage("model").load("trace") == b"first"
+    assert two.stats().ports["torchtitan"].hits["remote"] == 1
+    again = start("one")
+    Storage("model").save("trace", b"second")
+    assert not again.flush(10).remaining
+    start("two")
+    assert Storage("model").load("trace") == b"second"
+
+
+def test_what_cannot_be_kept_is_an_error_and_not_lost(start: Start) -> None:
+    start("one", mode="read-only")
+    with pytest.raises(StoreError):
+        Storage("model").save("trace", b"first")
+
+
+def test_it_can_be_switched_off(start: Start) -> None:
+    start("one", ports="triton")
+    with pytest.raises(StoreError):
+        Storage("model").save("trace", b"first")
+
+
+@needs("torchtitan")
+def test_it_has_the_methods_of_torchtitan() -> None:
+    from torchtitan.experiments.graph_trainer.storage import StorageAdapter
+
+    for name in StorageAdapter.__abstractmethods__:
+        theirs, ours = getattr(StorageAdapter, name), getattr(Storage, name)
+        assert str(inspect.signature(ours)) == str(inspect.signature(theirs))

@@ -1,0 +1,167 @@
+"""Triton's files: what one machine compiled or measured, no other one compiles or measures.
+
+A stand-in for the GPU has Triton compile to real machine code, and nothing is launched.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3cache import frame
+from s3cache.testing import Outcome, ProgramError
+from s3cache.trust import generate
+from tests.ports.installed import machine, needs
+from tests.support.machines import ROOT, remote_url
+from tests.support.marks import slow
+
+pytestmark = [needs("triton"), pytest.mark.timeout(900)]
+
+_A100 = "NVIDIA A100-SXM4-80GB"
+_STEPS = {"ptxas", "cc", "measured"}
+
+
+def steps(outcome: Outcome) -> dict[str, int]:
+    """How often a job compiled, linked or measured."""
+    return {name: outcome.result[name] for name in _STEPS if name in outcome.result}
+
+
+def run(root: Path, name: str, job: str, *arguments: Any, **settings: Any) -> Outcome:
+    packages = ("triton", "liger_kernel", "fla")
+    return machine(root / name, *packages).run(
+        f"tests.ports.jobs:{job}", *arguments, remote=remote_url(root), settings=settings
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "entries"),
+    [
+        ("everything", 4),
+        pytest.param("liger", 2, marks=[slow, needs("liger_kernel")]),
+        pytest.param("fla", 1, marks=[slow, needs("fla")]),
+    ],
+)
+def test_a_second_machine_compiles_and_measures_nothing(
+    tmp_path: Path, job: str, entries: int
+) -> None:
+    """A kernel, the winner of a measurement, a library of C; kernels of Liger and FLA."""
+    first = run(tmp_path, "one", job)
+    assert first.result["ptxas"]
+    assert first.stats.ports["triton"].saved >= entries
+    second = run(tmp_path, "two", job)
+    assert steps(second) == {}
+    assert second.stats.ports["triton"].misses == {}
+    assert second.result.items() <= first.result.items()
+
+
+def test_a_restart_on_the_same_machine_looks_nothing_up(tmp_path: Path) -> None:
+    """Triton's own directory comes first."""
+    run(tmp_path, "one", "kernel")
+    again = run(tmp_path, "one", "kernel")
+    assert steps(again) == {}
+    assert again.stats.ports == {}
+
+
+def test_what_was_measured_is_not_for_another_device(tmp_path: Path) -> None:
+    """Two GPUs of one architecture; Triton's own key is the same for both."""
+    run(tmp_path, "one", "measured")
+    other = run(tmp_path, "two", "measured", _A100)
+    assert steps(other)["measured"] == 2
+    assert other.stats.ports["triton"].hits == {"local": 0, "remote": 1}  # the kernel
+
+
+def test_what_no_key_names_is_not_shared(tmp_path: Path) -> None:
+    """Overridden stages, plain globals, plugins; and a variable that Triton's key leaves out.
+
+    Nor is what Inductor compiles: its graphs have that.
+    """
+    seen = run(tmp_path, "one", "unnamed").result
+    kept = {"plain": 1, "variable": 1}
+    assert seen == {**kept, "override": 0, "globals": 0, "plugin": 0, "inductor": 0}
+
+
+def test_damage_is_a_miss(tmp_path: Path) -> None:
+    run(tmp_path, "one", "kernel")
+    (found,) = (tmp_path / "remote").rglob("triton-*")
+    content = bytearray(found.read_bytes())
+    content[-1] ^= 1
+    found.write_bytes(content)
+    second = run(tmp_path, "two", "kernel")
+    assert second.result["ptxas"] == 1
+    assert second.stats.ports["triton"].misses == {"corrupt": 1}
+    assert steps(run(tmp_path, "three", "kernel")) == {}  # it was replaced
+
+
+@pytest.mark.parametrize("share", [False, pytest.param(True, marks=slow)])
+def test_entries_say_where_sources_are_only_if_they_may(tmp_path: Path, share: bool) -> None:
+    run(tmp_path, "one", "kernel", share_sources=share)
+    (found,) = (tmp_path / "remote").rglob("triton-*")
+    entry = frame.decode(found.read_bytes())
+    assert {"add.json", "add.cubin"} <= {*entry.names}
+    assert ("add.ttir" in entry.names) is share
+    content = b"".join(bytes(entry.section(name)) for name in entry.names)
+    assert (str(ROOT).encode() in content) is share
+
+
+def test_a_policy_refuses_what_is_not_signed(tmp_path: Path) -> None:
+    """Neither an entry of the bucket nor a file of Triton's directory is used."""
+    run(tmp_path, "one", "kernel")
+    trusted = generate("ci").public_text()
+    there = machine(tmp_path / "two", "triton")
+    url, job = remote_url(tmp_path), "tests.ports.jobs:kernel"
+    there.run(job, remote=f"file://{tmp_path}/other?create=1")  # leaves unsigned files
+    wary = there.run(job, remote=url, settings={"trust": "require", "trusted_keys": trusted})
+    assert wary.result["ptxas"] == 1
+    assert wary.stats.ports["triton"].refused
+
+
+def test_an_upload_survives_a_kill(tmp_path: Path) -> None:
+    url, one = remote_url(tmp_path), machine(tmp_path / "one", "triton")
+    with pytest.raises(ProgramError) as killed:
+        one.run("tests.ports.jobs:killed", remote=url)
+    assert killed.value.outcome.exit_code == -signal.SIGKILL
+    one.run("tests.ports.jobs:nothing", remote=url)
+    assert steps(run(tmp_path, "two", "kernel")) == {}
+
+
+@pytest.mark.parametrize("ports", ["off", pytest.param("torch,helion", marks=slow)])
+def test_it_can_be_switched_off(tmp_path: Path, ports: str) -> None:
+    seen = run(tmp_path, "one", "kernel", ports=ports)
+    assert seen.result["ptxas"] == 1
+    assert seen.stats.ports == {}
+    assert not [*(tmp_path / "remote").rglob("triton-*")]
+
+
+def test_the_environment_switches_it_on_with_the_first_kernel(tmp_path: Path) -> None:
+    """A program without torch.compile, which says nothing of s3cache; one without kernels pays
+    nothing."""
+    there = machine(tmp_path / "one", "triton", S3CACHE_URL=remote_url(tmp_path))
+    assert there.run("tests.ports.jobs:without_kernels").result == []
+    assert there.run("tests.ports.jobs:kernel").result["ptxas"] == 1
+    assert os.listdir(tmp_path / "remote")
+    other = machine(tmp_path / "two", "triton", S3CACHE_URL=remote_url(tmp_path))
+    assert steps(other.run("tests.ports.jobs:kernel")) == {}
+
+
+def test_a_program_without_torch_may_name_the_manager(tmp_path: Path) -> None:
+    """In the variable that Triton reads; and the cache in the one that s3cache reads."""
+    manager = {"TRITON_CACHE_MANAGER": "s3cache.ports.triton:CacheManager"}
+    compiled = []
+    for name in ("one", "two"):
+        there = machine(tmp_path / name, "triton", S3CACHE_URL=remote_url(tmp_path), **manager)
+        command = [sys.executable, "-m", "tests.ports.alone"]
+        compiled.append(subprocess.check_output(command, env=there.environment, text=True))
+    assert compiled == ["1\n", "0\n"]
+
+
+@pytest.mark.parametrize("name", ["../../kernel.json", "__grp__add.json", "/tmp/kernel.json"])
+def test_names_of_files_lead_nowhere_else(tmp_path: Path, name: str) -> None:
+    """An entry that is trusted and says so all the same is not used."""
+    seen = run(tmp_path, "one", "planted", name)
+    assert seen.result == {"found": False, "outside": False}
