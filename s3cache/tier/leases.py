@@ -67,13 +67,23 @@ class Lease:
         while self in self._leases.held:  # asyncio.wait_for may lose a cancellation, see cancel_all
             await asyncio.sleep(RENEWED_EVERY_S)
             try:
-                if not await self._leases.create(self._row, self._number + 1, self._leases.me):
+                if not await self._add(self._leases.me):
                     logger.debug("lost the lease %s to another machine", self._row)
                     return
             except StoreError as exc:
                 logger.debug("the lease %s is not renewed now: %s", self._row, exc)
-            else:
-                self._number += 1
+
+    async def _add(self, text: str) -> bool:
+        """Write the next number; return False where another machine has written it."""
+        for _ in range(2):
+            number = self._number + 1
+            is_new = await self._leases.create(self._row, number, text)
+            if not is_new and await self._leases.read(self._row, number) != self._leases.me:
+                return False
+            self._number = number  # or it is ours: the answer to a renewal got lost
+            if is_new:
+                return True
+        return False
 
     async def end(self, has_landed: Callable[[], Awaitable[bool]] | None) -> None:
         """Let others go on: once ``has_landed`` says that the entry is there; at once without."""
@@ -87,10 +97,7 @@ class Lease:
             if self._renewing is not None:
                 await asyncio.wait([self._renewing])
             if has_landed is None:
-                last = self._number
-                for number in (last + 1, last + 2):  # the answer to a renewal may have got lost
-                    if await self._leases.create(self._row, number, _FAILED):
-                        break
+                await self._add(_FAILED)
             else:
                 await self._leases.remove(self._row)
         except StoreError as exc:
@@ -162,9 +169,12 @@ class Leases:
                     if await has_landed():
                         return Waited(None, loop.time() - started, whom, is_remote=True)
                     continue
-                following = await self._read(row, number + 1)
+                following = await self.read(row, number + 1)
                 if following is not None:
                     number, holder, renewed_at = number + 1, following, loop.time()
+                    if holder == self.me:  # the answer got lost when we stole it
+                        waited = Waited(None, loop.time() - started, whom)
+                        return self._begun(row, number, waited)
                 elif loop.time() - renewed_at > _MISSED_RENEWALS * RENEWED_EVERY_S:
                     waited = Waited(None, loop.time() - started, whom)
                     if await has_landed():
@@ -210,7 +220,7 @@ class Leases:
         """Return the last number of a row and what it says; -1 where there is none any more."""
         numbers = [number async for _, number in self._numbers(row)]
         number = max(numbers, default=-1)
-        said = None if number < 0 else await self._read(row, number)
+        said = None if number < 0 else await self.read(row, number)
         return (-1, "") if said is None else (number, said)
 
     async def _numbers(self, row: str) -> AsyncIterator[tuple[str, int]]:
@@ -219,6 +229,7 @@ class Leases:
             if digits.isdecimal() and digits.isascii() and len(digits) == 8:
                 yield info.key, int(digits)
 
-    async def _read(self, row: str, number: int) -> str | None:
+    async def read(self, row: str, number: int) -> str | None:
+        """Return what a number of a row says; None where there is none."""
         data = await self._store.get_range(f"{row}/{number:08d}", 0, _SHOWN)
         return None if data is None else printable(bytes(data).decode(errors="replace"))

@@ -261,6 +261,74 @@ def test_a_renewal_that_fails_is_tried_again(bucket: Bucket) -> None:
     assert other.is_remote
 
 
+class _Deaf(WrapperStore):
+    """Creates what it is asked to, and loses the answers while ``is_deaf``."""
+
+    is_deaf = False
+
+    async def put(self, key: str, data: Any, **options: Any) -> None:
+        await super().put(key, data, **options)
+        if self.is_deaf:
+            raise TransientError("no answer", op="put")
+
+
+def test_a_renewal_of_which_the_answer_got_lost_is_one(bucket: Bucket) -> None:
+    """The number is there already when it is tried again: written by the same machine."""
+    deaf = _Deaf(bucket)
+
+    async def job() -> list[Waited]:
+        leader = Node(bucket, "leader")
+        leader.leases = Leases(deaf, "leader", random.Random(0))
+        leading = asyncio.ensure_future(leader.compile(seconds=100))
+        await asyncio.sleep(8)
+        deaf.is_deaf = True
+        await asyncio.sleep(3)
+        deaf.is_deaf = False
+        return [await Node(bucket, "other").compile(), await leading]
+
+    other, leader = run_virtually(job())
+    assert leader.lease is not None
+    assert other.is_remote
+    assert other.lease is None
+
+
+def test_a_lease_that_was_stolen_without_an_answer_is_held(bucket: Bucket) -> None:
+    deaf = _Deaf(bucket)
+
+    async def job() -> Waited:
+        dead = await Node(bucket, "dead").take()
+        assert dead.lease is not None
+        dead.lease.stop()
+        thief = Node(bucket, "thief")
+        thief.leases = Leases(deaf, "thief", random.Random(0))
+        deaf.is_deaf = True
+        return await thief.take()
+
+    thief = run_virtually(job())
+    assert thief.lease is not None
+    assert thief.holder == "dead"
+    assert thief.seconds <= 25
+
+
+def test_a_machine_that_was_stopped_ends_no_lease_of_another_one(bucket: Bucket) -> None:
+    """It has lost its own lease when it goes on, and then fails to compile."""
+
+    async def job() -> list[Waited]:
+        stopped = await Node(bucket, "stopped").take()
+        assert stopped.lease is not None
+        stopped.lease.stop()  # nothing of it runs
+        await asyncio.sleep(1)
+        thief = asyncio.ensure_future(Node(bucket, "thief").compile(seconds=60))
+        waiting = asyncio.ensure_future(Node(bucket, "waiting").compile())
+        while len(rows(bucket)) == 1:
+            await asyncio.sleep(0.1)
+        await stopped.lease.end(None)
+        return [await thief, await waiting]
+
+    thief, waiting = run_virtually(job())
+    assert sorted([thief.is_remote, waiting.is_remote]) == [False, True]
+
+
 # -- mishaps of the machine that leads
 
 
