@@ -117,7 +117,7 @@ def sum_up(runs: Sequence[Run]) -> Totals:
 
 def _shared(runs: Sequence[Run]) -> list[str]:
     """Return what each process compiled while others could wait, and for whom it waited."""
-    names = {str(run.pid): f"rank {run.rank}" if run.rank else f"process {run.pid}" for run in runs}
+    names = _names(runs)
     lines, anyone_waited = [], False
     for run in runs:
         led = sum(event.event == "lead" for event in run.events)
@@ -127,15 +127,25 @@ def _shared(runs: Sequence[Run]) -> list[str]:
             if event.event == "wait":
                 waits.setdefault(event.ended, []).append(event.elapsed_s)
         for ended, seconds in waits.items():
-            how, _, holder = ended.rpartition("for ")
-            pid = "" if holder.endswith(")") else holder.partition("@")[0]  # of a lease: elsewhere
-            whom = names.get(pid, printable(holder))
             graphs = counted(len(seconds), "graph")
-            parts.append(f"waited {how}for {whom}: {graphs}, {_duration(sum(seconds))}")
+            whom = _for_whom(ended, names)
+            parts.append(f"waited {whom}: {graphs}, {_duration(sum(seconds))}")
         anyone_waited |= bool(waits)
         if parts:
             lines.append(f"{names[str(run.pid)]}: {'; '.join(parts)}")
     return lines if anyone_waited else []
+
+
+def _names(runs: Sequence[Run]) -> dict[str, str]:
+    """Return what processes are called, by their ids: by rank, where they have one."""
+    return {str(run.pid): f"rank {run.rank}" if run.rank else f"process {run.pid}" for run in runs}
+
+
+def _for_whom(ended: str, names: Mapping[str, str]) -> str:
+    """Return how a wait ended, with the holder's name: ``for rank 0``, ``in vain for rank 0``."""
+    how, _, holder = ended.rpartition("for ")
+    pid = "" if holder.endswith(")") else holder.partition("@")[0]  # of a lease: elsewhere
+    return f"{how}for {names.get(pid, printable(holder))}"
 
 
 def _unused(run: Run) -> Iterator[int]:
@@ -184,22 +194,26 @@ def manifest(runs: Sequence[Run]) -> str:
 # Times are of the Unix clock, in microseconds, as those of torch's own events of compiling are.
 
 
-_LOOKUPS, _COMPILES, _FRAMES, _TRANSFERS = 1, 2, 3, 4
+_LOOKUPS, _COMPILES, _FRAMES, _SHARED, _TRANSFERS = 1, 2, 3, 4, 5
 
 
 def trace(runs: Sequence[Run]) -> str:
     """Return what ``runs`` looked up, compiled, saved and transferred, as one trace.
 
     Each process has its own section, by rank, with a lane for lookups, one for compiles and saves,
-    one for frames where recall is on, and as many for transfers as were under way at once.
+    one for frames where recall is on, one for what it compiled for others and waited for, and as
+    many for transfers as were under way at once.
     """
+    names = _names(runs)
     events = [
-        {"pid": process, **event} for process, run in enumerate(runs, 1) for event in _events(run)
+        {"pid": process, **event}
+        for process, run in enumerate(runs, 1)
+        for event in _events(run, names)
     ]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _events(run: Run) -> Iterator[dict[str, object]]:
+def _events(run: Run, names: Mapping[str, str]) -> Iterator[dict[str, object]]:
     of = f"rank {run.rank}" if run.rank else run.name
     yield _named("process_name", 0, f"{run.program} ({of}), s3cache")
     lanes = {_LOOKUPS: "lookups", _COMPILES: "compiles and saves", _TRANSFERS: "transfers"}
@@ -220,13 +234,17 @@ def _events(run: Run) -> Iterator[dict[str, object]]:
         if event.event == "frame":
             lane = _FRAMES
             lanes[lane] = "frames"
-        elif event.event not in ("compile", "save", "lead", "wait"):
+        elif event.event in ("lead", "wait"):
+            lane = _SHARED
+            lanes[lane] = "compiles for others, and waits"
+        elif event.event not in ("compile", "save"):
             began = event.time - event.elapsed_s
             free = next((index for index, end in enumerate(ends) if end <= began), len(ends))
             ends[free : free + 1] = [event.time]
             lane = _TRANSFERS + free
             lanes[lane] = "transfers"
-        name = event.event if event.ended == "done" else f"{event.event}: {event.ended}"
+        ended = _for_whom(event.ended, names) if event.event == "wait" else event.ended
+        name = event.event if ended == "done" else f"{event.event}: {ended}"
         yield _span(lane, event, name, {"name": event.name, "bytes": event.size})
     for lane, name in lanes.items():
         yield _named("thread_name", lane, name)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Any
@@ -20,6 +21,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from s3cache.hooks._ranks import Agreement, bounded_workers
+from s3cache.insight import trace
+from s3cache.records import Run, in_jobs, recorded
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import SharedStore
 from tests.hooks.distributed import two_ranks
@@ -237,9 +240,23 @@ def test_ranks_of_a_machine_compile_each_graph_once(site: Site) -> None:
     assert sum(rank["waits"] for rank in shared) > 0
     assert sum(rank["waits"] + rank["led"] for rank in alone) == 0
     assert sum(rank["uploaded"] for rank in shared) == len(site.entries()) == graphs
+    check_trace(recorded([str(site.root / "shared" / "local")]))
     # The job is resumed elsewhere, with another number of ranks.
     warm = two_ranks(site.machine("warm"), "ddp", site.url, ranks=3)
     assert [rank["misses"] for rank in warm] == [{}] * 3
+
+
+def check_trace(runs: Iterable[Run]) -> None:
+    """Each rank has a section, with what it compiled for the other one, and waited for."""
+    events = json.loads(trace(in_jobs(runs)[0]))["traceEvents"]
+    sections = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    ranks = {pid: name.partition("(rank ")[2][:1] for pid, name in sections.items()}
+    assert sorted(ranks.values()) == ["0", "1"]
+    waits = [(ranks[e["pid"]], e["name"]) for e in events if e["name"].startswith("wait")]
+    assert set(waits) <= {("0", "wait: for rank 1"), ("1", "wait: for rank 0")}
+    assert waits
+    leads = {ranks[event["pid"]] for event in events if event["name"] == "lead"}
+    assert {name[-1] for _, name in waits} <= leads
 
 
 @slow

@@ -68,6 +68,28 @@ def test_frames_have_a_lane_of_their_own() -> None:
     assert "frames" not in json.dumps(shown())
 
 
+def test_what_is_compiled_for_others_and_waited_for_is_in_a_lane_by_the_names_of_ranks() -> None:
+    """Of two ranks: one compiles, the other waits for it, and then to the bound for a stranger."""
+    first, second = two_ranks()
+    leads = (Event("lead", BEGAN + 8.0, 3.0, "key"), *EVENTS)
+    waits = (
+        Event("wait", BEGAN + 8.0, 2.5, "key", ended="for 11@here"),
+        Event("wait", BEGAN + 9.0, 0.5, "other", ended="in vain for 7@there (rank 5, \x1b)"),
+    )
+    first = dataclasses.replace(first, pid=11, events=leads)
+    second = dataclasses.replace(second, pid=12, events=waits)
+    found = json.loads(trace([first, second]))["traceEvents"]
+    lanes = {each["tid"]: each["args"]["name"] for each in found if each["name"] == "thread_name"}
+    (lane,) = (lane for lane, name in lanes.items() if name.endswith("waits"))
+    spans = [each for each in found if each["ph"] == "X" and each["tid"] == lane]
+    shown = [(each["pid"], each["name"], each["dur"]) for each in spans]
+    assert (1, "lead", 3_000_000) in shown
+    assert (2, "wait: for rank 0", 2_500_000) in shown
+    (name,) = {name for _, name, _ in shown if "in vain" in name}
+    assert name.startswith("wait: in vain for 7@there (rank 5, ")
+    assert "\x1b" not in name
+
+
 def test_hostile_text_stays_text() -> None:
     assert json.loads(trace(hostile()))["traceEvents"][0]["args"]["name"].count(HOSTILE) == 2
     assert json.loads(trace([]))["traceEvents"] == []
