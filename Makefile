@@ -35,7 +35,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format dist test-dist test-pythons test test-all test-slow test-nightly test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route commands test-infra policies test-rgw test-busy soak fuzz bench bench-signed bench-storage bench-digest bench-forks bench-jobs bench-ranks simulate-fleet demo \
+.PHONY: help setup lint format dist test-dist test-pythons test test-all test-slow test-nightly test-fast test-opinfo test-frameworks test-torch test-perturb bench-keys route commands test-infra policies test-rgw test-busy soak fuzz bench bench-signed bench-storage bench-digest bench-forks bench-jobs bench-ranks simulate-fleet test-fleet demo \
 	demo-storage rgw-up rgw-down constraints clean check-python
 
 help: ## this list
@@ -277,6 +277,10 @@ bench-ranks: $(READY) ## CPU seconds of the first start of a job, all ranks toge
 
 simulate-fleet: $(READY) ## 1,000 nodes of 8 ranks that start at once, on a clock that jumps; minutes
 	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/fleet.py --json docs/benchmarks/fleet.json $(ARGS)
+
+test-fleet: $(READY) ## 500 jobs of which a leader dies, stops, is cut off or slow, and 30 of torch; half an hour
+	@mkdir -p build
+	$(BIN)/python -m tests.fleet.run --json build/fleet.json $(ARGS)
 
 bench-keys: $(READY) ## what a key costs, beside torch's own
 	$(BIN)/python -m benchmarks.key_cost --json docs/benchmarks/keys.json $(ARGS)

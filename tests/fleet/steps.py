@@ -1,0 +1,90 @@
+"""The steps of a process that compiles for others, announced to the harness as they come.
+
+:class:`Steps` wraps public methods of one engine: ``claim``, ``save``, and ``release`` of what was
+claimed; it hears of uploads as any subscriber does. A process that announces a step goes on when
+the harness says so: what is to happen there has happened then, or will in a moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+from s3cache.cache import Engine
+from s3cache.stats import TransferEvent
+
+STEPS = ("claim", "compile", "save", "upload", "release")
+
+
+class Steps:
+    """Announces the steps of ``engine`` at the socket ``control``, with what else is known."""
+
+    def __init__(self, engine: Engine, control: str, **about: object) -> None:
+        self._control, self._about = control, about
+        self._leads = False
+        engine_claim, engine_save = engine.claim, engine.save
+
+        def claim(key: str, bound_s: float) -> Any:
+            self.reached("claim", "in")
+            began = time.monotonic()
+            waited = engine_claim(key, bound_s)
+            took_s = time.monotonic() - began
+            if waited is None:
+                return None
+            how = {"holder": waited.holder, "in_vain": waited.in_vain}
+            self.tell("waited", key=key, took_s=took_s, **how)
+            held = waited.claim
+            stolen = waited.lease is not None and waited.lease.stolen
+            self._leads = held is not None and (stolen or not waited.holder)
+            if held is not None and self._leads:
+                if stolen:
+                    self.tell("stolen")
+                release = held.release
+
+                def released(*, landed: bool) -> None:
+                    self.reached("release", "in")
+                    release(landed=landed)
+                    self.reached("release", "after")
+
+                held.release = released  # type: ignore[method-assign]
+                self.reached("claim", "after")
+                self.reached("compile", "in")
+            return waited
+
+        def save(key: str, *args: Any, **options: Any) -> Any:
+            if self._leads:
+                self._leads = False
+                self.reached("compile", "after")
+            self.reached("save", "in")
+            saved = engine_save(key, *args, **options)
+            durable, level = getattr(saved, "durable", False), options.get("level", "aot")
+            self.tell("saved", key=key, durable=durable, level=level)
+            self.reached("save", "after")
+            return saved
+
+        engine.claim = claim  # type: ignore[method-assign]
+        engine.save = save  # type: ignore[method-assign]
+        engine.subscribe(self._transferred)
+
+    def _transferred(self, event: TransferEvent) -> None:
+        if event.direction == "upload" and event.step in ("started", "done"):
+            self.reached("upload", "in" if event.step == "started" else "after")
+
+    def reached(self, step: str, moment: str) -> None:
+        """Announce a step: ``in`` as it begins, ``after`` when it is done."""
+        self.tell("reached", step=step, moment=moment)
+
+    def tell(self, what: str, **more: object) -> None:
+        """Say something, and wait until the harness has taken note."""
+        announce(self._control, what, **self._about, **more)
+
+
+def announce(control: str, what: str, **more: object) -> None:
+    with socket.socket(socket.AF_UNIX) as line, suppress(OSError):  # it may be done with us
+        line.connect(control)
+        line.sendall(json.dumps({"what": what, "pid": os.getpid(), **more}).encode() + b"\n")
+        line.recv(1)

@@ -1,0 +1,200 @@
+"""One rank of a job: claims, leases, tiers and uploads as they are, and next to nothing to compile.
+
+A job has a few graphs, each with a forward and a backward. A rank does with them what the hooks in
+torch's compiler do: it looks up the whole graph, then each half, claims what it lacks, and saves
+what it has compiled: bytes that depend on the key alone, which each rank that finds them compares.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from s3cache.cache import Cache, Engine, Hit, Saved
+from s3cache.errors import S3CacheError, TransientError
+from s3cache.settings import Settings
+from s3cache.store import Store, WrapperStore, open_store
+from s3cache.tier.claims import Claim, Waited
+from tests.fleet.steps import Steps, announce
+from tests.support.worker import entry, key
+
+_BYTES = 3_000
+# Of processes that judge: the first answer of a server takes seconds on a busy machine.
+_PATIENT = {"lookup_timeout_s": 60, "attempt_timeout_s": 60, "retry_timeout_s": 60}
+
+
+def graphs(count: int) -> dict[str, list[str]]:
+    """Return the keys of whole graphs, and those of the halves of each."""
+    return {
+        key(f"{number}-whole"): [key(f"{number}-forward"), key(f"{number}-backward")]
+        for number in range(count)
+    }
+
+
+class Way(WrapperStore):
+    """The way of one node to the store: cut, or slow, while a file of the node says so."""
+
+    def __init__(self, inner: Store, node: Path) -> None:
+        super().__init__(inner)
+        self._cut, self._slow = node / "cut", node / "slow"
+
+    async def _around(self, op: Any, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        await self._pass(op, key)
+        answer = await call()
+        await self._pass(op, key)  # it is done, and the answer may get lost
+        return answer
+
+    async def _pass(self, op: Any, key: str) -> None:
+        while (how := _read(self._cut)) == "hang":
+            await asyncio.sleep(0.05)
+        if how:
+            raise TransientError("no route to host", op=op, store=self.url, key=key)
+        if delay := _read(self._slow):
+            await asyncio.sleep(float(delay))
+
+
+def _read(path: Path) -> str:
+    try:
+        return os.fsdecode(path.read_bytes())
+    except FileNotFoundError:
+        return ""
+
+
+def opened(config: dict[str, Any], **changes: Any) -> Engine:
+    """Open the engine of a rank on the disk and the way of its node."""
+    node = Path(config["node"])
+    options = {
+        "local_dir": str(node / "tier"),
+        "job_profiles": False,
+        "lookup_timeout_s": 3,
+        "exit_timeout_s": 3,
+        "retry_attempts": 2,
+        "attempt_timeout_s": 3,
+        "retry_timeout_s": 6,
+        "breaker_failures": 4,
+        "breaker_reset_s": 1,
+        "wait_s": config["wait_s"],
+        "leases": config["leases"],
+        **changes,
+    }
+    url, store = config["url"], config["store"]
+    engine = Engine(
+        Settings(**options),
+        open_remote=lambda: Way(open_store(url, **store), node),
+        identity="fleet",
+    )
+    engine.start()
+    return engine
+
+
+class Rank:
+    def __init__(self, engine: Engine, steps: Steps, config: dict[str, Any]) -> None:
+        self._engine, self._steps = engine, steps
+        self._compile_s: float = config["compile_s"]
+
+    def run(self, wanted: dict[str, list[str]]) -> None:
+        for whole, halves in wanted.items():
+            if self._found(whole, "aot", None) is None:
+                for half in halves:
+                    self._half(half)
+                self._engine.save(whole, entry(whole, _BYTES), once=True)
+                for half in halves:
+                    self._engine.supersede(half, "")
+            self._steps.tell("has", key=whole)
+
+    def _half(self, half: str) -> None:
+        claim: Claim | None = None
+        landed = False
+
+        def claimed() -> Waited | None:
+            nonlocal claim
+            waited = self._engine.claim(half, 1e9)
+            claim = None if waited is None else waited.claim
+            return waited
+
+        try:
+            if self._found(half, "fx", claimed) is None:
+                time.sleep(self._compile_s)
+                self._steps.tell("compiled", key=half)
+                shared = claim is not None and claim.end_lease is not None
+                saved = self._engine.save(
+                    half, entry(half, _BYTES), level="fx", provisional=not shared
+                )
+                landed = isinstance(saved, Saved)
+            else:
+                landed = True
+        finally:
+            if claim is not None:
+                with suppress(S3CacheError):
+                    claim.release(landed=landed)
+
+    def _found(self, key: str, level: Any, claim: Callable[[], Waited | None] | None) -> Hit | None:
+        with self._engine.candidates(key, level, claim=claim, handed=level == "fx") as lookup:
+            for hit in lookup:
+                check(self._steps, key, hit)
+                lookup.accept(hit)
+                break
+        outcome = lookup.close()
+        return outcome if isinstance(outcome, Hit) else None
+
+
+def check(steps: Steps, key: str, hit: Hit) -> None:
+    """Compare what was found with what was saved, to the last byte."""
+    if bytes(hit.entry.data) != entry(key, _BYTES):
+        steps.tell("wrong", key=key)
+
+
+def rank(config: dict[str, Any]) -> None:
+    """Be one rank of the job, to its end."""
+    _begin(config)
+    engine = opened(config)
+    steps = Steps(engine, config["control"], rank=config["rank"], node=config["number"])
+    Rank(engine, steps, config).run(graphs(config["graphs"]))
+    steps.tell("worked")
+    engine.close()
+    steps.tell("ended")
+
+
+def adopt(config: dict[str, Any]) -> None:
+    """Be a later process on a node: upload what those before have left."""
+    _begin(config)
+    engine = opened(config, leases="off", **_PATIENT)
+    engine.flush(60)
+    engine.close()
+
+
+def read(config: dict[str, Any]) -> None:
+    """Look up everything in the bucket alone, and say what is there."""
+    _begin(config)
+    engine = opened(config, local=False, leases="off", **_PATIENT)
+    steps = Steps(engine, config["control"], rank="reader", node=-1)
+    for whole, halves in graphs(config["graphs"]).items():
+        for each in (whole, *halves):
+            found = engine.lookup(each)
+            if isinstance(found, Hit):
+                check(steps, each, found)
+                steps.tell("stored", key=each)
+    engine.close()
+
+
+def settle(config: dict[str, Any]) -> None:
+    """Upload what is left on the disks of several nodes; then say which keys are in the bucket."""
+    for disk in config["disks"]:
+        with Cache.open(config["url"], local_dir=disk, leases="off") as cache:
+            cache.flush(60)
+    with Cache.open(config["url"], local=False) as cache:
+        for each in config["keys"]:
+            if isinstance(cache.lookup(each), Hit):
+                announce(config["control"], "stored", key=each)
+
+
+def _begin(config: dict[str, Any]) -> None:
+    os.environ["RANK"] = config["rank"]
+    log = os.open(config["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for fd in (1, 2):
+        os.dup2(log, fd)
