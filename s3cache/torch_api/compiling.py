@@ -234,9 +234,9 @@ def keep_launched_kernels(bundler: object) -> None:
 
 
 def is_loaded(kernel: CachingAutotuner) -> bool:
-    """Return whether a kernel is on the device: torch has dropped its image then."""
+    """Return whether a kernel is on the device; torch bundles copies that are not."""
     results = [result.kernel for result in kernel.compile_results]
-    return any(getattr(result, names.IMAGE, "") is None for result in results)
+    return any(getattr(result, names.ON_DEVICE, None) is not None for result in results)
 
 
 def move_kernel(kernel: CachingAutotuner, index: int) -> None:

@@ -415,9 +415,9 @@ kernel_key = AnyFunction(f"{ASYNC_COMPILE}:CompiledTritonKernels.key", feature=R
 LAUNCHERS, RELOAD = Fields(
     "torch._inductor.runtime.triton_heuristics:CachingAutotuner", "launchers _reload_kernel"
 )
-#: The image of a kernel, until it is loaded.
-(IMAGE,) = Fields(
-    "torch._inductor.runtime.static_triton_launcher:StaticallyLaunchedTritonKernel", "cubin_raw"
+#: A kernel on the device, once it is loaded.
+(ON_DEVICE,) = Fields(
+    "torch._inductor.runtime.static_triton_launcher:StaticallyLaunchedTritonKernel", "function"
 )
 #: What Triton's function keeps of the process and the file that it was read from, if it does.
 BINDERS, FILE = "device_caches", "file_name"
