@@ -58,6 +58,7 @@ def backwards(remote: str, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "uncompiled": sum("runs uncompiled" in line for line in seen),
                 "hits": sum(counts["hits"].values()),
                 "second level hits": counts["inductor"].get("fxgraph_cache_hit", 0),
+                "lowered": counts["inductor"].get("fxgraph_cache_miss", 0),
                 "saved": counts["saved"],
             }
         )
