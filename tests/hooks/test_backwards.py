@@ -75,15 +75,15 @@ def test_ranks_lower_backwards_early_and_the_program_does_not_notice(site: Site)
     """The rank that compiles saves the whole graph before it goes on.
 
     It gets the backward of its own settings, and for a graph that is kept, all the same: that is
-    lowered at its first call, as without s3cache.
+    lowered at its first call, as without s3cache. So is one that cannot be lowered early.
     """
-    names = ("first", "same", "strict", "strict hit", "freed", "kept", "kept hit")
+    names = ("first", "same", "strict", "strict hit", "freed", "kept", "kept hit", "late")
     strict, times = {"casts": True}, {"program": "times"}
     steps: list[dict[str, Any]] = [
         *({"site": "a"}, {"site": "a"}),
         *({"site": "b", **strict}, {"site": "b", **strict}),
         *({"site": "c", **times}, {"site": "d", **times, "kept": True}),
-        {"site": "d", **times, "kept": True},
+        *({"site": "d", **times, "kept": True}, {"site": "e", "late": True}),
     ]
     rank = site.machine("one", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", RANK="0")
     ran = rank.run("guard_programs:backwards", f"file://{site.root}/remotes", steps)
@@ -104,3 +104,5 @@ def test_ranks_lower_backwards_early_and_the_program_does_not_notice(site: Site)
     twice = [pytest.approx([2 * each for each in row], rel=1e-4) for row in found["freed"]["grad"]]
     assert found["kept"]["grad"] == twice
     assert found["kept hit"]["grad"] == twice
+    assert came_to("late") == (0, 1, 2, 0)
+    assert found["late"]["grad"] == found["first"]["grad"]

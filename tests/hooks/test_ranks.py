@@ -230,7 +230,6 @@ def test_ranks_of_a_machine_compile_each_graph_once(site: Site) -> None:
     shared = two_ranks(site.machine("shared"), "ddp", site.url)
     assert [rank["losses"] for rank in shared] == [rank["losses"] for rank in alone]
     graphs = alone[0]["misses"]["absent"]  # each has a forward and a backward
-    print(shared)
     lowered = sum(rank["inductor"].get("fxgraph_cache_miss", 0) for rank in shared)
     assert lowered <= 2 * graphs
     assert sum(rank["misses"].get("absent", 0) for rank in shared) == graphs
