@@ -467,7 +467,7 @@ class Lookups:
             return False
         if not internals.needs_backward(lookup.inputs):
             return True
-        return self.lowers_early
+        return self.lowers_early and not internals.compiled_autograd.get()
 
     def _accept(self, lookup: Lookup, hit: Hit, result: Result) -> None:
         """Count a hit that was made into a callable."""

@@ -224,6 +224,8 @@ keeps_graph = Predicate("torch._C._autograd:_get_current_graph_task_keep_graph")
 make_autograd_function = AnyFunction(
     f"{_AOT}.graph_compile:_aot_stage2c_make_autograd_function", feature=EARLY
 )
+#: Whether no backward is lowered as it is: compiled autograd traces them all into one graph.
+compiled_autograd = Flag("torch._dynamo.config:compiled_autograd", feature=EARLY)
 #: Of its arguments: what lowers a backward, with what, and what saves the entry then.
 LOWERING = Fields(
     f"{_AOT}.graph_compile:_aot_stage2c_make_autograd_function",
