@@ -449,8 +449,10 @@ class Compiles:
                 once=saving.level is AOT and self._was_absent(key),
             )
             is_saved = isinstance(saved, Saved)
-            if is_saved and self._state.leading is not None and self._state.leading.leads(key):
-                self._state.leading.landed = True
+            leading, place = self._state.leading, place_of(saving.result)
+            if is_saved and leading is not None and leading.leads(key):
+                # Others compile at once, side by side, what serves this rank alone.
+                leading.landed = place is None or place["rank"] is place["alone"] is None
             about.update(key=key, bytes=len(frame), saved=is_saved)
             if isinstance(saved, Saved):
                 logger.debug("saved %s (%d bytes%s)", key, len(frame), saving.level.label)
