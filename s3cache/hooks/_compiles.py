@@ -47,7 +47,7 @@ from s3cache.hooks._conditions import (
     place_of,
 )
 from s3cache.hooks._kernels import Kernels, portable
-from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Leading, Patches, around
+from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches, around
 from s3cache.hooks._lookups import AOT, FX, LEVELS, Level, Lookup, Result, compile_ns
 from s3cache.records import Event
 from s3cache.torch_api import internals
@@ -269,6 +269,12 @@ class Compiles:
         compiles = None if context is None else self.contexts.get(context)
         return context, compiles[-1] if compiles else None
 
+    def led(self) -> Compile | None:
+        """Return the current compile, if other processes wait for its entry."""
+        compile_, leading = self._current()[1], self._state.leading
+        is_led = compile_ is not None and leading is not None and leading.leads(compile_.key)
+        return compile_ if is_led else None
+
     def _compile_of(self, key: str) -> Compile | None:
         context = internals.current_tracing_context.get()()
         compiles = () if context is None else self.contexts.get(context, ())
@@ -283,23 +289,8 @@ class Compiles:
             from s3cache.hooks._devices import collectives_in
 
             collectives = collectives_in(gm)
-        with self._leading(), self._state.changed(collectives=collectives):
+        with self._state.claiming(), self._state.changed(collectives=collectives):
             return self._compile_claimed(original, gm, *args, **kwargs)
-
-    @contextlib.contextmanager
-    def _leading(self) -> Iterator[None]:
-        """Let lookups in the block claim what they miss; release that at its end."""
-        if self._state.leading is not None:  # one graph inside of another: its claim covers both
-            yield
-            return
-        leading = Leading()
-        try:
-            with self._state.changed(leading=leading):
-                yield
-        finally:
-            if leading.claim is not None:
-                self._engine.led(leading.key, time.monotonic() - leading.began)
-                leading.release()
 
     def _compile_claimed(
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
@@ -453,13 +444,15 @@ class Compiles:
                 # The entry of the whole graph may soon replace it; other machines wait for this.
                 provisional=saving.level is FX
                 and self.is_compiling_entry()
-                and not self._has_lease(),
+                and not self._has_lease(key),
                 remote=internals.tiers_asked(name).remote,
                 once=saving.level is AOT and self._was_absent(key),
             )
             is_saved = isinstance(saved, Saved)
-            if is_saved and saving.level is FX and self._state.leading is not None:
-                self._state.leading.landed = True
+            leading, place = self._state.leading, place_of(saving.result)
+            if is_saved and leading is not None and leading.leads(key):
+                # Others compile at once, side by side, what serves this rank alone.
+                leading.landed = place is None or place["rank"] is place["alone"] is None
             about.update(key=key, bytes=len(frame), saved=is_saved)
             if isinstance(saved, Saved):
                 logger.debug("saved %s (%d bytes%s)", key, len(frame), saving.level.label)
@@ -467,9 +460,9 @@ class Compiles:
                     self._saved_whole(saving, saved, len(frame))
         return is_saved
 
-    def _has_lease(self) -> bool:
+    def _has_lease(self, key: str) -> bool:
         leading = self._state.leading
-        claim = None if leading is None else leading.claim
+        claim = leading.claim if leading is not None and leading.leads(key) else None
         return claim is not None and claim.end_lease is not None
 
     def _was_absent(self, key: str) -> bool:

@@ -207,6 +207,24 @@ def deserialize_backward(original: Function[object], module: BackwardModule) -> 
     return _traced(module)
 
 
+def settings_of_backward(
+    options: Mapping[str, object],
+    registered_version: Callable[[object], str | None],
+    *,
+    of_threads: bool,
+) -> str | None:
+    """Return a digest of the settings that torch would lower a backward under now.
+
+    ``options`` are those that the program gave for the compile of its forward.
+    """
+    inductor = internals.inductor_config.get()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(inductor.patch(**options))
+        if inductor.cpp_wrapper:
+            stack.enter_context(inductor.patch(**internals.cpp_wrapper_options.get()()))
+        return settings_digest(of_threads=of_threads, registered_version=registered_version)
+
+
 def attach_backward(
     entry: AOTResult,
     conditions: Conditions,
@@ -227,15 +245,9 @@ def attach_backward(
         metadata.bw_donated_idxs = []
 
     def settings() -> str | None:
-        """Return a digest of the settings that torch would lower it under now."""
-        inductor = internals.inductor_config.get()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(inductor.patch(**options))
-            if inductor.cpp_wrapper:
-                stack.enter_context(inductor.patch(**internals.cpp_wrapper_options.get()()))
-            return settings_digest(
-                of_threads=conditions["of_threads"], registered_version=registered_version
-            )
+        return settings_of_backward(
+            options, registered_version, of_threads=conditions["of_threads"]
+        )
 
     def choose(lowered: Function[object], args: Sequence[object]) -> Function[object]:
         kept = bool(donated) and internals.keeps_graph.get()()

@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
@@ -145,19 +146,31 @@ _Call = TypeVar("_Call", bound=CacheCall)
 
 @dataclass(eq=False)
 class Leading:
-    """One compile of an FX graph, for which processes of a machine may wait.
+    """One compile of a graph, at either level, for which other processes may wait.
 
     Attributes:
         claim: what they wait for, once this process has it.
         key: of the graph.
         began: when that was, on the monotonic clock.
         landed: whether what they wait for was saved.
+        count: is called with the key and the seconds of what was compiled under a claim.
     """
 
     claim: Claim | None = None
     key: str = ""
     began: float = 0.0
     landed: bool = False
+    count: Callable[[str, float], object] | None = None
+
+    def leads(self, key: str | None) -> bool:
+        """Return whether this process has claimed ``key``."""
+        return self.claim is not None and self.key == key
+
+    def end(self) -> None:
+        """Count what was compiled here under a claim, and release that."""
+        if self.claim is not None and self.count is not None:
+            self.count(self.key, time.monotonic() - self.began)
+        self.release()
 
     def release(self) -> None:
         """Let others go on; if the disk fails, they do so at their bound."""
@@ -181,7 +194,7 @@ class CompileState(threading.local):
     current: CacheCall | None = None
     # Puts back an option that was set for the FX graph that is compiled.
     fx_options: contextlib.ExitStack | None = None
-    # Who else compiles the FX graph that is compiled; None outside of that.
+    # Who waits for the graph that is compiled; None outside of that.
     leading: Leading | None = None
     # How often the FX graph that is compiled calls each collective, in a job of several ranks.
     collectives: Mapping[str, int] | None = None
@@ -211,6 +224,19 @@ class CompileState(threading.local):
         with self.changed(current=call):
             yield call
 
+    @contextlib.contextmanager
+    def claiming(self) -> Iterator[None]:
+        """Let lookups in the block claim what they miss; release that at its end."""
+        if self.leading is not None and self.leading.claim is not None:
+            yield  # one graph inside of another: its claim covers both
+            return
+        leading = Leading()
+        try:
+            with self.changed(leading=leading):
+                yield
+        finally:
+            leading.end()
+
     @around(internals.compile_fx)
     def _compile_fx(self, original: Function[object], *args: object, **kwargs: object) -> object:
         asked = cast("Mapping[str, object] | None", kwargs.get("config_patches"))
@@ -227,7 +253,8 @@ class CompileState(threading.local):
         else:
             given = {"inner_compile": inner, "decompositions": kwargs.get("decompositions")}
         compiler = kwargs.get("bw_compiler")
-        with self.changed(depth=self.depth + 1, backward_compiler=compiler, user_compilers=given):
+        of_call = {"depth": self.depth + 1, "backward_compiler": compiler, "user_compilers": given}
+        with self.changed(**of_call), self.claiming():
             return original(*args, **kwargs)
 
 

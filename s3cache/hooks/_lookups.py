@@ -153,6 +153,7 @@ class Lookups:
     _keys: KeyHook
     _bypasses: Bypasses
     compiles: Compiles = field(init=False)  # once torch's compiler is there
+    lowers_early: bool = False  # whether a backward is lowered with its forward
 
     def install(self, patches: Patches) -> None:
         patches.install(self)
@@ -397,7 +398,7 @@ class Lookups:
                 str(lookup.key),
                 level.name,
                 **asked._asdict(),
-                claim=None if level is AOT else partial(self._claim, lookup),
+                claim=partial(self._claim, lookup),
                 handed=level is FX and self._is_compiling_entry(),
             )
             if level is FX and internals.ranks_must_agree():  # on the whole graph, they have
@@ -439,15 +440,17 @@ class Lookups:
             self._bypasses.failed(logger, "a lookup failed, which is a miss", exc)
 
     def _claim(self, lookup: Lookup) -> Waited | None:
-        """Claim an FX graph, or wait for the process of this machine that compiles it."""
+        """Claim a graph, or wait for the process that compiles it."""
         leading = self._state.leading
         # Who holds a claim does not wait, and no rank waits for one that may need its answer.
         if leading is None or leading.claim is not None or internals.ranks_exchange():
             return None
+        if lookup.level is AOT and not self._saves_at_once(lookup):
+            return None
         waited = self._engine.claim(str(lookup.key), internals.group_timeout_s() / 3)
         if waited is not None:
             leading.claim, leading.key = waited.claim, str(lookup.key)
-            leading.began = time.monotonic()
+            leading.began, leading.count = time.monotonic(), self._engine.led
             if waited.in_vain:
                 logger.warning(
                     "%s has compiled a graph for longer than %.0f s: it is compiled here too %s",
@@ -455,12 +458,23 @@ class Lookups:
                 )  # fmt: skip
         return waited
 
+    def _saves_at_once(self, lookup: Lookup) -> bool:
+        """Return whether a graph that misses is saved as a whole before the program goes on.
+
+        One that has a backward is, if that is lowered with the forward.
+        """
+        if internals.sync_lookups.find():  # ranks exchange data once each has looked it up
+            return False
+        if not internals.needs_backward(lookup.inputs):
+            return True
+        return self.lowers_early and not internals.compiled_autograd.get()
+
     def _accept(self, lookup: Lookup, hit: Hit, result: Result) -> None:
         """Count a hit that was made into a callable."""
         assert lookup.entries is not None
         lookup.entries.accept(hit)
         leading = self._state.leading
-        if lookup.level is FX and leading is not None:
+        if leading is not None and leading.leads(lookup.key):
             leading.landed = True
             leading.release()  # the next one need not wait until this is loaded
         lookup.saved_s = saved_s = sum(compile_ns(result)) / 1e9

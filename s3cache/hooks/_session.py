@@ -136,8 +136,18 @@ class Session:
             )
         if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
             feature(internals.WORKERS, _bound_workers, bind=False)
+        if os.environ.get("WORLD_SIZE", "1") != "1" and engine.settings.on_miss == "wait":
+            feature(internals.EARLY, lambda patches: self._lower_early(patches, compiles))
         if os.environ.get(WATCHED):
             feature(internals.WATCHING, Progress(engine, bypasses).install)
+
+    def _lower_early(self, patches: Patches, compiles: Compiles) -> None:
+        from s3cache.hooks._early import Early
+
+        _, state, keys, _, _ = self._parts
+        patches.install(Early(state, compiles, keys.version_of))
+        patches.callback(setattr, self._lookups, "lowers_early", False)
+        self._lookups.lowers_early = True
 
     @functools.cached_property
     def _parts(self) -> tuple[Engine, CompileState, KeyHook, Bypasses, Kernels]:

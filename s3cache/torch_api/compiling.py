@@ -500,6 +500,34 @@ def groups_of_ranks() -> tuple[int, int, object] | None:
     return dist.get_rank(), dist.get_world_size(), groups
 
 
+def needs_backward(inputs: Sequence[object]) -> bool:
+    """Return whether torch makes a backward for a graph with these inputs, as far as they say."""
+    import torch
+
+    return torch.is_grad_enabled() and any(
+        isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
+    )
+
+
+@contextlib.contextmanager
+def lowering_backward(aot_config: AOTConfig) -> Iterator[None]:
+    """Set up, inside the compile of a forward, what torch lowers a backward under."""
+    import torch
+
+    with (
+        torch.no_grad(),
+        torch._C._DisableAutocast(),
+        names.while_lowering.get()(aot_config, "backward"),
+    ):
+        yield
+
+
+def copied(module: GraphModule) -> GraphModule:
+    """Return a copy of a graph, for a compiler that changes it."""
+    with names.without_fakes.get()():  # which cannot be copied into a mode of their own
+        return copy.deepcopy(module)
+
+
 def group_timeout_s() -> float:
     """Return how long ranks of this job wait for each other; infinity where there are none."""
     import torch.distributed as dist

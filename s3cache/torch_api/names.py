@@ -26,6 +26,7 @@ BACKEND = 'backend="s3cache"'
 LOCKDOWN = "private directories for torch's own caches"
 RANKS = "hits where ranks must agree"
 WORKERS = "bounding compile workers of all ranks together"
+EARLY = "compiling a graph with its backward for all ranks at once"
 RECALL = "recalling frames without tracing them (recall)"
 PORTS = "torch's remote caches of measurements and profiles (ports)"
 
@@ -219,6 +220,21 @@ DESCRIBED = f"{_AOT}."
 COMPUTED = Fields(f"{_AOT}.schemas:InputAliasInfo", "mutation_type").names
 deserialize_backward = AnyFunction(f"{_AOT}.aot_autograd_result:SerializedGraphModule.deserialize")
 keeps_graph = Predicate("torch._C._autograd:_get_current_graph_task_keep_graph")
+#: Makes the callable of a graph that has a backward, and of what lowers that when it is called.
+make_autograd_function = AnyFunction(
+    f"{_AOT}.graph_compile:_aot_stage2c_make_autograd_function", feature=EARLY
+)
+#: Whether no backward is lowered as it is: compiled autograd traces them all into one graph.
+compiled_autograd = Flag("torch._dynamo.config:compiled_autograd", feature=EARLY)
+#: Of its arguments: what lowers a backward, with what, and what saves the entry then.
+LOWERING = Fields(
+    f"{_AOT}.graph_compile:_aot_stage2c_make_autograd_function",
+    """bw_compiler lazy_backward_info try_save_cache_entry compiled_bw_func fw_metadata
+    aot_config""",
+    feature=EARLY,
+)
+while_lowering = AnyFunction(f"{_AOT}.logging_utils:track_graph_compiling", feature=EARLY)
+without_fakes = AnyFunction(f"{_FAKE}:unset_fake_temporarily", feature=EARLY)
 answer_first_call = AnyFunction(f"{_AOT}.runtime_wrappers:FakifiedOutWrapper.post_compile")
 
 # -- functions that compiled autograd makes as it goes

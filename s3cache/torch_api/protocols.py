@@ -17,6 +17,8 @@ Reducer: TypeAlias = Callable[[object], object]
 # Objects: mypy knows nothing of their attributes, which differ from release to release.
 #: How AOTAutograd is to go about one graph.
 AOTConfig: TypeAlias = Any
+#: What torch makes the callable of a graph with a backward of, by name of the argument.
+AutogradArguments: TypeAlias = dict[str, Any]
 #: torch's entry for a graph: what is pickled.
 AOTResult: TypeAlias = Any
 #: A pickled ``fx.GraphModule``: the graph of a backward before Inductor lowered it.

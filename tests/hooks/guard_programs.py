@@ -11,6 +11,7 @@ import torch
 from torch._inductor import config as inductor
 
 from s3cache.hooks import _conditions
+from s3cache.torch_api import internals
 from tests.hooks.jobs import account, machine_here
 
 
@@ -34,8 +35,9 @@ PROGRAMS = {each.__name__: each for each in (cubed, times, sliced)}
 def backwards(remote: str, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Take training steps, each on a fresh machine, with the remote at ``remote/SITE``.
 
-    Of a step, ``casts`` is a setting at its backward, ``fault`` what fails then, ``kept`` is for
-    two backwards, and ``options`` for some of ``torch.compile``'s.
+    Of a step, ``casts`` is a setting at its backward, ``fault`` what fails then, ``late`` has
+    nothing lowered before, ``kept`` is for two backwards, and ``options`` for some of
+    ``torch.compile``'s.
     """
     seen: list[str] = []
     logger = logging.getLogger("s3cache")
@@ -58,6 +60,7 @@ def backwards(remote: str, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "uncompiled": sum("runs uncompiled" in line for line in seen),
                 "hits": sum(counts["hits"].values()),
                 "second level hits": counts["inductor"].get("fxgraph_cache_hit", 0),
+                "lowered": counts["inductor"].get("fxgraph_cache_miss", 0),
                 "saved": counts["saved"],
             }
         )
@@ -68,6 +71,7 @@ def _step(
     casts: bool = False,
     kept: bool = False,
     fault: str = "",
+    late: bool = False,
     options: bool = False,
     program: str = "cubed",
 ) -> Any:
@@ -79,7 +83,9 @@ def _step(
         if fault
         else contextlib.nullcontext()
     )
-    out = compiled(x)
+    fails = patch.object(internals, "copied", side_effect=OSError("injected"))
+    with fails if late else contextlib.nullcontext():
+        out = compiled(x)
     with inductor.patch(emulate_precision_casts=casts), broken:
         out.sum().backward(retain_graph=kept)
         if kept:

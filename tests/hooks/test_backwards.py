@@ -69,3 +69,40 @@ def test_a_backward_is_lowered_under_the_settings_of_its_own_program(site: Site)
         assert (found[name]["hits"], found[name]["uncompiled"]) == (1, 1), name
         for row, expected in zip(found[name]["grad"], found["strict"]["grad"], strict=True):
             assert row == pytest.approx(expected, rel=1e-2, abs=5e-3)
+
+
+def test_ranks_lower_backwards_early_and_the_program_does_not_notice(site: Site) -> None:
+    """The rank that compiles saves the whole graph before it goes on.
+
+    It gets the backward of its own settings, and for a graph that is kept, all the same: that is
+    lowered at its first call, as without s3cache. So is one that cannot be lowered early.
+    """
+    names = ("first", "same", "strict", "strict hit", "freed", "kept", "kept hit", "late")
+    strict, times = {"casts": True}, {"program": "times"}
+    steps: list[dict[str, Any]] = [
+        *({"site": "a"}, {"site": "a"}),
+        *({"site": "b", **strict}, {"site": "b", **strict}),
+        *({"site": "c", **times}, {"site": "d", **times, "kept": True}),
+        *({"site": "d", **times, "kept": True}, {"site": "e", "late": True}),
+    ]
+    rank = site.machine("one", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", RANK="0")
+    ran = rank.run("guard_programs:backwards", f"file://{site.root}/remotes", steps)
+    found: dict[str, Any] = dict(zip(names, ran, strict=True))
+
+    def came_to(name: str) -> tuple[int, int, int, int]:
+        step = found[name]
+        return step["hits"], step["saved"], step["lowered"], step["again"]
+
+    assert came_to("first") == (0, 1, 2, 0)
+    assert came_to("same") == (1, 0, 0, 0)
+    assert found["same"]["grad"] == found["first"]["grad"]
+    assert came_to("strict") == (0, 1, 3, 0)
+    assert came_to("strict hit")[:2] == (1, 0)
+    assert found["strict hit"]["grad"] == found["strict"]["grad"] != found["first"]["grad"]
+    assert came_to("freed") == (0, 1, 2, 0)
+    assert came_to("kept") == (0, 1, 3, 0)
+    twice = [pytest.approx([2 * each for each in row], rel=1e-4) for row in found["freed"]["grad"]]
+    assert found["kept"]["grad"] == twice
+    assert found["kept hit"]["grad"] == twice
+    assert came_to("late") == (0, 1, 2, 0)
+    assert found["late"]["grad"] == found["first"]["grad"]
