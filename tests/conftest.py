@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import signal
 import sys
@@ -103,6 +104,12 @@ def memory() -> MemoryStore:
 def root(tmp_path: Path) -> Path:
     """Where a directory may be made."""
     return tmp_path / "root"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the package once: machines of tests would all do it, as they write nothing here."""
+    if not hasattr(config, "workerinput") and not sys.dont_write_bytecode:
+        compileall.compile_dir(Path(__file__).parents[1] / "s3cache", quiet=1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,16 +29,17 @@ class Import:
         return self.importer.partition(".")[0], self.module.partition(".")[0]
 
 
-def modules() -> dict[str, ast.Module]:
-    """Every module by its name within s3cache, and that of its file if it is a package."""
-    package = ROOT / "s3cache"
-    return {
-        ".".join(path.relative_to(package).with_suffix("").parts): ast.parse(path.read_text())
-        for path in sorted(package.rglob("*.py"))
-    }
+def _name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT / "s3cache").with_suffix("").parts)
 
 
-MODULES = modules()
+#: Every module by its name within s3cache, and that of its file if it is a package.
+FILES = {_name(path): path for path in sorted((ROOT / "s3cache").rglob("*.py"))}
+
+
+@cache
+def parsed(name: str) -> ast.Module:
+    return ast.parse(FILES[name].read_text(encoding="utf-8"))
 
 
 def imports(source: ast.Module, importer: str) -> Iterator[Import]:
@@ -55,7 +57,7 @@ def imports(source: ast.Module, importer: str) -> Iterator[Import]:
 
 
 def _is_module(name: str) -> bool:
-    return name in MODULES or f"{name}.__init__" in MODULES
+    return name in FILES or f"{name}.__init__" in FILES
 
 
 def _statements(body: list[ast.stmt], *, at_once: bool) -> Iterator[tuple[ast.stmt, bool]]:
@@ -70,7 +72,9 @@ def _statements(body: list[ast.stmt], *, at_once: bool) -> Iterator[tuple[ast.st
             yield from _statements(handler.body, at_once=at_once and not lazy)
 
 
-ALL = [each for name, source in MODULES.items() for each in imports(source, name)]
+@cache
+def all_imports() -> list[Import]:
+    return [each for name in FILES for each in imports(parsed(name), name)]
 
 
 def rooms_in_order() -> list[str]:
@@ -81,7 +85,7 @@ def rooms_in_order() -> list[str]:
 
 
 def test_every_room_has_its_place() -> None:
-    there = {name.partition(".")[0] for name in MODULES} - {*_TOP}
+    there = {name.partition(".")[0] for name in FILES} - {*_TOP}
     assert sorted(there) == sorted(rooms_in_order())
 
 
@@ -90,7 +94,7 @@ def test_imports_point_downward_only() -> None:
     order = [*rooms_in_order(), *_TOP]
     upward = [
         each
-        for each in ALL
+        for each in all_imports()
         if each.rooms[0] != each.rooms[1]
         and order.index(each.rooms[0]) < order.index(each.rooms[1])
     ]
@@ -101,7 +105,7 @@ def test_no_module_imports_what_is_private_to_another_package() -> None:
     """Neither a module nor a name. What a package is for, it exports."""
     private = {
         (each.rooms[0], each.module)
-        for each in ALL
+        for each in all_imports()
         if each.rooms[0] != each.rooms[1]
         and (
             any(part.startswith("_") for part in each.module.split(".")[1:])
@@ -112,11 +116,11 @@ def test_no_module_imports_what_is_private_to_another_package() -> None:
 
 
 def test_no_module_imports_itself_in_the_end() -> None:
-    needs: dict[str, set[str]] = {name: set() for name in MODULES}
-    for each in ALL:
+    needs: dict[str, set[str]] = {name: set() for name in FILES}
+    for each in all_imports():
         if each.at_once:
             package = f"{each.module}.__init__"
-            needs[each.importer].add(package if package in MODULES else each.module)
+            needs[each.importer].add(package if package in FILES else each.module)
     while leaves := {name for name in needs if not needs[name] & set(needs)}:
         for name in leaves:
             del needs[name]
@@ -138,7 +142,7 @@ def internals_of_torch(source: ast.Module) -> Iterator[str]:
                 yield name
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("torch_api.")])
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("torch_api.")])
 def test_torchs_internals_are_named_in_one_place_only(name: str) -> None:
     """In ``torch_api``, with the releases that have them."""
-    assert list(internals_of_torch(MODULES[name])) == []
+    assert list(internals_of_torch(parsed(name))) == []

@@ -5,17 +5,22 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
-FILES = {
-    path.relative_to(TESTS).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-    for path in sorted(TESTS.rglob("*.py"))
-}
 
 # Folders that may import the private modules of a package of another name, which they test.
 _ALSO_OF = {"perturb": "graph"}
+
+
+@cache
+def files() -> dict[str, ast.Module]:
+    return {
+        path.relative_to(TESTS).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(TESTS.rglob("*.py"))
+    }
 
 
 def imported(source: ast.Module) -> Iterator[tuple[str, str]]:
@@ -44,7 +49,7 @@ def strange_imports(file: str, source: ast.Module) -> Iterator[str]:
 
 
 def test_nothing_is_imported_from_a_test_module_or_another_suite() -> None:
-    found = {file: [*strange_imports(file, source)] for file, source in FILES.items()}
+    found = {file: [*strange_imports(file, source)] for file, source in files().items()}
     assert {file: modules for file, modules in found.items() if modules} == {}
 
 
@@ -63,5 +68,5 @@ def private_imports(file: str, source: ast.Module) -> Iterator[str]:
 
 
 def test_private_modules_are_imported_by_the_tests_of_their_package_only() -> None:
-    found = {file: [*private_imports(file, source)] for file, source in FILES.items()}
+    found = {file: [*private_imports(file, source)] for file, source in files().items()}
     assert {file: modules for file, modules in found.items() if modules} == {}

@@ -28,6 +28,7 @@ def another_prefix(root: Path) -> Path:
     ours = (
         "__init__.py",
         "support/__init__.py",
+        "support/forking.py",
         "support/machines.py",
         "graph/__init__.py",
         "graph/programs.py",
@@ -44,7 +45,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     root = tmp_path_factory.mktemp("machines")
     prefix = another_prefix(root / "opt" / "venv" / "lib")
     machines = [
-        Machine(root / "first", PYTHONHASHSEED="1"),
+        Machine(root / "first"),
         Machine(
             root / "second" / "of two",
             PYTHONHASHSEED="2",
@@ -54,7 +55,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             VIRTUAL_ENV=str(root / "opt" / "venv"),
         ),
     ]
-    return [each.run("tests.graph.programs:elsewhere").result for each in machines]
+    return [
+        each.run("tests.graph.programs:elsewhere", forked=each is machines[0]).result
+        for each in machines
+    ]
 
 
 def test_keys_do_not_depend_on_process_path_user_or_hash_seed(found: list[dict[str, Any]]) -> None:

@@ -64,7 +64,7 @@ import torch
 
 light = "s3cache.hooks" not in sys.modules
 x = torch.arange(9.0).reshape(3, 3)
-assert torch.equal(torch.compile(lambda x: x @ x + 1)(x), x @ x + 1)
+assert torch.equal(torch.compile(lambda x: x @ x)(x), x @ x)
 from torch._dynamo.utils import counters
 print(json.dumps({"light": light, **counters["aot_autograd"]}))
 """

@@ -62,7 +62,7 @@ def test_buckets_that_hit_and_one_that_misses_train_together(
 
 
 @slow
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", cases(["ddp", "fsdp"], nightly_ones=["ddp"]))
 def test_two_ranks_under_torchrun_hit_on_another_machine(site: Site, kind: str) -> None:
     first = two_ranks(site.machine("first"), kind, site.url)
     second = two_ranks(site.machine("second"), kind, site.url)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from s3cache.torch_api import internals
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -35,7 +35,7 @@ def check(found: dict[str, Any]) -> None:
         assert found["hits"] == 1, found
 
 
-@pytest.mark.parametrize("step", [20, pytest.param(1, marks=slow)])
+@pytest.mark.parametrize("step", [20, pytest.param(5, marks=slow), pytest.param(1, marks=nightly)])
 def test_without_a_name_a_feature_or_the_cache_is_off(step: int, site: Site) -> None:
     ran = site.machine("one").run("lacking:names", site.url, step)
     features = {each["feature"] for each in ran}

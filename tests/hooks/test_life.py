@@ -31,6 +31,7 @@ def test_disable_puts_everything_back(site: Site) -> None:
 
 def test_enabled_before_torch_for_all_threads_and_forked_children(site: Site) -> None:
     """``enable()`` imports no torch, and its effect is not the calling thread's alone."""
+    site.forks = False  # the job imports torch
     ran = site.machine("one").run("test_life:before_torch", site.url)
     assert not ran["torch"]
     assert not ran["compiler"]
@@ -45,6 +46,7 @@ def test_enabled_before_torch_for_all_threads_and_forked_children(site: Site) ->
 @slow
 def test_without_effect(site: Site) -> None:
     """Disabled before torch is there; or a torch that is too old: one warning, no more."""
+    site.forks = False  # the job imports torch
     ran = site.machine("one").run("test_life:without_effect", site.url)
     assert ran["during"]
     assert ran["after"]

@@ -25,7 +25,7 @@ def test_a_second_machine_starts_warm(moto_options: S3Options, tmp_path: Path) -
     options = {"endpoint_url": place.endpoint_url, "region": place.region}
     cold, warm = (
         Machine(tmp_path / name, **environment)
-        .run(f"{__name__}:train", remote=url, settings=options)
+        .run(f"{__name__}:train", remote=url, settings=options, forked=name == "cold")
         .result
         for name in ("cold", "warm")
     )

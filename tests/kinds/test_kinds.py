@@ -40,12 +40,12 @@ def ran(
 
 def _run(root: Path, machine: str, names: list[str], *, alone: bool = False) -> dict[str, Any]:
     """Run the cases one after the other in a process of the machine; ``alone`` without s3cache."""
-    # Headers are worth precompiling where much is compiled.
-    precompile = str(int(machine != "second" and len(names) > 9))
-    place = Machine(root / machine, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=precompile)
     remote = None if alone else remote_url(root)
-    outcome = place.run(
-        "tests.kinds.jobs:run", names, remote, remote=remote, timeout_s=PROCESS_TIMEOUT_S
+    outcome = Machine(root / machine).run(
+        *("tests.kinds.jobs:run", names, remote),
+        remote=remote,
+        timeout_s=PROCESS_TIMEOUT_S,
+        forked=machine == "first",
     )
     return dict(outcome.result)
 

@@ -61,7 +61,13 @@ class _Fleet:
         self._started = 0
 
     def run(self, wanted: Sequence[tuple[Program, Sequence[tuple[str, str]]]]) -> list[Parts]:
-        """Run parts of programs, each a variant and how it is run, on one more machine."""
+        """Run parts of programs, each a variant and how it is run, on one more machine.
+
+        Processes are forked where torch has been imported, but for the second one, which finds what
+        the first has saved and shares nothing with it.
+        """
+        if not wanted:
+            return []
         self._started += 1
         machine = Machine(self._root / f"machine-{self._started}", **self._environment)
         parts = [
@@ -80,9 +86,8 @@ class _Fleet:
         place, url = str(self._root / "programs"), remote_url(self._root)
         file = self._root / "wanted.json"  # too long for an argument of a process
         file.write_text(json.dumps(parts), encoding="utf-8")
-        done = machine.run(
-            "tests.recall.serving:serve", url, place, str(file), self._jobs, timeout_s=7000
-        )
+        serve = "tests.recall.serving:serve", url, place, str(file), self._jobs
+        done = machine.run(*serve, timeout_s=7000, forked=self._started != 2)
         plans = [plan for _, plan in wanted]
         return [
             dict(zip(plan, given, strict=True))

@@ -9,13 +9,30 @@ from __future__ import annotations
 
 import importlib
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from s3cache import testing
 from s3cache.testing import Outcome
+from tests.support.forking import Forks
 
 ROOT = Path(__file__).resolve().parents[2]
+_OURS = {
+    "PYTHONPATH": str(ROOT),
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONWARNINGS": "ignore",
+    # One compiling process; what it finds out about the machine it need not probe.
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "TORCHINDUCTOR_VEC_ISA_OK": "1",
+}
+
+
+@cache
+def _forks() -> Forks:
+    """Return what forks for the machines of this process's tests."""
+    return Forks(testing.Machine(tempfile.mkdtemp(prefix="s3cache-forks-"), **_OURS))
 
 
 def remote_url(root: Path) -> str:
@@ -33,15 +50,7 @@ class Machine:
 
     def __init__(self, root: Path, **environment: str) -> None:
         self.root = root
-        ours = {
-            "PYTHONPATH": str(ROOT),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONWARNINGS": "ignore",
-            # One compiling process; what it finds out about the machine it need not probe.
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "TORCHINDUCTOR_VEC_ISA_OK": "1",
-        }
-        self._machine = testing.Machine(root, **{**ours, **environment})
+        self._machine = testing.Machine(root, **{**_OURS, **environment})
 
     @property
     def environment(self) -> dict[str, str]:
@@ -55,14 +64,21 @@ class Machine:
         settings: dict[str, Any] | None = None,
         timeout_s: float = 800,
         python: str = sys.executable,
+        forked: bool = False,
     ) -> Outcome:
         """Call ``job(*arguments)`` in a new process, within ``s3cache.enabled(remote)``.
 
         Without ``remote``, the job enables s3cache itself, or leaves it alone.
 
+        Args:
+            forked: begin where torch's compiler has been imported, as :mod:`tests.support.forking`
+                says; not where torch would see a difference in the machine's environment.
+
         Raises:
             s3cache.testing.ProgramError: it ended badly; has the end of what it wrote.
         """
+        if forked:
+            python = _forks().python(self.environment)
         return self._machine.call(
             "tests.support.machines:do_job",
             *(job, arguments, remote, settings or {}),

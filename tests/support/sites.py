@@ -19,16 +19,23 @@ from tests.support.scripts import python
 class Machine:
     """A disk, and processes of which each may have an environment of its own."""
 
-    def __init__(self, root: Path, **environment: str) -> None:
+    def __init__(self, root: Path, site: Site, **environment: str) -> None:
         self.root = root
-        self.environment = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", **environment}
+        self.environment = environment
+        self._site = site
 
     def run(
         self, job: str, *arguments: Any, python: str = sys.executable, **environment: str
     ) -> Any:
-        """What ``tests.hooks.<module>:<function>`` returns; ``stderr`` too, if it is a ``dict``."""
+        """What ``tests.hooks.<module>:<function>`` returns; ``stderr`` too, if it is a ``dict``.
+
+        The first process of a site is a fork; those that may find what it left share nothing with
+        it.
+        """
         machine = machines.Machine(self.root, **{**self.environment, **environment})
-        outcome = machine.run(f"tests.hooks.{job}", *arguments, python=python)
+        forked = self._site.forks and python == sys.executable
+        self._site.forks = False
+        outcome = machine.run(f"tests.hooks.{job}", *arguments, python=python, forked=forked)
         if isinstance(outcome.result, dict):
             return {**outcome.result, "stderr": outcome.stderr}
         return outcome.result
@@ -45,13 +52,14 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.remote = root / "remote"
+        self.forks = True  # until a process has run
 
     @property
     def url(self) -> str:
         return f"file://{self.remote}?create=1"
 
     def machine(self, name: str, **environment: str) -> Machine:
-        return Machine(self.root / name, **environment)
+        return Machine(self.root / name, self, **environment)
 
     def copy(self, root: Path) -> Site:
         """Another site with what this one's remote holds."""

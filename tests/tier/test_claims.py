@@ -16,7 +16,7 @@ import pytest
 
 from s3cache.tier import DiskTier
 from s3cache.tier.claims import Claims, Waited
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 from tests.support.waiting import LONG_S
 from tests.tier.disks import descriptors
 from tests.tier.processes import heard, open_tier, stop
@@ -240,6 +240,13 @@ def _job(start: Start, seed: int) -> None:
     first.kill()
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=slow) for n in range(4, 40))])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(3),
+        *(pytest.param(n, marks=slow) for n in range(3, 12)),
+        *(pytest.param(n, marks=nightly) for n in range(12, 40)),
+    ],
+)
 def test_whatever_becomes_of_the_first_the_others_end(start: Start, seed: int) -> None:
     _job(start, seed)

@@ -15,6 +15,7 @@ from s3cache.errors import TransientError
 from s3cache.stats import Usage
 from s3cache.tier import DiskTier
 from s3cache.tier import _disk as module
+from tests.support.marks import slow
 from tests.tier.disks import descriptors, use
 from tests.tier.processes import finish, heard, open_tier, stop, tell
 
@@ -165,7 +166,8 @@ HAMMER = f"""
 """
 
 
-def test_many_processes_at_once(start: Start, root: Path) -> None:
+@pytest.mark.parametrize("most_kills", [3, pytest.param(20, marks=slow)])
+def test_many_processes_at_once(start: Start, root: Path, most_kills: int) -> None:
     """... of which one is killed and started again: nothing corrupt, no error, usage exact.
 
     The files themselves are summed at the end.
@@ -177,7 +179,7 @@ def test_many_processes_at_once(start: Start, root: Path) -> None:
         heard(worker)
     tell(*workers, mortal)
     samples = kills = 0
-    while kills < 10:
+    while kills < most_kills:
         usage = tier.usage()
         assert usage.bytes <= MAX_BYTES
         assert usage.files <= MAX_FILES

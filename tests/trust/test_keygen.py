@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from s3cache.trust import read_secret
+from tests.support.marks import slow
 from tests.support.scripts import python
 
 
@@ -33,8 +34,15 @@ cache.close()
 """
 
 
-@pytest.mark.parametrize("shared", [[], ["--shared"]], ids=["a pair", "a shared secret"])
-@pytest.mark.parametrize("umask", [0o000, 0o077])
+@pytest.mark.parametrize(
+    ("shared", "umask"),
+    [
+        pytest.param([], 0o000, id="a pair"),
+        pytest.param(["--shared"], 0o077, id="a shared secret"),
+        pytest.param([], 0o077, id="a pair, private", marks=slow),
+        pytest.param(["--shared"], 0o000, id="a shared secret, open", marks=slow),
+    ],
+)
 def test_what_it_prints_works_when_pasted(shared: list[str], umask: int, tmp_path: Path) -> None:
     done = keygen(tmp_path, "ci-1", *shared, umask=umask)
     assert (done.returncode, done.stderr) == (0, "")

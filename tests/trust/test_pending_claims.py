@@ -10,6 +10,7 @@ import pytest
 from s3cache import entries
 from s3cache.trust import generate
 from tests.support.gate import Gate, refusal, refusing
+from tests.support.marks import slow
 from tests.support.processes import Machine
 from tests.support.proxy import Link, Proxy
 from tests.support.served import NewMachine
@@ -77,7 +78,10 @@ def test_untrusted_pending_uploads_are_not_claimed(proxy: Proxy, new_machine: Ne
     assert machine.pending() == []
 
 
-@pytest.mark.parametrize("encryption", [SSE_C, {"sse": "aws:kms"}], ids=lambda each: each["sse"])
+@pytest.mark.parametrize(
+    "encryption",
+    [pytest.param(SSE_C, id="C"), pytest.param({"sse": "aws:kms"}, id="aws:kms", marks=slow)],
+)
 def test_an_upload_waits_for_a_process_with_the_savers_encryption(
     proxy: Proxy, new_machine: NewMachine, encryption: dict[str, str]
 ) -> None:

@@ -87,7 +87,7 @@ def pointed_to(source: str) -> Iterator[str]:
     """The codes that are named where a message is made; those that are computed are left out."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
-            begin = _CALLS.get(ast.unparse(node.func))
+            begin = _CALLS.get(node.func.id) if isinstance(node.func, ast.Name) else None
             codes = [] if begin is None else node.args[begin:]
             yield from (ast.literal_eval(each) for each in codes if isinstance(each, ast.Constant))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -1,0 +1,154 @@
+"""Processes that begin where torch's compiler has been imported, which takes five seconds.
+
+A server imports it once for all tests of a pytest process, and forks for each job of a machine. The
+job has its machine's environment and directories and a session of its own, and ends as any program
+does, with what runs at exit. But it shares addresses and the seed of hashes with other jobs that
+were forked: where two processes have to find each other's entries, start one of them as a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import select
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from s3cache.testing import Machine
+
+# What torch does not look at while it is imported, so that each job may have its own.
+_OWN = {"HOME", "XDG_CACHE_HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "USER", "PATH"}
+_ENABLING = {"S3CACHE_URL", "S3CACHE_AUTOLOAD"}  # with which ``import torch`` enables s3cache
+
+_CLIENT = """\
+import json, os, socket, sys
+
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect(sys.argv[1])
+    wanted = {"words": sys.argv[2:], "environment": dict(os.environ), "cwd": os.getcwd()}
+    socket.send_fds(server, [json.dumps(wanted).encode() + b"\\n"], [0, 1, 2])
+    status = int(server.makefile().read() or 70)  # 70: the server has died
+if status < 0:
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
+
+
+class Forks:
+    """A server that forks, as long as this process lives, and a client that stands for Python.
+
+    Args:
+        machine: of the server, which removes it at its end. Machines of jobs may have other values
+            only of the variables that torch does not read while it is imported.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._known = _seen_by_torch(machine.environment)
+        path = str(machine.root / "socket")
+        client = machine.root / "client.py"
+        client.write_text(_CLIENT, encoding="utf-8")
+        words = map(shlex.quote, [sys.executable, "-IS", str(client), path])
+        self._client = machine.root / "python"
+        self._client.write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@"\n', encoding="utf-8")
+        self._client.chmod(0o755)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            # It ends when its input does: with this process, however that ends.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(listener.fileno())],
+                cwd=Path(__file__).parents[2],
+                env=machine.environment,
+                stdin=subprocess.PIPE,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+
+    def python(self, environment: Mapping[str, str]) -> str:
+        """Return what runs ``-m MODULE ...`` in a fork; Python itself, where torch would differ."""
+        is_known = _seen_by_torch(environment) == self._known
+        return str(self._client) if is_known else sys.executable
+
+
+def _seen_by_torch(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _ENABLING or not (name in _OWN or name.startswith("S3CACHE_"))
+    }
+
+
+# -- the server
+
+
+def _serve(listener: socket.socket) -> dict[str, Any] | None:
+    """Fork for each client; return what a fork is to run, and None at the end of the input."""
+    while True:
+        ready, _, _ = select.select([listener.fileno(), 0], [], [])
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        if 0 in ready:
+            return None
+        client, _ = listener.accept()
+        with client:
+            if not os.fork():
+                listener.close()
+                return _supervised(client)
+
+
+def _supervised(client: socket.socket) -> dict[str, Any]:
+    """Fork once more: return in the job's process, and watch it and its client in this one."""
+    data, files, _, _ = socket.recv_fds(client, 1 << 16, 3)
+    while not data.endswith(b"\n"):
+        data += client.recv(1 << 16)
+    job = os.fork()
+    if not job:
+        os.setsid()
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        wanted: dict[str, Any] = json.loads(data)
+        return wanted
+    pidfd = os.pidfd_open(job)
+    if pidfd not in select.select([pidfd, client.fileno()], [], [])[0]:  # the client was killed
+        with suppress(ProcessLookupError):
+            os.killpg(job, signal.SIGKILL)
+    _, status = os.waitpid(job, 0)
+    with suppress(OSError):
+        client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def _main() -> None:
+    import torch._inductor.compile_fx  # noqa: F401 - much of torch comes with it
+
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        place = os.path.dirname(listener.getsockname())
+        wanted = _serve(listener)
+    if wanted is None:
+        shutil.rmtree(place)
+        return
+    _, module, *arguments = wanted["words"]
+    os.chdir(wanted["cwd"])
+    os.environ.clear()
+    os.environ.update(wanted["environment"])
+    paths = [wanted["cwd"], *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path[:] = dict.fromkeys([*paths, *sys.path[1:]])
+    sys.argv[1:] = arguments
+    tempfile.tempdir = None
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()
