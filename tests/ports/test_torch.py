@@ -29,6 +29,7 @@ def test_what_was_measured_is_found_on_the_same_device_only(tmp_path: Path) -> N
     assert run(tmp_path, "four", "winner", "").result == {"found": None, "hits": 0}
 
 
+@slow
 def test_a_profile_of_sizes_is_found(tmp_path: Path) -> None:
     """The second machine compiles for any size at once."""
     variables = {"TORCH_COMPILE_JOB_ID": "job", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "1"}

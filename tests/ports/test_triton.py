@@ -60,6 +60,7 @@ def test_a_second_machine_compiles_and_measures_nothing(
     assert second.result.items() <= first.result.items()
 
 
+@slow
 def test_a_restart_on_the_same_machine_looks_nothing_up(tmp_path: Path) -> None:
     """Triton's own directory comes first."""
     run(tmp_path, "one", "kernel")
@@ -68,6 +69,7 @@ def test_a_restart_on_the_same_machine_looks_nothing_up(tmp_path: Path) -> None:
     assert again.stats.ports == {}
 
 
+@slow
 def test_what_was_measured_is_not_for_another_device(tmp_path: Path) -> None:
     """Two GPUs of one architecture; Triton's own key is the same for both."""
     run(tmp_path, "one", "measured")
@@ -76,6 +78,7 @@ def test_what_was_measured_is_not_for_another_device(tmp_path: Path) -> None:
     assert other.stats.ports["triton"].hits == {"local": 0, "remote": 1}  # the kernel
 
 
+@slow
 def test_what_no_key_names_is_not_shared(tmp_path: Path) -> None:
     """Overridden stages, plain globals, plugins; and a variable that Triton's key leaves out.
 
@@ -98,7 +101,8 @@ def test_damage_is_a_miss(tmp_path: Path) -> None:
     assert steps(run(tmp_path, "three", "kernel")) == {}  # it was replaced
 
 
-@pytest.mark.parametrize("share", [False, pytest.param(True, marks=slow)])
+@slow
+@pytest.mark.parametrize("share", [False, True])
 def test_entries_say_where_sources_are_only_if_they_may(tmp_path: Path, share: bool) -> None:
     run(tmp_path, "one", "kernel", share_sources=share)
     (found,) = (tmp_path / "remote").rglob("triton-*")
@@ -121,6 +125,7 @@ def test_a_policy_refuses_what_is_not_signed(tmp_path: Path) -> None:
     assert wary.stats.ports["triton"].refused
 
 
+@slow
 def test_an_upload_survives_a_kill(tmp_path: Path) -> None:
     url, one = remote_url(tmp_path), machine(tmp_path / "one", "triton")
     with pytest.raises(ProgramError) as killed:
@@ -130,7 +135,8 @@ def test_an_upload_survives_a_kill(tmp_path: Path) -> None:
     assert steps(run(tmp_path, "two", "kernel")) == {}
 
 
-@pytest.mark.parametrize("ports", ["off", pytest.param("torch,helion", marks=slow)])
+@slow
+@pytest.mark.parametrize("ports", ["off", "torch,helion"])
 def test_it_can_be_switched_off(tmp_path: Path, ports: str) -> None:
     seen = run(tmp_path, "one", "kernel", ports=ports)
     assert seen.result["ptxas"] == 1
@@ -138,6 +144,7 @@ def test_it_can_be_switched_off(tmp_path: Path, ports: str) -> None:
     assert not [*(tmp_path / "remote").rglob("triton-*")]
 
 
+@slow
 def test_the_environment_switches_it_on_with_the_first_kernel(tmp_path: Path) -> None:
     """A program without torch.compile, which says nothing of s3cache; one without kernels pays
     nothing."""
@@ -149,6 +156,7 @@ def test_the_environment_switches_it_on_with_the_first_kernel(tmp_path: Path) ->
     assert steps(other.run("tests.ports.jobs:kernel")) == {}
 
 
+@slow
 def test_a_program_without_torch_may_name_the_manager(tmp_path: Path) -> None:
     """In the variable that Triton reads; and the cache in the one that s3cache reads."""
     manager = {"TRITON_CACHE_MANAGER": "s3cache.ports.triton:CacheManager"}
