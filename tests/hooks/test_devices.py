@@ -11,6 +11,7 @@ import pytest
 from s3cache import frame
 from s3cache.hooks._devices import collectives_of, why_alone
 from tests.hooks.collectives import PROGRAMS
+from tests.support.marks import slow
 from tests.support.sites import Machine, Site
 
 # -- the rank
@@ -33,6 +34,7 @@ def places(site: Site) -> dict[Path, str | None]:
     return {path: (meta.get("place") or {}).get("rank") for path, meta in found.items()}
 
 
+@slow
 @pytest.mark.timeout(600)
 def test_code_that_may_hold_the_rank_serves_that_rank_alone(site: Site) -> None:
     """All ranks share what calls the collectives that were traced, and no number of a rank."""
