@@ -108,7 +108,7 @@ def split_graphs() -> None:
 
     sizes = (64, 96), (96, 128), (128, 64)
     layers = [torch.nn.Linear(*size) for size in sizes]
-    split = DDPOptimizer(1 << 14, compile_fx, first_bucket_cap=1 << 14)  # type: ignore[arg-type, no-untyped-call]
+    split = DDPOptimizer(1 << 14, compile_fx, first_bucket_cap=1 << 14)  # type: ignore[arg-type]
     compiled = torch.compile(torch.nn.Sequential(*layers), backend=split.compile_fn)
     for _ in range(2):
         compiled(torch.randn(16, 64)).pow(2).mean().backward()
