@@ -49,9 +49,10 @@ def open_cache(name):
 gevent.spawn(others)
 with open_cache("a") as cache:
     gevent.joinall([gevent.spawn(work, number) for number in range(3)], raise_error=True)
-    print(cache.flush(100).complete, turns > 10)
+    print(cache.flush(100).complete, turns > 10, flush=True)
 with open_cache("b") as cache:
     print(type(cache.lookup("1-1")).__name__, cache.prefetch(["0-0", "2-2"]).wait(100).found)
+    sys.stdout.flush()  # a child has what was not written yet
     child = os.fork()
     if child == 0:
         print(type(cache.lookup("2-1")).__name__, cache.flush(100).complete, flush=True)
