@@ -239,7 +239,7 @@ def _compile_for_gpu(layers: int) -> None:
     from tests.gpu import standin
 
     with standin.tensors(), torch.device("cuda"):
-        model: Any = torch.compile(GPT(65, layers, 128))
+        model: Any = torch.compile(GPT(64, layers, 128))
         model(torch.zeros(8, 64, dtype=torch.long), torch.zeros(8, 64, dtype=torch.long)).backward()
 
 
