@@ -396,9 +396,11 @@ def _replace_driver(gpu: Properties) -> None:
 
 
 def _counted(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
     def counted(*args: Any, **kwargs: Any) -> Any:
         counts[what] += 1
         return function(*args, **kwargs)
 
-    return counted
+    # As if it were Triton's: s3cache asks who calls Triton.
+    there = {**globals(), "__name__": "triton.standin"}
+    replacement = types.FunctionType(counted.__code__, there, closure=counted.__closure__)
+    return functools.wraps(function)(replacement)
