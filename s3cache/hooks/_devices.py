@@ -115,7 +115,16 @@ _SITES = (
 # Words about devices that say nothing of which one.
 _WORDS = frozenset(
     {
-        *("cuda", "hip", "device", "devices", "device_str", "DeviceProperties", "libdevice"),
+        *(
+            "cuda",
+            "hip",
+            "is_hip",
+            "device",
+            "devices",
+            "device_str",
+            "DeviceProperties",
+            "libdevice",
+        ),
         *("_DeviceGuard", "set_device", "set_driver_to_gpu", "default_generators"),
         *("stream", "get_raw_stream", "_cuda_getCurrentRawStream"),
         *("empty_strided_cuda", "_empty_strided_cuda"),
