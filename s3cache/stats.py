@@ -14,7 +14,7 @@ from s3cache.util.logs import logger_of
 from s3cache.util.text import counted
 
 TierName: TypeAlias = Literal["local", "remote"]
-#: Other compilers whose files are kept.
+#: Other compilers; the cache keeps their files.
 Port: TypeAlias = Literal["triton", "torch", "helion", "torchtitan"]
 #: The kinds of entries, which are counted apart: whole graphs as AOTAutograd has them, Inductor's
 #: FX graphs of one forward or backward, the dynamic sizes of a program, frames of Dynamo, and files

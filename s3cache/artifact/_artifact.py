@@ -56,7 +56,7 @@ from s3cache.torch_api.protocols import Function
 if TYPE_CHECKING:
     from s3cache.artifact._careful import Careful
 
-SCHEMA = 3
+SCHEMA = 4
 #: The attribute of torch's result that says what its code relies on beside its key.
 CONDITIONS = "s3cache_conditions"
 _ENTRY = "entry"
@@ -202,7 +202,7 @@ def check_image(image: Buffer) -> None:
 def unpickled(content: Buffer, instead: Mapping[str, Function[object]] | None = None) -> object:
     """Return what is in the verified bytes of an entry.
 
-    ``instead`` has more of what is called in the place of what the bytes name.
+    ``instead`` adds functions to call in place of those that the bytes name.
 
     Raises:
         CorruptError: it names, or calls, what no compiled graph needs.

@@ -564,7 +564,7 @@ class Engine(Cache):
         return self._open_remote is not None
 
     def claim(self, key: str, bound_s: float) -> Waited | None:
-        """Claim the compile of what is under ``key``, or wait until another process has done it.
+        """Claim the compile of a graph by its key, or wait until another process has compiled it.
 
         Return None where processes share nothing, or the disk fails.
         """

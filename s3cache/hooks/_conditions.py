@@ -63,7 +63,8 @@ class Place(TypedDict):
 
     ``device`` is the accelerator that it was made for, such as ``cuda:0``, if its key is that of
     every equal device; else nil. ``alone`` says why it cannot be moved to another one; nil if it
-    can. ``rank`` is the rank whose number it may hold, with a digest of all groups; nil if none.
+    can. ``rank`` is set if the code may hold the number of a rank: that rank, with a digest of
+    all groups.
     """
 
     device: str | None

@@ -153,7 +153,7 @@ class Leading:
         key: of the graph.
         began: when that was, on the monotonic clock.
         landed: whether what they wait for was saved.
-        count: is called with the key and the seconds of what was compiled under a claim.
+        count: is called with the key and the seconds that the compile took.
     """
 
     claim: Claim | None = None

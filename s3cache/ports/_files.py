@@ -54,7 +54,7 @@ class Files:
         self._kind, self._newest = kind, newest
 
     def key(self, *parts: str) -> str:
-        """Return the key of what these parts name."""
+        """Return the key for these parts."""
         return f"{self._kind}-{hashlib.sha256(repr(parts).encode()).hexdigest()}"
 
     def get(self, key: str) -> dict[str, bytes] | None:

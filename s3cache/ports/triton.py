@@ -121,7 +121,7 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
 
 
 def _is_unnamed() -> bool:
-    """Return whether kernels may be made of what no key names: files, plugins, plain globals."""
+    """Return whether files, plugins or globals that are in no key may change a kernel."""
     compilation = knobs.compilation
     return bool(
         compilation.override

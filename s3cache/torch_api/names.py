@@ -220,7 +220,7 @@ DESCRIBED = f"{_AOT}."
 COMPUTED = Fields(f"{_AOT}.schemas:InputAliasInfo", "mutation_type").names
 deserialize_backward = AnyFunction(f"{_AOT}.aot_autograd_result:SerializedGraphModule.deserialize")
 keeps_graph = Predicate("torch._C._autograd:_get_current_graph_task_keep_graph")
-#: Makes the callable of a graph that has a backward, and of what lowers that when it is called.
+#: Makes the callable of a graph with a backward, which lowers the backward at its first call.
 make_autograd_function = AnyFunction(
     f"{_AOT}.graph_compile:_aot_stage2c_make_autograd_function", feature=EARLY
 )
