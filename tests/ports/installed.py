@@ -1,4 +1,4 @@
-"""Packages that only some environments have: tests of what needs them skip without."""
+"""Packages that only some environments have; tests that need them skip elsewhere."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def needs(*packages: str) -> pytest.MarkDecorator:
 
 
 def machine(root: Path, *packages: str, **environment: str) -> Machine:
-    """A machine whose processes can import packages that are beside this environment's own."""
+    """A machine that can import packages beside those of this environment."""
     places = dict.fromkeys(filter(None, map(_parent_of, packages)))
     return Machine(root, PYTHONPATH=os.pathsep.join([str(ROOT), *places]), **environment)

@@ -155,7 +155,7 @@ def _source() -> Any:
 
 
 def planted(name: str) -> dict[str, bool]:
-    """Ask for a kernel whose entry has a file of that name."""
+    """Ask for a kernel; its entry has a file of that name."""
     standin.install()
     from triton.runtime.cache import get_cache_manager
 
