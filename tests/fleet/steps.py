@@ -1,8 +1,8 @@
 """The steps of a process that compiles for others, announced to the harness as they come.
 
-:class:`Steps` wraps public methods of one engine: ``claim``, ``save``, and ``release`` of a claim. It
-hears of uploads as any subscriber does. A process announces a step and waits for the harness, which
-lets the mishap happen there first.
+:class:`Steps` wraps public methods of one engine: ``claim``, ``save``, and ``release`` of a claim.
+It hears of uploads as any subscriber does. A process announces a step and waits for the harness,
+which lets the mishap happen there first.
 """
 
 from __future__ import annotations
