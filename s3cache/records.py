@@ -75,6 +75,7 @@ class Record(_Line):
         of_whole: whether it is an FX graph of a whole graph that was looked up before.
         components: what the key is made of, by name: the digest and a readable value.
         parts: of a miss, the details of components, where their value does not show them.
+        left: of a hit, kernels that are still to be measured, each with the reason.
         rejected: of a miss, why each entry under the key was not used, each in a line.
         reasons: why it was bypassed: code, message, fix, and the line in the user's program.
     """
@@ -90,6 +91,7 @@ class Record(_Line):
     of_whole: bool = False
     components: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    left: tuple[tuple[str, ...], ...] = ()
     rejected: tuple[str, ...] = ()
     reasons: tuple[Mapping[str, str], ...] = ()
 

@@ -516,6 +516,16 @@ class Engine(Cache):
     candidates = Cache._candidates
     save = Cache._save
 
+    def _begin(self, disk: DiskTier | None) -> None:
+        super()._begin(disk)
+        #: What is called before uploads are waited for: there may be something to save.
+        self.finishing: list[Callable[[], None]] = []
+
+    def _finish(self) -> None:
+        for each in self.finishing:
+            each()
+        self._save_job()
+
     def _new_job(self) -> JobProfile | None:
         settings, mode = self.settings, self.settings.mode
         if not settings.job_profiles or self._open_remote is None:
@@ -546,12 +556,12 @@ class Engine(Cache):
             self._problems.warn("job", "the job profile is not saved", exc)
 
     def flush(self, timeout_s: float | None = None) -> FlushReport:
-        """Do what :meth:`Cache.flush` does, the job profile included."""
-        self._save_job()
+        """Do what :meth:`Cache.flush` does, with what is finished by then, and the job profile."""
+        self._finish()
         return super().flush(timeout_s)
 
     def _at_exit(self) -> None:
-        self._save_job()
+        self._finish()
         super()._at_exit()
 
     @property
@@ -619,6 +629,19 @@ class Engine(Cache):
         causes = ", ".join(f"{count} {cause}" for cause, count in counters.level().refused.items())
         (reason,) = counters.level().misses
         return f"{reason} ({causes})" if causes else str(reason)
+
+    def replace(self, entry: Frame, better: Buffer) -> None:
+        """Have a frame take the place of ``entry``, of the same variant, here and in the remote."""
+        if self._closed or self.settings.mode in ("off", "read-only"):
+            return
+        self._replaceable.add(entry.digest)
+        header = entry.header
+        is_provisional = entries.variant_name(header.key, header.variant) in self._provisional
+        try:
+            found = frame.decode(better)
+            self._write(found, provisional=is_provisional and header.kind == "fx", share=True)
+        except Exception as exc:  # noqa: BLE001 - the former entry is as right
+            self._problems.met("save", "an entry could not be replaced", exc)
 
     def supersede(self, key: str, variant: str, level: Level = "fx") -> None:
         """Remove what was saved provisionally, unless its upload is under way.

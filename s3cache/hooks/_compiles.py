@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 from s3cache.artifact import CONDITIONS, Artifact, describe, unpickled, variant_of
 from s3cache.cache import Engine, Saved
 from s3cache.errors import CorruptError
+from s3cache.frame import decode
 from s3cache.graph import (
     FIRST_CALL,
     BypassReason,
@@ -44,9 +45,10 @@ from s3cache.hooks._conditions import (
     Place,
     conditions_of,
     described,
+    graphs_of,
     place_of,
 )
-from s3cache.hooks._kernels import Kernels, portable
+from s3cache.hooks._kernels import LEFT, Kernels, has_triton, portable
 from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches, around
 from s3cache.hooks._lookups import AOT, FX, LEVELS, Level, Lookup, Result, compile_ns
 from s3cache.records import Event
@@ -185,13 +187,6 @@ def note_conditions(entry: AOTResult, compile_: Compile | None) -> None:
         "of_threads": compile_.of_threads,
     }
     setattr(entry, CONDITIONS, conditions)
-
-
-def graphs_of(result: Result) -> list[object]:
-    if isinstance(result, internals.compiled_graph.get()):
-        return [result]
-    whole = cast("AOTResult", result)
-    return [each.result for each in (whole.compiled_fw, whole.compiled_bw) if each is not None]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -416,6 +411,8 @@ class Compiles:
                         note_conditions(whole, self._compile_of(saving.key))
                     setattr(saving.result, PLACE, self._place(saving))
                     results = *others, *graphs_of(saving.result)
+                    for graph in filter(has_triton, graphs_of(saving.result)):
+                        self._kernels.winners.remember(graph)
                     share_sources = self._engine.settings.share_sources
                     stack.enter_context(portable(*results, share_sources=share_sources))
                     is_ready = True
@@ -436,15 +433,15 @@ class Compiles:
         key, name, is_saved = saving.key, saving.level.name, False
         with internals.shown("s3cache.save", name) as about, self._refusing(saving):
             unpickled(content)  # as the next process will: it would refuse it every time
-            frame = self._artifact(saving, content).encode(key)
+            artifact = self._artifact(saving, content)
+            frame, left = artifact.encode(key), artifact.meta.get(LEFT)
             saved = self._engine.save(
                 key,
                 frame,
                 level=name,
                 # The entry of the whole graph may soon replace it; other machines wait for this.
-                provisional=saving.level is FX
-                and self.is_compiling_entry()
-                and not self._has_lease(key),
+                provisional=not self._has_lease(key)
+                and (bool(left) or (saving.level is FX and self.is_compiling_entry())),
                 remote=internals.tiers_asked(name).remote,
                 once=saving.level is AOT and self._was_absent(key),
             )
@@ -453,6 +450,8 @@ class Compiles:
             if is_saved and leading is not None and leading.leads(key):
                 # Others compile at once, side by side, what serves this rank alone.
                 leading.landed = place is None or place["rank"] is place["alone"] is None
+            if is_saved and left:
+                self._kernels.winners.watch(decode(frame), graphs_of(saving.result))
             about.update(key=key, bytes=len(frame), saved=is_saved)
             if isinstance(saved, Saved):
                 logger.debug("saved %s (%d bytes%s)", key, len(frame), saving.level.label)
@@ -503,6 +502,8 @@ class Compiles:
             },
             "made_by": _made_by(graphs),
         }
+        if any(map(has_triton, graphs)) and (left := self._kernels.winners.left(graphs)):
+            meta[LEFT] = [[*each] for each in left]
         if saving.level is AOT:
             meta |= {
                 "runtime": describe(cast("AOTResult", result)),
@@ -540,6 +541,8 @@ class Compiles:
             if isinstance(graph, internals.compiled_graph.get()) and graph._fx_graph_cache_key:
                 variant = variant_of(graph.guards_expr, described(None, place_of(graph)))
                 self._engine.supersede(graph._fx_graph_cache_key, variant)
+                if has_triton(graph):
+                    self._kernels.winners.forget(graph._fx_graph_cache_key, variant)
 
     @contextlib.contextmanager
     def _refusing(self, saving: Save) -> Iterator[None]:

@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from s3cache.hooks._keys import CompileState
-    from s3cache.torch_api.protocols import AOTResult, BackwardModule, Function, RuntimeMetadata
+    from s3cache.torch_api.protocols import (
+        AOTResult,
+        BackwardModule,
+        CompiledGraph,
+        Function,
+        RuntimeMetadata,
+    )
 
 logger = logger_of("lookups")
 
@@ -56,6 +62,9 @@ class Conditions(TypedDict):
 
 #: The attribute of torch's results that says where their code can run.
 PLACE = "s3cache_place"
+#: The attribute of a compiled graph that has what torch remembers of the fastest configurations of
+#: its kernels, by the digest of their source.
+REMEMBERED = "s3cache_winners"
 
 
 class Place(TypedDict):
@@ -91,6 +100,14 @@ def conditions_of(entry: object) -> Conditions | None:
     if not isinstance(noted, Mapping) or set(noted) != set(Conditions.__annotations__):
         raise CorruptError("entry", "notes something unknown of what its code relies on")
     return cast("Conditions", noted)
+
+
+def graphs_of(result: object) -> list[CompiledGraph]:
+    """Return what Inductor compiled of a result of torch's: itself, or forward and backward."""
+    if isinstance(result, internals.compiled_graph.get()):
+        return [result]
+    whole = cast("AOTResult", result)
+    return [each.result for each in (whole.compiled_fw, whole.compiled_bw) if each is not None]
 
 
 def place_of(entry: object) -> Place | None:

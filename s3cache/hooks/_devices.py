@@ -14,19 +14,19 @@ code that calls other collectives than the graph that was traced serves that ran
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import hashlib
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 from s3cache.artifact import unpickled
 from s3cache.graph import call_nodes, code_on
-from s3cache.hooks._conditions import PLACE, Place
+from s3cache.hooks._conditions import PLACE, REMEMBERED, Place, graphs_of
 from s3cache.torch_api import internals
+from s3cache.torch_api.kernels import kernel_digest, kernel_sources
 
 if TYPE_CHECKING:
     from torch import device
@@ -188,7 +188,7 @@ def moved_here(content: bytes, place: Place) -> object:
         internals.UNPICKLED_STORAGE: storage_of,
     }
     result = unpickled(content, instead)
-    for graph in _graphs_of(result):
+    for graph in graphs_of(result):
         _move_graph(graph, made_for, here)
     if not isinstance(result, internals.compiled_graph.get()):
         whole = cast("AOTResult", result)
@@ -206,14 +206,6 @@ def moved_here(content: bytes, place: Place) -> object:
     return result
 
 
-def _graphs_of(result: object) -> Iterator[CompiledGraph]:
-    if isinstance(result, internals.compiled_graph.get()):
-        yield result
-        return
-    whole = cast("AOTResult", result)
-    yield from (each.result for each in (whole.compiled_fw, whole.compiled_bw) if each is not None)
-
-
 def _move_graph(graph: CompiledGraph, made_for: device, here: device) -> None:
     before, pattern = graph.source_code, _index_in(graph.source_code, made_for.index)
     graph.source_code = pattern.sub(str(here.index), before)
@@ -224,7 +216,9 @@ def _move_graph(graph: CompiledGraph, made_for: device, here: device) -> None:
     bundle: TritonBundle | None = vars(graph)[internals.TRITON_BUNDLE]
     if bundle is None:
         return
-    keys = dict(zip(_kernel_keys(before), _kernel_keys(graph.source_code), strict=True))
+    sources = [*zip(kernel_sources(before), kernel_sources(graph.source_code), strict=True)]
+    key = internals.kernel_key.get()
+    keys = {key(theirs): key(ours) for theirs, ours in sources}
     bundle_here = dataclasses.replace(
         bundle,
         kernel_artifacts=[
@@ -236,18 +230,10 @@ def _move_graph(graph: CompiledGraph, made_for: device, here: device) -> None:
         ],
     )
     setattr(graph, internals.TRITON_BUNDLE, bundle_here)
+    known = getattr(graph, REMEMBERED, {})
+    digests = (
+        {kernel_digest(theirs): kernel_digest(ours) for theirs, ours in sources} if known else {}
+    )
+    known.update({digests[each]: best for each, best in [*known.items()] if each in digests})
     for each in bundle.static_autotuners:
         internals.move_kernel(each.kernel, here.index)
-
-
-def _kernel_keys(source: str) -> Iterator[str]:
-    """Yield torch's keys of the kernels in generated code, in order."""
-    for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "triton"
-            and len(node.args) > 1
-            and isinstance(text := node.args[1], ast.Constant)
-        ):
-            yield internals.kernel_key.get()(text.value)

@@ -38,13 +38,14 @@ from typing import TYPE_CHECKING, cast
 
 from s3cache.artifact import check_image, hidden_places, hidden_source, without_places
 from s3cache.errors import ConfigError, CorruptError
-from s3cache.hooks._conditions import NotSharableError
+from s3cache.hooks._conditions import REMEMBERED, NotSharableError
 from s3cache.hooks._keys import CompileState, around
 from s3cache.store import Buffer, Directory, is_writable_by_others, make_parents
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
 if TYPE_CHECKING:
+    from s3cache.hooks._winners import Winners
     from s3cache.torch_api.protocols import (
         CachingAutotuner,
         CompiledGraph,
@@ -66,12 +67,30 @@ class UnusableKernelError(Exception):
 class Kernels:
     """Native kernels of this process: those of entries, and those that were compiled here."""
 
-    def __init__(self, state: CompileState, *, share_sources: bool = False) -> None:
-        self._share_sources = share_sources
+    def __init__(
+        self,
+        state: CompileState,
+        winners: Callable[[Kernels], Winners] | None = None,
+        *,
+        share_sources: bool = False,
+    ) -> None:
+        self.share_sources = share_sources
         self._state = state
+        self._make_winners = winners
         self._loaded: dict[tuple[str, str], object] = {}  # from entries, by id and digest
         self._images: dict[str, Buffer | str] = {}  # image or path of every kernel loaded
         self._modules: dict[str, set[str]] = {}  # kernels that a generated module asked for
+        self._loaded_as: dict[str, ModuleType] = {}  # torch keeps them, too
+
+    @functools.cached_property
+    def winners(self) -> Winners:
+        """What seals entries with kernels of Triton; made for the first of those."""
+        assert self._make_winners is not None
+        return self._make_winners(self)
+
+    def module_of(self, graph: CompiledGraph) -> ModuleType | None:
+        """Return the module of a graph's code, if it was loaded."""
+        return self._loaded_as.get(graph.cache_key)
 
     def images_of(self, graphs: Iterable[object]) -> dict[str, Buffer]:
         """Return images of the kernels that the code of compiled graphs loads, by id."""
@@ -105,7 +124,7 @@ class Kernels:
             check_image(image)
         except CorruptError as exc:
             raise _unsharable(str(exc)) from exc
-        if self._share_sources:
+        if self.share_sources:
             return image
         return without_places(image, *installed_in())
 
@@ -128,6 +147,7 @@ class Kernels:
             module = original(cls, key, path, *args, **kwargs)
         finally:
             self._state.loading.pop()
+        self._loaded_as[key] = cast("ModuleType", module)
         self._modules.setdefault(key, needed)
         return module
 
@@ -143,6 +163,11 @@ class Kernels:
         call = self._state.rebuilding
         if call is None:
             return original(graph, *args, **kwargs)
+        if known := getattr(graph, REMEMBERED, None):
+            from s3cache.torch_api.kernels import remember_winner
+
+            for kernel, best in known.items():
+                remember_winner(kernel, best)
         path = internals.path_of_module.get()(graph.cache_key, "py")[2]
         call.modules[path] = graph.source_code
         try:
@@ -224,8 +249,9 @@ class Kernels:
     def _read_and_emit(
         self, original: Function[object], bundle: TritonBundle, *args: object, **kwargs: object
     ) -> object:
-        if self._state.rebuilding is not None:
+        if (call := self._state.rebuilding) is not None:
             for kernel in bundle.kernel_artifacts:
+                call.has_triton = True
                 base = internals.triton_directory.get()(kernel.device)
                 check_triton_directory(base, kernel.kernel_hash)
         for static in bundle.static_autotuners:
@@ -291,7 +317,9 @@ def portable(*results: object, share_sources: bool = False) -> Iterator[None]:
             for name, value in [*fields.items()]:
                 hidden = value
                 if name == internals.TRITON_BUNDLE:
-                    hidden = _bundle(cast("TritonBundle | None", value), share_sources)
+                    hidden = portable_bundle(
+                        cast("TritonBundle | None", value), share_sources=share_sources
+                    )
                 elif not share_sources:
                     hidden = hidden_source(name, value)
                 if hidden is not value:
@@ -319,11 +347,19 @@ def installed_in() -> tuple[str, ...]:
 # (TRITON_STORE_BINARY_ONLY); each names the files that the kernel is from.
 _STAGES = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
 _GROUP = "__grp__"  # begins the name of the file that lists the others
+#: In the ``meta`` of an entry: kernels that are still to be measured, each with the reason.
+LEFT = "left"
 #: Of a kernel in an entry: under which digest its fastest configuration is remembered.
 _CONFIGS = "s3cache_configs"
 
 
-def _bundle(bundle: TritonBundle | None, share_sources: bool) -> TritonBundle | None:
+def has_triton(graph: object) -> bool:
+    """Return whether a compiled graph has kernels of Triton."""
+    bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
+    return bundle is not None and bool(bundle.kernel_artifacts)
+
+
+def portable_bundle(bundle: TritonBundle | None, *, share_sources: bool) -> TritonBundle | None:
     """Reduce kernels to what any machine can use."""
     if not bundle or not bundle.kernel_artifacts:
         return bundle

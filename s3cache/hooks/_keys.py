@@ -121,6 +121,7 @@ class CacheCall:
     kernels: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt, if one is
     modules: dict[str, str] = field(default_factory=dict)  # its Python code, by torch's paths
     code_of: Callable[[str], CodeType | None] = lambda _: None  # its code, compiled
+    has_triton: bool = False  # whether it has kernels of Triton
 
     @property
     def codes(self) -> str:

@@ -34,6 +34,7 @@ from s3cache.hooks._conditions import (
     attach_backward,
     conditions_of,
     failing_guards,
+    graphs_of,
     misfits,
     place_of,
 )
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from s3cache.hooks._compiles import Compiles
+    from s3cache.hooks._kernels import Kernels
     from s3cache.hooks._ranks import Agreement
     from s3cache.hooks._watching import Bypasses
     from s3cache.tier.claims import Waited
@@ -123,6 +125,7 @@ class Lookup(CacheCall):
     as_before: Callable[[], bool] | None = None
     about: dict[str, object] = field(default_factory=dict)  # what torch's traces show of it
     saved_s: float = 0.0  # seconds of compiling that the accepted entry has saved
+    left: Sequence[tuple[str, str]] = ()  # kernels of it that are still to be measured, and why
     # Functions that say why each entry was not used.
     rejected: list[Callable[[], Iterable[str]]] = field(default_factory=list)
 
@@ -152,6 +155,7 @@ class Lookups:
     _state: CompileState
     _keys: KeyHook
     _bypasses: Bypasses
+    _kernels: Kernels
     compiles: Compiles = field(init=False)  # once torch's compiler is there
     lowers_early: bool = False  # whether a backward is lowered with its forward
 
@@ -211,6 +215,7 @@ class Lookups:
             if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
                 self.compiles.begin(lookup)
             lookup.raise_error(strict=self._engine.settings.strict)
+            self._refuse_left(lookup)
             return result
 
     def rebuilt(
@@ -246,6 +251,7 @@ class Lookups:
             finally:
                 self._ended(lookup)
                 lookup.raise_error(strict=self._engine.settings.strict)
+                self._refuse_left(lookup)
 
     @around(internals.evaluate_guards)
     def _evaluate_guards(self, original: Function[bool], *args: object, **kwargs: object) -> bool:
@@ -347,6 +353,7 @@ class Lookups:
             finally:
                 self._ended(lookup, of_whole=self._is_compiling_entry())
             lookup.raise_error(strict=self._engine.settings.strict)
+            self._refuse_left(lookup)
             if graph is None:
                 self._refuse_compile()
             return graph, info
@@ -362,6 +369,12 @@ class Lookups:
             whole = [each for each in explained.explanations if each.record.level == "aot"]
             what = " ".join(repr(whole[-1]).split()) if whole else what
         raise MissError(f"on_miss is error, and this would be compiled: {what}")
+
+    def _refuse_left(self, lookup: Lookup) -> None:
+        """Raise, where a miss is to be an error, if a hit has kernels that are to be measured."""
+        if self._engine.settings.on_miss == "error" and lookup.left:
+            what = "; ".join(f"{kernel}: {reason}" for kernel, reason in lookup.left)
+            raise MissError(f"on_miss is error, and this would be measured: {what}")
 
     # -- both
 
@@ -477,10 +490,24 @@ class Lookups:
         if leading is not None and leading.leads(lookup.key):
             leading.landed = True
             leading.release()  # the next one need not wait until this is loaded
+        if lookup.has_triton:
+            lookup.left = self._left(hit, result)
         lookup.saved_s = saved_s = sum(compile_ns(result)) / 1e9
         self._engine.count_time_saved(saved_s)
         where = f"{hit.tier}{lookup.level.label}"
         logger.info("hit %s (%s), %.1f s of compiling saved", lookup.key, where, saved_s)
+
+    def _left(self, hit: Hit, result: Result) -> Sequence[tuple[str, str]]:
+        """Return the kernels of a hit that are still to be measured; see that it is sealed then."""
+        try:
+            winners, graphs = self._kernels.winners, graphs_of(result)
+            left = winners.left(graphs)
+            if left and place_of(result) == hit.entry.header.meta.get("place"):  # was not moved
+                winners.watch(hit.entry, graphs, is_ours=False)
+        except Exception as exc:  # noqa: BLE001 - it is a hit all the same
+            self._bypasses.failed(logger, "an entry is not sealed", exc)
+            return ()
+        return left
 
     def _ended(self, lookup: Lookup, *, of_whole: bool = False) -> None:
         """Count and record how a lookup ended, if torch got as far as to ask for entries."""
@@ -506,6 +533,7 @@ class Lookups:
                 time=time.time(),
                 elapsed_s=outcome.elapsed_s,
                 saved_s=lookup.saved_s,
+                left=tuple(map(tuple, lookup.left)),
                 where=users_line(),
                 of_whole=of_whole,
                 rejected=() if is_hit else tuple(map(_in_words, lookup.rejected[:_MAX_REJECTED])),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
     from typing_extensions import Unpack
 
+    from s3cache.hooks._winners import Winners
     from s3cache.settings import Options
 
 logger = logger_of()
@@ -152,13 +153,21 @@ class Session:
     @functools.cached_property
     def _parts(self) -> tuple[Engine, CompileState, KeyHook, Bypasses, Kernels]:
         state = CompileState()
-        kernels = Kernels(state, share_sources=self.engine.settings.share_sources)
+        share_sources = self.engine.settings.share_sources
+        kernels = Kernels(state, self._new_winners, share_sources=share_sources)
         return self.engine, state, KeyHook(registry, state), Bypasses(self.engine), kernels
+
+    def _new_winners(self, kernels: Kernels) -> Winners:
+        from s3cache.hooks._winners import Winners
+
+        winners = Winners(self.engine, kernels)
+        self._try(internals.TUNING, winners.install, bind=True)
+        return winners
 
     @functools.cached_property
     def _lookups(self) -> Lookups:
-        engine, state, keys, bypasses, _ = self._parts
-        return Lookups(engine, state, keys, bypasses)
+        engine, state, keys, bypasses, kernels = self._parts
+        return Lookups(engine, state, keys, bypasses, kernels)
 
     def _install_loading(self) -> None:
         """Install what makes an entry into a callable, once."""

@@ -29,6 +29,7 @@ WORKERS = "bounding compile workers of all ranks together"
 EARLY = "compiling a graph with its backward for all ranks at once"
 RECALL = "recalling frames without tracing them (recall)"
 PORTS = "torch's remote caches of measurements and profiles (ports)"
+TUNING = "sharing which configurations of kernels are the fastest"
 
 TORCH = "torch"
 DYNAMO = "torch._dynamo"
@@ -427,10 +428,19 @@ WINNERS, AUTOTUNERS = Fields(
 (TRITON_BUNDLE,) = Fields(_GRAPH, "_triton_bundle")
 #: The name under which torch keeps a kernel that is loaded, from its source.
 kernel_key = AnyFunction(f"{ASYNC_COMPILE}:CompiledTritonKernels.key", feature=RANKS)
+_TUNER = "torch._inductor.runtime.triton_heuristics:CachingAutotuner"
 #: What an autotuner keeps once it is loaded, which no pickle can hold.
-LAUNCHERS, RELOAD = Fields(
-    "torch._inductor.runtime.triton_heuristics:CachingAutotuner", "launchers _reload_kernel"
+LAUNCHERS, RELOAD = Fields(_TUNER, "launchers _reload_kernel")
+autotuner = AnyClass(_TUNER, feature=TUNING)
+#: Measures the configurations of a kernel; then there may be a search for better ones.
+measure = AnyFunction(f"{_TUNER}.autotune_to_one_config", feature=TUNING)
+descend = AnyFunction(f"{_TUNER}.coordinate_descent_tuning", feature=TUNING)
+combine = AnyFunction(f"{_TUNER}._combo_sequential_autotune", since=(2, 13), feature=TUNING)
+triton_files_class = AnyClass(
+    "torch._inductor.triton_bundler:TritonKernelArtifacts", feature=TUNING
 )
+triton_file_class = AnyClass("torch._inductor.triton_bundler:TritonKernelArtifact", feature=TUNING)
+code_hash = AnyFunction(f"{_CODE}:code_hash", feature=TUNING)
 #: A kernel on the device, once it is loaded.
 (ON_DEVICE,) = Fields(
     "torch._inductor.runtime.static_triton_launcher:StaticallyLaunchedTritonKernel", "function"

@@ -1,0 +1,219 @@
+"""Winners: which configuration of each Triton kernel is the fastest, and entries that know it.
+
+torch saves a graph before its kernels run. A kernel with several configurations is measured when it
+is launched first; coordinate descent and combo kernels search on from there. Until then an entry
+has all configurations, and each machine that hits it would measure again.
+
+So an entry with something left is watched, here where it was saved. Once its last kernel has been
+measured, it is sealed: made again from its own bytes with the winners alone, and saved in its own
+place. Its first upload waits a minute for that. What torch remembers of a winner, in a file beside
+the kernel's source, is in the entry as well, for kernels that a hit loads from their source.
+
+An entry that a machine hits and that is still not sealed after an hour, as the process that saved
+it died, is sealed by that machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from s3cache import frame
+from s3cache.artifact import unpickled
+from s3cache.cache import Engine
+from s3cache.frame import Frame
+from s3cache.hooks._conditions import REMEMBERED, graphs_of
+from s3cache.hooks._kernels import LEFT, Kernels, portable_bundle
+from s3cache.hooks._keys import Patches
+from s3cache.torch_api import internals
+from s3cache.torch_api.kernels import (
+    files_of,
+    kernel_digest,
+    kernel_name,
+    kernel_sources,
+    kernels_in,
+    left_to_measure,
+    remembered_winner,
+    sealed_kernel,
+    triton_files,
+)
+from s3cache.torch_api.protocols import Function
+from s3cache.util.logs import logger_of
+
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import CachingAutotuner, CompiledGraph, TritonBundle
+
+logger = logger_of("saves")
+
+# A process that lives seals what it has saved; others leave that to it for so long.
+_ABANDONED_S = 3600.0
+
+
+@dataclass(eq=False)
+class _Watched:
+    """An entry with something left to measure, and its kernels, by the digest of their source."""
+
+    entry: Frame
+    tuners: dict[str, CachingAutotuner]
+    launched: dict[str, set[str]]  # the files that each may launch, before it is measured
+    has_news: bool = False
+
+
+class Winners:
+    """Seals the entries of one session."""
+
+    def __init__(self, engine: Engine, kernels: Kernels) -> None:
+        self._engine, self._kernels = engine, kernels
+        self._is_on = False
+        self._watched: list[_Watched] = []
+
+    def install(self, patches: Patches) -> None:
+        """Notice from now on what torch measures; without this, nothing is sealed."""
+        for each in internals.measure, internals.descend, internals.combine:
+            if each.find() is not None:
+                patches.wrap(each, partial(self._measure, each is internals.measure))
+        self._engine.finishing.append(self.seal)
+        patches.callback(self._engine.finishing.remove, self.seal)
+        self._is_on = True
+
+    # -- what is left, and what is known
+
+    def left(self, graphs: Iterable[CompiledGraph]) -> list[tuple[str, str]]:
+        """Return the kernels of loaded graphs that are still to be measured, with the reason."""
+        kernels = (each for graph in graphs for each in self._kernels_of(graph))
+        return [(name, why) for name, kernel in kernels if (why := left_to_measure(kernel))]
+
+    def remember(self, graph: CompiledGraph) -> None:
+        """Note on a graph that is about to be pickled what torch remembers of its kernels."""
+        tuners = self._tuners_of([graph])
+        _remember(graph, tuners)
+
+    def _kernels_of(self, graph: CompiledGraph) -> Iterator[tuple[str, object]]:
+        module = self._kernels.module_of(graph) if self._is_on else None
+        return iter(()) if module is None else kernels_in(module)
+
+    def _tuners_of(self, graphs: Iterable[CompiledGraph]) -> dict[str, CachingAutotuner]:
+        kernels = (kernel for graph in graphs for _, kernel in self._kernels_of(graph))
+        tuners = [each for each in kernels if isinstance(each, internals.autotuner.get())]
+        return {each.kernel_hash: each for each in tuners}
+
+    # -- while the program runs
+
+    def watch(self, entry: Frame, graphs: Sequence[CompiledGraph], *, is_ours: bool = True) -> None:
+        """Seal ``entry`` once the kernels of its graphs, which are loaded, were measured."""
+        if not is_ours and time.time() - entry.header.created_ns / 1e9 < _ABANDONED_S:
+            return
+        tuners = self._tuners_of(graphs)
+        launched = {digest: files_of(tuner) for digest, tuner in tuners.items()}
+        self._watched.append(_Watched(entry, tuners, launched))
+
+    def forget(self, key: str, variant: str) -> None:
+        """Seal an entry no more: another one has superseded it."""
+        headers = ((each, each.entry.header) for each in self._watched)
+        self._watched = [each for each, of in headers if (of.key, of.variant) != (key, variant)]
+
+    def _measure(
+        self,
+        is_first: bool,
+        original: Function[object],
+        tuner: CachingAutotuner,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        winner = original(tuner, *args, **kwargs)
+        if not is_first:  # torch does the same next
+            tuner.launchers = [winner]
+        if not left_to_measure(tuner):  # no other search follows
+            for watched in self._watched:
+                watched.has_news |= watched.tuners.get(tuner.kernel_hash) is tuner
+            self.seal(is_partial=False)
+        return winner
+
+    def seal(self, *, is_partial: bool = True) -> None:
+        """Seal what has nothing left; if ``is_partial``, the rest as far as it was measured."""
+        for watched in [each for each in self._watched if each.has_news]:
+            is_whole = not any(map(left_to_measure, watched.tuners.values()))
+            if not (is_whole or is_partial):
+                continue
+            watched.has_news = False
+            if is_whole:
+                self._watched.remove(watched)
+            try:
+                self._seal(watched)
+            except Exception as exc:  # the entry stays as it is
+                if self._engine.settings.strict:
+                    raise
+                logger.warning("an entry keeps kernels that were measured: %s", exc, exc_info=True)
+
+    def _seal(self, watched: _Watched) -> None:
+        entry, header = watched.entry, watched.entry.header
+        result = unpickled(bytes(entry.section("entry")))
+        for graph in graphs_of(result):
+            digests = [*map(kernel_digest, kernel_sources(graph.source_code))]
+            tuners = {each: watched.tuners[each] for each in digests if each in watched.tuners}
+            _remember(graph, tuners)
+            bundle = getattr(graph, internals.TRITON_BUNDLE, None)
+            if bundle is not None:
+                sealed = _sealed(bundle, tuners, watched.launched)
+                sealed = portable_bundle(sealed, share_sources=self._kernels.share_sources)
+                setattr(graph, internals.TRITON_BUNDLE, sealed)
+        content = pickle.dumps(result)
+        unpickled(content)  # as the next process will
+        reasons = {kernel_name(each): left_to_measure(each) for each in watched.tuners.values()}
+        left = [
+            [name, reasons.get(name, why)]
+            for name, why in cast("list[tuple[str, str]]", header.meta.get(LEFT) or [])
+            if reasons.get(name, why)
+        ]
+        data = frame.encode(
+            kind=header.kind,
+            key=header.key,
+            variant=header.variant,
+            schema=header.schema,
+            sections={name: entry.section(name) for name in entry.names} | {"entry": content},
+            meta={**header.meta, LEFT: left},
+        )
+        self._engine.replace(entry, data)
+        watched.entry = frame.decode(data)
+        logger.debug("sealed %s (%d bytes, %d before)", header.key, len(data), entry.size)
+
+
+def _remember(graph: CompiledGraph, tuners: Mapping[str, CachingAutotuner]) -> None:
+    known = dict(getattr(graph, REMEMBERED, {}))
+    for digest, tuner in tuners.items():
+        if not left_to_measure(tuner) and (best := remembered_winner(tuner)):
+            known[digest] = best
+    if known:
+        setattr(graph, REMEMBERED, known)
+
+
+def _sealed(
+    bundle: TritonBundle,
+    tuners: Mapping[str, CachingAutotuner],
+    launched: Mapping[str, set[str]],
+) -> TritonBundle:
+    """Return what a graph's kernels need to be launched, without what has lost."""
+    measured = {name: each for name, each in tuners.items() if not left_to_measure(each)}
+    files = {each.kernel_hash: each for each in bundle.kernel_artifacts}
+    winners = {each.launchers[0].cache_hash for each in measured.values()}
+    needed = {name for digest in tuners.keys() - measured.keys() for name in launched[digest]}
+    lost = {name for digest in measured for name in launched[digest]} - winners - needed
+    devices = {each.device for each in bundle.kernel_artifacts}
+    for found_later in sorted(winners - files.keys()):
+        (device,) = devices
+        files[found_later] = triton_files(found_later, device)
+    return dataclasses.replace(
+        bundle,
+        kernel_artifacts=[each for name, each in files.items() if name not in lost],
+        static_autotuners=[
+            dataclasses.replace(each, kernel=sealed_kernel(each.kernel, tuner))
+            if (tuner := measured.get(each.kernel.kernel_hash))
+            else each
+            for each in bundle.static_autotuners
+        ],
+    )

@@ -1,0 +1,131 @@
+"""What torch does with kernels of Triton once they run: what it measures, and what it remembers."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from s3cache.torch_api import names
+
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import CachingAutotuner
+
+
+def kernels_in(module: ModuleType) -> Iterator[tuple[str, object]]:
+    """Yield the kernels of Triton that a module of generated code has loaded, with their names."""
+    for name, value in vars(module).items():
+        if isinstance(value, names.autotuner.get()):
+            yield kernel_name(value), value
+        elif type(value).__name__.endswith("MultiKernelCall"):
+            yield name, value
+
+
+def kernel_name(tuner: CachingAutotuner) -> str:
+    """Return what generated code calls a kernel."""
+    return str(tuner.inductor_meta.get("kernel_name") or tuner.fn.__name__)
+
+
+def left_to_measure(kernel: Any) -> str:
+    """Return why the next launch of a loaded kernel measures, as far as torch's state says it."""
+    if not isinstance(kernel, names.autotuner.get()):
+        return "a choice between kernels" if kernel.picked_kernel is None else ""
+    results = kernel.launchers or kernel.compile_results or kernel.configs
+    if len(results) > 1:
+        return f"{len(results)} configurations"
+    meta, config = kernel.inductor_meta, getattr(results[0], "config", results[0])
+    if meta.get("combo_tuning_groups") and not getattr(config, "found_by_combo_autotune", False):
+        return "sizes of blocks of a combo kernel"
+    if (
+        meta.get("coordinate_descent_tuning")
+        and not getattr(config, "found_by_coordesc", False)
+        and getattr(kernel, "_should_coordesc_tune", True)
+    ):
+        return "neighbours of a configuration (coordinate_descent_tuning)"
+    return ""
+
+
+def remembered_winner(tuner: CachingAutotuner) -> dict[str, Any] | None:
+    """Return what torch remembers of the fastest configuration of a kernel, on this machine."""
+    cache = getattr(tuner.save_cache_hook, "__self__", None)
+    if not isinstance(cache, names.autotune_cache.get()) or cache.local_cache is None:
+        return None
+    store, path = cache.local_cache
+    found = store.get(path)
+    return found if isinstance(found, dict) else None
+
+
+def remember_winner(kernel: str, best: Mapping[str, Any]) -> None:
+    """Have torch remember the fastest configuration of a kernel, by the digest of its source.
+
+    What this machine remembers itself stays.
+    """
+    path = names.path_of_module.get()(kernel, "py")[2]
+    cache = names.autotune_cache.get().create({}, path, best["configs_hash"])
+    if cache is not None and cache.local_cache is not None:
+        store, where = cache.local_cache
+        if not os.path.exists(where):
+            store.put(where, dict(best))
+
+
+def kernel_sources(source: str) -> Iterator[str]:
+    """Yield the source of each kernel of Triton in generated code, in order."""
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "triton"
+            and len(node.args) > 1
+            and isinstance(text := node.args[1], ast.Constant)
+        ):
+            yield str(text.value)
+
+
+def kernel_digest(source: str) -> str:
+    """Return the digest of a kernel's source, after which torch names its file."""
+    return str(names.code_hash.get()(source.strip()))
+
+
+def files_of(tuner: CachingAutotuner) -> set[str]:
+    """Return the directories, by name, with the files of all configurations of a kernel."""
+    file_name = names.triton_file_name.get()
+    return {file_name(each.kernel.hash) for each in tuner.compile_results}
+
+
+def triton_files(name: str, device: int) -> object:
+    """Return a kernel's files as torch bundles them."""
+    directory = os.path.join(names.triton_directory.get()(device), name)
+    make, files = names.triton_file_class.get(), []
+    for each in sorted(os.scandir(directory), key=lambda each: each.name):
+        with open(each, "rb") as file:
+            content = file.read()
+        if each.name.endswith(".json"):
+            content = content.replace(directory.encode(), b"[REPLACE]")  # as torch does
+        files.append(make(each.name, content))
+    return names.triton_files_class.get()(name, device, files)
+
+
+def sealed_kernel(kernel: CachingAutotuner, tuner: CachingAutotuner) -> CachingAutotuner:
+    """Return a kernel of a bundle with the winner alone, which ``tuner``, the same one, found."""
+    (launcher,) = tuner.launchers
+    file_name = names.triton_file_name.get()
+    found = [
+        each
+        for each in kernel.compile_results
+        if file_name(each.kernel.hash) == launcher.cache_hash
+    ]
+    if not found:  # a search has found it: its files are there
+        with tuner.lock:
+            found = [tuner._precompile_config(launcher.config)]
+        if type(found[0]) is not type(kernel.compile_results[0]):
+            return kernel
+        found[0].kernel.cubin_raw = None  # torch leaves it out, too
+    found[0].config = launcher.config  # which says how it was found
+    sealed = object.__new__(type(kernel))
+    vars(sealed).update(vars(kernel), compile_results=found)
+    # One that was compiled here would be measured against smaller blocks.
+    sealed.inductor_meta = {**kernel.inductor_meta, "dynamic_scale_rblock": False}
+    vars(sealed).pop("_could_rblock_scale", None)
+    return sealed
