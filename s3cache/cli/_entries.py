@@ -285,6 +285,7 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
         "producer": header.producer,
         "times_s": [ns / 1e9 for ns in times if isinstance(ns, int)],
         **{each: meta.get(each) for each in ("made_by", "guards", "relies_on")},
+        "left": left if isinstance(left := meta.get("left"), list) else [],
         "sections": [
             {"name": each.name, "size": each.raw_size, "stored": each.stored_size}
             for each in header.sections
@@ -306,6 +307,8 @@ def _show(out: Output, name: str, head: Head, policy: Policy) -> None:
             rows += ((f"component {part}", each) for part, each in value.items())
         elif title == "graph":
             rows += inputs_and_outputs(value) if value else ()
+        elif title == "left":
+            rows += (("left to measure", ", ".join(map(str, each))) for each in value)
         elif title == "sections":
             rows += ((f"section {each['name']}", size_text(each["size"])) for each in value)
         else:

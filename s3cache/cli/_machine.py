@@ -311,7 +311,7 @@ def report(
         out.line(f"fetched and not used: {counted(totals.unused, 'entry', 'entries')} of {size}")
     if totals.frames:
         out.line(totals.frames_in_words)
-    for line in (*totals.ports_in_words, *totals.shared):
+    for line in (*totals.ports_in_words, *totals.left_in_words, *totals.shared):
         out.line(line)
     if read_on := footer(totals.codes):
         out.line(read_on)

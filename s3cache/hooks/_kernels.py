@@ -349,6 +349,8 @@ _STAGES = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
 _GROUP = "__grp__"  # begins the name of the file that lists the others
 #: In the ``meta`` of an entry: kernels that are still to be measured, each with the reason.
 LEFT = "left"
+#: Of a kernel in an entry: how its only configuration was found, which torch does not pickle.
+SEARCHED = "s3cache_searched"
 #: Of a kernel in an entry: under which digest its fastest configuration is remembered.
 _CONFIGS = "s3cache_configs"
 
@@ -413,6 +415,8 @@ def restore_kernel(kernel: CachingAutotuner) -> None:
     vars(kernel.fn)[internals.BINDERS] = defaultdict(kernel.fn.create_binder)
     if internals.FILE in vars(kernel.fn):
         vars(kernel.fn)[internals.FILE] = kernel.filename
+    for name in kernel.__dict__.pop(SEARCHED, ()):
+        setattr(kernel.compile_results[0].config, name, True)
     configs = kernel.__dict__.pop(_CONFIGS, None)
     if configs is not None:
         cache = internals.autotune_cache.get().create(

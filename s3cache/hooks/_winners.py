@@ -28,7 +28,7 @@ from s3cache.artifact import unpickled
 from s3cache.cache import Engine
 from s3cache.frame import Frame
 from s3cache.hooks._conditions import REMEMBERED, graphs_of
-from s3cache.hooks._kernels import LEFT, Kernels, portable_bundle
+from s3cache.hooks._kernels import LEFT, SEARCHED, Kernels, portable_bundle
 from s3cache.hooks._keys import Patches
 from s3cache.torch_api import internals
 from s3cache.torch_api.kernels import (
@@ -40,6 +40,7 @@ from s3cache.torch_api.kernels import (
     left_to_measure,
     remembered_winner,
     sealed_kernel,
+    searched,
     triton_files,
 )
 from s3cache.torch_api.protocols import Function
@@ -211,9 +212,17 @@ def _sealed(
         bundle,
         kernel_artifacts=[each for name, each in files.items() if name not in lost],
         static_autotuners=[
-            dataclasses.replace(each, kernel=sealed_kernel(each.kernel, tuner))
-            if (tuner := measured.get(each.kernel.kernel_hash))
-            else each
+            dataclasses.replace(each, kernel=_sealed_kernel(each.kernel, measured))
             for each in bundle.static_autotuners
         ],
     )
+
+
+def _sealed_kernel(
+    kernel: CachingAutotuner, measured: Mapping[str, CachingAutotuner]
+) -> CachingAutotuner:
+    if (tuner := measured.get(kernel.kernel_hash)) is None:
+        return kernel
+    sealed = sealed_kernel(kernel, tuner)
+    vars(sealed)[SEARCHED] = searched(tuner)
+    return sealed

@@ -44,6 +44,7 @@ class Totals:
         frames: how many frames ended so: ``recalled``, ``traced``, ``refused: CODE``, ``agreed`` or
             ``disagreed``; the most frequent first, and empty where recall is off.
         ports: how lookups of other compilers' files ended, by compiler; not in the other sums.
+        left: kernels of hits that were still to be measured, each with the reason.
         shared: who compiled for others, and who waited for whom, each process in a line; empty
             where no process waited.
         complete: whether all lookups of these runs are on record.
@@ -59,6 +60,7 @@ class Totals:
     unused_bytes: int
     frames: Mapping[str, int]
     ports: Mapping[str, Mapping[str, int]]
+    left: Mapping[str, str]
     shared: Sequence[str]
     complete: bool
 
@@ -89,6 +91,11 @@ class Totals:
             for name, of in self.ports.items()
         ]
 
+    @property
+    def left_in_words(self) -> Sequence[str]:
+        """Return a line for each kernel: ``left to measure: triton_red_0, 3 configurations``."""
+        return [f"left to measure: {printable(f'{n}, {why}')}" for n, why in self.left.items()]
+
 
 def sum_up(runs: Sequence[Run]) -> Totals:
     records = [record for run in runs for record in run.records]
@@ -110,6 +117,7 @@ def sum_up(runs: Sequence[Run]) -> Totals:
         unused_bytes=sum(unused),
         frames=dict(frames.most_common()),
         ports={name: dict(of.most_common()) for name, of in ports.items()},
+        left={name: why for each in records for name, why in each.left},
         shared=_shared(runs),
         complete=all(run.complete for run in runs),
     )
@@ -289,7 +297,8 @@ def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
         tiles["frames recalled"] = f"{totals.frames.get('recalled', 0):,}"
     left = max(len(found) - _MAX_ROWS, 0)
     more = f"{left:,} more lookups are left out here, and counted above" if left else ""
-    notes = [totals.frames_in_words.capitalize(), *totals.ports_in_words, *totals.shared]
+    notes = [totals.frames_in_words.capitalize(), *totals.ports_in_words, *totals.left_in_words]
+    notes += totals.shared
     notes.append("" if totals.complete else _INCOMPLETE)
     end = more, escape(footer(totals.codes)), f"s3cache {__version__}"
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))

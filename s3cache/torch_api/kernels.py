@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from s3cache.torch_api.protocols import CachingAutotuner
 
 
+# Set on a configuration that was searched for. torch does not pickle them.
+_SEARCHED = _COMBINED, _DESCENDED = "found_by_combo_autotune", "found_by_coordesc"
+
+
 def kernels_in(module: ModuleType) -> Iterator[tuple[str, object]]:
     """Yield the kernels of Triton that a module of generated code has loaded, with their names."""
     for name, value in vars(module).items():
@@ -36,11 +40,11 @@ def left_to_measure(kernel: Any) -> str:
     if len(results) > 1:
         return f"{len(results)} configurations"
     meta, config = kernel.inductor_meta, getattr(results[0], "config", results[0])
-    if meta.get("combo_tuning_groups") and not getattr(config, "found_by_combo_autotune", False):
+    if meta.get("combo_tuning_groups") and not getattr(config, _COMBINED, False):
         return "sizes of blocks of a combo kernel"
     if (
         meta.get("coordinate_descent_tuning")
-        and not getattr(config, "found_by_coordesc", False)
+        and not getattr(config, _DESCENDED, False)
         and getattr(kernel, "_should_coordesc_tune", True)
     ):
         return "neighbours of a configuration (coordinate_descent_tuning)"
@@ -122,10 +126,15 @@ def sealed_kernel(kernel: CachingAutotuner, tuner: CachingAutotuner) -> CachingA
         if type(found[0]) is not type(kernel.compile_results[0]):
             return kernel
         found[0].kernel.cubin_raw = None  # torch leaves it out, too
-    found[0].config = launcher.config  # which says how it was found
     sealed = object.__new__(type(kernel))
     vars(sealed).update(vars(kernel), compile_results=found)
     # One that was compiled here would be measured against smaller blocks.
     sealed.inductor_meta = {**kernel.inductor_meta, "dynamic_scale_rblock": False}
     vars(sealed).pop("_could_rblock_scale", None)
     return sealed
+
+
+def searched(tuner: CachingAutotuner) -> list[str]:
+    """Return what torch sets on the configuration that it has found, as it was searched for."""
+    config = tuner.launchers[0].config
+    return [each for each in _SEARCHED if getattr(config, each, False)]

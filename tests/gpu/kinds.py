@@ -174,6 +174,38 @@ def combo_kernels() -> None:
     torch.compile(function, options=options)(*(torch.randn(n, 64) for n in (16, 24, 32)))
 
 
+def combo_blocks() -> None:
+    """The blocks of each part of a combo kernel are searched for, one after the other."""
+    import torch
+
+    def function(a: Any, b: Any, c: Any) -> Any:
+        return a.relu(), b.sigmoid(), c.softmax(-1)
+
+    options: dict[str, Any] = {
+        "combo_kernels": True,
+        "combo_kernel_per_subkernel_blocks": True,
+        "benchmark_combo_kernel": False,
+    }
+    torch.compile(function, options=options)(*(torch.randn(n, 64) for n in (160, 240, 320)))
+
+
+def coordinate_descent() -> None:
+    """A search goes on from the fastest configuration, and finds one that was not compiled."""
+    import torch
+
+    options: dict[str, Any] = {"coordinate_descent_tuning": True}
+    torch.compile(lambda x: x.softmax(-1), options=options)(torch.randn(512, 4096))
+
+
+def known_kernel() -> None:
+    """The second graph has a kernel that the process has measured before."""
+    import torch
+
+    x = torch.randn(256, 6144)
+    torch.compile(lambda x: x.softmax(-1))(x)
+    torch.compile(lambda x: x.softmax(-1) @ x.t())(x)
+
+
 def foreach() -> None:
     import torch
 
@@ -206,6 +238,7 @@ KINDS = {
             triton_op,
             triton_autotune,
         ),
-        *(flex_attention, reductions, combo_kernels, foreach, reduce_overhead),
+        *(flex_attention, reductions, combo_kernels, combo_blocks, coordinate_descent),
+        *(known_kernel, foreach, reduce_overhead),
     )
 }

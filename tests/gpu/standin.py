@@ -289,6 +289,9 @@ class Kernel:
 #: Of a process with a stand-in: the kernels that were launched, the last one at the end.
 launched: list[Kernel] = []
 
+#: Of a process with a stand-in: what is called before a kernel is measured.
+before_measuring: list[Callable[[], None]] = []
+
 
 def _launch(kernel: Kernel) -> None:
     counts["launch"] += 1
@@ -298,6 +301,8 @@ def _launch(kernel: Kernel) -> None:
 def _measure(benchmarker: object, function: Callable[[], object], **options: object) -> float:
     """Call ``function`` once, and return how long the kernels run that it has launched."""
     counts["benchmark"] += 1
+    for call in before_measuring:
+        call()
     before = len(launched)
     function()
     times = [kernel.time_ms for kernel in launched[before:]]

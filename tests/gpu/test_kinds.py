@@ -1,4 +1,6 @@
-"""What is compiled for a GPU is a hit on a machine that has never compiled: nothing is assembled.
+"""What is compiled for a GPU is a hit on a machine that has never compiled.
+
+Nothing is assembled there, and nothing is measured.
 
 One process for each machine runs all kinds. The first machine is gone before the second starts,
 on which another device is the current one.
@@ -34,7 +36,8 @@ KINDS = [
         "triton op",
         "triton autotune",
     ),
-    *("flex attention", "reductions", "combo kernels", "foreach", "reduce overhead"),
+    *("flex attention", "reductions", "combo kernels", "combo blocks", "coordinate descent"),
+    *("known kernel", "foreach", "reduce overhead"),
 ]
 OTHER = 3
 #: What is traced before it is looked up, as code of the program takes part in tracing it.
@@ -81,11 +84,12 @@ def rehearsal(
 
 
 @pytest.mark.parametrize("kind", [*KINDS, pytest.param("cpp wrapper", marks=CPP)])
-def test_the_second_machine_assembles_nothing(rehearsal: Rehearsal, kind: str) -> None:
+def test_the_second_machine_assembles_and_measures_nothing(rehearsal: Rehearsal, kind: str) -> None:
     first, second = rehearsal.first[kind], rehearsal.second[kind]
     assert first["ptxas"] > 0
     assert first["hits"] == first["fx hits"] == 0
     assert "ptxas" not in second
+    assert "benchmark" not in second
     assert "triton.compile" not in second or kind in CALLS_KERNELS
     assert (second["fx hits"] if kind in TRACED else second["hits"]) > 0
     assert second["compiled"] == 0
@@ -102,6 +106,11 @@ def test_it_runs_the_same_code_and_launches_the_same_kernels(
     assert first["launched"] or kind == "reduce overhead"
     assert first["devices"] in ([0], [])
     assert second["devices"] in ([OTHER], [])
+
+
+def test_kernels_with_several_configurations_were_measured(rehearsal: Rehearsal) -> None:
+    measured = {kind for kind in KINDS if "benchmark" in rehearsal.first[kind]}
+    assert measured >= {"training", "reductions", "combo blocks", "coordinate descent"}
 
 
 def test_no_entry_names_a_directory_of_the_first_machine(rehearsal: Rehearsal) -> None:

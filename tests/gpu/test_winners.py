@@ -1,0 +1,108 @@
+"""Entries of graphs with kernels that are to be measured: when they are sealed, and by whom."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3cache import frame, testing
+from s3cache.testing import ProgramError
+from tests.gpu import standin
+from tests.support.machines import Machine, remote_url
+
+pytestmark = [
+    pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING),
+    pytest.mark.slow,
+]
+
+
+KERNEL = "triton_red_fused__softmax_prepare_softmax_online_0", "2 configurations"
+CONFIGURATIONS = 2
+
+
+class Site:
+    """Machines with a GPU each, and their remote."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def machine(self, name: str, **environment: str) -> Machine:
+        url = remote_url(self.root)
+        return standin.machine(self.root / name, S3CACHE_URL=url, **environment)
+
+    def run(self, name: str, *arguments: object, **environment: str) -> dict[str, Any]:
+        """Run the program on a machine; return what it counted."""
+        machine = self.machine(name, **environment)
+        counted: dict[str, Any] = machine.run("tests.gpu.winners:softmax", *arguments).result
+        return counted
+
+    def entry(self) -> Path:
+        """Return the file of the only entry of a graph in the remote."""
+        kept = []
+        for path in filter(Path.is_file, (self.root / "remote").rglob("*.0")):
+            if frame.decode(path.read_bytes()).header.kind == "aot":
+                kept.append(path)
+        (path,) = kept
+        return path
+
+    def kernels(self) -> int:
+        return bytes(frame.decode(self.entry().read_bytes()).section("entry")).count(b"\x7fELF")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_sealed_entry_is_uploaded_once_and_has_the_winner_alone(site: Site) -> None:
+    first = site.run("first")
+    assert first["measured"] == CONFIGURATIONS
+    assert first["uploaded"] == 1
+    assert site.kernels() == 1
+    assert left_in(site) == []
+    second = site.run("second", S3CACHE_ON_MISS="error")
+    assert (second["hits"], second["measured"], second["error"]) == (1, 0, "")
+
+
+def test_an_entry_that_was_uploaded_before_is_replaced(site: Site) -> None:
+    assert site.run("first", "upload")["uploaded"] == 2
+    assert site.kernels() == 1
+    assert left_in(site) == []
+    assert site.run("second")["measured"] == 0
+
+
+def test_a_machine_seals_what_another_one_has_left_for_long(site: Site) -> None:
+    with pytest.raises(ProgramError, match="exit status 7"):
+        site.run("first", "die")
+    assert site.kernels() == CONFIGURATIONS
+    assert left_in(site) == [[*KERNEL]]
+
+    # It may still be at it.
+    second = site.run("second")
+    assert (second["hits"], second["measured"]) == (1, CONFIGURATIONS)
+    assert left_in(site) == [[*KERNEL]]
+    shown = command(site, "second", "report")
+    assert f"left to measure: {', '.join(KERNEL)}" in shown
+
+    refused = site.run("third", S3CACHE_ON_MISS="error")
+    assert "this would be measured" in refused["error"]
+    assert ": ".join(KERNEL) in refused["error"]
+
+    fourth = site.run("fourth", "", 0.0)
+    assert (fourth["hits"], fourth["measured"], fourth["uploaded"]) == (1, CONFIGURATIONS, 1)
+    assert left_in(site) == []
+    assert site.run("fifth")["measured"] == 0
+
+
+def left_in(site: Site) -> object:
+    """Return what ``s3cache inspect`` says is left in the entry."""
+    shown = command(site, "inspecting", "inspect", str(site.entry()), "--json")
+    return json.loads(shown)["left"]
+
+
+def command(site: Site, machine: str, *words: str) -> str:
+    """Return what a command prints on a machine."""
+    return testing.Machine(site.root / machine).run("-m", "s3cache", *words).stdout

@@ -1,0 +1,49 @@
+"""Programs with a kernel that is measured, which stop or go on in the middle of that."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tests.gpu import kinds, standin
+
+
+def softmax(at_first: str = "", waits_s: float | None = None) -> dict[str, Any]:
+    """Compile and launch a kernel with two configurations; return what was counted.
+
+    Args:
+        at_first: what happens before it is measured first: ``upload`` all that was saved, ``die``
+            after that, or nothing.
+        waits_s: how old an entry of another process is that this one seals; else an hour.
+    """
+    standin.install()
+    import torch
+
+    import s3cache
+    from s3cache.hooks import _winners
+
+    cache = s3cache.enable()
+    if waits_s is not None:
+        vars(_winners)["_ABANDONED_S"] = waits_s
+
+    def first() -> None:
+        if standin.counts["benchmark"] == 1 and at_first:
+            assert cache.flush(60).complete
+            if at_first == "die":
+                os._exit(7)
+
+    standin.before_measuring.append(first)
+    error = ""
+    with standin.tensors(), torch.device("cuda"):
+        try:
+            kinds.reductions()
+        except Exception as exc:
+            error = str(exc)
+    assert cache.flush(60).complete
+    stats = cache.stats()
+    return {
+        "measured": standin.counts["benchmark"],
+        "hits": sum(stats.hits.values()),
+        "uploaded": stats.uploaded,
+        "error": error,
+    }
