@@ -569,6 +569,11 @@ class Engine(Cache):
         return self._policy
 
     @property
+    def may_resign(self) -> bool:
+        """Whether an entry of others is trusted as much as before once it is saved here again."""
+        return self._signer is not None or self._policy.level == "off"
+
+    @property
     def has_remote(self) -> bool:
         """Whether there is a remote at all; it may not answer."""
         return self._open_remote is not None

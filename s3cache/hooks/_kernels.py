@@ -29,6 +29,7 @@ import re
 import stat
 import sys
 import tempfile
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
@@ -80,7 +81,9 @@ class Kernels:
         self._loaded: dict[tuple[str, str], object] = {}  # from entries, by id and digest
         self._images: dict[str, Buffer | str] = {}  # image or path of every kernel loaded
         self._modules: dict[str, set[str]] = {}  # kernels that a generated module asked for
-        self._loaded_as: dict[str, ModuleType] = {}  # torch keeps them, too
+        self._loaded_as: weakref.WeakValueDictionary[str, ModuleType] = (
+            weakref.WeakValueDictionary()
+        )
 
     @functools.cached_property
     def winners(self) -> Winners:

@@ -15,6 +15,7 @@ it died, is sealed by that machine.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pickle
 import time
@@ -107,8 +108,10 @@ class Winners:
 
     def watch(self, entry: Frame, graphs: Sequence[CompiledGraph], *, is_ours: bool = True) -> None:
         """Seal ``entry`` once the kernels of its graphs, which are loaded, were measured."""
-        if not is_ours and time.time() - entry.header.created_ns / 1e9 < _ABANDONED_S:
-            return
+        if not is_ours:
+            age_s = time.time() - entry.header.created_ns / 1e9
+            if age_s < _ABANDONED_S or not self._engine.may_resign:
+                return
         tuners = self._tuners_of(graphs)
         launched = {digest: files_of(tuner) for digest, tuner in tuners.items()}
         self._watched.append(_Watched(entry, tuners, launched))
@@ -127,29 +130,36 @@ class Winners:
         **kwargs: object,
     ) -> object:
         winner = original(tuner, *args, **kwargs)
-        if not is_first:  # torch does the same next
-            tuner.launchers = [winner]
-        if not left_to_measure(tuner):  # no other search follows
-            for watched in self._watched:
-                watched.has_news |= watched.tuners.get(tuner.kernel_hash) is tuner
-            self.seal(is_partial=False)
+        with self._harmless():
+            if not is_first:  # torch does the same next
+                tuner.launchers = [winner]
+            if not left_to_measure(tuner):  # no other search follows
+                for watched in self._watched:
+                    watched.has_news |= watched.tuners.get(tuner.kernel_hash) is tuner
+                self.seal(is_partial=False)
         return winner
+
+    @contextlib.contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Leave entries as they are if the block fails; raise that in strict mode."""
+        try:
+            yield
+        except Exception as exc:
+            if self._engine.settings.strict:
+                raise
+            logger.warning("an entry keeps kernels that were measured: %s", exc, exc_info=True)
 
     def seal(self, *, is_partial: bool = True) -> None:
         """Seal what has nothing left; if ``is_partial``, the rest as far as it was measured."""
         for watched in [each for each in self._watched if each.has_news]:
-            is_whole = not any(map(left_to_measure, watched.tuners.values()))
-            if not (is_whole or is_partial):
-                continue
-            watched.has_news = False
-            if is_whole:
-                self._watched.remove(watched)
-            try:
+            with self._harmless():
+                is_whole = not any(map(left_to_measure, watched.tuners.values()))
+                if not (is_whole or is_partial):
+                    continue
+                watched.has_news = False
+                if is_whole:
+                    self._watched = [each for each in self._watched if each is not watched]
                 self._seal(watched)
-            except Exception as exc:  # the entry stays as it is
-                if self._engine.settings.strict:
-                    raise
-                logger.warning("an entry keeps kernels that were measured: %s", exc, exc_info=True)
 
     def _seal(self, watched: _Watched) -> None:
         entry, header = watched.entry, watched.entry.header
@@ -224,5 +234,5 @@ def _sealed_kernel(
     if (tuner := measured.get(kernel.kernel_hash)) is None:
         return kernel
     sealed = sealed_kernel(kernel, tuner)
-    vars(sealed)[SEARCHED] = searched(tuner)
+    setattr(sealed, SEARCHED, searched(tuner))
     return sealed

@@ -30,8 +30,9 @@ class Site:
         self.root = root
 
     def machine(self, name: str, **environment: str) -> Machine:
-        url = remote_url(self.root)
-        return standin.machine(self.root / name, S3CACHE_URL=url, **environment)
+        machine = standin.machine(self.root / name, S3CACHE_URL=remote_url(self.root))
+        machine.environment.update(environment)
+        return machine
 
     def run(self, name: str, *arguments: object, **environment: str) -> dict[str, Any]:
         """Run the program on a machine; return what it counted."""
