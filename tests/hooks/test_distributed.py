@@ -70,5 +70,8 @@ def test_two_ranks_under_torchrun_hit_on_another_machine(site: Site, kind: str) 
         assert cold["bypassed"] == 0
         assert warm["misses"] == {}
         assert warm["saved"] == 0
-        assert sum(warm["hits"].values()) == sum(cold["misses"].values()) > 0
+        # What one rank compiled there, the other one waited for.
+        asked = sum(cold["misses"].values()) + sum(cold["hits"].values())
+        assert sum(warm["hits"].values()) == asked > 0
         assert warm["losses"] == cold["losses"]
+    assert sum(cold["saved"] for cold in first) > 0
