@@ -1,0 +1,107 @@
+"""An entry that is made better takes the place of the first one, on this machine and elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from s3cache import frame
+from s3cache.cache import Engine
+from s3cache.entries import digest_of
+from s3cache.frame import Frame
+from s3cache.store import MemoryStore
+from tests.support.caching import KEY, entry, open_engine
+from tests.support.stores import names
+from tests.support.waiting import LONG_S
+
+HALF = digest_of({})
+FIRST, BETTER = entry(payload=b"first" * 40), entry(payload=b"better" * 40)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, memory: MemoryStore) -> Engine:
+    return open_engine(tmp_path / "a", memory)
+
+
+def found(memory: MemoryStore) -> Frame:
+    """Return the only entry in the remote."""
+    (name,) = names(memory)
+    data = asyncio.run(memory.get(name))
+    assert data is not None
+    return frame.decode(data)
+
+
+def replaced(engine: Engine) -> None:
+    engine.replace(FIRST, bytes(BETTER.data))
+    assert engine.flush(LONG_S).complete
+
+
+def test_before_it_is_uploaded_the_better_one_goes_instead(
+    engine: Engine, memory: MemoryStore
+) -> None:
+    engine.save(KEY, FIRST, provisional=True)
+    replaced(engine)
+    assert found(memory).digest == BETTER.digest
+    assert engine.stats().uploaded == 1
+    assert engine.stats().saved == 1
+    engine.close()
+
+
+def test_after_it_was_uploaded_the_better_one_replaces_it(
+    engine: Engine, memory: MemoryStore
+) -> None:
+    engine.save(KEY, FIRST)
+    assert engine.flush(LONG_S).complete
+    replaced(engine)
+    assert found(memory).digest == BETTER.digest
+    with engine.candidates(KEY, remote=False) as lookup:
+        assert [hit.entry.digest for hit in lookup] == [BETTER.digest]
+    engine.close()
+
+
+def test_what_another_machine_has_put_there_stays(
+    engine: Engine, memory: MemoryStore, tmp_path: Path
+) -> None:
+    engine.save(KEY, FIRST, provisional=True)
+    others = open_engine(tmp_path / "b", memory)
+    theirs = entry(payload=b"as good" * 40)
+    others.save(KEY, theirs)
+    assert others.flush(LONG_S).complete
+    replaced(engine)
+    assert found(memory).digest == theirs.digest
+    engine.close()
+    others.close()
+
+
+def test_half_of_a_graph_that_is_replaced_still_waits_for_the_whole(
+    engine: Engine, memory: MemoryStore
+) -> None:
+    half, better = (
+        frame.encode(kind="fx", key=HALF, sections={"entry": each}, meta={"components": {}})
+        for each in (b"half", b"better")
+    )
+    engine.save(HALF, half, level="fx", provisional=True)
+    engine.replace(frame.decode(half), better)
+    engine.supersede(HALF, "")
+    assert engine.flush(LONG_S).complete
+    assert names(memory) == []
+    engine.close()
+
+
+@pytest.mark.parametrize("way", ["flush", "close"])
+def test_what_is_finished_by_then_is_uploaded(
+    engine: Engine, memory: MemoryStore, way: str
+) -> None:
+    engine.save(KEY, FIRST, provisional=True)
+    engine.finishing.append(lambda: engine.replace(FIRST, bytes(BETTER.data)))
+    getattr(engine, way)(LONG_S)
+    assert found(memory).digest == BETTER.digest
+    engine.close()
+
+
+def test_a_machine_that_may_not_write_replaces_nothing(tmp_path: Path, memory: MemoryStore) -> None:
+    with open_engine(tmp_path / "a", memory, mode="read-only") as engine:
+        replaced(engine)
+    assert names(memory) == []
