@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 import pickle
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -34,6 +34,7 @@ from s3cache.hooks._keys import Patches
 from s3cache.torch_api import internals
 from s3cache.torch_api.kernels import (
     files_of,
+    is_combined,
     kernel_digest,
     kernel_name,
     kernel_sources,
@@ -164,18 +165,27 @@ class Winners:
     def _seal(self, watched: _Watched) -> None:
         entry, header = watched.entry, watched.entry.header
         result = unpickled(bytes(entry.section("entry")))
+        reasons: dict[str, str] = {}
         for graph in graphs_of(result):
             digests = [*map(kernel_digest, kernel_sources(graph.source_code))]
             tuners = {each: watched.tuners[each] for each in digests if each in watched.tuners}
             _remember(graph, tuners)
-            bundle = getattr(graph, internals.TRITON_BUNDLE, None)
-            if bundle is not None:
-                sealed = _sealed(bundle, tuners, watched.launched)
-                sealed = portable_bundle(sealed, share_sources=self._kernels.share_sources)
-                setattr(graph, internals.TRITON_BUNDLE, sealed)
+            bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
+            if bundle is None:
+                continue
+            settled = _settled(bundle, tuners, getattr(graph, REMEMBERED, {}))
+            for digest, tuner in tuners.items():
+                why = (
+                    ""
+                    if digest in settled
+                    else left_to_measure(tuner) or "torch does not remember the winner"
+                )
+                reasons[kernel_name(tuner)] = why
+            sealed = _sealed(bundle, settled, {each: watched.launched[each] for each in tuners})
+            sealed = portable_bundle(sealed, share_sources=self._kernels.share_sources)
+            setattr(graph, internals.TRITON_BUNDLE, sealed)
         content = pickle.dumps(result)
         unpickled(content)  # as the next process will
-        reasons = {kernel_name(each): left_to_measure(each) for each in watched.tuners.values()}
         left = [
             [name, reasons.get(name, why)]
             for name, why in cast("list[tuple[str, str]]", header.meta.get(LEFT) or [])
@@ -203,17 +213,33 @@ def _remember(graph: CompiledGraph, tuners: Mapping[str, CachingAutotuner]) -> N
         setattr(graph, REMEMBERED, known)
 
 
+def _settled(
+    bundle: TritonBundle, tuners: Mapping[str, CachingAutotuner], known: Container[str]
+) -> dict[str, CachingAutotuner]:
+    """Return those of which a hit launches the winner at once.
+
+    What is not in the bundle as a kernel, a hit loads from its source. Then torch has to remember
+    the winner, which it does not if that was searched for in parts.
+    """
+    static = {each.kernel.kernel_hash for each in bundle.static_autotuners}
+    return {
+        digest: tuner
+        for digest, tuner in tuners.items()
+        if not left_to_measure(tuner)
+        and (digest in static or (digest in known and not is_combined(tuner)))
+    }
+
+
 def _sealed(
     bundle: TritonBundle,
-    tuners: Mapping[str, CachingAutotuner],
+    settled: Mapping[str, CachingAutotuner],
     launched: Mapping[str, set[str]],
 ) -> TritonBundle:
     """Return what a graph's kernels need to be launched, without what has lost."""
-    measured = {name: each for name, each in tuners.items() if not left_to_measure(each)}
     files = {each.kernel_hash: each for each in bundle.kernel_artifacts}
-    winners = {each.launchers[0].cache_hash for each in measured.values()}
-    needed = {name for digest in tuners.keys() - measured.keys() for name in launched[digest]}
-    lost = {name for digest in measured for name in launched[digest]} - winners - needed
+    winners = {each.launchers[0].cache_hash for each in settled.values()}
+    needed = {name for digest in launched.keys() - settled.keys() for name in launched[digest]}
+    lost = {name for digest in settled for name in launched[digest]} - winners - needed
     devices = {each.device for each in bundle.kernel_artifacts}
     for found_later in sorted(winners - files.keys()):
         (device,) = devices
@@ -222,16 +248,16 @@ def _sealed(
         bundle,
         kernel_artifacts=[each for name, each in files.items() if name not in lost],
         static_autotuners=[
-            dataclasses.replace(each, kernel=_sealed_kernel(each.kernel, measured))
+            dataclasses.replace(each, kernel=_sealed_kernel(each.kernel, settled))
             for each in bundle.static_autotuners
         ],
     )
 
 
 def _sealed_kernel(
-    kernel: CachingAutotuner, measured: Mapping[str, CachingAutotuner]
+    kernel: CachingAutotuner, settled: Mapping[str, CachingAutotuner]
 ) -> CachingAutotuner:
-    if (tuner := measured.get(kernel.kernel_hash)) is None:
+    if (tuner := settled.get(kernel.kernel_hash)) is None:
         return kernel
     sealed = sealed_kernel(kernel, tuner)
     setattr(sealed, SEARCHED, searched(tuner))

@@ -40,7 +40,7 @@ def left_to_measure(kernel: Any) -> str:
     if len(results) > 1:
         return f"{len(results)} configurations"
     meta, config = kernel.inductor_meta, getattr(results[0], "config", results[0])
-    if meta.get("combo_tuning_groups") and not getattr(config, _COMBINED, False):
+    if is_combined(kernel) and not getattr(config, _COMBINED, False):
         return "sizes of blocks of a combo kernel"
     if (
         meta.get("coordinate_descent_tuning")
@@ -124,7 +124,7 @@ def sealed_kernel(kernel: CachingAutotuner, tuner: CachingAutotuner) -> CachingA
         with tuner.lock:
             found = [tuner._precompile_config(launcher.config)]
         if type(found[0]) is not type(kernel.compile_results[0]):
-            return kernel
+            raise TypeError(f"torch launches {kernel_name(tuner)} in another way now")
         found[0].kernel.cubin_raw = None  # torch leaves it out, too
     sealed = object.__new__(type(kernel))
     vars(sealed).update(vars(kernel), compile_results=found)
@@ -132,6 +132,11 @@ def sealed_kernel(kernel: CachingAutotuner, tuner: CachingAutotuner) -> CachingA
     sealed.inductor_meta = {**kernel.inductor_meta, "dynamic_scale_rblock": False}
     vars(sealed).pop("_could_rblock_scale", None)
     return sealed
+
+
+def is_combined(tuner: CachingAutotuner) -> bool:
+    """Return whether a kernel is several in one, each with blocks of its own to search for."""
+    return bool(tuner.inductor_meta.get("combo_tuning_groups"))
 
 
 def searched(tuner: CachingAutotuner) -> list[str]:
