@@ -1,6 +1,7 @@
 """The caches of other compilers, over the same tiers: local first, verified, uploaded later.
 
 Each adapter is installed when its compiler is imported, and nothing of it is imported before.
+What is not installed here is not waited for.
 ``triton``, ``helion`` and ``torchtitan`` are modules that programs may name; ``_torch`` is behind
 caches that torch asks if its own options say so. What they keep are frames of a kind of their own,
 ``_files`` says which.
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from s3cache.util.importing import before_import, when_imported
 from s3cache.util.logs import logger_of
@@ -26,13 +29,17 @@ _BACKEND, _CACHE = "HELION_REMOTE_CACHE_BACKEND", "HELION_AUTOTUNE_CACHE"
 def install(wants: Callable[[str], bool]) -> Callable[[], None]:
     """Install what is wanted, each once its compiler is imported; return what undoes it."""
     undo = contextlib.ExitStack()
-    if wants("triton"):
+    if wants("triton") and _is_installed("triton"):
         undo.callback(install_triton())
     if wants("torch"):
         undo.callback(when_imported(_TORCH, lambda: _install_torch(undo)))
-    if wants("helion"):
+    if wants("helion") and _is_installed(_HELION):
         undo.callback(before_import(_HELION, lambda: _name_backend(undo)))
     return undo.close
+
+
+def _is_installed(package: str) -> bool:
+    return package in sys.modules or find_spec(package) is not None
 
 
 def install_triton() -> Callable[[], None]:
