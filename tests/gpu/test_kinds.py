@@ -22,10 +22,11 @@ from s3cache import frame
 from s3cache.errors import CorruptError
 from tests.gpu import standin
 from tests.support.machines import remote_url
+from tests.support.marks import cases
 
 pytestmark = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
 
-GPUS = ["H100", *(pytest.param(gpu, marks=pytest.mark.slow) for gpu in ("A100", "B200", "MI300X"))]
+GPUS = cases(standin.GPUS, slow_ones=["MI300X"], nightly_ones=["A100", "B200"])
 KINDS = [
     *(
         "inference",

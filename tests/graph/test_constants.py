@@ -19,7 +19,7 @@ from torch.utils._ordered_set import OrderedSet
 from s3cache.graph._origin import is_same_value
 from tests.graph.checking import key_of
 from tests.support.machines import Machine
-from tests.support.marks import slow
+from tests.support.marks import nightly
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def _busy(x: torch.Tensor) -> torch.Tensor:
     return y.std() + x.sort()[0].sum() + x.cumsum(0).mean() + (x.flatten(1) @ x.flatten(1).T).sum()
 
 
-@slow
+@nightly
 @pytest.mark.timeout(900)
 def test_no_work_of_torchs_changes_a_key(tmp_path: Path) -> None:
     before, after = Machine(tmp_path).run(f"{__name__}:_keys_while_torch_works").result

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from s3cache.graph._identity import digest_of
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 from tests.support.scripts import run_script
 
 # Each of these runs in a process of its own, which has imported torch and no compiler.
@@ -75,7 +75,7 @@ _BYPASSED = {"a default", "what comes with torch"}  # these have no key of a who
     ("names", "early"),
     [
         (["a table"], True),
-        pytest.param(list(_CHANGES), True, marks=slow),
+        pytest.param(list(_CHANGES), True, marks=nightly),
         # Documented: functions are recorded only where a cache is named.
         pytest.param([name for name in _CHANGES if name != "a default"], False, marks=slow),
     ],
@@ -90,7 +90,7 @@ def test_a_change_before_the_compiler_is_imported_is_in_the_key(
     assert len({same, *filter(None, found)}) == 1 + len(found) - found.count(None)
 
 
-@slow
+@nightly
 def test_where_nothing_saw_the_imports_the_key_has_what_is_there(tmp_path: Path) -> None:
     """torch may be kept from calling s3cache, and its modules be imported before the cache is."""
     first = "os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'"

@@ -27,7 +27,7 @@ import s3cache
 from s3cache.graph._overrides import all_overrides
 from tests.graph.checking import checked, codes, key_of
 from tests.support.machines import Machine
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 
 _LIBRARY = """
 import functools
@@ -246,7 +246,7 @@ def _keys_of_machine() -> list[Any]:
     return [replaced, key_of(), [each.place for each in all_overrides()]]
 
 
-@slow
+@nightly
 @pytest.mark.timeout(900)
 def test_it_does_not_matter_when_torch_was_first_looked_at(tmp_path: Path) -> None:
     """Nor what was imported since. Without the entry point keys have what was there by then."""

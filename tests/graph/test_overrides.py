@@ -28,7 +28,7 @@ from s3cache.torch_api import installed_release
 from s3cache.util.snapshot import FUNCTIONS
 from tests.graph import checking
 from tests.support.machines import Machine
-from tests.support.marks import slow
+from tests.support.marks import nightly
 
 
 def _normed(x: Tensor) -> Tensor:
@@ -310,7 +310,7 @@ def _keys_after_much_of_torch(late: bool) -> list[str | None]:
     return [found, key()]
 
 
-@slow
+@nightly
 @pytest.mark.timeout(900)
 def test_what_torch_does_by_itself_alters_nothing(tmp_path: Path) -> None:
     script = f"{__name__}:_keys_after_much_of_torch"

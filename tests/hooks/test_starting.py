@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.marks import slow
+from tests.support.marks import nightly
 from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -75,7 +75,7 @@ def _account_of(site: Site, machine: str, when: str) -> dict[str, Any]:
     return found
 
 
-@slow
+@nightly
 def test_a_hit_imports_and_parses_less_and_the_rest_is_there_later(site: Site) -> None:
     """No key has what was put off: a process that has imported all of it hits what another saved.
 

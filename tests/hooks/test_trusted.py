@@ -92,7 +92,7 @@ def run_carelessly(machine: Machine, job: str, *arguments: str) -> None:
         machine.run(job, *arguments)
 
 
-@slow
+@nightly
 def test_no_kind_of_what_an_earlier_run_has_left_is_run(site: Site, tmp_path: Path) -> None:
     trace = tmp_path / "betrayed"
     machine = planted(site, tmp_path, trace)
@@ -148,7 +148,7 @@ def test_torchs_artifacts_of_others_run_nothing(site: Site, tmp_path: Path) -> N
     assert Path(trace).exists()  # it would have
 
 
-@slow
+@nightly
 def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
     """Of graphs, and of profiles."""
     trace = tmp_path / "betrayed"

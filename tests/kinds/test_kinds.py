@@ -16,7 +16,7 @@ import pytest
 from tests.kinds.case import Case
 from tests.kinds.jobs import ROWS, load_cases
 from tests.support.machines import Machine, remote_url
-from tests.support.marks import cases, nightly, selected, slow
+from tests.support.marks import cases, nightly, selected
 
 CASES = load_cases()
 SLOW = {name for name, case in CASES.items() if case.slow}
@@ -98,7 +98,7 @@ def test_hit_on_an_empty_disk(name: str, ran: dict[str, dict[str, Any]]) -> None
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(sorted({*CASES} - SLOW), id="one of each kind", marks=slow),
+        pytest.param(sorted({*CASES} - SLOW), id="one of each kind", marks=nightly),
         pytest.param(sorted(SLOW), id="others", marks=nightly),
     ],
 )

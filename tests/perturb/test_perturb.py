@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from tests.support.machines import Machine
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture(scope="module", params=[48, pytest.param(120, marks=slow)])
+@pytest.fixture(scope="module", params=[48, pytest.param(120, marks=nightly)])
 def count(request: pytest.FixtureRequest) -> int:
     number: int = request.param
     return number
@@ -61,7 +61,7 @@ def test_the_suite_can_fail(tmp_path: Path) -> None:
     assert any("sharing: half" in each for each in found["wrong"]), found
 
 
-@slow
+@nightly
 def test_a_hit_is_never_on_what_was_traced_of_another_answer(tmp_path: Path) -> None:
     """Whatever code of the user's asks of the process; ``make test-perturb`` has all."""
     found = Machine(tmp_path).run("tests.perturb.asking:judged", timeout_s=850, forked=True).result

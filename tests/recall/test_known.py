@@ -18,7 +18,7 @@ import pytest
 from s3cache.entries import RECALL_KEYS
 from tests.recall.programs import Program, all_programs
 from tests.recall.run import _differs, _Fleet, judge
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 
 # For what hangs: processes wait for one another on a busy machine.
 pytestmark = [slow, pytest.mark.timeout(1800)]
@@ -204,6 +204,7 @@ def test_a_damaged_artifact_is_a_miss(
     assert _read(stored, tmp_path, damage) == [(0, 2), (0, 2)]
 
 
+@nightly
 def test_calls_compile_as_often_as_without_recall(tmp_path: Path) -> None:
     """Recompiles, their limit and its error; after graph breaks and in training as well."""
     fleet = _Fleet(tmp_path, 2)
