@@ -2,7 +2,7 @@
 
 Programs of several calls, each on another one's cache, also compile as often as without a cache.
 
-``make test-perturb`` judges all the changes, ``make test-all`` some three hundred of them, and
+``make test-perturb`` judges all the changes, ``make test-nightly`` some three hundred of them, and
 ``make test`` some fifty: always the same ones, and some of each family.
 """
 
