@@ -38,6 +38,7 @@ def test_its_tests_pass(project: Path) -> None:
     assert "1 passed" in done.stdout
 
 
+@slow
 def test_they_fail_where_nothing_is_cached(project: Path) -> None:
     """No misses are no proof of a warm start: this program never looks anything up."""
     (project / "train.py").write_text("print('loss 0.0')\n")

@@ -92,7 +92,7 @@ def test_a_machine_seals_what_another_one_has_left_for_long(site: Site) -> None:
     assert "this would be measured" in refused["error"]
     assert ": ".join(KERNEL) in refused["error"]
 
-    fourth = site.run("fourth", "", 0.0)
+    fourth = site.run("fourth", "", 4000.0)
     assert (fourth["hits"], fourth["measured"], fourth["uploaded"]) == (1, CONFIGURATIONS, 1)
     assert left_in(site) == []
     assert site.run("fifth")["measured"] == 0

@@ -101,6 +101,7 @@ def test_where_nothing_saw_the_imports_the_key_has_what_is_there(tmp_path: Path)
     assert len({same, *found}) == 1 + len(_CHANGES)
 
 
+@slow
 def test_a_number_that_torch_keeps_for_itself_is_in_no_key(tmp_path: Path) -> None:
     """Also where nothing saw the imports: with an address in it, no two processes would share."""
     first = "import os; os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'"

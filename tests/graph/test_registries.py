@@ -27,6 +27,7 @@ from s3cache.graph._identity import UnidentifiedError
 from s3cache.graph._overrides import registered_overrides, unused_kept
 from s3cache.torch_api import installed_release, internals
 from tests.graph.checking import checked, key_of
+from tests.support.marks import slow
 from tests.support.scripts import run_script
 
 Register = Callable[[float], object]
@@ -210,6 +211,7 @@ print(first is not None and first == key(), devices, len(common.device_codegens)
 """
 
 
+@slow
 @pytest.mark.skipif(
     installed_release() >= (2, 15), reason="this torch registers them before it asks for a key"
 )

@@ -71,6 +71,7 @@ def test_a_backward_is_lowered_under_the_settings_of_its_own_program(site: Site)
             assert row == pytest.approx(expected, rel=1e-2, abs=5e-3)
 
 
+@slow
 def test_ranks_lower_backwards_early_and_the_program_does_not_notice(site: Site) -> None:
     """The rank that compiles saves the whole graph before it goes on.
 

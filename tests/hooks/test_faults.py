@@ -19,6 +19,7 @@ NOTES = ("begin", "note fx", "note")
 MISS = {"torch miss": 1, "torch saved": 1, "miss fx": 2}
 
 
+@slow
 def test_without_strict_no_mistake_reaches_the_program(site: Site) -> None:
     """Whatever hook it is in, results are eager's, and the next compile is as usual."""
     ran = site.machine("one").run("faults:faults", site.url, False)

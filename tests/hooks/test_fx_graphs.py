@@ -72,6 +72,7 @@ def test_bad_fx_entries_are_misses_and_are_replaced(site: Site) -> None:
     assert (third["hits"], third["misses"]) == (count, {})
 
 
+@slow
 def test_a_patch_that_only_observes_torch_costs_no_hits_and_is_named_once(
     site: Site,
 ) -> None:

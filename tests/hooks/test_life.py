@@ -29,6 +29,7 @@ def test_disable_puts_everything_back(site: Site) -> None:
     assert not ran["active"]
 
 
+@slow
 def test_enabled_before_torch_for_all_threads_and_forked_children(site: Site) -> None:
     """``enable()`` imports no torch, and its effect is not the calling thread's alone."""
     site.forks = False  # the job imports torch

@@ -43,6 +43,7 @@ def noexec(tmp_path: Path) -> Iterator[Path | None]:
         subprocess.run(["umount", "--lazy", str(place)], check=False)
 
 
+@slow
 def test_a_hit_starts_no_process_and_needs_no_compiler(
     written: Callable[..., tuple[Site, Any]],
     other_prefix: str,

@@ -225,6 +225,7 @@ def test_ranks_decide_together_under_each_option(
         assert not internals.ranks_must_agree()
 
 
+@slow
 def test_ranks_of_a_machine_compile_each_graph_once(site: Site) -> None:
     """One compiles, the other waits; what they save is uploaded once, and losses stay the same."""
     alone = two_ranks(

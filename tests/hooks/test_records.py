@@ -23,6 +23,7 @@ from tests.support.sites import Site
 pytestmark = pytest.mark.timeout(900)
 
 
+@slow
 def test_each_frame_is_recorded_where_recall_is_on(site: Site) -> None:
     """By its function and line; in a report of the machine, in statistics and in the summary."""
     for name, expected in (("one", "traced"), ("two", "recalled")):

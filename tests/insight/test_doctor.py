@@ -36,6 +36,7 @@ from s3cache.trust import generate
 from s3cache.util.threads import DeadlineExecutor
 from tests.support.faulty import FaultyStore
 from tests.support.hanging import dead_mount
+from tests.support.marks import slow
 from tests.support.stores import names
 from tests.support.waiting import LONG_S
 
@@ -348,6 +349,7 @@ def test_each_fault_of_torch(command: list[str], verdict: str, found: str) -> No
     assert found in check.found
 
 
+@slow
 @pytest.mark.timeout(300)
 def test_torch_is_well_where_the_environment_turns_the_cache_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

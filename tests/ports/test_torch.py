@@ -21,6 +21,7 @@ def run(root: Path, name: str, job: str, *arguments: Any, **environment: str) ->
     )
 
 
+@slow
 def test_what_was_measured_is_found_on_the_same_device_only(tmp_path: Path) -> None:
     """torch's key for a winner is the same for every device; and without one nothing is shared."""
     assert run(tmp_path, "one", "winner", "H100").result == {"found": None, "hits": 0}

@@ -89,6 +89,7 @@ def test_what_no_key_names_is_not_shared(tmp_path: Path) -> None:
     assert seen == {**kept, "override": 0, "globals": 0, "plugin": 0, "inductor": 0}
 
 
+@slow
 def test_damage_is_a_miss(tmp_path: Path) -> None:
     run(tmp_path, "one", "kernel")
     (found,) = (tmp_path / "remote").rglob("triton-*")
@@ -113,6 +114,7 @@ def test_entries_say_where_sources_are_only_if_they_may(tmp_path: Path, share: b
     assert (str(ROOT).encode() in content) is share
 
 
+@slow
 def test_a_policy_refuses_what_is_not_signed(tmp_path: Path) -> None:
     """Neither an entry of the bucket nor a file of Triton's directory is used."""
     run(tmp_path, "one", "kernel")
@@ -168,6 +170,7 @@ def test_a_program_without_torch_may_name_the_manager(tmp_path: Path) -> None:
     assert compiled == ["1\n", "0\n"]
 
 
+@slow
 @pytest.mark.parametrize("name", ["../../kernel.json", "__grp__add.json", "/tmp/kernel.json"])
 def test_names_of_files_lead_nowhere_else(tmp_path: Path, name: str) -> None:
     """An entry that is trusted and says so all the same is not used."""

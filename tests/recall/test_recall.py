@@ -1,6 +1,7 @@
 """Recall gives back what was traced, and never where one thing that Dynamo read is another.
 
-``make test-all`` has a few programs of the table, and ``make test-nightly`` all of them; ``python -m tests.recall.run`` prints what became of each.
+``make test-all`` has a few programs of the table, and ``make test-nightly`` all of them;
+``python -m tests.recall.run`` prints what became of each.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,19 @@ def tasks() -> int:
     return tasks_on(background())
 
 
+def settled_tasks() -> int:
+    """Return how many tasks there are once none has come or gone for a moment."""
+    counts = [-1]
+
+    def is_settled() -> bool:
+        time.sleep(0.05)
+        counts.append(tasks())
+        return counts[-1] == counts[-2]
+
+    eventually(is_settled)
+    return counts[-1]
+
+
 def test_its_steps_can_be_watched(remote: Remote, memory: MemoryStore) -> None:
     put(memory, "one")
     put_object(memory, entries.first_name("bad"), b"no frame")
@@ -193,7 +207,7 @@ def test_a_caller_gets_what_a_prefetch_puts_off_for_lack_of_memory(
     gated.is_open = False
     prefetch = remote.tier.prefetch(map(entries.first_name, keys))
     eventually(lambda: gated.waiting == 8)
-    before = tasks()
+    before = settled_tasks()
     join = in_thread(lambda: remote.tier.load(entries.first_name("large"), 20))
     eventually(lambda: tasks() == before + 1)  # it has joined
     gated.is_open = True
