@@ -27,24 +27,15 @@ from tests.support.marks import cases, selected
 pytestmark = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
 
 GPUS = cases(standin.GPUS, slow_ones=["MI300X"], nightly_ones=["A100", "B200"])
-KINDS: tuple[str, ...] = (
-    "training",
-    "dynamic shapes",
-    "triton op",
-    "triton autotune",
-    "flex attention",
-)
-KINDS += "combo blocks", "coordinate descent", "reduce overhead"
+KINDS = [
+    *("training", "dynamic shapes", "triton op", "triton autotune", "flex attention"),
+    *("combo blocks", "coordinate descent", "reduce overhead"),
+]
 #: Those that are nearly the same.
-MORE: tuple[str, ...] = (
-    "inference",
-    "split graphs",
-    "triton kernel",
-    "reductions",
-    "combo kernels",
-    "known kernel",
-)
-MORE += ("foreach",)
+MORE = [
+    *("inference", "split graphs", "triton kernel", "reductions", "combo kernels"),
+    *("known kernel", "foreach"),
+]
 OTHER = 3
 #: What is traced before it is looked up, as code of the program takes part in tracing it.
 TRACED = {"triton op"}
