@@ -58,9 +58,11 @@ _MOMENT_S = 0.001  # the least of times that must not be nothing
 _SIGNER = Kind(str, (Signer,))
 
 # Variables that are no settings of a cache: others read them.
-_NO_SETTINGS = ("AUTOLOAD", "JOB", "WATCHED")
+_NO_SETTINGS = ("AUTOLOAD", "JOB", "TARGET", "WATCHED")
 #: Set where another process watches how far a program is.
 WATCHED = f"{PREFIX}WATCHED"
+#: Says which GPU a program compiles for that is not there, to the stand-in for it.
+TARGET = f"{PREFIX}TARGET"
 
 logger = logger_of()
 

@@ -24,7 +24,7 @@ _COMMANDS = (
     *(_entries.stats, _machine.report, _entries.ls, _entries.du, _entries.inspect),
     *(_machine.explain, _entries.verify, _entries.rm, _entries.clear, _entries.gc),
     *(_entries.pull, _entries.push, _entries.prefetch, _entries.mirror),
-    *(_machine.bench, _machine.keygen),
+    *(_machine.target, _machine.bench, _machine.keygen),
 )
 # What follows the name of a program is the program's.
 _OF_A_PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}

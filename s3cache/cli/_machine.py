@@ -157,12 +157,16 @@ def warm(
     command: list[str] = Argument(..., metavar="-- COMMAND...", help="The job, as a shell has it."),
     quiet: str = given("TIME", "End it when it compiled nothing for so long.", "60s"),
     timeout: str = given("TIME", "End it after that time in any case.", "2h"),
+    target: str | None = given("FILE", "Compile for the GPU in it, from s3cache target."),
     url: str | None = URL,
 ) -> int:
     """Run a job until it compiles nothing more and everything is uploaded, then end it.
 
     This is for a build step, or for one machine before a fleet starts: then the remote has what the
     job compiled. The cache is turned on in all processes of the job, which are ended with SIGTERM.
+    With --target (experimental) it needs no GPU: a CUDA build of torch finds the GPU that the file
+    describes, on which kernels do nothing. If the machine of the file would look up other keys than
+    those that are made here, nothing is run, and the error names what differs.
     Exits with 1 if the time was over, the job failed, something is not uploaded, or the job
     compiled nothing at all.
     """
@@ -173,6 +177,7 @@ def warm(
         quiet_s=duration_s("--quiet", quiet),
         timeout_s=duration_s("--timeout", timeout),
         url=url,
+        target=target,
     )
     exit_code = 130 if done["end"] == "interrupted" else 0 if done["is_warm"] else 1
     if out.json:
@@ -193,6 +198,18 @@ def warm(
             "compiles by Inductor, or turned the cache off; s3cache check says what it compiles"
         )
     return exit_code
+
+
+def target(out: Output) -> None:
+    """Describe this machine's GPU in JSON, for s3cache warm --target FILE elsewhere (experimental).
+
+    The description has what keys of graphs on the GPU hold: the device and its driver, torch,
+    Triton, and the settings of this environment. Write it where programs start as they do in
+    production, in their image.
+    """
+    from s3cache.target import describe
+
+    out.record(describe())
 
 
 # -- what was looked up

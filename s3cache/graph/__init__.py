@@ -10,6 +10,7 @@ from s3cache.graph._identity import code_digest as code_digest
 from s3cache.graph._identity import code_fingerprint as code_fingerprint
 from s3cache.graph._key import FIRST_CALL as FIRST_CALL
 from s3cache.graph._key import Key as Key
+from s3cache.graph._key import device_fields as device_fields
 from s3cache.graph._key import instruction_sets as instruction_sets
 from s3cache.graph._key import key_of as key_of
 from s3cache.graph._key import settings_digest as settings_digest

@@ -192,7 +192,7 @@ def current_device(devices: set[str]) -> device | None:
 
 
 # Of one device among equal ones.
-_OF_ONE = frozenset({"pci_bus_id", "pci_device_id", "pci_domain_id", "total_memory", "uuid"})
+_IDENTITY = frozenset({"pci_bus_id", "pci_device_id", "pci_domain_id", "uuid"})
 
 
 def accelerators(devices: set[str]) -> str:
@@ -207,19 +207,27 @@ def accelerators(devices: set[str]) -> str:
 def _accelerator(name: str) -> str:
     import torch
 
-    device = torch.device(name)
     try:
-        properties = torch.get_device_module(device).get_device_properties(device)
+        fields = device_fields(torch.device(name))
     except (AssertionError, AttributeError, RuntimeError):
         return ""
-    fields = {
+    fields.pop("total_memory", None)  # equal devices differ in it
+    return _fields(fields)
+
+
+def device_fields(device: device) -> dict[str, object]:
+    """Return what torch says of a device, but for what tells equal ones apart, and its driver."""
+    import torch
+
+    properties = torch.get_device_module(device).get_device_properties(device)
+    fields: dict[str, object] = {
         field: value
         for field in dir(properties)
         if not field.startswith("_")
-        and field not in _OF_ONE
+        and field not in _IDENTITY
         and isinstance(value := getattr(properties, field), (bool, int, float, str))
     }
-    return _fields({**fields, "driver": _cuda_driver() if device.type == "cuda" else ""})
+    return {**fields, "driver": _cuda_driver() if device.type == "cuda" else ""}
 
 
 @functools.cache

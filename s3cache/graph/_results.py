@@ -44,6 +44,7 @@ Code: TypeAlias = Literal[
     "entry",  # what it was compiled to
     "unrecorded",
     "kernel",
+    "target",
     "torch",  # a reason that only torch knows
     "error",  # none at all
 ]

@@ -6,6 +6,7 @@ what torch compiles after a miss, and saves it. Where ranks exchange data while 
 ``_ranks`` has them agree on hits.
 """
 
+from s3cache.hooks._kernels import private_directory as private_directory
 from s3cache.hooks._session import active as active
 from s3cache.hooks._session import check as check
 from s3cache.hooks._session import disable as disable

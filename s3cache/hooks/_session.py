@@ -25,7 +25,7 @@ from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, watch_
 from s3cache.hooks._lookups import Lookups
 from s3cache.hooks._starting import parse_templates_later
 from s3cache.hooks._watching import Bypasses, Progress, checked
-from s3cache.settings import WATCHED, is_strict_by_environment
+from s3cache.settings import TARGET, WATCHED, is_strict_by_environment
 from s3cache.torch_api import check_names, internals, require
 from s3cache.torch_api.protocols import Function
 from s3cache.util.importing import import_later, when_imported, without_collections
@@ -123,6 +123,11 @@ class Session:
         compiles.install(self._patches)
         self._lookups.compiles = compiles
         self._lookups.install(self._patches)
+        if os.environ.get(TARGET):
+            from s3cache.hooks._standins import StandIn
+
+            require(internals.STAND_IN)
+            StandIn(bypasses).install(self._patches)
 
         # What can fail alone.
         feature, directory = self._try, engine.settings.local_dir

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal, TypeAlias
@@ -62,6 +62,12 @@ class _Look:
         """Return the keys of whole graphs that missed, and whether an entry was saved then."""
         saved = {each.name for run in self.runs for each in run.events if each.event == "save"}
         return {each.key: each.key in saved for each in self.lookups if each.outcome == "miss"}
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether all that missed is saved, but for what cannot be."""
+        refused = {each.key for each in self.lookups if each.outcome == "bypass"}
+        return all(saved or key in refused for key, saved in self.missed.items())
 
     @property
     def quiet_s(self) -> float:
@@ -211,10 +217,18 @@ def _graph(first: Record, refusal: Record | None, times: int) -> Graph:
 
 
 def warm(
-    command: Sequence[str], *, quiet_s: float, timeout_s: float, url: str | None = None
+    command: Sequence[str],
+    *,
+    quiet_s: float,
+    timeout_s: float,
+    url: str | None = None,
+    target: str | None = None,
 ) -> dict[str, Any]:
     """Run ``command`` with the cache on until it has looked something up and then compiled nothing
     for ``quiet_s``, what missed is saved, and all is uploaded; then end all its processes.
+
+    With the file of a ``target``, it compiles for the GPU that this describes, see
+    :mod:`s3cache.target`.
 
     Returns:
         Plain data. Of the lookups of whole graphs that were ``misses``, so many were ``added``.
@@ -232,11 +246,16 @@ def warm(
     def enough(look: _Look) -> End | None:
         nonlocal left
         left = len(background().wait(place.to_upload(), _CALL_S))
-        enough_s = quiet_s if all(look.missed.values()) else _UNSAVED_FACTOR * quiet_s
+        enough_s = quiet_s if look.is_saved else _UNSAVED_FACTOR * quiet_s
         is_quiet = not left and look.lookups and look.quiet_s >= enough_s
         return "quiet" if is_quiet else None
 
-    with open_place(url, in_tier=True) as place:
+    with open_place(url, in_tier=True) as place, ExitStack() as stack:
+        if target is not None:
+            from s3cache.target import entered
+
+            environment.pop("CUDA_VISIBLE_DEVICES", None)
+            environment |= stack.enter_context(entered(target))
         end, look = _watch(command, settings.local_dir, environment, enough, timeout_s)
     counts = Counter(each.outcome for each in look.lookups)
     is_done = end not in ("timeout", "interrupted") and not look.exit_code and not left

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 import platform
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import _s3cache_autoload
 from s3cache.errors import CorruptError
+from s3cache.settings import TARGET
 from s3cache.util.logs import logger_of
 
 # All else is imported with the first lookup: programs may import a compiler and not use it.
@@ -160,10 +162,12 @@ class Files:
 def device_here() -> str | None:
     """Return what measurements depend on: device, driver and CUDA or ROCm; ``None`` without one.
 
+    A stand-in for a GPU measures nothing.
+
     Other accelerators have no name here, so what was measured on them is not shared.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    if torch is None or os.environ.get(TARGET) or not torch.cuda.is_available():
         return None
     props = torch.cuda.get_device_properties(torch.cuda.current_device())
     parts = [props.name, props.major, props.minor, props.multi_processor_count, props.total_memory]

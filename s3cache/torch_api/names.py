@@ -30,6 +30,7 @@ EARLY = "compiling a graph with its backward for all ranks at once"
 RECALL = "recalling frames without tracing them (recall)"
 PORTS = "torch's remote caches of measurements and profiles (ports)"
 TUNING = "sharing which configurations of kernels are the fastest"
+STAND_IN = "compiling for a GPU that is not there (s3cache warm --target)"
 
 TORCH = "torch"
 DYNAMO = "torch._dynamo"
@@ -544,3 +545,14 @@ measured_caches = (
 )
 profile_caches = (AnyClass(f"{_REMOTE}:RemoteDynamoPGOCache", feature=PORTS),)
 Fields(f"{_REMOTE}:RemoteCache", "backend_override_cls", feature=PORTS)
+
+# -- what is computed on the device while torch compiles
+
+_FOLDING = "torch._inductor.constant_folding:ConstantFolder.run"
+_UNIFORM = "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder.__init__"
+constant_folders = (
+    AnyFunction(_FOLDING, feature=STAND_IN),
+    AnyFunction(_UNIFORM, feature=STAND_IN),
+)
+dispatch_mode = AnyClass("torch.utils._python_dispatch:TorchDispatchMode", feature=STAND_IN)
+tree_map = AnyFunction("torch.utils._pytree:tree_map", feature=STAND_IN)

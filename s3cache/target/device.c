@@ -4,10 +4,13 @@
    torch calls in libcudart. Memory is the host's. A module is loaded if it is for the architecture
    that there is; kernels do nothing, and each measurement takes the same time.
 
-   FAKE_CC, FAKE_SMS, FAKE_SMEM, FAKE_NAME, FAKE_DRIVER  what the device says of itself
-   FAKE_LOAD_FAILS=CODE:COUNT                            so many first modules fail with that error
+   S3CACHE_TARGET has what the device says of itself, as "major=9;minor=0;...": names and values are
+   those of torch.cuda.get_device_properties. With "load_fails=CODE:COUNT", so many first modules
+   fail with that error.
 
-   Functions that have nothing to say are in nothing.c, which build.sh makes: they return success. */
+   s3cache_launches() says how often this thread has asked for anything that computes. Functions that
+   have nothing to say are in nothing.c, which s3cache/target/_standin.py writes: they return success,
+   and those that would compute are counted. */
 
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -17,29 +20,45 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEVICES = 8, REGISTERS = 65536, THREADS = 1024, WARP = 32 };
-enum { SHARED = 49152, SHARED_OF_ALL = 233472 };
-static const size_t TOTAL = 80ull << 30, FLUSHES = 32ull << 20;
+static const size_t FLUSHES = 32ull << 20;
 
-static int set(const char *name, int otherwise) {
-  const char *value = getenv(name);
-  return value && *value ? atoi(value) : otherwise;
+static __thread unsigned long launches;
+
+unsigned long s3cache_launches(void) { return launches; }
+int s3cache_launch(void) { return launches++, 0; }
+
+/* Returns the text behind "name=" in S3CACHE_TARGET, or NULL. */
+static const char *said(const char *name) {
+  size_t size = strlen(name);
+  for (const char *at = getenv("S3CACHE_TARGET"); at; at = strchr(at, ';')) {
+    at += *at == ';';
+    if (!strncmp(at, name, size) && at[size] == '=') return at + size + 1;
+  }
+  return NULL;
 }
 
-static int capability(void) { return set("FAKE_CC", 90); }
-static int processors(void) { return set("FAKE_SMS", 132); }
-static int shared_optin(void) { return set("FAKE_SMEM", 232448); }
-static int driver(void) { return set("FAKE_DRIVER", 13020); }
+static long long number(const char *name, long long otherwise) {
+  const char *text = said(name);
+  if (!text) return otherwise;
+  return strncmp(text, "True", 4) ? atoll(text) : 1;
+}
 
-static const char *name(void) {
-  const char *value = getenv("FAKE_NAME");
-  return value ? value : "NVIDIA H100 80GB HBM3";
+static int devices(void) { return number("count", 1); }
+static int capability(void) { return 10 * number("major", 9) + number("minor", 0); }
+static int driver(void) { return number("driver", CUDA_VERSION); }
+static int warp(void) { return number("warp_size", 32); }
+static int threads(void) { return number("max_threads_per_block", 1024); }
+static size_t memory(void) { return number("total_memory", 80ll << 30); }
+
+static CUresult copy_name(char *to, size_t size) {
+  const char *name = said("name");
+  return snprintf(to, size, "%.*s", name ? (int)strcspn(name, ";") : 0, name), CUDA_SUCCESS;
 }
 
 /* -- the driver */
 
 CUresult cuDriverGetVersion(int *version) { return *version = driver(), CUDA_SUCCESS; }
-CUresult cuDeviceGetCount(int *count) { return *count = DEVICES, CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int *count) { return *count = devices(), CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *device, int index) { return *device = index, CUDA_SUCCESS; }
 CUresult cuCtxGetDevice(CUdevice *device) { return *device = 0, CUDA_SUCCESS; }
 CUresult cuCtxGetCurrent(CUcontext *context) { return *context = (CUcontext)1, CUDA_SUCCESS; }
@@ -54,21 +73,32 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *activ
 }
 
 CUresult cuDeviceGetName(char *to, int size, CUdevice device) {
-  return snprintf(to, size, "%s", name()), CUDA_SUCCESS;
+  return copy_name(to, size);
 }
 
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
-  switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = capability() / 10; break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = capability() % 10; break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = processors(); break;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = shared_optin(); break;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = SHARED_OF_ALL; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK: *value = REGISTERS; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = THREADS; break;
-    case CU_DEVICE_ATTRIBUTE_WARP_SIZE: *value = WARP; break;
-    default: *value = 1;
-  }
+  static const struct { CUdevice_attribute attribute; const char *name; } SAID[] = {
+      {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "major"},
+      {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "minor"},
+      {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "multi_processor_count"},
+      {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, "shared_memory_per_block"},
+      {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, "shared_memory_per_block_optin"},
+      {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, "shared_memory_per_multiprocessor"},
+      {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, "max_num_regs"},
+      {CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, "regs_per_multiprocessor"},
+      {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, "max_threads_per_block"},
+      {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, "max_threads_per_multi_processor"},
+      {CU_DEVICE_ATTRIBUTE_WARP_SIZE, "warp_size"},
+      {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, "L2_cache_size"},
+      {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, "clock_rate"},
+      {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, "memory_clock_rate"},
+      {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, "memory_bus_width"},
+      {CU_DEVICE_ATTRIBUTE_INTEGRATED, "is_integrated"},
+      {CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD, "is_multi_gpu_board"},
+  };
+  *value = 1;
+  for (size_t i = 0; i < sizeof SAID / sizeof *SAID; i++)
+    if (SAID[i].attribute == attribute) *value = number(SAID[i].name, 0);
   return CUDA_SUCCESS;
 }
 
@@ -91,7 +121,7 @@ CUresult cuGetErrorString(CUresult error, const char **text) {
 CUresult cuModuleLoadData(CUmodule *module, const void *image) {
   static int loads;
   int code = 0, count = 0;
-  const char *fails = getenv("FAKE_LOAD_FAILS");
+  const char *fails = said("load_fails");
   if (fails && sscanf(fails, "%d:%d", &code, &count) == 2 && loads++ < count) return code;
   unsigned flags; /* of the ELF header: the architecture, in one of two places */
   memcpy(&flags, (const char *)image + 48, sizeof flags);
@@ -122,8 +152,8 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
 }
 
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
-  *value = attribute == CU_FUNC_ATTRIBUTE_NUM_REGS                ? WARP
-           : attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? THREADS
+  *value = attribute == CU_FUNC_ATTRIBUTE_NUM_REGS                ? warp()
+           : attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? threads()
                                                                   : 0;
   return CUDA_SUCCESS;
 }
@@ -147,35 +177,38 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
 
 static __thread int current;
 
-cudaError_t cudaGetDeviceCount(int *count) { return *count = DEVICES, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int *count) { return *count = devices(), cudaSuccess; }
 cudaError_t cudaGetDevice(int *device) { return *device = current, cudaSuccess; }
-cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int *version) { return *version = RUNTIME, cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int *version) { return *version = driver(), cudaSuccess; }
 
 cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= DEVICES) return cudaErrorInvalidDevice;
+  if (device < 0 || device >= devices()) return cudaErrorInvalidDevice;
   return current = device, cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *to, int device) {
   memset(to, 0, sizeof *to);
-  snprintf(to->name, sizeof to->name, "%s", name());
-  to->major = capability() / 10;
-  to->minor = capability() % 10;
-  to->multiProcessorCount = processors();
-  to->totalGlobalMem = TOTAL;
-  to->regsPerMultiprocessor = to->regsPerBlock = REGISTERS;
-  to->maxThreadsPerMultiProcessor = 2 * THREADS;
-  to->maxThreadsPerBlock = THREADS;
-  to->warpSize = WARP;
-  to->sharedMemPerBlock = SHARED;
-  to->sharedMemPerBlockOptin = shared_optin();
-  to->sharedMemPerMultiprocessor = SHARED_OF_ALL;
-  to->l2CacheSize = 50 << 20;
+  copy_name(to->name, sizeof to->name);
+  to->major = number("major", 9);
+  to->minor = number("minor", 0);
+  to->multiProcessorCount = number("multi_processor_count", 1);
+  to->totalGlobalMem = memory();
+  to->regsPerMultiprocessor = number("regs_per_multiprocessor", 0);
+  to->regsPerBlock = number("max_num_regs", 0);
+  to->maxThreadsPerMultiProcessor = number("max_threads_per_multi_processor", 0);
+  to->maxThreadsPerBlock = threads();
+  to->warpSize = warp();
+  to->sharedMemPerBlock = number("shared_memory_per_block", 0);
+  to->sharedMemPerBlockOptin = number("shared_memory_per_block_optin", 0);
+  to->sharedMemPerMultiprocessor = number("shared_memory_per_multiprocessor", 0);
+  to->l2CacheSize = number("L2_cache_size", 0);
+  to->integrated = number("is_integrated", 0);
+  to->isMultiGpuBoard = number("is_multi_gpu_board", 0);
   to->maxGridSize[0] = 2147483647;
   to->maxGridSize[1] = to->maxGridSize[2] = 65535;
-  for (int i = 0; i < 3; i++) to->maxThreadsDim[i] = i < 2 ? THREADS : 64;
-  to->memoryBusWidth = 5120;
+  for (int i = 0; i < 3; i++) to->maxThreadsDim[i] = i < 2 ? threads() : 64;
+  to->memoryBusWidth = number("memory_bus_width", 0);
   to->textureAlignment = 512;
   to->concurrentKernels = to->unifiedAddressing = to->cooperativeLaunch = 1;
   to->pciDeviceID = device;
@@ -198,7 +231,7 @@ cudaError_t cudaFree(void *memory) { return free(memory), cudaSuccess; }
 cudaError_t cudaFreeHost(void *memory) { return cudaFree(memory); }
 
 cudaError_t cudaMemGetInfo(size_t *unused, size_t *total) {
-  return *unused = TOTAL - (10ull << 30), *total = TOTAL, cudaSuccess;
+  return *unused = memory() / 8 * 7, *total = memory(), cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind,
@@ -213,6 +246,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyK
 /* A benchmark empties the device's cache before each run with a memset of hundreds of megabytes. */
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t size, cudaStream_t stream) {
   if (size < FLUSHES) memset(memory, value, size);
+  else launches++;
   return cudaSuccess;
 }
 
@@ -264,9 +298,9 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEven
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *to, const void *function) {
   memset(to, 0, sizeof *to);
-  to->maxThreadsPerBlock = THREADS;
+  to->maxThreadsPerBlock = threads();
   to->binaryVersion = to->ptxVersion = capability();
-  to->numRegs = WARP;
+  to->numRegs = warp();
   return cudaSuccess;
 }
 

@@ -1,0 +1,146 @@
+"""Compiles for a GPU that is not there (``s3cache warm --target``): no entry may hold its results.
+
+Kernels do nothing on the stand-in for a GPU. So a value that torch computes on the device while it
+compiles is wrong, and what it measures says nothing. Constants are computed on the processor
+instead, as far as every device computes the same ones. A graph for which anything else was launched
+while it was compiled is not saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from s3cache.errors import UnsupportedTorchError
+from s3cache.graph import BypassReason
+from s3cache.hooks._keys import Patches, around
+from s3cache.settings import TARGET
+from s3cache.torch_api import installed_version, internals
+from s3cache.torch_api.protocols import Function
+
+if TYPE_CHECKING:
+    from s3cache.hooks._watching import Bypasses
+    from s3cache.torch_api.protocols import TracingContext
+
+# Operators that round exactly, so that processors and GPUs agree to the last bit.
+_EXACT = frozenset(
+    """full scalar_tensor add sub rsub mul div neg abs sign eq ne lt le gt ge where minimum maximum
+    clamp clamp_min clamp_max logical_and logical_or logical_not logical_xor bitwise_and bitwise_or
+    bitwise_not bitwise_xor ceil floor trunc convert_element_type""".split()  # noqa: SIM905
+)
+
+
+class StandIn:
+    """Keeps what a stand-in for a GPU cannot know out of entries. Any thread may compile."""
+
+    def __init__(self, bypasses: Bypasses) -> None:
+        said = dict(each.split("=", 1) for each in os.environ[TARGET].split(";"))
+        here = {"torch": installed_version(), "Python": str(sys.implementation.cache_tag)}
+        for name, version in here.items():
+            if said.get(name) != version:
+                raise UnsupportedTorchError(
+                    f"the job runs {name} {version}, not {said.get(name)} as s3cache warm does: no "
+                    "machine of the target looks up its keys"
+                )
+        self._launches: Callable[[], int] = ctypes.CDLL(None).s3cache_launches
+        self._began = threading.local()
+        self._bypasses = bypasses
+        self._computed: weakref.WeakSet[TracingContext] = weakref.WeakSet()
+
+    def install(self, patches: Patches) -> None:
+        """Install all hooks; without one of them nothing may be saved."""
+        patches.install(self)
+
+    @around(internals.while_compiling)
+    @contextlib.contextmanager
+    def _while_compiling(
+        self, original: Function[AbstractContextManager[None]], *args: object, **kwargs: object
+    ) -> Iterator[None]:
+        outer = getattr(self._began, "at", None)
+        self._began.at = self._launches() if outer is None else outer
+        try:
+            with original(*args, **kwargs):
+                yield
+        finally:
+            self._began.at = outer
+
+    @around(internals.compile_fx_inner)
+    def _compile_graph(self, original: Function[object], *args: object, **kwargs: object) -> object:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._has_computed()  # a backward may be lowered much later
+
+    def _has_computed(self) -> bool:
+        """Return whether anything was launched for the graph that is compiled."""
+        context = internals.current_tracing_context.get()()
+        if context is None:
+            return True
+        if self._launches() != getattr(self._began, "at", None):
+            self._computed.add(context)
+        return context in self._computed
+
+    @around(internals.save)
+    def _save(self, original: Function[None], key: str, *args: object, **kwargs: object) -> None:
+        if not self._has_computed():
+            original(key, *args, **kwargs)
+            return
+        message = "torch computed or measured something on a GPU that is not there"
+        fix = "compile it on a machine that has the GPU"
+        reasons = [BypassReason("target", message, fix)]
+        self._bypasses.warn(reasons, what="a compiled graph is not shared")
+        self._bypasses.record("aot", reasons, key=key)
+
+    @around(internals.fx_save)
+    def _save_graph(self, original: Function[None], *args: object, **kwargs: object) -> None:
+        if not self._has_computed():
+            original(*args, **kwargs)
+
+    @around(*internals.constant_folders)
+    def _fold(self, original: Function[object], *args: object, **kwargs: object) -> object:
+        with _on_processor()():
+            return original(*args, **kwargs)
+
+
+@functools.cache
+def _on_processor() -> type[AbstractContextManager[object]]:
+    """Return a mode in which exact operators on the device are computed on the processor."""
+    import torch
+
+    class OnProcessor(internals.dispatch_mode.get()):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self,
+            operator: Function[object],
+            types: object,
+            args: tuple[object, ...] = (),
+            kwargs: Mapping[str, object] | None = None,
+        ) -> object:
+            kwargs, devices = kwargs or {}, list[torch.device]()
+            name = str(getattr(operator, "_opname", ""))
+            if name not in _EXACT or "alpha" in kwargs:
+                return operator(*args, **kwargs)
+
+            def moved(value: object) -> object:
+                if isinstance(value, torch.device) and value.type == "cuda":
+                    devices.append(value)
+                    return torch.device("cpu")
+                if isinstance(value, torch.Tensor) and value.is_cuda:
+                    devices.append(value.device)
+                    return value.cpu()
+                return value
+
+            here, named = internals.tree_map.get()(moved, (args, {**kwargs}))
+            result = operator(*here, **named)
+            if not devices or not isinstance(result, torch.Tensor):
+                return result
+            return result.to(devices[0])
+
+    return OnProcessor

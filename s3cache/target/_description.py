@@ -1,0 +1,194 @@
+"""What keys hold of a machine with a GPU: written there, and compared with what is here."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from s3cache.errors import ConfigError
+from s3cache.graph import device_fields
+from s3cache.hooks import check
+from s3cache.settings import Settings
+from s3cache.target._standin import environment
+
+SCHEMA = 1
+_KIND = "s3cache target"
+_HOW = "write it on a machine that has the GPU, where programs start as they do in production: "
+_HOW += "s3cache target > gpu.json"
+# What Triton asks the driver for, by torch's names, of which not every torch says all.
+_OF_TRITON = {
+    "max_num_regs": "max_num_regs",
+    "sm_clock_rate": "clock_rate",
+    "mem_clock_rate": "memory_clock_rate",
+    "mem_bus_width": "memory_bus_width",
+}
+_MAX_SHOWN = 160
+
+
+def describe() -> dict[str, Any]:
+    """Describe the first GPU of this machine, and all else that keys of graphs on it hold.
+
+    Returns:
+        Plain data: ``versions`` of what is installed; what the ``device`` says of itself; and the
+        components of the ``key`` of a small graph that is on it, with their digests.
+
+    Raises:
+        ConfigError: there is no GPU of NVIDIA, or torch cannot compile for it.
+    """
+    import torch
+
+    versions = _versions()
+    _check_build(versions, "")
+    if not torch.cuda.is_available():
+        problem = f"torch {versions['torch']} finds none"
+        raise ConfigError("the GPU", problem, "run this on a machine that has one")
+    device: dict[str, Any] = device_fields(torch.device("cuda", 0))
+    for name, ours in _OF_TRITON.items():
+        device.setdefault(ours, _said_by_triton()[name])
+    (graph,) = check(_probe, torch.empty(8, device="cuda")).graphs
+    if graph.key is None:
+        reasons = "; ".join(map(str, graph.reasons))
+        raise ConfigError("graphs of this machine", f"have no key: {reasons}", "see s3cache doctor")
+    return {
+        _KIND: SCHEMA,
+        "versions": versions,
+        "device": {**device, "count": torch.cuda.device_count()},
+        "key": {name: [each.digest, each.value] for name, each in graph.components.items()},
+    }
+
+
+def _probe(x: Any) -> Any:
+    return x + 1
+
+
+def _said_by_triton() -> dict[str, Any]:
+    from triton.runtime import driver
+
+    said: dict[str, Any] = driver.active.utils.get_device_properties(0)
+    return said
+
+
+def _versions() -> dict[str, str | None]:
+    import torch
+
+    try:
+        from triton import __version__ as triton
+    except ImportError:
+        triton = None
+    return {
+        "torch": str(torch.__version__),
+        "CUDA": torch.version.cuda,
+        "Triton": triton,
+        "Python": sys.implementation.cache_tag,
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _check_build(versions: Mapping[str, str | None], wanted: str) -> None:
+    if versions["CUDA"] is None:
+        raise ConfigError(
+            f"torch {versions['torch']}",
+            "is built without CUDA, and no machine with a GPU looks up its keys",
+            f"install a build of torch{wanted and f' {wanted}'} that has CUDA: it needs no GPU",
+        )
+    if versions["Triton"] is None:
+        fix = f"install the one that torch {versions['torch']} names"
+        raise ConfigError("Triton", "is not installed, and it compiles for GPUs", fix)
+
+
+@contextmanager
+def entered(path: str) -> Iterator[dict[str, str]]:
+    """Yield variables with which processes compile for the GPU that a file describes.
+
+    Before that, a process with them describes the GPU that it finds: it has to be the one in the
+    file, byte for byte.
+
+    Raises:
+        ConfigError: keys that are made here would be other ones than those that the machine of the
+            file looks up; all that differs is named. Or there can be no stand-in here.
+    """
+    target = _read(path)
+    versions = _versions()
+    _check_build(versions, target["versions"]["torch"])
+    _compare(path, {"versions": target["versions"]}, {"versions": versions})
+    named = {name: target["versions"][name] for name in ("torch", "Python")}
+    with environment({**target["device"], **named}) as variables:
+        _compare(path, target, _described_by_child(variables))
+        # Only what is compiled is right: no measurement, and no frame that was made of a value.
+        yield {**variables, "S3CACHE_RECALL": "off", "S3CACHE_PORTS": _ports()}
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        if found[_KIND] != SCHEMA:
+            raise ConfigError(f"target {path}", f"is of another s3cache ({found[_KIND]})", _HOW)
+        return {_KIND: SCHEMA, **{part: {**found[part]} for part in ("versions", "device", "key")}}
+    except OSError as exc:
+        if re.fullmatch(r"(sm|compute)?_?\d+[af]?", path):
+            problem = "names an architecture; keys of graphs also hold the GPU's name, number of "
+            problem += "multiprocessors, memory, driver and more, so that a file has to say them"
+            raise ConfigError(f"target {path}", problem, _HOW) from None
+        raise ConfigError(f"target {path}", f"cannot be read ({exc.strerror})", _HOW) from None
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"target {path}", "describes no GPU", _HOW) from None
+
+
+def _described_by_child(variables: Mapping[str, str]) -> dict[str, Any]:
+    # As on the machine of the file, the cache is not turned on.
+    kept = {k: v for k, v in os.environ.items() if k not in ("S3CACHE_URL", "CUDA_VISIBLE_DEVICES")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "s3cache", "target"],
+        env={**kept, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        found: dict[str, Any] = json.loads(ended.stdout)
+    except ValueError:
+        said = ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"]
+        fix = "compile on a machine that has the GPU"
+        raise ConfigError(
+            "the stand-in for the GPU", f"does not work here: {said[-1]}", fix
+        ) from None
+    return found
+
+
+def _compare(path: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise ConfigError that names all that differs."""
+    differences = []
+    for part in ("versions", "device", "key"):
+        theirs, ours = there.get(part, {}), here.get(part, {})
+        for name in {**theirs, **ours}:
+            if (one := theirs.get(name)) != (other := ours.get(name)):
+                differences.append(
+                    f"{name} is {_shown(one, other)} there and {_shown(other, one)} here"
+                )
+    if differences:
+        raise ConfigError(
+            f"target {path}",
+            f"its machine looks up other keys than are made here: {'; '.join(differences)}",
+            "install and set the same here, or write the file again where that has changed",
+        )
+
+
+def _shown(value: Any, other: Any) -> str:
+    """Return a version, a property, or what a component says; its digest where that is equal."""
+    if isinstance(value, list):
+        digest, text = value
+        same = isinstance(other, list) and other[1] == text
+        value = f"{text[:_MAX_SHOWN]} ({digest[:8]})" if same else text[:_MAX_SHOWN]
+    return "absent" if value is None else str(value)
+
+
+def _ports() -> str:
+    return "triton" if Settings.load()[0].wants_port("triton") else "off"
