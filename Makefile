@@ -168,10 +168,11 @@ test-gpu: ## two machines and a GPU: the second hits and compiles nothing; 9 min
 test-gpu-standin: TORCH := $(or $(TORCH),2.15.0)
 test-gpu-standin: check-python ## the same without a GPU, and its faults; of torch TORCH=2.15.0 with CUDA
 	@$(MAKE_TORCH_VENV)
-	tests/gpu/build.sh $(abspath $(TORCH_VENV)) build/gpu-$(TORCH)
-	$(TORCH_VENV)/bin/python infra/gpu/rehearse.py --standin build/gpu-$(TORCH)/libcuda.so.1 \
+	$(TORCH_VENV)/bin/python infra/gpu/rehearse.py --standin infra/gpu/h100.json \
 		--json build/gpu-$(TORCH).json $(ARGS)
-	$(TORCH_VENV)/bin/python tests/gpu/faults.py build/gpu-$(TORCH)/libcuda.so.1
+	$(TORCH_VENV)/bin/python infra/gpu/rehearse.py --standin infra/gpu/h100.json --warm \
+		--json build/warm-$(TORCH).json $(ARGS)
+	$(TORCH_VENV)/bin/python tests/gpu/faults.py infra/gpu/h100.json
 
 # What a machine without a network lacks that has Python 3.12, torch 2.11.0+cu130 and Triton 3.6.
 GPU_BUNDLE := build/gpu-bundle

@@ -58,10 +58,10 @@ _MOMENT_S = 0.001  # the least of times that must not be nothing
 _SIGNER = Kind(str, (Signer,))
 
 # Variables that are no settings of a cache: others read them.
-_NO_SETTINGS = ("AUTOLOAD", "JOB", "TARGET", "WATCHED")
+_NO_SETTINGS = ("AUTOLOAD", "JOB", "STANDIN", "TARGET", "WATCHED")
 #: Set where another process watches how far a program is.
 WATCHED = f"{PREFIX}WATCHED"
-#: Says which GPU a program compiles for that is not there, to the stand-in for it.
+#: Set where a program compiles for a GPU that is not there: which torch and Python, in JSON.
 TARGET = f"{PREFIX}TARGET"
 
 logger = logger_of()

@@ -5,8 +5,9 @@ The directories of the first are removed before the second starts. Prints a tabl
 ends with 1 if something does not hold. It needs torch with CUDA, Triton and s3cache, and nothing
 else of this repository: ``make gpu-bundle`` packs it for a machine without a network.
 
-With ``--standin LIBRARY`` there is no GPU (``make test-gpu-standin``): kernels do nothing, so
-numbers are not compared and CUDA graphs are left out.
+With ``--standin FILE`` there is no GPU (``make test-gpu-standin``): the file has what one says of
+itself, kernels do nothing, numbers are not compared, and CUDA graphs are left out. With ``--warm``,
+the first machine runs the jobs by ``s3cache warm --target``, without the GPU that the second has.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -46,11 +48,14 @@ JOBS = {
     "reduce-overhead": ("gpt", "bfloat16", {"mode": "reduce-overhead"}),
 }
 NEEDS_GPU = {"reduce-overhead"}
+# What is chosen by measuring while it is compiled: it is not saved where there is no GPU.
+MEASURED = {"max-autotune"}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--standin", metavar="LIBRARY", help="libcuda.so.1 of tests/gpu/build.sh")
+    parser.add_argument("--standin", metavar="FILE", help="JSON with the device that there is")
+    parser.add_argument("--warm", action="store_true", help="the first machine has no GPU")
     parser.add_argument("--json", metavar="FILE", help="where to write the table as JSON")
     parser.add_argument("--only", action="append", metavar="JOB", choices=JOBS)
     parser.add_argument("--job", metavar="DIRECTORY", help=argparse.SUPPRESS)
@@ -59,8 +64,14 @@ def main() -> int:
     if options.job:
         work(Path(options.job), names)
         return 0
-    with tempfile.TemporaryDirectory(prefix="s3cache-gpu-") as directory:
-        report = rehearse(Path(directory), names, options.standin)
+    with tempfile.TemporaryDirectory(prefix="s3cache-gpu-") as directory, ExitStack() as stack:
+        gpu = {}
+        if options.standin:
+            from s3cache.target import environment
+
+            device = json.loads(Path(options.standin).read_text())["device"]
+            gpu = stack.enter_context(environment(device))
+        report = rehearse(Path(directory), names, gpu, warm=options.warm)
     show(report)
     if options.json:
         Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
@@ -70,35 +81,75 @@ def main() -> int:
 # -- the two machines
 
 
-def rehearse(root: Path, names: list[str], standin: str | None) -> dict:
+def rehearse(root: Path, names: list[str], gpu: dict, *, warm: bool) -> dict:
     started = time.monotonic()
     shared = root / "shared"
     shared.mkdir()
-    jobs = {}
+    jobs, first = {}, []
+    if warm:
+        target = describe(shared / "gpu.json", gpu)
+        first = ["-m", "s3cache", "warm", "--quiet", "5m", "--target", str(target), "--"]
+        first.append(sys.executable)
     for machine in ("first", "second"):
         place = root / machine
         left_s = LIMIT_S - (time.monotonic() - started)
-        jobs[machine] = run(place, shared, names, standin, left_s)
         if machine == "first":
-            named = names_of(root / "first", shared / "store")
+            jobs[machine] = run(place, shared, names, {} if warm else gpu, left_s, first)
+            named = names_of(place, shared / "store")
+            saved = entries_in(shared / "store")
             shutil.rmtree(place)
+        else:
+            jobs[machine] = run(place, shared, names, gpu, left_s)
     faults = [f"an entry names a directory of the first machine: {name}" for name in named]
     if (root / "first").exists():
         faults.append("the second machine wrote into directories of the first")
     for name in names:
         first, second = (jobs[machine].get(name, {"error": "it did not run"}) for machine in jobs)
-        faults += [f"{name}: {text}" for text in judge(first, second, compared=not standin)]
+        if warm and name in MEASURED:
+            if not second.get("compiled"):
+                faults.append(f"{name}: it was saved, though nothing was measured")
+            continue
+        faults += [f"{name}: {text}" for text in judge(first, second, compared=not gpu)]
+    hit, missed = looked_up(root / "second/s3cache_local_dir")
+    if hit != saved or (missed and not MEASURED.intersection(names)):
+        faults.append(f"saved: {sorted(saved)}; hit: {sorted(hit)}; missed: {sorted(missed)}")
     return {
-        "device": "stand-in" if standin else jobs["first"].get("device"),
+        "device": "stand-in" if gpu else jobs["first"].get("device"),
         "torch": jobs["first"].get("torch"),
         "triton": triton.__version__,
         "seconds": round(time.monotonic() - started),
+        "keys": {"saved": len(saved), "hit": len(hit), "missed": len(missed)},
         "jobs": {name: {m: jobs[m].get(name) for m in jobs} for name in names},
         "faults": faults,
     }
 
 
-def run(place: Path, shared: Path, names: list[str], standin: str | None, left_s: float) -> dict:
+def describe(path: Path, gpu: dict) -> Path:
+    """What the second machine says of itself, for the first one."""
+    with path.open("w") as file:
+        command = [sys.executable, "-W", "ignore", "-m", "s3cache", "target"]
+        subprocess.run(command, env={**os.environ, **gpu}, stdout=file, check=True)
+    return path
+
+
+def entries_in(store: Path) -> set[str]:
+    """Keys of whole graphs that are in the store."""
+    headers = (entry.header for entry in frames(store))
+    return {header.key for header in headers if header.kind == "aot"}
+
+
+def looked_up(local: Path) -> tuple[set[str], set[str]]:
+    """Keys of whole graphs that hit, and that missed, on a machine."""
+    from s3cache.records import recorded
+
+    found = [each for run in recorded([str(local)]) for each in run.records if each.level == "aot"]
+    hit = {each.key for each in found if each.outcome == "hit"}
+    return hit, {each.key for each in found if each.outcome == "miss"} - hit
+
+
+def run(
+    place: Path, shared: Path, names: list[str], gpu: dict, left_s: float, before: list[str] = ()
+) -> dict:
     """One process that runs all jobs on a machine with nothing in ``place``."""
     environment = {name: value for name, value in os.environ.items() if "S3CACHE" not in name}
     for name in ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "S3CACHE_LOCAL_DIR"):
@@ -107,12 +158,10 @@ def run(place: Path, shared: Path, names: list[str], standin: str | None, left_s
     for name in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TRITON_HOME"):
         environment.pop(name, None)
     environment |= {"S3CACHE_URL": f"file://{shared / 'store'}", "S3CACHE_STRICT": "yes"}
-    environment |= counted_assemblers(place)
-    if standin:
-        directory = str(Path(standin).resolve().parent)
-        environment |= {"LD_PRELOAD": str(Path(standin).resolve()), "LD_LIBRARY_PATH": directory}
-        environment |= {"TRITON_LIBCUDA_PATH": directory, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", __file__, "--job", str(shared)]
+    environment |= {**counted_assemblers(place), **gpu}
+    if gpu or before:
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    command = [sys.executable, *before, "-W", "ignore", __file__, "--job", str(shared)]
     command += [part for name in names for part in ("--only", name)]
     out = shared / f"{place.name}.json"
     environment["REHEARSAL_OUT"] = str(out)
@@ -147,21 +196,24 @@ def counted_assemblers(place: Path) -> dict[str, str]:
 
 def names_of(place: Path, store: Path) -> list[str]:
     """Where an entry names a directory of the machine that made it, or of its installation."""
-    from s3cache import frame
-
     found = []
-    for path in store.rglob("*"):
-        try:
-            entry = frame.decode(path.read_bytes()) if path.is_file() else None
-        except Exception:  # noqa: BLE001 - no entry
-            continue
-        for section in () if entry is None else entry.names:
+    for entry in frames(store):
+        for section in entry.names:
             content = bytes(entry.section(section))
             for word in {str(place), sys.prefix, str(Path(find_spec("torch").origin).parent)}:
                 at = content.find(word.encode())
                 if at >= 0:
                     found.append(f"{section}: {content[max(at - 60, 0) : at + 120]!r}")
     return found
+
+
+def frames(store: Path):
+    """All entries, decoded."""
+    from s3cache import frame
+
+    for path in store.rglob("*"):
+        with suppress(Exception):  # no entry
+            yield frame.decode(path.read_bytes())
 
 
 def judge(first: dict, second: dict, *, compared: bool) -> list[str]:
@@ -204,6 +256,9 @@ def show(report: dict) -> None:
         measured = f"{first['benchmarks']}, {second['benchmarks']}".replace("None", "-")
         counts = f"{ptxas:>12}{measured:>12}{second['hits']:>6}{second['compiled']:>10}"
         print(f"{name:34}{counts}{steps:>18}{same:>8}")
+    print(
+        "keys of whole graphs: {saved} saved, {hit} hit, {missed} missed".format(**report["keys"])
+    )
     for fault in report["faults"]:
         print(f"does not hold: {fault}")
     if not report["faults"]:

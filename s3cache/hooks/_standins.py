@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import json
 import os
 import sys
 import threading
@@ -42,7 +43,7 @@ class StandIn:
     """Keeps what a stand-in for a GPU cannot know out of entries. Any thread may compile."""
 
     def __init__(self, bypasses: Bypasses) -> None:
-        said = dict(each.split("=", 1) for each in os.environ[TARGET].split(";"))
+        said = json.loads(os.environ[TARGET])
         here = {"torch": installed_version(), "Python": str(sys.implementation.cache_tag)}
         for name, version in here.items():
             if said.get(name) != version:

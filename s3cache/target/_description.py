@@ -15,11 +15,11 @@ from typing import Any
 from s3cache.errors import ConfigError
 from s3cache.graph import device_fields
 from s3cache.hooks import check
-from s3cache.settings import Settings
+from s3cache.settings import TARGET, Settings
 from s3cache.target._standin import environment
 
 SCHEMA = 1
-_KIND = "s3cache target"
+_KIND, _PARTS = "s3cache target", ("versions", "device", "key")
 _HOW = "write it on a machine that has the GPU, where programs start as they do in production: "
 _HOW += "s3cache target > gpu.json"
 # What Triton asks the driver for, by torch's names, of which not every torch says all.
@@ -118,28 +118,31 @@ def entered(path: str) -> Iterator[dict[str, str]]:
     versions = _versions()
     _check_build(versions, target["versions"]["torch"])
     _compare(path, {"versions": target["versions"]}, {"versions": versions})
-    named = {name: target["versions"][name] for name in ("torch", "Python")}
-    with environment({**target["device"], **named}) as variables:
+    with environment(target["device"]) as variables:
         _compare(path, target, _described_by_child(variables))
+        named = {name: versions[name] for name in ("torch", "Python")}
         # Only what is compiled is right: no measurement, and no frame that was made of a value.
-        yield {**variables, "S3CACHE_RECALL": "off", "S3CACHE_PORTS": _ports()}
+        switches = {"S3CACHE_RECALL": "off", "S3CACHE_PORTS": _ports()}
+        yield {**variables, **switches, TARGET: json.dumps(named)}
 
 
 def _read(path: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-        if found[_KIND] != SCHEMA:
-            raise ConfigError(f"target {path}", f"is of another s3cache ({found[_KIND]})", _HOW)
-        return {_KIND: SCHEMA, **{part: {**found[part]} for part in ("versions", "device", "key")}}
+        schema = found[_KIND]
+        parts = {} if schema != SCHEMA else {each: {**found[each]} for each in _PARTS}
     except OSError as exc:
+        problem = f"cannot be read ({exc.strerror})"
         if re.fullmatch(r"(sm|compute)?_?\d+[af]?", path):
             problem = "names an architecture; keys of graphs also hold the GPU's name, number of "
             problem += "multiprocessors, memory, driver and more, so that a file has to say them"
-            raise ConfigError(f"target {path}", problem, _HOW) from None
-        raise ConfigError(f"target {path}", f"cannot be read ({exc.strerror})", _HOW) from None
+        raise ConfigError(f"target {path}", problem, _HOW) from None
     except (KeyError, TypeError, ValueError):
         raise ConfigError(f"target {path}", "describes no GPU", _HOW) from None
+    if schema != SCHEMA:
+        raise ConfigError(f"target {path}", f"is of another s3cache ({schema})", _HOW)
+    return {_KIND: schema, **parts}
 
 
 def _described_by_child(variables: Mapping[str, str]) -> dict[str, Any]:
@@ -166,7 +169,7 @@ def _described_by_child(variables: Mapping[str, str]) -> dict[str, Any]:
 def _compare(path: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raise ConfigError that names all that differs."""
     differences = []
-    for part in ("versions", "device", "key"):
+    for part in _PARTS:
         theirs, ours = there.get(part, {}), here.get(part, {})
         for name in {**theirs, **ours}:
             if (one := theirs.get(name)) != (other := ours.get(name)):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from s3cache.errors import ConfigError
 from s3cache.hooks import private_directory
-from s3cache.settings import TARGET
+from s3cache.settings import PREFIX
 
 _SOURCE = Path(__file__).with_name("device.c")
 # The packages of CUDA lack the header that tells compilers of device code apart.
@@ -64,7 +64,9 @@ def environment(device: Mapping[str, object]) -> Iterator[dict[str, str]]:
             "LD_PRELOAD": " ".join(filter(None, [str(library), os.environ.get("LD_PRELOAD")])),
             "LD_LIBRARY_PATH": _path(directory, os.environ.get("LD_LIBRARY_PATH")),
             "TRITON_LIBCUDA_PATH": directory,
-            TARGET: ";".join(f"{name}={value.replace(';', ',')}" for name, value in said.items()),
+            f"{PREFIX}STANDIN": ";".join(
+                f"{name}={value.replace(';', ',')}" for name, value in said.items()
+            ),
         }
     finally:
         remove()
@@ -88,10 +90,9 @@ def _build(directory: Path) -> Path:
     runtime = f"-DRUNTIME={1000 * major + 10 * minor}"
     _run([*compile_, runtime, str(_SOURCE)], directory)
     there = {line.split()[-1] for line in _run(["nm", "--defined-only", "device.o"], directory)}
-    libraries = [
-        str(packages / f"torch/lib/lib{name}.so")
-        for name in ("torch_cuda", "c10_cuda", "torch_python")
-    ]
+    names = ("torch_cuda", "c10_cuda", "torch_python")
+    files = [packages / f"torch/lib/lib{name}.so" for name in names]
+    libraries = [str(file) for file in files if file.exists()]
     asked = {*_DRIVER.split()}
     for line in _run(["nm", "-D", "--undefined-only", *libraries], directory):
         # The linker may name the version of a symbol.

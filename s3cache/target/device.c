@@ -4,7 +4,7 @@
    torch calls in libcudart. Memory is the host's. A module is loaded if it is for the architecture
    that there is; kernels do nothing, and each measurement takes the same time.
 
-   S3CACHE_TARGET has what the device says of itself, as "major=9;minor=0;...": names and values are
+   S3CACHE_STANDIN has what the device says of itself, as "major=9;minor=0;...": names and values are
    those of torch.cuda.get_device_properties. With "load_fails=CODE:COUNT", so many first modules
    fail with that error.
 
@@ -27,10 +27,10 @@ static __thread unsigned long launches;
 unsigned long s3cache_launches(void) { return launches; }
 int s3cache_launch(void) { return launches++, 0; }
 
-/* Returns the text behind "name=" in S3CACHE_TARGET, or NULL. */
+/* Returns the text behind "name=" in S3CACHE_STANDIN, or NULL. */
 static const char *said(const char *name) {
   size_t size = strlen(name);
-  for (const char *at = getenv("S3CACHE_TARGET"); at; at = strchr(at, ';')) {
+  for (const char *at = getenv("S3CACHE_STANDIN"); at; at = strchr(at, ';')) {
     at += *at == ';';
     if (!strncmp(at, name, size) && at[size] == '=') return at + size + 1;
   }

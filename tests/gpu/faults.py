@@ -1,6 +1,6 @@
 """What a device may say, on the stand-in: other devices miss, and a driver's error costs no entry.
 
-``faults.py LIBRARY`` runs one small graph in fresh processes that share a store, each with another
+``faults.py FILE`` runs one small graph in fresh processes that share a store, each with another
 device or driver. Run by ``make test-gpu-standin``; no test of pytest, as it needs a CUDA build.
 """
 
@@ -11,8 +11,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from s3cache.target import environment as standin
 
 JOB = """
 import json, torch, s3cache
@@ -23,20 +26,19 @@ cache.flush(60)
 stats = cache.stats()
 print(json.dumps([sum(stats.hits.values()), {str(r): n for r, n in stats.misses.items() if n}]))
 """
-#: What each makes of the device, or of Triton's way to compile.
-OTHERS = {
-    "multiprocessors": {"FAKE_SMS": "114"},
-    "compute capability": {"FAKE_CC": "80"},
-    "shared memory": {"FAKE_SMEM": "166912"},
-    "driver": {"FAKE_DRIVER": "13000"},
-    "Triton's environment": {"TRITON_F32_DEFAULT": "ieee"},
+#: What each makes of the device.
+OTHERS: dict[str, dict[str, object]] = {
+    "multiprocessors": {"multi_processor_count": 114},
+    "compute capability": {"major": 8},
+    "shared memory": {"shared_memory_per_block_optin": 166912},
+    "driver": {"driver": 13000},
 }
 OUT_OF_MEMORY, NOT_INITIALIZED, OTHER_ARCHITECTURE = 2, 3, 209
 
 
-def run(library: Path, root: Path, **environment: str) -> tuple[int, dict[str, int]]:
+def run(root: Path, device: Mapping[str, object], **environment: str) -> tuple[int, dict[str, int]]:
     """Hits, and misses by reason, of a process on a machine with nothing but the store."""
-    with tempfile.TemporaryDirectory(dir=root) as machine:
+    with tempfile.TemporaryDirectory(dir=root) as machine, standin(device) as variables:
         places = ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "S3CACHE_LOCAL_DIR")
         for name in places:
             (Path(machine) / name).mkdir()
@@ -46,10 +48,8 @@ def run(library: Path, root: Path, **environment: str) -> tuple[int, dict[str, i
                 **{name: value for name, value in os.environ.items() if "XDG" not in name},
                 **{name: f"{machine}/{name}" for name in places},
                 "S3CACHE_URL": f"file://{root}/store",
-                "LD_PRELOAD": str(library),
-                "LD_LIBRARY_PATH": str(library.parent),
-                "TRITON_LIBCUDA_PATH": str(library.parent),
                 "TORCHINDUCTOR_COMPILE_THREADS": "1",
+                **variables,
                 **environment,
             },
             capture_output=True,
@@ -76,23 +76,25 @@ def components(content: bytes) -> dict[str, Any]:
     return found
 
 
-def main(library: Path) -> None:
+def main(device: Mapping[str, object]) -> None:
     with tempfile.TemporaryDirectory(prefix="s3cache-gpu-") as directory:
         root = Path(directory)
-        assert run(library, root) == (0, {"absent": 1})
+        assert run(root, device) == (0, {"absent": 1})
         (entry,) = before = stored(root)
         made_of = components(before[entry])
         assert "machine.accelerator" in made_of
         assert not {"machine.isa", "torch.cpu_capability"} & set(made_of), "of the processor"
         for code in (OUT_OF_MEMORY, NOT_INITIALIZED, OTHER_ARCHITECTURE):
-            assert run(library, root, FAKE_LOAD_FAILS=f"{code}:1") == (0, {"device": 1}), code
+            assert run(root, {**device, "load_fails": f"{code}:1"}) == (0, {"device": 1}), code
             assert stored(root) == before, "the entry was set aside or replaced"
             print(f"driver's error {code}: a miss, and the entry stays")
-        assert run(library, root) == (1, {})
-        for what, environment in OTHERS.items():
-            assert run(library, root, **environment) == (0, {"absent": 1}), what
+        assert run(root, device) == (1, {})
+        for what, change in OTHERS.items():
+            assert run(root, {**device, **change}) == (0, {"absent": 1}), what
             print(f"other {what}: a miss")
+        assert run(root, device, TRITON_F32_DEFAULT="ieee") == (0, {"absent": 1})
+        print("other environment of Triton: a miss")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(json.loads(Path(sys.argv[1]).read_text())["device"])

@@ -1,0 +1,128 @@
+"""Jobs about GPUs that are not there: their descriptions, and the library in the place of one."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.gpu import standin
+
+#: What ``entered`` gets, by what is different: which value of a description, and what it is there.
+CHANGES: dict[str, tuple[str, str, Any]] = {
+    "torch": ("versions", "torch", "9.9.0+cu999"),
+    "Triton": ("versions", "Triton", "0.1"),
+    "Python": ("versions", "Python", "cpython-399"),
+}
+# Asks the library that is preloaded, as torch and Triton do.
+_ASKS = """
+import ctypes, json
+cuda = ctypes.CDLL("libcuda.so.1")
+name, number = ctypes.create_string_buffer(99), ctypes.c_int()
+cuda.cuDeviceGetName(name, 99, 0)
+def said(attribute):
+    cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, 0)
+    return number.value
+cuda.cuDriverGetVersion(ctypes.byref(number))
+found = {"name": name.value.decode(), "driver": number.value}
+found |= {"processors": said(16), "shared": said(97), "capability": [said(75), said(76)]}
+cuda.cuDeviceGetCount(ctypes.byref(number))
+launches = [cuda.s3cache_launches()]
+cuda.cuModuleUnload(0)
+launches.append(cuda.s3cache_launches())
+cuda.cuLaunchKernel()
+launches.append(cuda.s3cache_launches())
+print(json.dumps({**found, "count": number.value, "launches": launches}))
+"""
+
+
+def describe() -> dict[str, Any]:
+    """Return a description, and what comes of it here once something in it is different."""
+    standin.install()
+    from s3cache import ConfigError, target
+
+    with standin.tensors():
+        described = target.describe()
+    refusals = {}
+    for what, (part, name, value) in CHANGES.items():
+        other = {**described, part: {**described[part], name: value}}
+        Path("other.json").write_text(json.dumps(other))
+        try:
+            with target.entered("other.json"):
+                pass
+        except ConfigError as exc:
+            refusals[what] = str(exc)
+    return {"described": described, "refusals": refusals}
+
+
+def preload(device: dict[str, Any]) -> dict[str, Any]:
+    """Return what processes find that have the library for a device, and what they save."""
+    with _library(device) as variables:
+        environment = {**os.environ, **variables}
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASKS], env=environment, check=True, capture_output=True
+        )
+        found: dict[str, Any] = json.loads(asked.stdout)
+        versions = _versions()
+        for what in ("launching", "not launching"):
+            target = json.dumps(versions if what != "of another torch" else {})
+            ended = subprocess.run(
+                [sys.executable, "-m", "tests.gpu.targets", what],
+                env={**environment, "S3CACHE_TARGET": target},
+                check=True,
+                capture_output=True,
+            )
+            found[what] = json.loads(ended.stdout)
+    return found
+
+
+def _library(device: dict[str, Any]) -> Any:
+    import torch
+
+    from s3cache import target
+
+    torch.version.cuda = "13.1"  # of the headers that Triton comes with
+    return target.environment(device)
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    return {"torch": str(torch.__version__), "Python": str(sys.implementation.cache_tag)}
+
+
+def compile_while(what: str) -> dict[str, Any]:
+    """Compile a graph, and launch something in the meantime or not; return what became of it."""
+    import torch
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    import s3cache
+
+    class Launching(CustomGraphPass):  # type: ignore[misc,unused-ignore]
+        def __call__(self, graph: object) -> None:
+            if what == "launching":
+                ctypes.CDLL("libcuda.so.1").cuLaunchKernel()
+
+        def uuid(self) -> str:
+            return "of this test"
+
+    config.post_grad_custom_pre_pass = Launching()
+    found: dict[str, Any] = {}
+    with s3cache.enabled() as cache:
+        for kind in "inference", "training":
+            x = torch.ones(8, requires_grad=kind == "training")
+            out = torch.compile(lambda x: x.sin() * 2)(x)
+            if kind == "training":
+                out.sum().backward()
+            stats = cache.stats()
+            found[kind] = [stats.saved, dict(stats.bypass_reasons)]
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_while(sys.argv[1])))

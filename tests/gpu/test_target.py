@@ -1,0 +1,110 @@
+"""``s3cache warm --target``: what a GPU is described as, and what is refused elsewhere.
+
+``make test-gpu-standin`` runs jobs by it, with a CUDA build of torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu import standin, targets
+from tests.support.machines import ROOT, remote_url
+
+needs_standin = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
+DEVICE: dict[str, Any] = json.loads(Path(ROOT, "infra/gpu/h100.json").read_text())["device"]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return (
+        standin.machine(tmp_path_factory.mktemp("target")).run("tests.gpu.targets:describe").result
+    )
+
+
+@needs_standin
+def test_a_description_has_what_keys_hold_of_a_machine_and_its_gpu(found: Any) -> None:
+    described = found["described"]
+    h100 = standin.GPUS["H100"]
+    assert described["device"]["name"] == h100.name
+    assert described["device"]["multi_processor_count"] == h100.multi_processor_count
+    assert described["device"]["total_memory"] == h100.total_memory
+    assert {"driver", "clock_rate", "max_num_regs", "count"} <= set(described["device"])
+    assert not {"uuid", "pci_bus_id"} & set(described["device"])
+    assert {"machine.accelerator", "system_info", "torch.build", "python.abi"} <= set(
+        described["key"]
+    )
+    assert not {"machine.isa", "torch.cpu_capability"} & set(described["key"])
+
+
+@needs_standin
+@pytest.mark.parametrize("what", targets.CHANGES)
+def test_what_differs_is_named_with_both_values(found: Any, what: str) -> None:
+    part, name, value = targets.CHANGES[what]
+    here = found["described"][part][name]
+    assert f"{what} is {value} there and {here} here" in found["refusals"][what]
+
+
+def warm(tmp_path: Path, target: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "s3cache", "warm", "--target", target, "--", "touch", "ran"],
+        env={**os.environ, "S3CACHE_URL": remote_url(tmp_path), "HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        ("sm_90", None, "names an architecture; keys of graphs also hold the GPU's name"),
+        ("gpu.json", None, "cannot be read (No such file or directory)"),
+        ("gpu.json", "sm_90", "describes no GPU"),
+        ("gpu.json", '{"s3cache target": 99}', "is of another s3cache (99)"),
+    ],
+)
+def test_what_is_no_description_ends_in_one_line_that_says_how_to_get_one(
+    tmp_path: Path, name: str, content: str | None, cause: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    ended = warm(tmp_path, name)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"s3cache: error: target {name}: {cause}")
+    assert "s3cache target > gpu.json" in line
+    assert not (tmp_path / "ran").exists()
+
+
+@needs_standin
+def test_a_build_of_torch_without_cuda_is_refused(found: Any, tmp_path: Path) -> None:
+    (tmp_path / "gpu.json").write_text(json.dumps(found["described"]))
+    ended = warm(tmp_path, "gpu.json")
+    assert ended.returncode == 2
+    assert "built without CUDA, and no machine with a GPU looks up its keys" in ended.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@needs_standin
+def test_the_library_says_what_the_file_has_and_what_was_launched_is_not_saved(
+    tmp_path: Path,
+) -> None:
+    machine = standin.machine(tmp_path, S3CACHE_URL=remote_url(tmp_path))
+    found = machine.run("tests.gpu.targets:preload", DEVICE).result
+    assert found["name"] == DEVICE["name"]
+    assert found["driver"] == DEVICE["driver"]
+    assert found["processors"] == DEVICE["multi_processor_count"]
+    assert found["shared"] == DEVICE["shared_memory_per_block_optin"]
+    assert found["capability"] == [DEVICE["major"], DEVICE["minor"]]
+    assert found["count"] == DEVICE["count"]
+    assert found["launches"] == [0, 0, 1]
+    assert found["launching"] == {"inference": [0, {"target": 1}], "training": [0, {"target": 2}]}
+    assert found["not launching"] == {"inference": [1, {}], "training": [2, {}]}
