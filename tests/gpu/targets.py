@@ -67,12 +67,11 @@ def preload(device: dict[str, Any]) -> dict[str, Any]:
             [sys.executable, "-c", _ASKS], env=environment, check=True, capture_output=True
         )
         found: dict[str, Any] = json.loads(asked.stdout)
-        versions = _versions()
-        for what in ("launching", "not launching"):
-            target = json.dumps(versions if what != "of another torch" else {})
+        for what in ("launching", "not launching", "another torch"):
+            versions = {} if what == "another torch" else _versions()
             ended = subprocess.run(
                 [sys.executable, "-m", "tests.gpu.targets", what],
-                env={**environment, "S3CACHE_TARGET": target},
+                env={**environment, "S3CACHE_TARGET": json.dumps(versions)},
                 check=True,
                 capture_output=True,
             )

@@ -107,4 +107,5 @@ def test_the_library_says_what_the_file_has_and_what_was_launched_is_not_saved(
     assert found["count"] == DEVICE["count"]
     assert found["launches"] == [0, 0, 1]
     assert found["launching"] == {"inference": [0, {"target": 1}], "training": [0, {"target": 2}]}
+    assert found["another torch"] == {"inference": [0, {}], "training": [0, {}]}
     assert found["not launching"] == {"inference": [1, {}], "training": [2, {}]}
