@@ -22,7 +22,7 @@ comes from `--url` or `S3CACHE_URL`, all other settings from `S3CACHE_*`
 
 What a program needs comes with `--json`: one value, or one to a line where a command lists things.
 Progress is shown on a terminal only. No command unpickles an entry or loads a kernel, and only
-`run`, `check`, `warm` and `doctor` start torch.
+`run`, `check`, `warm`, `target` and `doctor` start torch.
 
 | exit code | |
 |---|---|
