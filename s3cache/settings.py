@@ -63,6 +63,8 @@ _NO_SETTINGS = ("AUTOLOAD", "JOB", "STANDIN", "TARGET", "WATCHED")
 WATCHED = f"{PREFIX}WATCHED"
 #: Set where a program compiles for a GPU that is not there: which torch and Python, in JSON.
 TARGET = f"{PREFIX}TARGET"
+#: Has what that GPU says of itself, for the library in its place.
+STANDIN = f"{PREFIX}STANDIN"
 
 logger = logger_of()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from s3cache.errors import ConfigError
 from s3cache.hooks import private_directory
-from s3cache.settings import PREFIX
+from s3cache.settings import STANDIN
 
 _SOURCE = Path(__file__).with_name("device.c")
 # The packages of CUDA lack the header that tells compilers of device code apart.
@@ -64,7 +64,7 @@ def environment(device: Mapping[str, object]) -> Iterator[dict[str, str]]:
             "LD_PRELOAD": " ".join(filter(None, [str(library), os.environ.get("LD_PRELOAD")])),
             "LD_LIBRARY_PATH": _path(directory, os.environ.get("LD_LIBRARY_PATH")),
             "TRITON_LIBCUDA_PATH": directory,
-            f"{PREFIX}STANDIN": ";".join(
+            STANDIN: ";".join(
                 f"{name}={value.replace(';', ',')}" for name, value in said.items()
             ),
         }
