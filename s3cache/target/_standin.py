@@ -14,6 +14,8 @@ from s3cache.errors import ConfigError
 from s3cache.hooks import private_directory
 from s3cache.settings import STANDIN
 
+# Other releases have other functions, and structures of another layout.
+_MAJOR = 13
 _SOURCE = Path(__file__).with_name("device.c")
 # The packages of CUDA lack the header that tells compilers of device code apart.
 _MARKS = """
@@ -64,9 +66,7 @@ def environment(device: Mapping[str, object]) -> Iterator[dict[str, str]]:
             "LD_PRELOAD": " ".join(filter(None, [str(library), os.environ.get("LD_PRELOAD")])),
             "LD_LIBRARY_PATH": _path(directory, os.environ.get("LD_LIBRARY_PATH")),
             "TRITON_LIBCUDA_PATH": directory,
-            STANDIN: ";".join(
-                f"{name}={value.replace(';', ',')}" for name, value in said.items()
-            ),
+            STANDIN: ";".join(f"{name}={value.replace(';', ',')}" for name, value in said.items()),
         }
     finally:
         remove()
@@ -83,7 +83,11 @@ def _build(directory: Path) -> Path:
     packages = Path(torch.__file__).parents[1]
     version = str(torch.version.cuda)
     major, minor = map(int, version.split(".")[:2])
-    headers = _headers(packages, major)
+    if major != _MAJOR:
+        problem = f"is built with CUDA {version}, and there is a stand-in for CUDA {_MAJOR} only"
+        fix = f"take a build of torch with CUDA {_MAJOR}, or compile where the GPU is"
+        raise ConfigError(f"torch {torch.__version__}", problem, fix)
+    headers = _headers(packages)
     (directory / "crt").mkdir()
     (directory / "crt/host_defines.h").write_text(_MARKS)
     compile_ = ["cc", "-O1", "-fPIC", "-w", "-I.", f"-I{headers}", "-c"]
@@ -111,9 +115,9 @@ def _build(directory: Path) -> Path:
     return library
 
 
-def _headers(packages: Path, major: int) -> Path:
-    """Return where CUDA's headers are, of the release of CUDA that torch is built with."""
-    places = [*packages.glob("nvidia/cu[0-9]*/include"), packages / "nvidia/cuda_runtime/include"]
+def _headers(packages: Path) -> Path:
+    """Return where CUDA's headers are, of the major release that torch is built with."""
+    places = [packages / f"nvidia/cu{_MAJOR}/include"]
     homes = os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"
     places += [Path(home, "include") for home in homes if home]
     triton = find_spec("triton")
@@ -123,10 +127,10 @@ def _headers(packages: Path, major: int) -> Path:
         header = place / "cuda_runtime_api.h"
         if (place / "cuda.h").exists() and header.exists():
             found = re.search(r"#define CUDART_VERSION\s+(\d+)", header.read_text("utf-8"))
-            if found and int(found[1]) // 1000 == major:
+            if found and int(found[1]) // 1000 == _MAJOR:
                 return place
     raise ConfigError(
-        f"headers of CUDA {major}",
+        f"headers of CUDA {_MAJOR}",
         f"are not here (cuda_runtime_api.h; looked for in {', '.join(map(str, places))})",
         "name a directory that has them in include/ with CUDA_HOME",
     )

@@ -24,6 +24,7 @@
 static const size_t FLUSHES = 32ull << 20;
 
 static __thread unsigned long launches;
+static __thread unsigned long long capture; /* of the graph that is captured, or 0 */
 
 unsigned long s3cache_launches(void) { return launches; }
 int s3cache_launch(void) { return launches++, 0; }
@@ -197,7 +198,7 @@ CUresult cuPointerGetAttribute(void *to, CUpointer_attribute attribute, CUdevice
 }
 
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
-  return *status = CU_STREAM_CAPTURE_STATUS_NONE, CUDA_SUCCESS;
+  return *status = capture ? CU_STREAM_CAPTURE_STATUS_ACTIVE : 0, CUDA_SUCCESS;
 }
 
 /* -- the runtime */
@@ -304,15 +305,39 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
-  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+  return *status = capture ? cudaStreamCaptureStatusActive : 0, cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+  static unsigned long long captures;
+  return capture = ++captures, cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+  return *graph = malloc(8), capture = 0, cudaSuccess;
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
+  return *count = 1, cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *to, cudaGraph_t graph, unsigned long long flags) {
+  return *to = malloc(8), cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *to, cudaGraph_t graph,
+                                          unsigned long long flags) {
+  return *to = malloc(8), cudaSuccess;
 }
 
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
                                      unsigned long long *id, cudaGraph_t *graph,
                                      const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges,
                                      size_t *count) {
-  if (id) *id = 0;
-  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+  if (id) *id = capture;
+  if (graph) *graph = NULL;
+  if (count) *count = 0;
+  return cudaStreamIsCapturing(stream, status);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
