@@ -546,7 +546,7 @@ measured_caches = (
 profile_caches = (AnyClass(f"{_REMOTE}:RemoteDynamoPGOCache", feature=PORTS),)
 Fields(f"{_REMOTE}:RemoteCache", "backend_override_cls", feature=PORTS)
 
-# -- what is computed on the device while torch compiles
+# -- what is computed on the device, and when
 
 _FOLDING = "torch._inductor.constant_folding:ConstantFolder.run"
 _UNIFORM = "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder.__init__"
@@ -556,3 +556,6 @@ constant_folders = (
 )
 dispatch_mode = AnyClass("torch.utils._python_dispatch:TorchDispatchMode", feature=STAND_IN)
 tree_map = AnyFunction("torch.utils._pytree:tree_map", feature=STAND_IN)
+launch_kernel = AnyFunction(
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner.run", feature=STAND_IN
+)
