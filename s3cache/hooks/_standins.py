@@ -24,7 +24,7 @@ from s3cache.errors import UnsupportedTorchError
 from s3cache.graph import BypassReason
 from s3cache.hooks._keys import Patches, around
 from s3cache.settings import TARGET
-from s3cache.torch_api import installed_version, internals
+from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
 if TYPE_CHECKING:
@@ -43,8 +43,10 @@ class StandIn:
     """Keeps what a stand-in for a GPU cannot know out of entries. Any thread may compile."""
 
     def __init__(self, bypasses: Bypasses) -> None:
+        import torch
+
         said = json.loads(os.environ[TARGET])
-        here = {"torch": installed_version(), "Python": str(sys.implementation.cache_tag)}
+        here = {"torch": str(torch.__version__), "Python": str(sys.implementation.cache_tag)}
         for name, version in here.items():
             if said.get(name) != version:
                 raise UnsupportedTorchError(
