@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -36,6 +37,12 @@ _EXACT = frozenset(
     """full scalar_tensor add sub rsub mul div neg abs sign eq ne lt le gt ge where minimum maximum
     clamp clamp_min clamp_max logical_and logical_or logical_not logical_xor bitwise_and bitwise_or
     bitwise_not bitwise_xor ceil floor trunc convert_element_type""".split()  # noqa: SIM905
+)
+# Operators that call cuDNN, which needs a driver that works.
+_OF_CUDNN = (
+    "convolution convolution_backward _scaled_dot_product_cudnn_attention "
+    "_scaled_dot_product_cudnn_attention_backward _cudnn_rnn _cudnn_rnn_backward "
+    "cudnn_batch_norm cudnn_batch_norm_backward"
 )
 
 
@@ -60,7 +67,16 @@ class StandIn:
 
     def install(self, patches: Patches) -> None:
         """Install all hooks; without one of them nothing may be saved."""
+        import torch
+
         patches.install(self)
+        library = internals.dispatch_library.get()("IMPL", "aten", "CUDA", "")
+        patches.callback(library.reset)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of what is replaced
+            for name in _OF_CUDNN.split():
+                operator = getattr(torch.ops.aten, name).default
+                library.impl(name, "CUDA", functools.partial(_return_empty, operator), False)
 
     @around(internals.while_compiling)
     @contextlib.contextmanager
@@ -117,6 +133,25 @@ class StandIn:
     def _fold(self, original: Function[object], *args: object, **kwargs: object) -> object:
         with _on_processor()():
             return original(*args, **kwargs)
+
+
+def _return_empty(operator: Function[object], *args: object, **kwargs: object) -> object:
+    """Return tensors like those that an operator returns, without a value."""
+    import torch
+
+    def on(device: torch.device) -> Function[object]:
+        def moved(value: object) -> object:
+            if not isinstance(value, torch.Tensor):
+                return value
+            size, stride = value.size(), value.stride()
+            return torch.empty_strided(size, stride, dtype=value.dtype, device=device)
+
+        return moved
+
+    tree_map = internals.tree_map.get()
+    meta, named = tree_map(on(torch.device("meta")), (args, kwargs))
+    here = torch.device("cuda", torch.cuda.current_device())
+    return tree_map(on(here), operator(*meta, **named))
 
 
 @functools.cache

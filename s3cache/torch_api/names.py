@@ -556,6 +556,8 @@ constant_folders = (
 )
 dispatch_mode = AnyClass("torch.utils._python_dispatch:TorchDispatchMode", feature=STAND_IN)
 tree_map = AnyFunction("torch.utils._pytree:tree_map", feature=STAND_IN)
+#: Registers kernels where nothing looks for what programs have replaced.
+dispatch_library = AnyFunction("torch._C:_dispatch_library", feature=STAND_IN)
 launch_kernel = AnyFunction(
     "torch._inductor.runtime.triton_heuristics:CachingAutotuner.run", feature=STAND_IN
 )
