@@ -139,19 +139,22 @@ def _return_empty(operator: Function[object], *args: object, **kwargs: object) -
     """Return tensors like those that an operator returns, without a value."""
     import torch
 
-    def on(device: torch.device) -> Function[object]:
-        def moved(value: object) -> object:
-            if not isinstance(value, torch.Tensor):
-                return value
-            size, stride = value.size(), value.stride()
-            return torch.empty_strided(size, stride, dtype=value.dtype, device=device)
+    tree_map, mode = internals.tree_map.get(), internals.fake_mode.get()()
 
-        return moved
+    def fake(value: object) -> object:
+        is_tensor = isinstance(value, torch.Tensor)
+        return mode.from_tensor(value, static_shapes=True) if is_tensor else value
 
-    tree_map = internals.tree_map.get()
-    meta, named = tree_map(on(torch.device("meta")), (args, kwargs))
-    here = torch.device("cuda", torch.cuda.current_device())
-    return tree_map(on(here), operator(*meta, **named))
+    def empty(value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return value
+        size, stride, device = value.size(), value.stride(), value.device
+        return torch.empty_strided(size, stride, dtype=value.dtype, device=device)
+
+    inputs, named = tree_map(fake, (args, kwargs))
+    with mode:
+        found = operator(*inputs, **named)
+    return tree_map(empty, found)
 
 
 @functools.cache
