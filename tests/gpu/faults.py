@@ -1,5 +1,8 @@
 """What a device may say, on the stand-in: other devices miss, and a driver's error costs no entry.
 
+Then it compiles as ``s3cache warm --target`` has a job do: no entry has a value that the device
+would have computed, and did not.
+
 ``faults.py FILE`` runs one small graph in fresh processes that share a store, each with another
 device or driver. Run by ``make test-gpu-standin``; no test of pytest, as it needs a CUDA build.
 """
@@ -26,6 +29,20 @@ cache.flush(60)
 stats = cache.stats()
 print(json.dumps([sum(stats.hits.values()), {str(r): n for r, n in stats.misses.items() if n}]))
 """
+# Two graphs: torch folds a constant of one, and measures whether to pad the matrices of the other.
+FOLDING = """
+import json, torch, s3cache
+from torch._inductor.utils import run_and_get_code
+cache = s3cache.enable()
+def folded(x):
+    return x * (torch.ones(256, device="cuda") * 3)
+_, (code,) = run_and_get_code(torch.compile(folded), torch.zeros(256, device="cuda"))
+saved = cache.stats().saved
+a, b = (torch.zeros(2049, 2049, device="cuda", dtype=torch.half) for _ in range(2))
+torch.compile(lambda a, b: a @ b)(a, b)
+stats = cache.stats()
+print(json.dumps(["3.0" in code, saved, stats.saved - saved, dict(stats.bypass_reasons)]))
+"""
 #: What each makes of the device.
 OTHERS: dict[str, dict[str, object]] = {
     "multiprocessors": {"multi_processor_count": 114},
@@ -36,18 +53,23 @@ OTHERS: dict[str, dict[str, object]] = {
 OUT_OF_MEMORY, NOT_INITIALIZED, OTHER_ARCHITECTURE = 2, 3, 209
 
 
-def run(root: Path, device: Mapping[str, object], **environment: str) -> tuple[int, dict[str, int]]:
-    """Hits, and misses by reason, of a process on a machine with nothing but the store."""
+def run(
+    root: Path, device: Mapping[str, object], job: str = JOB, **environment: str
+) -> tuple[Any, ...]:
+    """What a job prints on a machine with nothing but the store: hits, and misses by reason."""
+    root.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root) as machine, standin(device) as variables:
         places = ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "S3CACHE_LOCAL_DIR")
         for name in places:
             (Path(machine) / name).mkdir()
         ended = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", JOB],
+            [sys.executable, "-W", "ignore", "-c", job],
             env={
                 **{name: value for name, value in os.environ.items() if "XDG" not in name},
                 **{name: f"{machine}/{name}" for name in places},
                 "S3CACHE_URL": f"file://{root}/store",
+                "S3CACHE_JOB_PROFILES": "0",
+                "S3CACHE_PORTS": "off",
                 "TORCHINDUCTOR_COMPILE_THREADS": "1",
                 **variables,
                 **environment,
@@ -57,8 +79,7 @@ def run(root: Path, device: Mapping[str, object], **environment: str) -> tuple[i
             check=False,
         )
     assert ended.returncode == 0, ended.stderr
-    hits, misses = json.loads(ended.stdout.splitlines()[-1])
-    return hits, misses
+    return tuple(json.loads(ended.stdout.splitlines()[-1]))
 
 
 def stored(root: Path) -> dict[str, bytes]:
@@ -94,6 +115,13 @@ def main(device: Mapping[str, object]) -> None:
             print(f"other {what}: a miss")
         assert run(root, device, TRITON_F32_DEFAULT="ieee") == (0, {"absent": 1})
         print("other environment of Triton: a miss")
+        import torch
+
+        here = {"torch": str(torch.__version__), "Python": sys.implementation.cache_tag}
+        found = run(root, device, FOLDING, S3CACHE_TARGET=json.dumps(here))
+        assert found == (True, 1, 0, {"target": 1}), found
+        assert not run(root / "other", device, FOLDING)[0], "nothing is shown: it was right anyway"
+        print("compiled without the GPU: constants are right, and what is measured is not saved")
 
 
 if __name__ == "__main__":
