@@ -195,10 +195,13 @@ def counted_assemblers(place: Path) -> dict[str, str]:
 
 
 def names_of(place: Path, store: Path) -> list[str]:
-    """Where an entry names a directory of the machine that made it, or of its installation."""
+    """Where the entry of a graph names a directory of the machine that made it, or of its Python.
+
+    Triton's own libraries name files of Triton.
+    """
     found = []
     for entry in frames(store):
-        for section in entry.names:
+        for section in entry.names if entry.header.kind in ("aot", "fx") else ():
             content = bytes(entry.section(section))
             for word in {str(place), sys.prefix, str(Path(find_spec("torch").origin).parent)}:
                 at = content.find(word.encode())
