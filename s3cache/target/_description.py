@@ -60,7 +60,10 @@ def describe() -> dict[str, Any]:
         _KIND: SCHEMA,
         "versions": versions,
         "device": {**device, "count": torch.cuda.device_count()},
-        "key": {name: [each.digest, each.value] for name, each in graph.components.items()},
+        "key": {
+            name: [each.digest, each.parts.get("", each.value)]
+            for name, each in graph.components.items()
+        },
     }
 
 
@@ -185,11 +188,12 @@ def _compare(path: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> No
 
 
 def _shown(value: Any, other: Any) -> str:
-    """Return a version, a property, or what a component says; its digest where that is equal."""
+    """Return a version, a property, or the words of a component that the other one has not."""
     if isinstance(value, list):
         digest, text = value
-        same = isinstance(other, list) and other[1] == text
-        value = f"{text[:_MAX_SHOWN]} ({digest[:8]})" if same else text[:_MAX_SHOWN]
+        known = other[1].split() if isinstance(other, list) else []
+        words = " ".join(word for word in text.split() if word not in known)
+        value = words[:_MAX_SHOWN] or f"other ({digest[:8]})"
     return "absent" if value is None else str(value)
 
 
