@@ -44,6 +44,11 @@ _OF_CUDNN = (
     "_scaled_dot_product_cudnn_attention_backward _cudnn_rnn _cudnn_rnn_backward "
     "cudnn_batch_norm cudnn_batch_norm_backward"
 )
+_NOT_THERE = BypassReason(
+    "target",
+    "torch computed or measured something on a GPU that is not there",
+    "compile it on a machine that has the GPU",
+)
 
 
 class StandIn:
@@ -60,7 +65,9 @@ class StandIn:
                     f"the job runs {name} {version}, not {said.get(name)} as s3cache warm does: no "
                     "machine of the target looks up its keys"
                 )
-        self._launches: Callable[[], int] = ctypes.CDLL(None).s3cache_launches
+        library = ctypes.CDLL(None)
+        self._launches: Callable[[], int] = library.s3cache_launches
+        self._count_launch: Callable[[], int] = library.s3cache_launch
         self._began = threading.local()
         self._bypasses = bypasses
         self._computed: weakref.WeakSet[TracingContext] = weakref.WeakSet()
@@ -76,7 +83,7 @@ class StandIn:
             warnings.simplefilter("ignore")  # torch warns of what is replaced
             for name in _OF_CUDNN.split():
                 operator = getattr(torch.ops.aten, name).default
-                library.impl(name, "CUDA", functools.partial(_return_empty, operator), False)
+                library.impl(name, "CUDA", functools.partial(self._return_empty, operator), False)
 
     @around(internals.while_compiling)
     @contextlib.contextmanager
@@ -113,21 +120,24 @@ class StandIn:
         is_compiling = getattr(self._began, "at", None) is not None
         return original(*args, **kwargs) if is_compiling else None
 
+    def _return_empty(self, operator: Function[object], *args: object, **kwargs: object) -> object:
+        self._count_launch()
+        return _empty_results(operator, args, kwargs)
+
     @around(internals.save)
     def _save(self, original: Function[None], key: str, *args: object, **kwargs: object) -> None:
         if not self._has_computed():
             original(key, *args, **kwargs)
             return
-        message = "torch computed or measured something on a GPU that is not there"
-        fix = "compile it on a machine that has the GPU"
-        reasons = [BypassReason("target", message, fix)]
-        self._bypasses.warn(reasons, what="a compiled graph is not shared")
-        self._bypasses.record("aot", reasons, key=key)
+        self._bypasses.warn([_NOT_THERE], what="a compiled graph is not shared")
+        self._bypasses.record("aot", [_NOT_THERE], key=key)
 
     @around(internals.fx_save)
     def _save_graph(self, original: Function[None], *args: object, **kwargs: object) -> None:
         if not self._has_computed():
             original(*args, **kwargs)
+            return
+        self._bypasses.note("a compiled graph is not shared", [_NOT_THERE])
 
     @around(*internals.constant_folders)
     def _fold(self, original: Function[object], *args: object, **kwargs: object) -> object:
@@ -135,7 +145,9 @@ class StandIn:
             return original(*args, **kwargs)
 
 
-def _return_empty(operator: Function[object], *args: object, **kwargs: object) -> object:
+def _empty_results(
+    operator: Function[object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> object:
     """Return tensors like those that an operator returns, without a value."""
     import torch
 
@@ -151,7 +163,7 @@ def _return_empty(operator: Function[object], *args: object, **kwargs: object) -
         size, stride, device = value.size(), value.stride(), value.device
         return torch.empty_strided(size, stride, dtype=value.dtype, device=device)
 
-    inputs, named = tree_map(fake, (args, kwargs))
+    inputs, named = tree_map(fake, (args, {**kwargs}))
     with mode:
         found = operator(*inputs, **named)
     return tree_map(empty, found)
