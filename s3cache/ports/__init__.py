@@ -69,7 +69,9 @@ def _install_torch(undo: contextlib.ExitStack) -> None:
 
         install_backends(undo)
     except Exception as exc:  # noqa: BLE001 - of another torch
-        logger.warning("torch's remote caches of measurements are not replaced: %s", exc)
+        from s3cache.torch_api.names import PORTS
+
+        logger.warning("%s is off: %s", PORTS, exc)
 
 
 def _name_backend(undo: contextlib.ExitStack) -> None:

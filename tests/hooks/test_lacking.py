@@ -15,6 +15,7 @@ pytestmark = pytest.mark.timeout(900)
 # Those of which every process with the settings of the job needs the names.
 USED = {
     internals.PROFILES,
+    internals.PORTS,
     internals.WATCHING,
     internals.KEY_LOGS,
     internals.TORCH_KEY,
