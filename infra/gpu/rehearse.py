@@ -112,7 +112,9 @@ def rehearse(root: Path, names: list[str], gpu: dict, *, warm: bool) -> dict:
             if not second.get("compiled"):
                 faults.append(f"{name}: it was saved, though nothing was measured")
             continue
-        faults += [f"{name}: {text}" for text in judge(first, second, compared=not gpu, sealed=not warm)]
+        faults += [
+            f"{name}: {text}" for text in judge(first, second, compared=not gpu, sealed=not warm)
+        ]
     hit, missed = looked_up(root / "second/s3cache_local_dir")
     if warm and (hit != saved or (missed and not MEASURED.intersection(names))):
         faults.append(f"saved: {sorted(saved)}; hit: {sorted(hit)}; missed: {sorted(missed)}")
