@@ -61,6 +61,10 @@ if TYPE_CHECKING:
 _PORTABLE = {"cpp", "cpp_pybinding", "triton", "multi_kernel", "size_hint_multi_kernel", "wait"}
 
 
+# What messages of compiled code name: the file that it was compiled from.
+_SOURCES = b".cpp", b".h", b".hpp"
+
+
 class UnusableKernelError(Exception):
     """Code of an entry does not load here, or is not in it."""
 
@@ -127,9 +131,12 @@ class Kernels:
             check_image(image)
         except CorruptError as exc:
             raise _unsharable(str(exc)) from exc
+        made_in = internals.cache_dir.get()()
+        if files := files_named_in(image, made_in):
+            raise _unsharable(f"it reads a file of this machine ({files[0]})")
         if self.share_sources:
             return image
-        return without_places(image, *installed_in())
+        return without_places(image, *installed_in(), made_in)
 
     @around(internals.load_module)
     def _load_by_key_path(
@@ -271,6 +278,15 @@ class Kernels:
 
 def _unsharable(why: str) -> NotSharableError:
     return NotSharableError("kernel", why)
+
+
+def files_named_in(image: Buffer, directory: str) -> list[str]:
+    """Return the files below ``directory`` that an image names, but for sources: it reads none.
+
+    With ``cpp_wrapper``, compiled code may load kernels of a GPU by their paths.
+    """
+    names = re.findall(re.escape(directory.encode()) + rb"/[^\0]+", image)
+    return [name.decode(errors="replace") for name in names if not name.endswith(_SOURCES)]
 
 
 def _kernel_id(cls: type[CppLibraries], call: inspect.BoundArguments) -> str:

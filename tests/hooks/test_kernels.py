@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.hooks._kernels import opened
+from s3cache.hooks._kernels import files_named_in, opened
 from tests.support.marks import slow
 from tests.support.sites import Machine, Site
 
@@ -74,6 +74,14 @@ def test_an_image_is_loaded_from_where_no_other_user_may_write(
         assert Path(path).parent.stat().st_mode & 0o777 == 0o700
         assert list(shared.iterdir()) == []
     assert not Path(path).parent.exists()
+
+
+def test_an_image_that_loads_a_kernel_by_its_path_is_known() -> None:
+    """As with ``cpp_wrapper`` on a GPU; messages name the source, which is read by no process."""
+    source, kernel = "/home/cache/ab/cab.main.cpp", "/home/cache/triton/0/ABC/kernel.cubin"
+    image = "\0".join(["\x7fELF", source, kernel, "/home/cached/other.cubin", ""]).encode()
+    assert files_named_in(image, "/home/cache") == [kernel]
+    assert files_named_in(memoryview(image), "/home/other") == []
 
 
 def test_code_that_calls_what_only_lowering_registers_is_not_saved(site: Site) -> None:
