@@ -131,12 +131,10 @@ class Kernels:
             check_image(image)
         except CorruptError as exc:
             raise _unsharable(str(exc)) from exc
-        made_in = internals.cache_dir.get()()
-        if files := files_named_in(image, made_in):
+        made_in, bare = internals.cache_dir.get()(), without_places(image, *installed_in())
+        if files := files_named_in(bare, made_in):
             raise _unsharable(f"it reads a file of this machine ({files[0]})")
-        if self.share_sources:
-            return image
-        return without_places(image, *installed_in(), made_in)
+        return image if self.share_sources else hidden_places(bare, made_in)
 
     @around(internals.load_module)
     def _load_by_key_path(

@@ -79,7 +79,7 @@ def test_an_image_is_loaded_from_where_no_other_user_may_write(
 def test_an_image_that_loads_a_kernel_by_its_path_is_known() -> None:
     """As with ``cpp_wrapper`` on a GPU; messages name the source, which is read by no process."""
     source, kernel = "/home/cache/ab/cab.main.cpp", "/home/cache/triton/0/ABC/kernel.cubin"
-    image = "\0".join(["\x7fELF", source, kernel, "/home/cached/other.cubin", ""]).encode()
+    image = f"\x7fELF\0{source}\0{kernel}\0/home/cached/other.cubin\0".encode()
     assert files_named_in(image, "/home/cache") == [kernel]
     assert files_named_in(memoryview(image), "/home/other") == []
 
