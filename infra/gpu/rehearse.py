@@ -119,6 +119,7 @@ def rehearse(root: Path, names: list[str], gpu: dict, *, warm: bool) -> dict:
     if warm and (hit != saved or (missed and not MEASURED.intersection(names))):
         faults.append(f"saved: {sorted(saved)}; hit: {sorted(hit)}; missed: {sorted(missed)}")
     return {
+        "warm": warm,
         "device": "stand-in" if gpu else jobs["first"].get("device"),
         "torch": jobs["first"].get("torch"),
         "triton": triton.__version__,
@@ -272,7 +273,8 @@ def show(report: dict) -> None:
     for fault in report["faults"]:
         print(f"does not hold: {fault}")
     if not report["faults"]:
-        print("all holds: each job hits, and the second machine runs ptxas for none")
+        apart = " but what is measured while it is compiled, or searched for when it runs"
+        print(f"all holds: each job hits, and needs no ptxas{apart if report['warm'] else ''}")
 
 
 # -- on each machine
