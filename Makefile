@@ -248,10 +248,10 @@ docs-settings: $(READY) ## the tables of settings, metrics, reasons and errors i
 	$(BIN)/python -m infra.docs.reasons
 	$(BIN)/python -m infra.docs.metrics
 
-docs-picture: $(READY) ## run a job and draw its report anew, with Chromium; minutes
+docs-picture: $(READY) ## run a job and draw its report, with Chromium; minutes
 	$(BIN)/python -m infra.docs.picture
 
-# Apart from .venv: whoever changes the code needs none of it.
+# Apart from .venv: no change of the code needs it.
 $(DOCS_READY): constraints.txt | check-python
 	@$(LOCKED) bash -euc '\
 		$(PYTHON) -m venv $(DOCS_VENV); \

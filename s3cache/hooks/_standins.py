@@ -80,7 +80,7 @@ class StandIn:
         library = internals.dispatch_library.get()("IMPL", "aten", "CUDA", "")
         patches.callback(library.reset)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of what is replaced
+            warnings.simplefilter("ignore")  # torch warns of replaced functions
             for name in _OF_CUDNN.split():
                 operator = getattr(torch.ops.aten, name).default
                 library.impl(name, "CUDA", functools.partial(self._return_empty, operator), False)

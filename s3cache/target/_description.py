@@ -36,7 +36,7 @@ def describe() -> dict[str, Any]:
     """Describe the first GPU of this machine, and all else that keys of graphs on it hold.
 
     Returns:
-        Plain data: ``versions`` of what is installed; what the ``device`` says of itself; and the
+        Plain data: ``versions`` of the packages here; what the ``device`` says of itself; and the
         components of the ``key`` of a small graph that is on it, with their digests.
 
     Raises:
