@@ -175,12 +175,8 @@ class Winners:
                 continue
             settled = _settled(bundle, tuners, getattr(graph, REMEMBERED, {}))
             for digest, tuner in tuners.items():
-                why = (
-                    ""
-                    if digest in settled
-                    else left_to_measure(tuner) or "torch does not remember the winner"
-                )
-                reasons[kernel_name(tuner)] = why
+                why = left_to_measure(tuner) or "torch does not remember the winner"
+                reasons[kernel_name(tuner)] = "" if digest in settled else why
             sealed = _sealed(bundle, settled, {each: watched.launched[each] for each in tuners})
             sealed = portable_bundle(sealed, share_sources=self._kernels.share_sources)
             setattr(graph, internals.TRITON_BUNDLE, sealed)

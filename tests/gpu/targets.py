@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.gpu import standin
 
-#: What ``entered`` gets, by what is different: which value of a description, and what it is there.
+#: Differences between two machines: each names a value in a description, and the other's value.
 CHANGES: dict[str, tuple[str, str, Any]] = {
     "torch": ("versions", "torch", "9.9.0+cu999"),
     "Triton": ("versions", "Triton", "0.1"),

@@ -68,6 +68,13 @@ def test_a_sealed_entry_is_uploaded_once_and_has_the_winner_alone(site: Site) ->
     assert (second["hits"], second["measured"], second["error"]) == (1, 0, "")
 
 
+def test_the_entry_of_a_training_step_has_its_winners_alone(site: Site) -> None:
+    """The example of docs/gpu.md."""
+    first = site.machine("first").run("tests.gpu.kinds:run", "training").result["training"]
+    assert first["ptxas"] == first["benchmark"] == 12
+    assert site.kernels() == 5
+
+
 def test_an_entry_that_was_uploaded_before_is_replaced(site: Site) -> None:
     assert site.run("first", "upload")["uploaded"] == 2
     assert site.kernels() == 1

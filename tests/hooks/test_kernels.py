@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.hooks._kernels import files_named_in, opened
+from s3cache.hooks._conditions import NotSharableError
+from s3cache.hooks._kernels import Kernels, files_named_in, opened
+from s3cache.hooks._keys import CompileState
 from tests.support.marks import slow
 from tests.support.sites import Machine, Site
 
@@ -82,6 +84,18 @@ def test_an_image_that_loads_a_kernel_by_its_path_is_known() -> None:
     image = f"\x7fELF\0{source}\0{kernel}\0/home/cached/other.cubin\0".encode()
     assert files_named_in(image, "/home/cache") == [kernel]
     assert files_named_in(memoryview(image), "/home/other") == []
+
+
+def test_an_image_that_loads_a_kernel_by_its_path_is_not_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/home/cache")
+    kernels = Kernels(CompileState())
+    source, kernel = b"/home/cache/ab/cab.main.cpp", b"/home/cache/ABC/kernel.cubin"
+    kernels._images.update(names=source, loads=source + b"\0" + kernel)
+    assert kernels._image("names") == b"/.........." + source.removeprefix(b"/home/cache")
+    with pytest.raises(NotSharableError, match=r"reads a file of this machine .*kernel\.cubin"):
+        kernels._image("loads")
 
 
 def test_code_that_calls_what_only_lowering_registers_is_not_saved(site: Site) -> None:
