@@ -176,6 +176,7 @@ class Kernels:
 
             for kernel, best in known.items():
                 remember_winner(kernel, best)
+        call.has_triton |= has_triton(graph)
         path = internals.path_of_module.get()(graph.cache_key, "py")[2]
         call.modules[path] = graph.source_code
         try:
@@ -257,9 +258,8 @@ class Kernels:
     def _read_and_emit(
         self, original: Function[object], bundle: TritonBundle, *args: object, **kwargs: object
     ) -> object:
-        if (call := self._state.rebuilding) is not None:
+        if self._state.rebuilding is not None:
             for kernel in bundle.kernel_artifacts:
-                call.has_triton = True
                 base = internals.triton_directory.get()(kernel.device)
                 check_triton_directory(base, kernel.kernel_hash)
         for static in bundle.static_autotuners:
@@ -372,10 +372,12 @@ SEARCHED = "s3cache_searched"
 _CONFIGS = "s3cache_configs"
 
 
-def has_triton(graph: object) -> bool:
+def has_triton(graph: CompiledGraph) -> bool:
     """Return whether a compiled graph has kernels of Triton."""
     bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
-    return bundle is not None and bool(bundle.kernel_artifacts)
+    if bundle is not None and bundle.kernel_artifacts:
+        return True
+    return internals.COMPILES_LATER in getattr(graph, "source_code", "")
 
 
 def portable_bundle(bundle: TritonBundle | None, *, share_sources: bool) -> TritonBundle | None:

@@ -374,7 +374,7 @@ class Lookups:
         """Raise, where a miss is to be an error, if a hit has kernels that are to be measured."""
         if self._engine.settings.on_miss == "error" and lookup.left:
             what = "; ".join(f"{kernel}: {reason}" for kernel, reason in lookup.left)
-            raise MissError(f"on_miss is error, and this would be measured: {what}")
+            raise MissError(f"on_miss is error, and this is left to do on a hit: {what}")
 
     # -- both
 

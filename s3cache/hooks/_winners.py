@@ -33,6 +33,7 @@ from s3cache.hooks._kernels import LEFT, SEARCHED, Kernels, portable_bundle
 from s3cache.hooks._keys import Patches
 from s3cache.torch_api import internals
 from s3cache.torch_api.kernels import (
+    compiled_later,
     files_of,
     is_combined,
     kernel_digest,
@@ -55,6 +56,9 @@ logger = logger_of("saves")
 
 # A process that lives seals what it has saved; others leave that to it for so long.
 _ABANDONED_S = 3600.0
+
+
+_LATER = "compiled when it is launched (cpp_wrapper)"
 
 
 @dataclass(eq=False)
@@ -87,9 +91,13 @@ class Winners:
     # -- what is left, and what is known
 
     def left(self, graphs: Iterable[CompiledGraph]) -> list[tuple[str, str]]:
-        """Return the kernels of loaded graphs that are still to be measured, with the reason."""
-        kernels = (each for graph in graphs for each in self._kernels_of(graph))
-        return [(name, why) for name, kernel in kernels if (why := left_to_measure(kernel))]
+        """Return the kernels of loaded graphs that are to be compiled or measured, and why."""
+        found = []
+        for graph in graphs:
+            found += [(each, _LATER) for each in compiled_later(graph.source_code)]
+            kernels = self._kernels_of(graph)
+            found += [(name, why) for name, kernel in kernels if (why := left_to_measure(kernel))]
+        return found
 
     def remember(self, graph: CompiledGraph) -> None:
         """Note on a graph that is about to be pickled what torch remembers of its kernels."""
@@ -114,6 +122,8 @@ class Winners:
             if age_s < _ABANDONED_S or not self._engine.may_resign:
                 return
         tuners = self._tuners_of(graphs)
+        if not any(map(left_to_measure, tuners.values())):
+            return  # measuring will not change what is left
         launched = {digest: files_of(tuner) for digest, tuner in tuners.items()}
         self._watched.append(_Watched(entry, tuners, launched))
 

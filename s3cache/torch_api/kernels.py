@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,14 @@ def left_to_measure(kernel: Any) -> str:
     ):
         return "neighbours of a configuration (coordinate_descent_tuning)"
     return ""
+
+
+def compiled_later(source: str) -> list[str]:
+    """Return the kernels that generated code has compiled when they are launched first.
+
+    C++ does (``cpp_wrapper``), so they are in no bundle.
+    """
+    return re.findall(rf'\b{re.escape(names.COMPILES_LATER)}\w+, "(\w+)"', source)
 
 
 def remembered_winner(tuner: CachingAutotuner) -> dict[str, Any] | None:

@@ -425,6 +425,8 @@ WINNERS, AUTOTUNERS = Fields(
     "_winners _static_autotuners",
     added={"_winners": (2, 12)},
 )
+#: By which generated C++ has a kernel compiled when it is launched first.
+COMPILES_LATER = "startKernelCompile("
 #: The kernels that a compiled graph came with, or that were compiled for it.
 (TRITON_BUNDLE,) = Fields(_GRAPH, "_triton_bundle")
 #: The name under which torch keeps a kernel that is loaded, from its source.
