@@ -168,6 +168,7 @@ test-gpu: ## two machines and a GPU: the second hits and compiles nothing; 9 min
 test-gpu-standin: TORCH := $(or $(TORCH),2.15.0)
 test-gpu-standin: check-python ## the same without a GPU, and its faults; of torch TORCH=2.15.0 with CUDA
 	@$(MAKE_TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip install --quiet --no-deps nvidia-cuda-crt==13.5.37
 	REHEARSAL_LIMIT_S=1800 $(TORCH_VENV)/bin/python infra/gpu/rehearse.py --standin infra/gpu/h100.json \
 		--json build/gpu-$(TORCH).json $(ARGS)
 	REHEARSAL_LIMIT_S=1800 $(TORCH_VENV)/bin/python infra/gpu/rehearse.py --standin infra/gpu/h100.json --warm \

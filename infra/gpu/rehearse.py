@@ -43,14 +43,17 @@ JOBS = {
     "max-autotune": ("mlp", "float16", {"options": {"max_autotune": True}}),
     "coordinate descent": ("softmax", "float32", {"options": {"coordinate_descent_tuning": True}}),
     "flex attention": ("flex", "float32", {}),
+    "cpp_wrapper": ("mlp", "float32", {"options": {"cpp_wrapper": True}}),
+    "cpp_wrapper, several configurations": ("softmax", "float32", {"options": {"cpp_wrapper": True}}),
     # Its kernels are those of no other job, so that there is something to assemble.
     "reduce-overhead": ("gpt", "bfloat16", {"mode": "reduce-overhead"}),
 }
 NEEDS_GPU = {"reduce-overhead"}
+NEEDS_HEADERS = {"cpp_wrapper", "cpp_wrapper, several configurations"}
 # What is chosen by measuring while it is compiled: it is not saved where there is no GPU.
 MEASURED = {"max-autotune"}
 # What is searched for when kernels run, which the first machine with the GPU does then.
-SEARCHED = {"coordinate descent"}
+SEARCHED = {"coordinate descent", "cpp_wrapper, several configurations"}
 
 
 def main() -> int:
@@ -66,6 +69,9 @@ def main() -> int:
         work(Path(options.job), names)
         return 0
     with tempfile.TemporaryDirectory(prefix="s3cache-gpu-") as directory, ExitStack() as stack:
+        if lacking := no_headers(Path(directory)):
+            print(f"left out: {', '.join(sorted(NEEDS_HEADERS.intersection(names)))}: {lacking}")
+            names = [name for name in names if name not in NEEDS_HEADERS]
         gpu = {}
         if options.standin:
             from s3cache.target import environment
@@ -128,6 +134,24 @@ def rehearse(root: Path, names: list[str], gpu: dict, *, warm: bool) -> dict:
         "jobs": {name: {m: jobs[m].get(name) for m in jobs} for name in names},
         "faults": faults,
     }
+
+
+def no_headers(root: Path) -> str:
+    """Find what C++ needs of CUDA, as pip installs it; return why there is none."""
+    import torch
+
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
+        return "this torch loads such kernels by their paths, and they are not shared"
+    packages = Path(torch.__file__).parents[1] / "nvidia/cu13"
+    if not (packages / "include/crt/host_config.h").exists():
+        return "there are no headers of CUDA 13: pip install nvidia-cuda-crt"
+    (root / "libcudart.so").symlink_to(packages / "lib/libcudart.so.13")
+    for driver in Path("/usr").glob("lib*/**/libcuda.so.1"):
+        (root / "libcuda.so").symlink_to(driver)
+        break
+    for name, place in {"CPATH": packages / "include", "LIBRARY_PATH": root}.items():
+        os.environ[name] = os.pathsep.join(filter(None, [str(place), os.environ.get(name)]))
+    return ""
 
 
 def describe(path: Path, gpu: dict) -> Path:

@@ -377,7 +377,7 @@ def has_triton(graph: CompiledGraph) -> bool:
     bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
     if bundle is not None and bundle.kernel_artifacts:
         return True
-    return internals.COMPILES_LATER in getattr(graph, "source_code", "")
+    return internals.COMPILES_LATER[0] in getattr(graph, "source_code", "")
 
 
 def portable_bundle(bundle: TritonBundle | None, *, share_sources: bool) -> TritonBundle | None:

@@ -77,6 +77,8 @@ class StandIn:
         import torch
 
         patches.install(self)
+        if internals.first_launch.find() is not None:
+            patches.wrap(internals.first_launch, self._first_launch)
         library = internals.dispatch_library.get()("IMPL", "aten", "CUDA", "")
         patches.callback(library.reset)
         with warnings.catch_warnings():
@@ -119,6 +121,14 @@ class StandIn:
         # Without a first launch nothing is measured, and entries say what is left to measure.
         is_compiling = getattr(self._began, "at", None) is not None
         return original(*args, **kwargs) if is_compiling else None
+
+    def _first_launch(self, original: Function[object], *args: object, **kwargs: object) -> object:
+        """Launch a kernel for C++, which needs the kernel's file from that (``cpp_wrapper``)."""
+        outer, self._began.at = getattr(self._began, "at", None), self._launches()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._began.at = outer
 
     def _return_empty(self, operator: Function[object], *args: object, **kwargs: object) -> object:
         self._count_launch()

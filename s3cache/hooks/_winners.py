@@ -9,6 +9,9 @@ measured, it is sealed: made again from its own bytes with the winners alone, an
 place. Its first upload waits a minute for that. What torch remembers of a winner, in a file beside
 the kernel's source, is in the entry as well, for kernels that a hit loads from their source.
 
+Generated C++ (``cpp_wrapper``) compiles its kernels at their first launch, so torch's bundle lacks
+them. Such an entry is sealed after the first launch of its last kernel, with their files.
+
 An entry that a machine hits and that is still not sealed after an hour, as the process that saved
 it died, is sealed by that machine.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import pickle
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -31,9 +35,11 @@ from s3cache.frame import Frame
 from s3cache.hooks._conditions import REMEMBERED, graphs_of
 from s3cache.hooks._kernels import LEFT, SEARCHED, Kernels, portable_bundle
 from s3cache.hooks._keys import Patches
+from s3cache.settings import TARGET
 from s3cache.torch_api import internals
 from s3cache.torch_api.kernels import (
     compiled_later,
+    device_of,
     files_of,
     is_combined,
     kernel_digest,
@@ -41,6 +47,8 @@ from s3cache.torch_api.kernels import (
     kernel_sources,
     kernels_in,
     left_to_measure,
+    needs_assembly,
+    ready_to_launch,
     remembered_winner,
     sealed_kernel,
     searched,
@@ -50,7 +58,12 @@ from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
-    from s3cache.torch_api.protocols import CachingAutotuner, CompiledGraph, TritonBundle
+    from s3cache.torch_api.protocols import (
+        CachingAutotuner,
+        CompiledGraph,
+        TritonBundle,
+        TritonFiles,
+    )
 
 logger = logger_of("saves")
 
@@ -68,7 +81,12 @@ class _Watched:
     entry: Frame
     tuners: dict[str, CachingAutotuner]
     launched: dict[str, set[str]]  # the files that each may launch, before it is measured
+    unlaunched: set[str]  # kernels that C++ has not compiled yet
     has_news: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.unlaunched and not any(map(left_to_measure, self.tuners.values()))
 
 
 class Winners:
@@ -78,12 +96,15 @@ class Winners:
         self._engine, self._kernels = engine, kernels
         self._is_on = False
         self._watched: list[_Watched] = []
+        self._launched: dict[str, CachingAutotuner] = {}  # by C++, which keeps them alive
 
     def install(self, patches: Patches) -> None:
         """Notice from now on what torch measures; without this, nothing is sealed."""
         for each in internals.measure, internals.descend, internals.combine:
             if each.find() is not None:
                 patches.wrap(each, partial(self._measure, each is internals.measure))
+        if internals.first_launch.find() is not None:
+            patches.wrap(internals.first_launch, self._launch)
         self._engine.finishing.append(self.seal)
         patches.callback(self._engine.finishing.remove, self.seal)
         self._is_on = True
@@ -94,7 +115,7 @@ class Winners:
         """Return the kernels of loaded graphs that are to be compiled or measured, and why."""
         found = []
         for graph in graphs:
-            found += [(each, _LATER) for each in compiled_later(graph.source_code)]
+            found += [(name, _LATER) for name in _unlaunched(graph).values()]
             kernels = self._kernels_of(graph)
             found += [(name, why) for name, kernel in kernels if (why := left_to_measure(kernel))]
         return found
@@ -103,6 +124,12 @@ class Winners:
         """Note on a graph that is about to be pickled what torch remembers of its kernels."""
         tuners = self._tuners_of([graph])
         _remember(graph, tuners)
+        later = compiled_later(graph.source_code).keys() & getattr(graph, REMEMBERED, {}).keys()
+        bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
+        if bundle is not None and (launched := later & tuners.keys()):
+            artifacts = _with_winners(bundle, [tuners[each] for each in launched])
+            bundle = dataclasses.replace(bundle, kernel_artifacts=[*artifacts.values()])
+            setattr(graph, internals.TRITON_BUNDLE, bundle)
 
     def _kernels_of(self, graph: CompiledGraph) -> Iterator[tuple[str, object]]:
         module = self._kernels.module_of(graph) if self._is_on else None
@@ -111,6 +138,8 @@ class Winners:
     def _tuners_of(self, graphs: Iterable[CompiledGraph]) -> dict[str, CachingAutotuner]:
         kernels = (kernel for graph in graphs for _, kernel in self._kernels_of(graph))
         tuners = [each for each in kernels if isinstance(each, internals.autotuner.get())]
+        later = {digest for graph in graphs for digest in compiled_later(graph.source_code)}
+        tuners += [self._launched[each] for each in later & self._launched.keys()]
         return {each.kernel_hash: each for each in tuners}
 
     # -- while the program runs
@@ -122,10 +151,11 @@ class Winners:
             if age_s < _ABANDONED_S or not self._engine.may_resign:
                 return
         tuners = self._tuners_of(graphs)
-        if not any(map(left_to_measure, tuners.values())):
-            return  # measuring will not change what is left
         launched = {digest: files_of(tuner) for digest, tuner in tuners.items()}
-        self._watched.append(_Watched(entry, tuners, launched))
+        unlaunched = {digest for graph in graphs for digest in _unlaunched(graph)}
+        watched = _Watched(entry, tuners, launched, unlaunched - tuners.keys())
+        if not watched.is_whole:  # otherwise measuring will not change what is left
+            self._watched.append(watched)
 
     def forget(self, key: str, variant: str) -> None:
         """Seal an entry no more: another one has superseded it."""
@@ -150,6 +180,36 @@ class Winners:
                 self.seal(is_partial=False)
         return winner
 
+    def _launch(
+        self,
+        original: Function[object],
+        pending: dict[str, object],
+        name: str,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        tuner = ready_to_launch(pending, name)
+        is_measured = bool(left_to_measure(tuner))
+        result = original(pending, name, *args, **kwargs)
+        with self._harmless():
+            if is_measured:
+                # A stand-in for a GPU measures nothing, and torch remembers one of several blocks.
+                is_known = not (os.environ.get(TARGET) or is_combined(tuner))
+                is_known &= remembered_winner(tuner) is not None
+            else:
+                is_known = True
+            if is_known and not left_to_measure(tuner) and not needs_assembly():
+                digest = tuner.kernel_hash
+                self._launched[digest] = tuner
+                for watched in self._watched:
+                    if digest in watched.unlaunched:
+                        watched.unlaunched.remove(digest)
+                        watched.tuners[digest] = tuner
+                        watched.launched[digest] = files_of(tuner)
+                        watched.has_news = True
+                self.seal(is_partial=False)
+        return result
+
     @contextlib.contextmanager
     def _harmless(self) -> Iterator[None]:
         """Leave entries as they are if the block fails; raise that in strict mode."""
@@ -164,11 +224,10 @@ class Winners:
         """Seal what has nothing left; if ``is_partial``, the rest as far as it was measured."""
         for watched in [each for each in self._watched if each.has_news]:
             with self._harmless():
-                is_whole = not any(map(left_to_measure, watched.tuners.values()))
-                if not (is_whole or is_partial):
+                if not (watched.is_whole or is_partial):
                     continue
                 watched.has_news = False
-                if is_whole:
+                if watched.is_whole:
                     self._watched = [each for each in self._watched if each is not watched]
                 self._seal(watched)
 
@@ -178,6 +237,7 @@ class Winners:
         reasons: dict[str, str] = {}
         for graph in graphs_of(result):
             digests = [*map(kernel_digest, kernel_sources(graph.source_code))]
+            digests += compiled_later(graph.source_code)
             tuners = {each: watched.tuners[each] for each in digests if each in watched.tuners}
             _remember(graph, tuners)
             bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
@@ -210,11 +270,20 @@ class Winners:
         logger.debug("sealed %s (%d bytes, %d before)", header.key, len(data), entry.size)
 
 
+def _unlaunched(graph: CompiledGraph) -> dict[str, str]:
+    """Return the kernels that C++ has to compile on a hit, names by digest of the source."""
+    kernels, known = compiled_later(graph.source_code), getattr(graph, REMEMBERED, {})
+    return {digest: name for digest, name in kernels.items() if digest not in known}
+
+
 def _remember(graph: CompiledGraph, tuners: Mapping[str, CachingAutotuner]) -> None:
     known = dict(getattr(graph, REMEMBERED, {}))
+    later = compiled_later(graph.source_code)
     for digest, tuner in tuners.items():
-        if not left_to_measure(tuner) and (best := remembered_winner(tuner)):
-            known[digest] = best
+        if left_to_measure(tuner):
+            continue
+        if (best := remembered_winner(tuner)) or digest in later:
+            known[digest] = best or {}
     if known:
         setattr(graph, REMEMBERED, known)
 
@@ -242,14 +311,10 @@ def _sealed(
     launched: Mapping[str, set[str]],
 ) -> TritonBundle:
     """Return what a graph's kernels need to be launched, without what has lost."""
-    files = {each.kernel_hash: each for each in bundle.kernel_artifacts}
+    files = _with_winners(bundle, settled.values())
     winners = {each.launchers[0].cache_hash for each in settled.values()}
     needed = {name for digest in launched.keys() - settled.keys() for name in launched[digest]}
     lost = {name for digest in settled for name in launched[digest]} - winners - needed
-    devices = {each.device for each in bundle.kernel_artifacts}
-    for found_later in sorted(winners - files.keys()):
-        (device,) = devices
-        files[found_later] = triton_files(found_later, device)
     return dataclasses.replace(
         bundle,
         kernel_artifacts=[each for name, each in files.items() if name not in lost],
@@ -258,6 +323,17 @@ def _sealed(
             for each in bundle.static_autotuners
         ],
     )
+
+
+def _with_winners(
+    bundle: TritonBundle, tuners: Iterable[CachingAutotuner]
+) -> dict[str, TritonFiles]:
+    """Return the files of a bundle's kernels and of the winners of ``tuners``, by directory."""
+    files = {each.kernel_hash: each for each in bundle.kernel_artifacts}
+    for tuner in tuners:
+        if (name := tuner.launchers[0].cache_hash) not in files:
+            files[name] = triton_files(name, device_of(tuner))
+    return files
 
 
 def _sealed_kernel(

@@ -66,6 +66,7 @@ def environment(device: Mapping[str, object]) -> Iterator[dict[str, str]]:
             "LD_PRELOAD": " ".join(filter(None, [str(library), os.environ.get("LD_PRELOAD")])),
             "LD_LIBRARY_PATH": _path(directory, os.environ.get("LD_LIBRARY_PATH")),
             "TRITON_LIBCUDA_PATH": directory,
+            "LIBRARY_PATH": _path(directory, os.environ.get("LIBRARY_PATH")),
             STANDIN: ";".join(f"{name}={value.replace(';', ',')}" for name, value in said.items()),
         }
     finally:
@@ -112,6 +113,7 @@ def _build(directory: Path) -> Path:
     library = directory / "libcuda.so.1"
     link = ["cc", "-shared", f"-Wl,-soname,{library.name}", "device.o", "nothing.o"]
     _run([*link, "-o", library.name, "-ldl"], directory)
+    (directory / "libcuda.so").symlink_to(library.name)  # for linkers
     return library
 
 

@@ -52,12 +52,14 @@ def left_to_measure(kernel: Any) -> str:
     return ""
 
 
-def compiled_later(source: str) -> list[str]:
-    """Return the kernels that generated code has compiled when they are launched first.
+def compiled_later(source: str) -> dict[str, str]:
+    """Return the kernels that generated C++ compiles at their first launch (``cpp_wrapper``).
 
-    C++ does (``cpp_wrapper``), so they are in no bundle.
+    They are names by digest of the source. torch puts none of these kernels into its bundle.
     """
-    return re.findall(rf'\b{re.escape(names.COMPILES_LATER)}\w+, "(\w+)"', source)
+    begin, end = map(re.escape, names.COMPILES_LATER)
+    calls = re.findall(rf"{begin}(.*?){end}", source, re.DOTALL)
+    return {kernel_digest(text): name for each in calls for name, text in _kernels(each.strip())}
 
 
 def remembered_winner(tuner: CachingAutotuner) -> dict[str, Any] | None:
@@ -75,6 +77,8 @@ def remember_winner(kernel: str, best: Mapping[str, Any]) -> None:
 
     What this machine remembers itself stays.
     """
+    if not best:
+        return
     path = names.path_of_module.get()(kernel, "py")[2]
     cache = names.autotune_cache.get().create({}, path, best["configs_hash"])
     if cache is not None and cache.local_cache is not None:
@@ -84,16 +88,21 @@ def remember_winner(kernel: str, best: Mapping[str, Any]) -> None:
 
 
 def kernel_sources(source: str) -> Iterator[str]:
-    """Yield the source of each kernel of Triton in generated code, in order."""
+    """Yield the source of each kernel of Triton in generated Python code, in order."""
+    return (text for _, text in _kernels(source))
+
+
+def _kernels(source: str) -> Iterator[tuple[str, str]]:
     for node in ast.walk(ast.parse(source)):
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and node.func.attr == "triton"
             and len(node.args) > 1
+            and isinstance(name := node.args[0], ast.Constant)
             and isinstance(text := node.args[1], ast.Constant)
         ):
-            yield str(text.value)
+            yield str(name.value), str(text.value)
 
 
 def kernel_digest(source: str) -> str:
@@ -101,10 +110,28 @@ def kernel_digest(source: str) -> str:
     return str(names.code_hash.get()(source.strip()))
 
 
+def ready_to_launch(pending: dict[str, Any], name: str) -> CachingAutotuner:
+    """Return a kernel that C++ is about to launch for the first time, once it is compiled."""
+    if not isinstance(pending[name], names.autotuner.get()):
+        pending[name] = pending[name].result()  # not twice: each call loads its configurations
+    return pending[name]
+
+
+def needs_assembly() -> bool:
+    """Return whether C++ asks for the assembly of its kernels, which no entry has."""
+    options = names.inductor_config.get().aot_inductor
+    return bool(options.emit_multi_arch_kernel or options.package_cpp_only)
+
+
 def files_of(tuner: CachingAutotuner) -> set[str]:
     """Return the directories, by name, with the files of all configurations of a kernel."""
     file_name = names.triton_file_name.get()
     return {file_name(each.kernel.hash) for each in tuner.compile_results}
+
+
+def device_of(tuner: CachingAutotuner) -> int:
+    """Return the index of the device that a kernel was compiled for."""
+    return int(tuner.triton_meta["device"])
 
 
 def triton_files(name: str, device: int) -> object:

@@ -425,8 +425,9 @@ WINNERS, AUTOTUNERS = Fields(
     "_winners _static_autotuners",
     added={"_winners": (2, 12)},
 )
-#: By which generated C++ has a kernel compiled when it is launched first.
-COMPILES_LATER = "startKernelCompile("
+#: How generated C++ (``cpp_wrapper``) embeds the source of a kernel, which it has compiled when the
+#: kernel is first launched.
+COMPILES_LATER = 'R"TRITON(', ')TRITON"'
 #: The kernels that a compiled graph came with, or that were compiled for it.
 (TRITON_BUNDLE,) = Fields(_GRAPH, "_triton_bundle")
 #: The name under which torch keeps a kernel that is loaded, from its source.
@@ -439,6 +440,12 @@ autotuner = AnyClass(_TUNER, feature=TUNING)
 measure = AnyFunction(f"{_TUNER}.autotune_to_one_config", feature=TUNING)
 descend = AnyFunction(f"{_TUNER}.coordinate_descent_tuning", feature=TUNING)
 combine = AnyFunction(f"{_TUNER}._combo_sequential_autotune", since=(2, 13), feature=TUNING)
+#: Called by C++ to compile, measure and launch a kernel, the first time only.
+first_launch = AnyFunction(
+    "torch._inductor.runtime.triton_lazy_compile:run_triton_kernel_with_autotune",
+    since=(2, 12),
+    feature=TUNING,
+)
 triton_files_class = AnyClass(
     "torch._inductor.triton_bundler:TritonKernelArtifacts", feature=TUNING
 )

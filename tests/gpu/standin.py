@@ -20,6 +20,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -145,6 +146,7 @@ def install() -> None:
     torch.cuda.set_device(int(os.environ.get("GPU_INDEX", "0")))
     _replace_driver(properties())
     _replace_memory_and_clock()
+    _replace_cpp()
 
 
 def tensors() -> AbstractContextManager[Any]:
@@ -253,6 +255,47 @@ def _replace_memory_and_clock() -> None:
     )
     for kind in "cuda", "hip":
         benchmarking.register_benchmarker(kind, _measure, override=True)
+
+
+def _replace_cpp() -> None:
+    """Replace the library of generated C++, which needs CUDA's headers and runtime.
+
+    Its first call has torch compile and launch each of its kernels, as the library does. Each call
+    returns tensors like the first input.
+    """
+    import torch
+    from torch._inductor.codecache import CppWrapperCodeCache
+
+    def load(
+        cls: type, /, *, main_code: str, num_outputs: int, **rest: object
+    ) -> Callable[[list[Any]], list[Any]]:
+        sources = re.findall(r'R"TRITON\((.*?)\)TRITON"', main_code, re.DOTALL)
+        names = [each.split("'")[1] for each in sources]
+        launch = functools.cache(lambda: _launch_first(dict(zip(names, sources, strict=True))))
+
+        def call(inputs: list[Any]) -> list[Any]:
+            launch()
+            return [torch.empty_like(inputs[0]) for _ in range(num_outputs)]
+
+        return call
+
+    vars(torch._C._aoti).update(
+        unsafe_alloc_void_ptrs_from_tensors=list, alloc_tensors_by_stealing_from_void_ptrs=list
+    )
+    setattr(CppWrapperCodeCache, "load_pybinding", classmethod(load))  # noqa: B010 - for mypy
+
+
+def _launch_first(sources: dict[str, str]) -> None:
+    import torch
+    from torch._inductor.runtime import triton_lazy_compile as kernels
+
+    pending: dict[str, Any] = {}
+    for name, source in sources.items():
+        kernels.start_kernel_compile(pending, name, source)
+    for name in sources:
+        types = pending[name].triton_meta["signature"].values()
+        values = [torch.empty(1) if of[0] == "*" else 1 for of in types if of != "constexpr"]
+        kernels.run_triton_kernel_with_autotune(pending, name, 0, values)
 
 
 # -- Triton, and what it loads onto a device
