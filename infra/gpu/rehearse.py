@@ -44,7 +44,11 @@ JOBS = {
     "coordinate descent": ("softmax", "float32", {"options": {"coordinate_descent_tuning": True}}),
     "flex attention": ("flex", "float32", {}),
     "cpp_wrapper": ("mlp", "float32", {"options": {"cpp_wrapper": True}}),
-    "cpp_wrapper, several configurations": ("softmax", "float32", {"options": {"cpp_wrapper": True}}),
+    "cpp_wrapper, several configurations": (
+        "softmax",
+        "float32",
+        {"options": {"cpp_wrapper": True}},
+    ),
     # Its kernels are those of no other job, so that there is something to assemble.
     "reduce-overhead": ("gpt", "bfloat16", {"mode": "reduce-overhead"}),
 }
@@ -53,7 +57,7 @@ NEEDS_HEADERS = {"cpp_wrapper", "cpp_wrapper, several configurations"}
 # What is chosen by measuring while it is compiled: it is not saved where there is no GPU.
 MEASURED = {"max-autotune"}
 # What is searched for when kernels run, which the first machine with the GPU does then.
-SEARCHED = {"coordinate descent", "cpp_wrapper, several configurations"}
+SEARCHED = {"coordinate descent"}
 
 
 def main() -> int:
@@ -69,7 +73,7 @@ def main() -> int:
         work(Path(options.job), names)
         return 0
     with tempfile.TemporaryDirectory(prefix="s3cache-gpu-") as directory, ExitStack() as stack:
-        if lacking := no_headers(Path(directory)):
+        if NEEDS_HEADERS.intersection(names) and (lacking := no_headers(Path(directory))):
             print(f"left out: {', '.join(sorted(NEEDS_HEADERS.intersection(names)))}: {lacking}")
             names = [name for name in names if name not in NEEDS_HEADERS]
         gpu = {}
@@ -137,7 +141,7 @@ def rehearse(root: Path, names: list[str], gpu: dict, *, warm: bool) -> dict:
 
 
 def no_headers(root: Path) -> str:
-    """Find what C++ needs of CUDA, as pip installs it; return why there is none."""
+    """Find the headers and libraries of CUDA that pip has installed, for C++; return what lacks."""
     import torch
 
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):

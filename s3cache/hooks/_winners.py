@@ -7,10 +7,8 @@ has all configurations, and each machine that hits it would measure again.
 So an entry with something left is watched, here where it was saved. Once its last kernel has been
 measured, it is sealed: made again from its own bytes with the winners alone, and saved in its own
 place. Its first upload waits a minute for that. What torch remembers of a winner, in a file beside
-the kernel's source, is in the entry as well, for kernels that a hit loads from their source.
-
-Generated C++ (``cpp_wrapper``) compiles its kernels at their first launch, so torch's bundle lacks
-them. Such an entry is sealed after the first launch of its last kernel, with their files.
+the kernel's source, is in the entry as well, for kernels that a hit loads from their source. If C++
+launches kernels, the entry is sealed after the first launch of the last one.
 
 An entry that a machine hits and that is still not sealed after an hour, as the process that saved
 it died, is sealed by that machine.
@@ -20,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import pickle
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -33,12 +30,11 @@ from s3cache.artifact import unpickled
 from s3cache.cache import Engine
 from s3cache.frame import Frame
 from s3cache.hooks._conditions import REMEMBERED, graphs_of
+from s3cache.hooks._first_launches import FirstLaunches, left_by_cpp
 from s3cache.hooks._kernels import LEFT, SEARCHED, Kernels, portable_bundle
 from s3cache.hooks._keys import Patches
-from s3cache.settings import TARGET
 from s3cache.torch_api import internals
 from s3cache.torch_api.kernels import (
-    compiled_later,
     device_of,
     files_of,
     is_combined,
@@ -47,7 +43,6 @@ from s3cache.torch_api.kernels import (
     kernel_sources,
     kernels_in,
     left_to_measure,
-    needs_assembly,
     ready_to_launch,
     remembered_winner,
     sealed_kernel,
@@ -58,20 +53,12 @@ from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
-    from s3cache.torch_api.protocols import (
-        CachingAutotuner,
-        CompiledGraph,
-        TritonBundle,
-        TritonFiles,
-    )
+    from s3cache.torch_api.protocols import CachingAutotuner, CompiledGraph, TritonBundle
 
 logger = logger_of("saves")
 
 # A process that lives seals what it has saved; others leave that to it for so long.
 _ABANDONED_S = 3600.0
-
-
-_LATER = "compiled when it is launched (cpp_wrapper)"
 
 
 @dataclass(eq=False)
@@ -81,12 +68,12 @@ class _Watched:
     entry: Frame
     tuners: dict[str, CachingAutotuner]
     launched: dict[str, set[str]]  # the files that each may launch, before it is measured
-    unlaunched: set[str]  # kernels that C++ has not compiled yet
+    by_cpp: dict[str, str]  # why C++ compiles or measures kernels, by digest of their source
     has_news: bool = False
 
     @property
     def is_whole(self) -> bool:
-        return not self.unlaunched and not any(map(left_to_measure, self.tuners.values()))
+        return not (self.by_cpp or any(map(left_to_measure, self.tuners.values())))
 
 
 class Winners:
@@ -96,7 +83,7 @@ class Winners:
         self._engine, self._kernels = engine, kernels
         self._is_on = False
         self._watched: list[_Watched] = []
-        self._launched: dict[str, CachingAutotuner] = {}  # by C++, which keeps them alive
+        self._first_launches = FirstLaunches()
 
     def install(self, patches: Patches) -> None:
         """Notice from now on what torch measures; without this, nothing is sealed."""
@@ -113,23 +100,17 @@ class Winners:
 
     def left(self, graphs: Iterable[CompiledGraph]) -> list[tuple[str, str]]:
         """Return the kernels of loaded graphs that are to be compiled or measured, and why."""
-        found = []
+        found: list[tuple[str, str]] = []
         for graph in graphs:
-            found += [(name, _LATER) for name in _unlaunched(graph).values()]
+            found += left_by_cpp(graph).values()
             kernels = self._kernels_of(graph)
             found += [(name, why) for name, kernel in kernels if (why := left_to_measure(kernel))]
         return found
 
     def remember(self, graph: CompiledGraph) -> None:
         """Note on a graph that is about to be pickled what torch remembers of its kernels."""
-        tuners = self._tuners_of([graph])
-        _remember(graph, tuners)
-        later = compiled_later(graph.source_code).keys() & getattr(graph, REMEMBERED, {}).keys()
-        bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
-        if bundle is not None and (launched := later & tuners.keys()):
-            artifacts = _with_winners(bundle, [tuners[each] for each in launched])
-            bundle = dataclasses.replace(bundle, kernel_artifacts=[*artifacts.values()])
-            setattr(graph, internals.TRITON_BUNDLE, bundle)
+        _remember(graph, self._tuners_of([graph]))
+        self._first_launches.add_to(graph)
 
     def _kernels_of(self, graph: CompiledGraph) -> Iterator[tuple[str, object]]:
         module = self._kernels.module_of(graph) if self._is_on else None
@@ -138,8 +119,6 @@ class Winners:
     def _tuners_of(self, graphs: Iterable[CompiledGraph]) -> dict[str, CachingAutotuner]:
         kernels = (kernel for graph in graphs for _, kernel in self._kernels_of(graph))
         tuners = [each for each in kernels if isinstance(each, internals.autotuner.get())]
-        later = {digest for graph in graphs for digest in compiled_later(graph.source_code)}
-        tuners += [self._launched[each] for each in later & self._launched.keys()]
         return {each.kernel_hash: each for each in tuners}
 
     # -- while the program runs
@@ -152,8 +131,9 @@ class Winners:
                 return
         tuners = self._tuners_of(graphs)
         launched = {digest: files_of(tuner) for digest, tuner in tuners.items()}
-        unlaunched = {digest for graph in graphs for digest in _unlaunched(graph)}
-        watched = _Watched(entry, tuners, launched, unlaunched - tuners.keys())
+        by_cpp = [left_by_cpp(graph).items() for graph in graphs]
+        reasons = {digest: why for found in by_cpp for digest, (_, why) in found}
+        watched = _Watched(entry, tuners, launched, reasons)
         if not watched.is_whole:  # otherwise measuring will not change what is left
             self._watched.append(watched)
 
@@ -188,26 +168,14 @@ class Winners:
         *args: object,
         **kwargs: object,
     ) -> object:
-        tuner = ready_to_launch(pending, name)
-        is_measured = bool(left_to_measure(tuner))
+        kernel = ready_to_launch(pending, name)
+        directories, left = files_of(kernel), left_to_measure(kernel)
         result = original(pending, name, *args, **kwargs)
         with self._harmless():
-            if is_measured:
-                # A stand-in for a GPU measures nothing, and torch remembers one of several blocks.
-                is_known = not (os.environ.get(TARGET) or is_combined(tuner))
-                is_known &= remembered_winner(tuner) is not None
-            else:
-                is_known = True
-            if is_known and not left_to_measure(tuner) and not needs_assembly():
-                digest = tuner.kernel_hash
-                self._launched[digest] = tuner
-                for watched in self._watched:
-                    if digest in watched.unlaunched:
-                        watched.unlaunched.remove(digest)
-                        watched.tuners[digest] = tuner
-                        watched.launched[digest] = files_of(tuner)
-                        watched.has_news = True
-                self.seal(is_partial=False)
+            left = self._first_launches.note(kernel, directories, left)
+            for watched in self._watched:
+                watched.has_news |= watched.by_cpp.pop(kernel.kernel_hash, left) != left
+            self.seal(is_partial=False)
         return result
 
     @contextlib.contextmanager
@@ -237,9 +205,12 @@ class Winners:
         reasons: dict[str, str] = {}
         for graph in graphs_of(result):
             digests = [*map(kernel_digest, kernel_sources(graph.source_code))]
-            digests += compiled_later(graph.source_code)
             tuners = {each: watched.tuners[each] for each in digests if each in watched.tuners}
             _remember(graph, tuners)
+            before = left_by_cpp(graph)
+            self._first_launches.add_to(graph)
+            reasons |= {name: "" for name, _ in before.values()}
+            reasons |= dict(left_by_cpp(graph).values())
             bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
             if bundle is None:
                 continue
@@ -270,20 +241,11 @@ class Winners:
         logger.debug("sealed %s (%d bytes, %d before)", header.key, len(data), entry.size)
 
 
-def _unlaunched(graph: CompiledGraph) -> dict[str, str]:
-    """Return the kernels that C++ has to compile on a hit, names by digest of the source."""
-    kernels, known = compiled_later(graph.source_code), getattr(graph, REMEMBERED, {})
-    return {digest: name for digest, name in kernels.items() if digest not in known}
-
-
 def _remember(graph: CompiledGraph, tuners: Mapping[str, CachingAutotuner]) -> None:
     known = dict(getattr(graph, REMEMBERED, {}))
-    later = compiled_later(graph.source_code)
     for digest, tuner in tuners.items():
-        if left_to_measure(tuner):
-            continue
-        if (best := remembered_winner(tuner)) or digest in later:
-            known[digest] = best or {}
+        if not left_to_measure(tuner) and (best := remembered_winner(tuner)):
+            known[digest] = best
     if known:
         setattr(graph, REMEMBERED, known)
 
@@ -311,10 +273,13 @@ def _sealed(
     launched: Mapping[str, set[str]],
 ) -> TritonBundle:
     """Return what a graph's kernels need to be launched, without what has lost."""
-    files = _with_winners(bundle, settled.values())
+    files = {each.kernel_hash: each for each in bundle.kernel_artifacts}
     winners = {each.launchers[0].cache_hash for each in settled.values()}
     needed = {name for digest in launched.keys() - settled.keys() for name in launched[digest]}
     lost = {name for digest in settled for name in launched[digest]} - winners - needed
+    for tuner in settled.values():
+        if (found_later := tuner.launchers[0].cache_hash) not in files:
+            files[found_later] = triton_files(found_later, device_of(tuner))
     return dataclasses.replace(
         bundle,
         kernel_artifacts=[each for name, each in files.items() if name not in lost],
@@ -323,17 +288,6 @@ def _sealed(
             for each in bundle.static_autotuners
         ],
     )
-
-
-def _with_winners(
-    bundle: TritonBundle, tuners: Iterable[CachingAutotuner]
-) -> dict[str, TritonFiles]:
-    """Return the files of a bundle's kernels and of the winners of ``tuners``, by directory."""
-    files = {each.kernel_hash: each for each in bundle.kernel_artifacts}
-    for tuner in tuners:
-        if (name := tuner.launchers[0].cache_hash) not in files:
-            files[name] = triton_files(name, device_of(tuner))
-    return files
 
 
 def _sealed_kernel(

@@ -77,7 +77,7 @@ def remember_winner(kernel: str, best: Mapping[str, Any]) -> None:
 
     What this machine remembers itself stays.
     """
-    if not best:
+    if "configs_hash" not in best:  # there is no choice, or none is known
         return
     path = names.path_of_module.get()(kernel, "py")[2]
     cache = names.autotune_cache.get().create({}, path, best["configs_hash"])

@@ -57,5 +57,3 @@ TracingContext: TypeAlias = Any
 Translator: TypeAlias = Any
 TritonBundle: TypeAlias = Any
 TritonFile: TypeAlias = Any
-#: All files of one configuration of a kernel.
-TritonFiles: TypeAlias = Any

@@ -16,14 +16,9 @@ import pytest
 
 import tests.support.compiler  # noqa: F401
 from s3cache.artifact import unpickled
-from s3cache.cache import Engine
 from s3cache.errors import is_machine_trouble
-from s3cache.hooks._conditions import REMEMBERED
-from s3cache.hooks._kernels import Kernels, has_triton, portable
+from s3cache.hooks._kernels import Kernels, portable
 from s3cache.hooks._keys import CompileState, Patches
-from s3cache.hooks._winners import Winners
-from s3cache.settings import Settings
-from s3cache.torch_api.kernels import compiled_later, kernel_digest
 from tests.hooks.triton import KERNEL, bundled, emit
 from tests.support.users import needs_users
 
@@ -231,23 +226,3 @@ def test_every_kernel_of_an_autotuner_is_kept_where_another_kernel_was_chosen(ba
     kept = {artifacts.kernel_hash for artifacts in bundle.kernel_artifacts}
     assert {files["chosen"], files["only"]} <= kept
     assert hasattr(TritonBundler, "put_winner") == (files["lost"] not in kept)
-
-
-def test_what_cpp_has_compiled_at_its_first_launch_is_left() -> None:
-    """As with ``cpp_wrapper``: torch puts no such kernel into its bundle."""
-    kernels = {name: f"\nimport triton\n# {name}\n" for name in ("triton_poi_0", "triton_red_1")}
-    source = "".join(
-        f'char* {name}_source = R"TRITON(\nasync_compile.triton({name!r}, {text!r})\n)TRITON";\n'
-        for name, text in kernels.items()
-    )
-    digests = {kernel_digest(text): name for name, text in kernels.items()}
-    graph = SimpleNamespace(source_code=source, cache_key="none")
-    assert compiled_later(source) == digests
-    assert has_triton(graph)
-    assert not has_triton(SimpleNamespace(source_code="call(args)"))
-    winners = Winners(Engine(Settings(mode="off")), Kernels(CompileState()))
-    assert [name for name, _ in winners.left([graph])] == [*kernels]
-    setattr(graph, REMEMBERED, {min(digests): {}})
-    ((name, why),) = winners.left([graph])
-    assert name == digests[max(digests)]
-    assert why == "compiled when it is launched (cpp_wrapper)"

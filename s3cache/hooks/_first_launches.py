@@ -1,0 +1,98 @@
+"""Kernels that generated C++ has torch compile at their first launch (``cpp_wrapper``).
+
+torch puts none of them into the bundle of their graph. Entries get them from here: their files, and
+what torch remembers of the winner. A kernel that a hit has to measure again comes with the files of
+all its configurations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from s3cache.hooks._conditions import REMEMBERED
+from s3cache.hooks._kernels import LEFT
+from s3cache.settings import TARGET
+from s3cache.torch_api import internals
+from s3cache.torch_api.kernels import (
+    compiled_later,
+    device_of,
+    is_combined,
+    left_to_measure,
+    needs_assembly,
+    remembered_winner,
+    triton_files,
+)
+
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import CachingAutotuner, CompiledGraph, TritonBundle
+
+_NOT_LAUNCHED = "compiled when it is launched (cpp_wrapper)"
+
+
+@dataclass(frozen=True)
+class _Launch:
+    device: int
+    directories: set[str]  # with the files that a hit may launch
+    known: dict[str, object]  # the winner, if one was chosen; why a hit measures again, as LEFT
+
+
+class FirstLaunches:
+    """The kernels that C++ has launched in this process, by the digest of their source."""
+
+    def __init__(self) -> None:
+        self._launches: dict[str, _Launch] = {}
+
+    def note(self, kernel: CachingAutotuner, directories: set[str], left: str) -> str:
+        """Note a kernel that was launched; return why a hit compiles or measures it again.
+
+        Args:
+            directories: the names of those with its files, before it was launched.
+            left: why the launch measured the kernel, if it did.
+        """
+        if needs_assembly():
+            return _NOT_LAUNCHED
+        winner = {kernel.launchers[0].cache_hash}
+        known: dict[str, object] = {}
+        if left:
+            # A stand-in for a GPU measures nothing, and torch remembers the blocks of one part.
+            is_known = not (
+                os.environ.get(TARGET) or is_combined(kernel) or left_to_measure(kernel)
+            )
+            known = (is_known and remembered_winner(kernel)) or {LEFT: left}
+        launch = _Launch(device_of(kernel), winner, known)
+        if LEFT in known:
+            launch = dataclasses.replace(launch, directories=winner | directories)
+        self._launches[kernel.kernel_hash] = launch
+        return left if LEFT in known else ""
+
+    def add_to(self, graph: CompiledGraph) -> None:
+        """Add to a graph that will be pickled what its kernels need on a hit."""
+        launches = {
+            digest: launch
+            for digest in compiled_later(graph.source_code)
+            if (launch := self._launches.get(digest)) is not None
+        }
+        bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
+        if not launches or bundle is None:
+            return
+        files = {each.kernel_hash: each for each in bundle.kernel_artifacts}
+        for launch in launches.values():
+            for name in launch.directories - files.keys():
+                files[name] = triton_files(name, launch.device)
+        bundle = dataclasses.replace(bundle, kernel_artifacts=[*files.values()])
+        setattr(graph, internals.TRITON_BUNDLE, bundle)
+        known = {digest: launch.known for digest, launch in launches.items()}
+        setattr(graph, REMEMBERED, {**getattr(graph, REMEMBERED, {}), **known})
+
+
+def left_by_cpp(graph: CompiledGraph) -> dict[str, tuple[str, str]]:
+    """Return the kernels that C++ compiles or measures on a hit: name and reason, by digest."""
+    known = getattr(graph, REMEMBERED, {})
+    found = {}
+    for digest, name in compiled_later(graph.source_code).items():
+        if why := known.get(digest, {LEFT: _NOT_LAUNCHED}).get(LEFT, ""):
+            found[digest] = (name, why)
+    return found
