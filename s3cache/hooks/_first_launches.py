@@ -8,13 +8,11 @@ all its configurations.
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from s3cache.hooks._conditions import REMEMBERED
 from s3cache.hooks._kernels import LEFT
-from s3cache.settings import TARGET
 from s3cache.torch_api import internals
 from s3cache.torch_api.kernels import (
     compiled_later,
@@ -54,18 +52,11 @@ class FirstLaunches:
         """
         if needs_assembly():
             return _NOT_LAUNCHED
-        winner = {kernel.launchers[0].cache_hash}
-        known: dict[str, object] = {}
-        if left:
-            # A stand-in for a GPU measures nothing, and torch remembers the blocks of one part.
-            is_known = not (
-                os.environ.get(TARGET) or is_combined(kernel) or left_to_measure(kernel)
-            )
-            known = (is_known and remembered_winner(kernel)) or {LEFT: left}
-        launch = _Launch(device_of(kernel), winner, known)
-        if LEFT in known:
-            launch = dataclasses.replace(launch, directories=winner | directories)
-        self._launches[kernel.kernel_hash] = launch
+        known, files = remembered_winner(kernel) or {}, {kernel.launchers[0].cache_hash}
+        # Of a combo kernel, torch remembers the blocks of one part.
+        if left and (is_combined(kernel) or left_to_measure(kernel) or not known):
+            known, files = {LEFT: left}, files | directories
+        self._launches[kernel.kernel_hash] = _Launch(device_of(kernel), files, known)
         return left if LEFT in known else ""
 
     def add_to(self, graph: CompiledGraph) -> None:

@@ -563,6 +563,10 @@ constant_folders = (
     AnyFunction(_FOLDING, feature=STAND_IN),
     AnyFunction(_UNIFORM, feature=STAND_IN),
 )
+#: Remembers the winner of a kernel on this machine.
+save_winner = AnyFunction(
+    "torch._inductor.runtime.autotune_cache:AutotuneCache.save", feature=STAND_IN
+)
 dispatch_mode = AnyClass("torch.utils._python_dispatch:TorchDispatchMode", feature=STAND_IN)
 tree_map = AnyFunction("torch.utils._pytree:tree_map", feature=STAND_IN)
 #: Registers kernels where nothing looks for what programs have replaced.
