@@ -25,7 +25,7 @@ from s3cache.util.logs import logger_of
 
 # All else is imported with the first lookup: programs may import a compiler and not use it.
 if TYPE_CHECKING:
-    from s3cache.cache import Engine, Hit
+    from s3cache.cache import CandidateLookup, Engine, Hit
     from s3cache.stats import Port
 
 logger = logger_of("storage")
@@ -66,6 +66,31 @@ class Files:
             if (engine := self._engine()) is not None:
                 found = self._look_up(engine, key)
         return found
+
+    def newest(self, key: str, limit: int) -> list[dict[str, bytes]]:
+        """Return the files of the newest entries under ``key``, all verified, the newest first.
+
+        What is here is read; of the rest, a few more than ``limit`` are fetched at most.
+        """
+        found: list[tuple[int, dict[str, bytes]]] = []
+        with self.guarded("nothing is looked up"):
+            if (engine := self._engine()) is None or limit < 1:
+                return []
+            from s3cache.stats import Counters
+
+            fetched = 0
+            # Not counted: no search is saved by it.
+            with engine.candidates(key, self._kind, counters=Counters()) as lookup:
+                for hit in lookup:
+                    if (files := self._read_from(lookup, hit)) is None:
+                        continue
+                    new = hit.entry.header.created_ns, files
+                    found = sorted([*found, new], key=_made, reverse=True)[:limit]
+                    fetched += hit.tier == "remote"
+                    # Those of the remote come in order, after the one that was saved first.
+                    if fetched > limit or (fetched > 1 and new not in found):
+                        break
+        return [files for _, files in found]
 
     def put(
         self,
@@ -134,10 +159,7 @@ class Files:
         best: tuple[int, Hit, dict[str, bytes]] | None = None
         with engine.candidates(key, self._kind) as lookup:
             for hit in lookup:
-                try:
-                    files = self._read(hit)
-                except CorruptError as exc:
-                    lookup.reject(hit, exc)
+                if (files := self._read_from(lookup, hit)) is None:
                     continue
                 made = hit.entry.header.created_ns
                 if best is None or made > best[0]:
@@ -152,11 +174,17 @@ class Files:
         engine.record(Record(self._kind, ended, key, reason, time.time(), outcome.elapsed_s))
         return None if best is None else best[2]
 
-    def _read(self, hit: Hit) -> dict[str, bytes]:
+    def _read_from(self, lookup: CandidateLookup, hit: Hit) -> dict[str, bytes] | None:
         header = hit.entry.header
-        if (header.kind, header.schema) != (self._kind, SCHEMA):
-            raise CorruptError("frame", f"is of kind {header.kind}, schema {header.schema}")
-        return {name: bytes(hit.entry.section(name)) for name in hit.entry.names}
+        if (header.kind, header.schema) == (self._kind, SCHEMA):
+            return {name: bytes(hit.entry.section(name)) for name in hit.entry.names}
+        problem = f"is of kind {header.kind}, schema {header.schema}"
+        lookup.reject(hit, CorruptError("frame", problem))
+        return None
+
+
+def _made(found: tuple[int, object]) -> int:
+    return found[0]
 
 
 def device_here() -> str | None:
