@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import _s3cache_autoload
@@ -27,10 +27,12 @@ from s3cache.util.logs import logger_of
 if TYPE_CHECKING:
     from s3cache.cache import CandidateLookup, Engine, Hit
     from s3cache.stats import Port
+    from s3cache.tier.claims import Claim, Waited
 
 logger = logger_of("storage")
 
 SCHEMA = 1
+_WAIT_S = 60.0  # at most, for what another process of this machine compiles
 _warned: set[str] = set()
 
 
@@ -59,12 +61,18 @@ class Files:
         """Return the key for these parts."""
         return f"{self._kind}-{hashlib.sha256(repr(parts).encode()).hexdigest()}"
 
-    def get(self, key: str) -> dict[str, bytes] | None:
-        """Return the files under ``key``, all verified, or ``None``."""
+    def get(
+        self, key: str, hold: Callable[[Claim], object] | None = None
+    ) -> dict[str, bytes] | None:
+        """Return the files under ``key``, all verified, or ``None``.
+
+        With ``hold``, wait for a process of this machine that compiles them. Where there is none,
+        that is called with the claim of this process, which others wait for.
+        """
         found = None
         with self.guarded("nothing is looked up"):
             if (engine := self._engine()) is not None:
-                found = self._look_up(engine, key)
+                found = self._look_up(engine, key, hold)
         return found
 
     def newest(self, key: str, limit: int) -> list[dict[str, bytes]]:
@@ -153,11 +161,19 @@ class Files:
         engine = running_engine()
         return engine if engine is not None and engine.settings.wants_port(self._kind) else None
 
-    def _look_up(self, engine: Engine, key: str) -> dict[str, bytes] | None:
+    def _look_up(
+        self, engine: Engine, key: str, hold: Callable[[Claim], object] | None
+    ) -> dict[str, bytes] | None:
         from s3cache.records import Record
 
+        def claim() -> Waited | None:
+            waited = engine.claim(key, _WAIT_S, self._kind)
+            if waited is not None and waited.claim is not None and hold is not None:
+                hold(waited.claim)
+            return waited
+
         best: tuple[int, Hit, dict[str, bytes]] | None = None
-        with engine.candidates(key, self._kind) as lookup:
+        with engine.candidates(key, self._kind, claim=hold and claim) as lookup:
             for hit in lookup:
                 if (files := self._read_from(lookup, hit)) is None:
                     continue
