@@ -27,6 +27,8 @@ DOCS_TOOLS := mkdocs mkdocs-material mkdocstrings[python]
 TRITON_VERSION := 3.9.0
 TRITON := .venv-triton
 TRITON_READY := $(TRITON)/.ready-$(TRITON_VERSION)
+HELION_VERSION := 1.5.1
+HELION_READY := $(TRITON)/.helion-$(HELION_VERSION)
 # Two `make` at once build an environment one after the other, where flock(1) exists; any file
 # that is always there serves as the lock.
 LOCKED := $(if $(shell command -v flock 2>/dev/null),flock Makefile)
@@ -60,6 +62,13 @@ $(TRITON_READY): | $(READY)
 			--target $(TRITON)/site triton==$(TRITON_VERSION); \
 		touch $@' || echo "note: no Triton, so tests/gpu skips" >&2
 
+# 5 MB beside Triton. Its requirements are for searches, which no test runs.
+$(HELION_READY): | $(TRITON_READY)
+	@$(LOCKED) bash -euc '\
+		$(BIN)/python -m pip install --quiet --no-deps \
+			--target $(TRITON)/site helion==$(HELION_VERSION); \
+		touch $@' || echo "note: no Helion, so its tests skip" >&2
+
 check-python:
 	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
 		echo "error: $(PYTHON) is missing, older than 3.10 or lacks venv" \
@@ -87,17 +96,17 @@ FAST = -m "not slow and not nightly"
 THOROUGH = --hypothesis-profile=thorough
 
 # Tests that need Ceph RGW skip where it can neither be found nor installed.
-test: $(READY) $(TRITON_READY) ## every suite, without slow cases; minutes
+test: $(READY) $(HELION_READY) ## every suite, without slow cases; minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(FAST) $(ARGS)
 
-test-all: $(READY) $(TRITON_READY) ## the slow cases too; 20 minutes
+test-all: $(READY) $(HELION_READY) ## the slow cases too; 20 minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) -m "not nightly" $(ARGS)
 
-test-slow: $(READY) $(TRITON_READY) ## what test-all has and test has not
+test-slow: $(READY) $(HELION_READY) ## what test-all has and test has not
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) -m "slow and not nightly" $(ARGS)
 
 # All of them run, whatever the others say.
-test-nightly: $(READY) $(TRITON_READY) ## everything: all cases, soak, operators, perturbations, fuzzers, frameworks; hours
+test-nightly: $(READY) $(HELION_READY) ## everything: all cases, soak, operators, perturbations, fuzzers, frameworks; hours
 	status=0; \
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) $(ARGS) || status=1; \
 	infra/rgw/run.sh --if-possible $(BIN)/python -m tests.soak --seconds $(SOAK_TIME) || status=1; \

@@ -578,10 +578,10 @@ class Engine(Cache):
         """Whether there is a remote at all; it may not answer."""
         return self._open_remote is not None
 
-    def claim(self, key: str, bound_s: float) -> Waited | None:
-        """Claim the compile of a graph by its key, or wait until another process has compiled it.
+    def claim(self, key: str, bound_s: float, level: Level = "fx") -> Waited | None:
+        """Claim a compile by the key of its entry, or wait until another process has done it.
 
-        Return None where processes share nothing, or the disk fails.
+        Return None where processes share nothing, or the disk fails. Graphs are leased as well.
         """
         disk, settings = self._local.disk, self.settings
         bound_s = min(settings.wait_s, bound_s) if settings.on_miss == "wait" else 0.0
@@ -592,9 +592,9 @@ class Engine(Cache):
             from s3cache.tier.claims import Claims
 
             self._claims = Claims(disk)
-        claims, counters = self._claims, self._counters_of["fx"]
+        claims, counters = self._claims, self._counters_of[level]
         waited = self._local.read(lambda _: claims.take(key, bound_s), None)
-        if waited is not None and waited.claim is not None and not waited.holder:
+        if waited is not None and waited.claim is not None and not waited.holder and level == "fx":
             waited = self._lease(waited.claim, key, bound_s)
         if waited is not None and waited.holder:
             counters.count("waits")

@@ -17,6 +17,7 @@ there are some under their names, and loads those by name: no other user may be 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import errno
 import functools
@@ -263,6 +264,8 @@ class Kernels:
                 base = internals.triton_directory.get()(kernel.device)
                 check_triton_directory(base, kernel.kernel_hash)
         for static in bundle.static_autotuners:
+            if self._state.fx_options is not None:  # the entry of a whole graph needs it as it came
+                _as_found[static.kernel] = _not_loaded(static.kernel)
             restore_kernel(static.kernel)
         return original(bundle, *args, **kwargs)
 
@@ -370,6 +373,10 @@ LEFT = "left"
 SEARCHED = "s3cache_searched"
 #: Of a kernel in an entry: under which digest its fastest configuration is remembered.
 _CONFIGS = "s3cache_configs"
+# What entries of the second level had, by what became of it when torch loaded it.
+_as_found: weakref.WeakKeyDictionary[CachingAutotuner, CachingAutotuner] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def has_triton(graph: CompiledGraph) -> bool:
@@ -386,9 +393,9 @@ def portable_bundle(bundle: TritonBundle | None, *, share_sources: bool) -> Trit
         return bundle
     places = () if share_sources else (*installed_in(), internals.cache_dir.get()())
     autotuners = [
-        dataclasses.replace(each, kernel=_without_process(each.kernel))
+        dataclasses.replace(each, kernel=_without_process(kernel))
         for each in bundle.static_autotuners
-        if not internals.is_loaded(each.kernel)  # by a hit at the second level: the files suffice
+        if not internals.is_loaded(kernel := _as_found.get(each.kernel, each.kernel))
     ]
     kernels = []
     for kernel in bundle.kernel_artifacts:
@@ -423,6 +430,15 @@ def _without_process(kernel: CachingAutotuner) -> CachingAutotuner:
     cache = getattr(kernel.save_cache_hook, "__self__", None)
     if isinstance(cache, internals.autotune_cache.get()):
         vars(bare)[_CONFIGS] = cache.configs_hash
+    return bare
+
+
+def _not_loaded(kernel: CachingAutotuner) -> CachingAutotuner:
+    """Return a copy that stays as it is when torch loads ``kernel``."""
+    bare = _without_process(kernel)
+    bare.compile_results = [*map(copy.copy, kernel.compile_results)]
+    for result in bare.compile_results:
+        result.kernel = copy.copy(result.kernel)
     return bare
 
 

@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import _s3cache_autoload
@@ -25,12 +25,14 @@ from s3cache.util.logs import logger_of
 
 # All else is imported with the first lookup: programs may import a compiler and not use it.
 if TYPE_CHECKING:
-    from s3cache.cache import Engine, Hit
+    from s3cache.cache import CandidateLookup, Engine, Hit
     from s3cache.stats import Port
+    from s3cache.tier.claims import Claim, Waited
 
 logger = logger_of("storage")
 
 SCHEMA = 1
+_WAIT_S = 60.0  # at most, for what another process of this machine compiles
 _warned: set[str] = set()
 
 
@@ -59,13 +61,44 @@ class Files:
         """Return the key for these parts."""
         return f"{self._kind}-{hashlib.sha256(repr(parts).encode()).hexdigest()}"
 
-    def get(self, key: str) -> dict[str, bytes] | None:
-        """Return the files under ``key``, all verified, or ``None``."""
+    def get(
+        self, key: str, hold: Callable[[Claim], object] | None = None
+    ) -> dict[str, bytes] | None:
+        """Return the files under ``key``, all verified, or ``None``.
+
+        With ``hold``, wait for a process of this machine that compiles them. Where there is none,
+        that is called with the claim of this process, which others wait for.
+        """
         found = None
         with self.guarded("nothing is looked up"):
             if (engine := self._engine()) is not None:
-                found = self._look_up(engine, key)
+                found = self._look_up(engine, key, hold)
         return found
+
+    def newest(self, key: str, limit: int) -> list[dict[str, bytes]]:
+        """Return the files of the newest entries under ``key``, all verified, the newest first.
+
+        What is here is read; of the rest, a few more than ``limit`` are fetched at most.
+        """
+        found: list[tuple[int, dict[str, bytes]]] = []
+        with self.guarded("nothing is looked up"):
+            if (engine := self._engine()) is None or limit < 1:
+                return []
+            from s3cache.stats import Counters
+
+            fetched = 0
+            # Not counted: no search is saved by it.
+            with engine.candidates(key, self._kind, counters=Counters()) as lookup:
+                for hit in lookup:
+                    if (files := self._read_from(lookup, hit)) is None:
+                        continue
+                    new = hit.entry.header.created_ns, files
+                    found = sorted([*found, new], key=_made, reverse=True)[:limit]
+                    fetched += hit.tier == "remote"
+                    # Those of the remote come in order, after the one that was saved first.
+                    if fetched > limit or (fetched > 1 and new not in found):
+                        break
+        return [files for _, files in found]
 
     def put(
         self,
@@ -128,16 +161,21 @@ class Files:
         engine = running_engine()
         return engine if engine is not None and engine.settings.wants_port(self._kind) else None
 
-    def _look_up(self, engine: Engine, key: str) -> dict[str, bytes] | None:
+    def _look_up(
+        self, engine: Engine, key: str, hold: Callable[[Claim], object] | None
+    ) -> dict[str, bytes] | None:
         from s3cache.records import Record
 
+        def claim() -> Waited | None:
+            waited = engine.claim(key, _WAIT_S, self._kind)
+            if waited is not None and waited.claim is not None and hold is not None:
+                hold(waited.claim)
+            return waited
+
         best: tuple[int, Hit, dict[str, bytes]] | None = None
-        with engine.candidates(key, self._kind) as lookup:
+        with engine.candidates(key, self._kind, claim=hold and claim) as lookup:
             for hit in lookup:
-                try:
-                    files = self._read(hit)
-                except CorruptError as exc:
-                    lookup.reject(hit, exc)
+                if (files := self._read_from(lookup, hit)) is None:
                     continue
                 made = hit.entry.header.created_ns
                 if best is None or made > best[0]:
@@ -152,11 +190,17 @@ class Files:
         engine.record(Record(self._kind, ended, key, reason, time.time(), outcome.elapsed_s))
         return None if best is None else best[2]
 
-    def _read(self, hit: Hit) -> dict[str, bytes]:
+    def _read_from(self, lookup: CandidateLookup, hit: Hit) -> dict[str, bytes] | None:
         header = hit.entry.header
-        if (header.kind, header.schema) != (self._kind, SCHEMA):
-            raise CorruptError("frame", f"is of kind {header.kind}, schema {header.schema}")
-        return {name: bytes(hit.entry.section(name)) for name in hit.entry.names}
+        if (header.kind, header.schema) == (self._kind, SCHEMA):
+            return {name: bytes(hit.entry.section(name)) for name in hit.entry.names}
+        problem = f"is of kind {header.kind}, schema {header.schema}"
+        lookup.reject(hit, CorruptError("frame", problem))
+        return None
+
+
+def _made(found: tuple[int, object]) -> int:
+    return found[0]
 
 
 def device_here() -> str | None:

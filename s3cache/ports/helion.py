@@ -2,17 +2,22 @@
 
 ``enable()`` names :class:`Backend` in ``HELION_REMOTE_CACHE_BACKEND`` when Helion is imported, with
 ``HELION_AUTOTUNE_CACHE=RemoteAutotuneCache``, unless a program has set either of them.
+
+What was put is also a variant under one key for each device and version of Helion: a search that
+begins with what was found before lists those. It measures each one that it takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.metadata import version
 
 from helion.autotuner.remote_cache import RemoteCacheBackend
 
 from s3cache.ports._files import Files, device_here
 
 _FILE = "best_config"
+_LISTED = 100  # where Helion names no limit
 
 _files = Files("helion", newest=True)
 
@@ -27,11 +32,18 @@ class Backend(RemoteCacheBackend):  # type: ignore[misc]
 
     def put(self, key: str, data: str) -> None:
         """Keep JSON, to be uploaded."""
-        _files.put(_key_of(key), key, {_FILE: data.encode()})
+        for where in _key_of(key), _key_of_list():
+            _files.put(where, key, {_FILE: data.encode()})
 
     def list(self, max_results: int | None = None) -> Iterable[str]:
-        """Return nothing: a search begins with no other kernel's configurations."""
-        return ()
+        """Return what was put last for this device by any machine, of any kernel."""
+        limit = _LISTED if max_results is None else max_results
+        found = _files.newest(_key_of_list(), limit)
+        return [files[_FILE].decode() for files in found if _FILE in files]
+
+
+def _key_of_list() -> str:
+    return _files.key("list", device_here() or "", version("helion"))
 
 
 def _key_of(key: str) -> str:

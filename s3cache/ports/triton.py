@@ -14,22 +14,34 @@ target, Triton's own code, the version of ``ptxas``, and most variables that cha
 the other variables, for measurements the device and its driver, and for libraries this Python and
 the C library. What no key can name is not shared: see :func:`_is_unnamed`.
 
+Of the processes of a machine that miss the same kernel, one compiles it, and the others wait for
+its entry. No thread waits while it holds a claim. If the kernel does not compile, the claim ends
+with the error, or with the next kernel of the thread, and at the latest with the process.
+
 Kernels that Inductor compiles are left alone: they are in the entries of their graphs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.machinery
 import json
 import os
 import sys
-from typing import Any
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
 
 from triton import __version__ as _version
 from triton import knobs as knobs
 from triton.runtime.cache import FileCacheManager
 
+from s3cache.errors import S3CacheError
 from s3cache.ports._files import Files, device_here, host_here, running_engine
+
+if TYPE_CHECKING:
+    from s3cache.tier.claims import Claim
 
 _MEASURED = ".autotune.json"
 _LIBRARIES = tuple(importlib.machinery.EXTENSION_SUFFIXES)
@@ -47,6 +59,26 @@ _PLUGINS = "TRITON_PLUGIN_PATHS", "LLVM_PASS_PLUGIN_PATH"
 _files = Files("triton")
 
 
+class _Held(threading.local):
+    """The claim of this thread, and what ends it once the manager that has it is gone."""
+
+    claim: tuple[Claim, weakref.finalize[Any, Any]] | None = None
+
+    def add(self, manager: CacheManager, claim: Claim) -> None:
+        ended = weakref.finalize(manager, claim.drop)
+        ended.atexit = False
+        self.claim = claim, ended
+
+    def release(self, *, landed: bool) -> None:
+        held, self.claim = self.claim, None
+        if held is not None and held[1].detach() is not None:
+            with contextlib.suppress(S3CacheError):
+                held[0].release(landed=landed)
+
+
+_held = _Held()
+
+
 class CacheManager(FileCacheManager):  # type: ignore[misc]
     """Triton's manager of files, with the cache behind it. No kernel fails for ours."""
 
@@ -59,8 +91,10 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Return the paths of a kernel's files, which are fetched unless they are here."""
+        _held.release(landed=False)  # the last kernel of this thread did not compile
         found: dict[str, str] | None = super().get_group(filename)
         if found is None and self._has_kernel and self._fetch(filename, is_group=True):
+            _held.release(landed=True)  # it waited, and others wait for it
             found = super().get_group(filename)
         return found
 
@@ -68,7 +102,7 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
         """Keep what makes files a group, and share the files."""
         path: str = super().put_group(filename, group)
         if self._has_kernel:
-            self._share(filename, group, is_group=True)
+            _held.release(landed=self._share(filename, group, is_group=True))
         return path
 
     def get_file(self, filename: str) -> str | None:
@@ -90,7 +124,8 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
         is_here = False
         with _files.guarded("nothing is looked up"):
             key = self._key_of(filename, is_group)
-            files = None if key is None else _files.get(key)
+            hold = functools.partial(_held.add, self) if is_group else None
+            files = None if key is None else _files.get(key, hold)
             if files is not None and filename in files and all(map(_is_name, files)):
                 paths = {name: FileCacheManager.put(self, files[name], name) for name in files}
                 if is_group:  # last: until then there is nothing
@@ -98,13 +133,15 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
                 is_here = True
         return is_here
 
-    def _share(self, filename: str, paths: dict[str, str], *, is_group: bool = False) -> None:
+    def _share(self, filename: str, paths: dict[str, str], *, is_group: bool = False) -> bool:
+        """Save files as an entry; return whether that is there now."""
+        variant: str | None = None
         with _files.guarded("an entry is not shared"):
             if (key := self._key_of(filename, is_group)) is not None:
                 files = {name: _read(paths[name]) for name in paths}
-                if is_group and json.loads(files[filename]).get("ir_override"):
-                    return
-                _files.put(key, filename, _portable(files) if is_group else files)
+                if not (is_group and json.loads(files[filename]).get("ir_override")):
+                    variant = _files.put(key, filename, _portable(files) if is_group else files)
+        return variant is not None
 
     def _key_of(self, filename: str, is_group: bool) -> str | None:
         """Return our key; ``None`` for a file that is not shared, or while no key says enough."""

@@ -28,10 +28,10 @@ class Steps:
         self._leads = False
         engine_claim, engine_save = engine.claim, engine.save
 
-        def claim(key: str, bound_s: float) -> Any:
+        def claim(key: str, bound_s: float, level: Any = "fx") -> Any:
             self.reached("claim", "in")
             began = time.monotonic()
-            waited = engine_claim(key, bound_s)
+            waited = engine_claim(key, bound_s, level)
             took_s = time.monotonic() - began
             if waited is None:
                 return None

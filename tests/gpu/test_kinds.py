@@ -22,7 +22,7 @@ from s3cache import frame
 from s3cache.errors import CorruptError
 from tests.gpu import standin
 from tests.support.machines import remote_url
-from tests.support.marks import cases, selected
+from tests.support.marks import cases, selected, slow
 
 pytestmark = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
 
@@ -118,3 +118,21 @@ def test_no_entry_names_a_directory_of_the_first_machine(rehearsal: Rehearsal) -
     for section in rehearsal.sections:
         for place in rehearsal.places:
             assert place.encode() not in section
+
+
+@slow
+def test_an_entry_made_of_hits_at_the_second_level_is_as_good(tmp_path: Path) -> None:
+    """The second machine compiles nothing and saves the whole graph; the third hits that."""
+    kinds, reports = ["training", "combo blocks", "coordinate descent"], []
+    for name, whole_graphs in ("first", "0"), ("second", "1"), ("third", "1"):
+        machine = standin.machine(tmp_path / name, S3CACHE_URL=remote_url(tmp_path))
+        machine.environment["TORCHINDUCTOR_AUTOGRAD_CACHE"] = whole_graphs
+        reports.append(machine.run("tests.gpu.kinds:run", *kinds).result)
+    for kind in kinds:
+        first, second, third = (each[kind] for each in reports)
+        assert "ptxas" in first
+        assert "ptxas" not in second
+        assert second["fx hits"] > second["hits"] == 0
+        assert third["hits"] > third["fx hits"] == 0
+        assert not {"ptxas", "benchmark", "triton.compile"} & third.keys()
+        assert third["launched"] == first["launched"]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
 import signal
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from triton.backends.nvidia.compiler import CUDABackend
 
 import s3cache
 from tests.ports import standin
@@ -98,6 +102,49 @@ def killed() -> None:
     """Compile a kernel, and be killed before it is uploaded."""
     kernel()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def claimed(name: str, ended: str) -> dict[str, Any]:
+    """Compile a kernel: ``one`` begins, and goes on or not once ``two`` is to wait for that."""
+    standin.install()
+    engine: Any = s3cache.active()
+    claim = engine.claim
+
+    def claimed(*args: Any) -> Any:
+        if name == "two":
+            (where / "asking").touch()
+        return claim(*args)
+
+    engine.claim = claimed
+    where = Path(os.environ["S3CACHE_LOCAL_DIR"])
+    ptxas = CUDABackend.make_cubin
+
+    def make_cubin(*args: Any, **kwargs: Any) -> Any:
+        if name == "one":
+            (where / "compiling").touch()
+            _wait_for(where / "asking")
+            time.sleep(1)
+            if ended == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if ended == "failed":
+                raise RuntimeError("out of registers")
+        return ptxas(*args, **kwargs)
+
+    CUDABackend.make_cubin = make_cubin
+    if name == "two":
+        _wait_for(where / "compiling")
+    with contextlib.suppress(RuntimeError):
+        _compile()
+    if name == "two":
+        (where / "done").touch()
+    if ended == "failed":
+        _wait_for(where / "done")  # what it has claimed ends before this process
+    return _steps()
+
+
+def _wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
 
 
 def nothing() -> None:

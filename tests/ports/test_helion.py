@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from s3cache.testing import Outcome
 from tests.ports.installed import machine, needs
 from tests.support.machines import remote_url
+from tests.support.marks import slow
 
-pytestmark = [needs("helion", "triton"), pytest.mark.timeout(600)]
-
-_JOB = "tests.ports.helion_jobs:configuration"
+pytestmark = [slow, needs("helion", "triton"), pytest.mark.timeout(600)]
 
 
-def test_a_configuration_is_found_on_a_second_machine(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Outcome]:
+    """What two machines found, one after the other; each puts configurations of kernels."""
+    root = tmp_path_factory.mktemp("helion")
+    one, two = (
+        machine(root / name, "helion", "triton").run(
+            "tests.ports.helion_jobs:run", *kernels, remote=remote_url(root)
+        )
+        for name, kernels in (("one", ["add", "other"]), ("two", ["sum"]))
+    )
+    return one, two
+
+
+def test_a_configuration_is_found_on_a_second_machine(outcomes: tuple[Outcome, Outcome]) -> None:
     """``enable()`` is enough; the newest configuration counts."""
-    url = remote_url(tmp_path)
-    one = machine(tmp_path / "one", "helion", "triton").run(_JOB, remote=url)
-    two = machine(tmp_path / "two", "helion", "triton").run(_JOB, remote=url)
-    assert (one.result, two.result) == ([None, "second"], ["second", "second"])
-    assert two.stats.ports["helion"].hits["remote"] == 1
+    one, two = outcomes
+    assert (one.result["before"], one.result["after"]) == (None, "second")
+    assert two.result["before"] == "second"
+    assert two.stats.ports["helion"].hits == {"local": 1, "remote": 1}
+
+
+def test_a_search_begins_with_what_other_machines_found(outcomes: tuple[Outcome, Outcome]) -> None:
+    """For inputs of the same types and the same device; Helion asks for all of that."""
+    result = outcomes[1].result
+    assert result["listed"] == ["sum", "second", "first", "other", "add"]
+    assert result["last"] == ["sum"]
+    assert result["seeds"] == ["sum", "add"]
+    assert result["of another device"] == []

@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from s3cache.cache import Engine, set_current
 from s3cache.errors import StoreError
 from s3cache.ports.torchtitan import Storage
-from s3cache.store import MemoryStore
+from tests.ports.conftest import Start
 from tests.ports.installed import needs
-from tests.support.caching import open_engine
-
-Start = Callable[..., Engine]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Begin a process on a machine of that name; all share a remote."""
-    remote, engines = MemoryStore("memory://ports"), []
-
-    def begin(name: str, **settings: Any) -> Engine:
-        engines.append(open_engine(tmp_path / name, remote, **settings))
-        set_current(engines[-1])
-        return engines[-1]
-
-    yield begin
-    for each in engines:
-        each.close()
 
 
 def test_it_keeps_the_promises_of_a_storage_adapter(start: Start) -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from s3cache.testing import Outcome, ProgramError
 from s3cache.trust import generate
 from tests.ports.installed import machine, needs
 from tests.support.machines import ROOT, remote_url
-from tests.support.marks import slow
+from tests.support.marks import cases, slow
 
 pytestmark = [needs("triton"), pytest.mark.timeout(900)]
 
@@ -58,6 +59,31 @@ def test_a_second_machine_compiles_and_measures_nothing(
     assert steps(second) == {}
     assert second.stats.ports["triton"].misses == {}
     assert second.result.items() <= first.result.items()
+
+
+@pytest.mark.parametrize(
+    "ended", cases(["compiled", "failed", "killed"], slow_ones=["failed", "killed"])
+)
+def test_processes_of_a_machine_compile_a_kernel_once(tmp_path: Path, ended: str) -> None:
+    """The second one waits for the first, until that has compiled it or will not."""
+    local = {"S3CACHE_LOCAL_DIR": str(tmp_path / "local")}
+
+    def start(name: str) -> Outcome:
+        rank = machine(tmp_path / name, "triton", **local)
+        try:
+            return rank.run("tests.ports.jobs:claimed", name, ended, remote=remote_url(tmp_path))
+        except ProgramError as exc:
+            return exc.outcome
+
+    with ThreadPoolExecutor() as pool:
+        one, two = pool.map(start, ("one", "two"))
+    triton = two.stats.ports["triton"]
+    if ended == "compiled":
+        assert (one.result["ptxas"], steps(two), triton.misses) == (1, {}, {})
+        assert triton.hits["local"] == 1
+    else:
+        assert one.exit_code == (-signal.SIGKILL if ended == "killed" else 0)
+        assert (two.result["ptxas"], triton.misses) == (1, {"absent": 1})  # not "waited"
 
 
 @slow

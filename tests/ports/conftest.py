@@ -1,0 +1,30 @@
+"""Machines that share a remote, in one process: for what crosses no other boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3cache.cache import Engine, set_current
+from s3cache.store import MemoryStore
+from tests.support.caching import open_engine
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Begin a process on a machine of that name; all share a remote."""
+    remote, engines = MemoryStore("memory://ports"), []
+
+    def begin(name: str, **settings: Any) -> Engine:
+        engines.append(open_engine(tmp_path / name, remote, **settings))
+        set_current(engines[-1])
+        return engines[-1]
+
+    yield begin
+    for each in engines:
+        each.close()

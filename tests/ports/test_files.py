@@ -1,0 +1,73 @@
+"""Entries of other compilers as their adapters see them: the newest ones under a key."""
+
+from __future__ import annotations
+
+import pytest
+
+from s3cache.cache import Engine
+from s3cache.ports._files import Files
+from s3cache.trust import generate
+from tests.ports.conftest import Start
+
+_FILES = Files("helion", newest=True)
+_KEY = _FILES.key("list")
+
+
+def put(*contents: str) -> None:
+    for each in contents:
+        _FILES.put(_KEY, each, {"file": each.encode()})
+
+
+def newest(limit: int) -> str:
+    return "".join(each["file"].decode() for each in _FILES.newest(_KEY, limit))
+
+
+def requests(engine: Engine) -> int:
+    return sum(each.calls for each in engine.stats().remote.values())
+
+
+def test_the_newest_of_all_machines_come_first(start: Start) -> None:
+    one = start("one")
+    assert newest(9) == ""
+    put(*"abcde")
+    assert newest(9) == "edcba"
+    assert not one.flush(10).remaining
+    two = start("two")
+    put("f")
+    assert newest(3) == "fed"
+    assert newest(9) == "fedcba"
+    assert not two.flush(10).remaining
+    start("one")
+    assert newest(2) == "fe"
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 10])
+def test_few_more_are_fetched_than_are_asked_for(start: Start, limit: int) -> None:
+    one = start("one")
+    put(*"abcdefghijklmnopqrst")
+    assert not one.flush(10).remaining
+    two = start("two")
+    assert len(newest(limit)) == limit
+    first = requests(two)
+    assert first <= (limit and limit + 2)  # one lists
+    assert len(newest(limit)) == limit
+    assert requests(two) - first <= 3
+
+
+def test_to_list_is_no_hit_and_no_miss(start: Start) -> None:
+    one = start("one")
+    put("a")
+    newest(1)
+    assert one.stats().ports["helion"].lookups == 0
+
+
+def test_what_is_not_trusted_is_not_listed(start: Start) -> None:
+    signer = generate("ci")
+    one = start("one")
+    put("a")
+    assert not one.flush(10).remaining
+    signing = start("two", signing_key=signer.secret_text())
+    put("b")
+    assert not signing.flush(10).remaining
+    start("three", trust="require", trusted_keys=signer.public_text())
+    assert newest(9) == "b"
