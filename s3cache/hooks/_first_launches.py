@@ -1,8 +1,8 @@
-"""Kernels that generated C++ has torch compile at their first launch (``cpp_wrapper``).
+"""Kernels that generated C++ compiles through torch at their first launch (``cpp_wrapper``).
 
-torch puts none of them into the bundle of their graph. Entries get them from here: their files, and
-what torch remembers of the winner. A kernel that a hit has to measure again comes with the files of
-all its configurations.
+torch's bundle of a graph has none of these kernels, so they are added to the entry: their files,
+and the winner that torch remembers. If a hit must measure a kernel again, the entry has the files
+of all its configurations.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _NOT_LAUNCHED = "compiled when it is launched (cpp_wrapper)"
 @dataclass(frozen=True)
 class _Launch:
     device: int
-    directories: set[str]  # with the files that a hit may launch
-    known: dict[str, object]  # the winner, if one was chosen; why a hit measures again, as LEFT
+    directories: set[str]  # those with files that a hit launches
+    lost: set[str]  # the other ones
+    known: dict[str, object]  # the winner, if there was a choice; or why a hit measures, as LEFT
 
 
 class FirstLaunches:
@@ -47,20 +48,22 @@ class FirstLaunches:
         """Note a kernel that was launched; return why a hit compiles or measures it again.
 
         Args:
-            directories: the names of those with its files, before it was launched.
+            directories: names of the directories with all its configurations, before the launch.
             left: why the launch measured the kernel, if it did.
         """
         if needs_assembly():
             return _NOT_LAUNCHED
         known, files = remembered_winner(kernel) or {}, {kernel.launchers[0].cache_hash}
-        # Of a combo kernel, torch remembers the blocks of one part.
+        # torch remembers only the blocks of one part of a combo kernel.
         if left and (is_combined(kernel) or left_to_measure(kernel) or not known):
             known, files = {LEFT: left}, files | directories
-        self._launches[kernel.kernel_hash] = _Launch(device_of(kernel), files, known)
+        self._launches[kernel.kernel_hash] = _Launch(
+            device_of(kernel), files, directories - files, known
+        )
         return left if LEFT in known else ""
 
     def add_to(self, graph: CompiledGraph) -> None:
-        """Add to a graph that will be pickled what its kernels need on a hit."""
+        """Add the files and winners of launched kernels to a graph that will be pickled."""
         launches = {
             digest: launch
             for digest in compiled_later(graph.source_code)
@@ -69,7 +72,9 @@ class FirstLaunches:
         bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
         if not launches or bundle is None:
             return
+        lost = {name for launch in launches.values() for name in launch.lost}
         files = {each.kernel_hash: each for each in bundle.kernel_artifacts}
+        files = {name: each for name, each in files.items() if name not in lost}
         for launch in launches.values():
             for name in launch.directories - files.keys():
                 files[name] = triton_files(name, launch.device)

@@ -1,17 +1,16 @@
-"""Winners: which configuration of each Triton kernel is the fastest, and entries that know it.
+"""Seal entries: once torch has measured the kernels of a graph, keep the fastest configurations.
 
-torch saves a graph before its kernels run. A kernel with several configurations is measured when it
-is launched first; coordinate descent and combo kernels search on from there. Until then an entry
-has all configurations, and each machine that hits it would measure again.
+torch saves a graph before its kernels run, and measures a kernel with several configurations at its
+first launch. Coordinate descent and combo kernels then search for more configurations. Such an
+entry has every configuration, and each machine that hits it would measure again.
 
-So an entry with something left is watched, here where it was saved. Once its last kernel has been
-measured, it is sealed: made again from its own bytes with the winners alone, and saved in its own
-place. Its first upload waits a minute for that. What torch remembers of a winner, in a file beside
-the kernel's source, is in the entry as well, for kernels that a hit loads from their source. If C++
-launches kernels, the entry is sealed after the first launch of the last one.
+The process that saves such an entry watches it. Once the last kernel has been measured, the entry
+is sealed: encoded again with the winners only, and saved in place of the first one, which is not
+uploaded for a minute. torch remembers winners in files beside the kernels' sources. Entries contain
+these too, for kernels that a hit loads from source. If C++ launches the kernels, the entry is
+sealed after the first launch of the last one.
 
-An entry that a machine hits and that is still not sealed after an hour, as the process that saved
-it died, is sealed by that machine.
+If that process ends early, the first machine that hits the entry after an hour seals it.
 """
 
 from __future__ import annotations
@@ -57,17 +56,17 @@ if TYPE_CHECKING:
 
 logger = logger_of("saves")
 
-# A process that lives seals what it has saved; others leave that to it for so long.
+# For this long, only the process that saved an entry seals it.
 _ABANDONED_S = 3600.0
 
 
 @dataclass(eq=False)
 class _Watched:
-    """An entry with something left to measure, and its kernels, by the digest of their source."""
+    """An entry with kernels that are left to measure, by the digest of their source."""
 
     entry: Frame
     tuners: dict[str, CachingAutotuner]
-    launched: dict[str, set[str]]  # the files that each may launch, before it is measured
+    launched: dict[str, set[str]]  # the files of all configurations
     by_cpp: dict[str, str]  # why C++ compiles or measures kernels, by digest of their source
     has_news: bool = False
 
@@ -86,7 +85,7 @@ class Winners:
         self._first_launches = FirstLaunches()
 
     def install(self, patches: Patches) -> None:
-        """Notice from now on what torch measures; without this, nothing is sealed."""
+        """Watch torch measure kernels from now on; without this, no entry is sealed."""
         for each in internals.measure, internals.descend, internals.combine:
             if each.find() is not None:
                 patches.wrap(each, partial(self._measure, each is internals.measure))
@@ -96,10 +95,10 @@ class Winners:
         patches.callback(self._engine.finishing.remove, self.seal)
         self._is_on = True
 
-    # -- what is left, and what is known
+    # -- what a hit still measures, and what torch remembers
 
     def left(self, graphs: Iterable[CompiledGraph]) -> list[tuple[str, str]]:
-        """Return the kernels of loaded graphs that are to be compiled or measured, and why."""
+        """Return the kernels that loaded graphs still compile or measure, with the reasons."""
         found: list[tuple[str, str]] = []
         for graph in graphs:
             found += left_by_cpp(graph).values()
@@ -108,7 +107,7 @@ class Winners:
         return found
 
     def remember(self, graph: CompiledGraph) -> None:
-        """Note on a graph that is about to be pickled what torch remembers of its kernels."""
+        """Add to a graph that will be pickled which winners torch remembers."""
         _remember(graph, self._tuners_of([graph]))
         self._first_launches.add_to(graph)
 
@@ -124,7 +123,7 @@ class Winners:
     # -- while the program runs
 
     def watch(self, entry: Frame, graphs: Sequence[CompiledGraph], *, is_ours: bool = True) -> None:
-        """Seal ``entry`` once the kernels of its graphs, which are loaded, were measured."""
+        """Seal ``entry`` once all kernels of its graphs, which are loaded, have been measured."""
         if not is_ours:
             age_s = time.time() - entry.header.created_ns / 1e9
             if age_s < _ABANDONED_S or not self._engine.may_resign:
@@ -138,7 +137,7 @@ class Winners:
             self._watched.append(watched)
 
     def forget(self, key: str, variant: str) -> None:
-        """Seal an entry no more: another one has superseded it."""
+        """Stop watching an entry that another one has superseded."""
         headers = ((each, each.entry.header) for each in self._watched)
         self._watched = [each for each, of in headers if (of.key, of.variant) != (key, variant)]
 
@@ -154,7 +153,7 @@ class Winners:
         with self._harmless():
             if not is_first:  # torch does the same next
                 tuner.launchers = [winner]
-            if not left_to_measure(tuner):  # no other search follows
+            if not left_to_measure(tuner):  # no further search follows
                 for watched in self._watched:
                     watched.has_news |= watched.tuners.get(tuner.kernel_hash) is tuner
                 self.seal(is_partial=False)
@@ -180,7 +179,7 @@ class Winners:
 
     @contextlib.contextmanager
     def _harmless(self) -> Iterator[None]:
-        """Leave entries as they are if the block fails; raise that in strict mode."""
+        """Leave entries as they are if the block fails; in strict mode, raise the error."""
         try:
             yield
         except Exception as exc:
@@ -189,7 +188,7 @@ class Winners:
             logger.warning("an entry keeps kernels that were measured: %s", exc, exc_info=True)
 
     def seal(self, *, is_partial: bool = True) -> None:
-        """Seal what has nothing left; if ``is_partial``, the rest as far as it was measured."""
+        """Seal entries with no kernel left; if ``is_partial``, others with what was measured."""
         for watched in [each for each in self._watched if each.has_news]:
             with self._harmless():
                 if not (watched.is_whole or is_partial):
@@ -253,10 +252,10 @@ def _remember(graph: CompiledGraph, tuners: Mapping[str, CachingAutotuner]) -> N
 def _settled(
     bundle: TritonBundle, tuners: Mapping[str, CachingAutotuner], known: Container[str]
 ) -> dict[str, CachingAutotuner]:
-    """Return those of which a hit launches the winner at once.
+    """Return the kernels with a winner that a hit launches without measuring.
 
-    What is not in the bundle as a kernel, a hit loads from its source. Then torch has to remember
-    the winner, which it does not if that was searched for in parts.
+    If the bundle has only the files of a kernel, a hit loads the kernel from source, and torch must
+    remember the winner. It does not remember those that were searched for in parts.
     """
     static = {each.kernel.kernel_hash for each in bundle.static_autotuners}
     return {
@@ -272,7 +271,7 @@ def _sealed(
     settled: Mapping[str, CachingAutotuner],
     launched: Mapping[str, set[str]],
 ) -> TritonBundle:
-    """Return what a graph's kernels need to be launched, without what has lost."""
+    """Return the bundle of a graph without the configurations that have lost."""
     files = {each.kernel_hash: each for each in bundle.kernel_artifacts}
     winners = {each.launchers[0].cache_hash for each in settled.values()}
     needed = {name for digest in launched.keys() - settled.keys() for name in launched[digest]}

@@ -1,4 +1,4 @@
-"""What torch does with kernels of Triton once they run: what it measures, and what it remembers."""
+"""Triton kernels in torch: the state of a loaded kernel, its files, and its remembered winner."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def kernels_in(module: ModuleType) -> Iterator[tuple[str, object]]:
 
 
 def kernel_name(tuner: CachingAutotuner) -> str:
-    """Return what generated code calls a kernel."""
+    """Return the name of a kernel in generated code."""
     return str(tuner.inductor_meta.get("kernel_name") or tuner.fn.__name__)
 
 
 def left_to_measure(kernel: Any) -> str:
-    """Return why the next launch of a loaded kernel measures, as far as torch's state says it."""
+    """Return why the next launch of a loaded kernel measures; "" if it does not."""
     if not isinstance(kernel, names.autotuner.get()):
         return "a choice between kernels" if kernel.picked_kernel is None else ""
     results = kernel.launchers or kernel.compile_results or kernel.configs
@@ -55,7 +55,7 @@ def left_to_measure(kernel: Any) -> str:
 def compiled_later(source: str) -> dict[str, str]:
     """Return the kernels that generated C++ compiles at their first launch (``cpp_wrapper``).
 
-    They are names by digest of the source. torch puts none of these kernels into its bundle.
+    The result has the name of each kernel by the digest of its source.
     """
     begin, end = map(re.escape, names.COMPILES_LATER)
     calls = re.findall(rf"{begin}(.*?){end}", source, re.DOTALL)
@@ -63,7 +63,7 @@ def compiled_later(source: str) -> dict[str, str]:
 
 
 def remembered_winner(tuner: CachingAutotuner) -> dict[str, Any] | None:
-    """Return what torch remembers of the fastest configuration of a kernel, on this machine."""
+    """Return the fastest configuration of a kernel that torch remembers on this machine, if any."""
     cache = getattr(tuner.save_cache_hook, "__self__", None)
     if not isinstance(cache, names.autotune_cache.get()) or cache.local_cache is None:
         return None
@@ -73,11 +73,11 @@ def remembered_winner(tuner: CachingAutotuner) -> dict[str, Any] | None:
 
 
 def remember_winner(kernel: str, best: Mapping[str, Any]) -> None:
-    """Have torch remember the fastest configuration of a kernel, by the digest of its source.
+    """Make torch remember the fastest configuration of a kernel, by the digest of its source.
 
-    What this machine remembers itself stays.
+    A configuration that this machine already remembers stays.
     """
-    if "configs_hash" not in best:  # there is no choice, or none is known
+    if "configs_hash" not in best:  # there was no choice, or it is not known
         return
     path = names.path_of_module.get()(kernel, "py")[2]
     cache = names.autotune_cache.get().create({}, path, best["configs_hash"])
@@ -106,25 +106,25 @@ def _kernels(source: str) -> Iterator[tuple[str, str]]:
 
 
 def kernel_digest(source: str) -> str:
-    """Return the digest of a kernel's source, after which torch names its file."""
+    """Return the digest of a kernel's source, which is the name of its file."""
     return str(names.code_hash.get()(source.strip()))
 
 
 def ready_to_launch(pending: dict[str, Any], name: str) -> CachingAutotuner:
-    """Return a kernel that C++ is about to launch for the first time, once it is compiled."""
+    """Wait for a kernel that C++ is about to launch for the first time, and return it."""
     if not isinstance(pending[name], names.autotuner.get()):
         pending[name] = pending[name].result()  # not twice: each call loads its configurations
     return pending[name]
 
 
 def needs_assembly() -> bool:
-    """Return whether C++ asks for the assembly of its kernels, which no entry has."""
+    """Return whether generated C++ needs the assembly of its kernels, which no entry has."""
     options = names.inductor_config.get().aot_inductor
     return bool(options.emit_multi_arch_kernel or options.package_cpp_only)
 
 
 def files_of(tuner: CachingAutotuner) -> set[str]:
-    """Return the directories, by name, with the files of all configurations of a kernel."""
+    """Return the names of the directories with the files of a kernel, one per configuration."""
     file_name = names.triton_file_name.get()
     return {file_name(each.kernel.hash) for each in tuner.compile_results}
 
@@ -148,7 +148,7 @@ def triton_files(name: str, device: int) -> object:
 
 
 def sealed_kernel(kernel: CachingAutotuner, tuner: CachingAutotuner) -> CachingAutotuner:
-    """Return a kernel of a bundle with the winner alone, which ``tuner``, the same one, found."""
+    """Return a kernel of a bundle with only the winner that ``tuner``, its loaded form, found."""
     (launcher,) = tuner.launchers
     file_name = names.triton_file_name.get()
     found = [
@@ -171,11 +171,11 @@ def sealed_kernel(kernel: CachingAutotuner, tuner: CachingAutotuner) -> CachingA
 
 
 def is_combined(tuner: CachingAutotuner) -> bool:
-    """Return whether a kernel is several in one, each with blocks of its own to search for."""
+    """Return whether a kernel combines several, and torch searches for the blocks of each."""
     return bool(tuner.inductor_meta.get("combo_tuning_groups"))
 
 
 def searched(tuner: CachingAutotuner) -> list[str]:
-    """Return what torch sets on the configuration that it has found, as it was searched for."""
+    """Return the marks of torch on a winner that was found by a search."""
     config = tuner.launchers[0].config
     return [each for each in _SEARCHED if getattr(config, each, False)]
