@@ -78,7 +78,8 @@ class Files:
     def newest(self, key: str, limit: int) -> list[dict[str, bytes]]:
         """Return the files of the newest entries under ``key``, all verified, the newest first.
 
-        What is here is read; of the rest, a few more than ``limit`` are fetched at most.
+        What is here is read; of the rest, a few more than ``limit`` are fetched at most, those that
+        were uploaded last.
         """
         found: list[tuple[int, dict[str, bytes]]] = []
         with self.guarded("nothing is looked up"):
@@ -95,7 +96,7 @@ class Files:
                     new = hit.entry.header.created_ns, files
                     found = sorted([*found, new], key=_made, reverse=True)[:limit]
                     fetched += hit.tier == "remote"
-                    # Those of the remote come in order, after the one that was saved first.
+                    # Those of the remote come as they were uploaded, after the very first one.
                     if fetched > limit or (fetched > 1 and new not in found):
                         break
         return [files for _, files in found]

@@ -13,9 +13,11 @@ _FILES = Files("helion", newest=True)
 _KEY = _FILES.key("list")
 
 
-def put(*contents: str) -> None:
+def put(engine: Engine, contents: str) -> None:
+    """Put one entry for each letter, each of which is uploaded before the next one is made."""
     for each in contents:
         _FILES.put(_KEY, each, {"file": each.encode()})
+        assert not engine.flush(10).remaining
 
 
 def newest(limit: int) -> str:
@@ -29,23 +31,19 @@ def requests(engine: Engine) -> int:
 def test_the_newest_of_all_machines_come_first(start: Start) -> None:
     one = start("one")
     assert newest(9) == ""
-    put(*"abcde")
+    put(one, "abcde")
     assert newest(9) == "edcba"
-    assert not one.flush(10).remaining
     two = start("two")
-    put("f")
+    put(two, "f")
     assert newest(3) == "fed"
     assert newest(9) == "fedcba"
-    assert not two.flush(10).remaining
     start("one")
     assert newest(2) == "fe"
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 10])
 def test_few_more_are_fetched_than_are_asked_for(start: Start, limit: int) -> None:
-    one = start("one")
-    put(*"abcdefghijklmnopqrst")
-    assert not one.flush(10).remaining
+    put(start("one"), "abcdefghijklmnopqrst")
     two = start("two")
     assert len(newest(limit)) == limit
     first = requests(two)
@@ -56,18 +54,14 @@ def test_few_more_are_fetched_than_are_asked_for(start: Start, limit: int) -> No
 
 def test_to_list_is_no_hit_and_no_miss(start: Start) -> None:
     one = start("one")
-    put("a")
+    put(one, "a")
     newest(1)
     assert one.stats().ports["helion"].lookups == 0
 
 
 def test_what_is_not_trusted_is_not_listed(start: Start) -> None:
     signer = generate("ci")
-    one = start("one")
-    put("a")
-    assert not one.flush(10).remaining
-    signing = start("two", signing_key=signer.secret_text())
-    put("b")
-    assert not signing.flush(10).remaining
+    put(start("one"), "a")
+    put(start("two", signing_key=signer.secret_text()), "b")
     start("three", trust="require", trusted_keys=signer.public_text())
     assert newest(9) == "b"
