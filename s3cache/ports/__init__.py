@@ -1,10 +1,9 @@
 """The caches of other compilers, over the same tiers: local first, verified, uploaded later.
 
-Each adapter is installed when its compiler is imported, and nothing of it is imported before.
-What is not installed here is not waited for.
-``triton``, ``helion`` and ``torchtitan`` are modules that programs may name; ``_torch`` is behind
-caches that torch asks if its own options say so. What they keep are frames of a kind of their own,
-``_files`` says which.
+Each adapter is imported and installed when its compiler is imported. Compilers that are not
+installed are not waited for. Programs may name the modules ``triton``, ``helion`` and
+``torchtitan``; torch uses ``_torch`` if its own options ask for remote caches. ``_files`` describes
+the entries of all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _BACKEND, _CACHE = "HELION_REMOTE_CACHE_BACKEND", "HELION_AUTOTUNE_CACHE"
 
 
 def install(wants: Callable[[str], bool]) -> Callable[[], None]:
-    """Install what is wanted, each once its compiler is imported; return what undoes it."""
+    """Install each wanted adapter when its compiler is imported; return a function to undo it."""
     undo = contextlib.ExitStack()
     if wants("triton") and _is_installed("triton"):
         undo.callback(install_triton())
@@ -43,9 +42,9 @@ def _is_installed(package: str) -> bool:
 
 
 def install_triton() -> Callable[[], None]:
-    """Have Triton's files looked up and shared once it is imported; return what undoes it.
+    """Share Triton's files once it is imported; return a function to undo it.
 
-    A manager that the program has named stays.
+    A cache manager that the program has set stays.
     """
     undo = contextlib.ExitStack()
 
@@ -56,7 +55,7 @@ def install_triton() -> Callable[[], None]:
             if knobs.cache.manager_class is None:
                 knobs.cache.manager_class = CacheManager
                 undo.callback(delattr, knobs.cache, "manager_class")
-        except Exception as exc:  # noqa: BLE001 - of another Triton; it keeps its own files
+        except Exception as exc:  # noqa: BLE001 - an unknown Triton keeps its own files
             logger.warning("Triton's files are not shared: %s", exc)
 
     undo.callback(when_imported(TRITON, begin))
@@ -68,14 +67,14 @@ def _install_torch(undo: contextlib.ExitStack) -> None:
         from s3cache.ports._torch import install_backends
 
         install_backends(undo)
-    except Exception as exc:  # noqa: BLE001 - of another torch
+    except Exception as exc:  # noqa: BLE001 - an unknown torch
         from s3cache.torch_api.names import PORTS
 
         logger.warning("%s is off: %s", PORTS, exc)
 
 
 def _name_backend(undo: contextlib.ExitStack) -> None:
-    """Name our backend to Helion by its environment, where the program has not named another."""
+    """Set the environment variables that name our backend, unless the program has set them."""
     if os.environ.get(_BACKEND) or os.environ.get(_CACHE):
         return
     os.environ[_BACKEND], os.environ[_CACHE] = "s3cache.ports.helion.Backend", "RemoteAutotuneCache"

@@ -1,9 +1,9 @@
-"""Files of another compiler as one entry under one key, which is all that its adapter needs.
+"""Store files of another compiler as one entry under one key.
 
-A frame of kind ``triton``, ``torch``, ``helion`` or ``torchtitan`` has a section for each file, by
-its name, and its ``meta`` says what the entry is: ``name``, in the words of that compiler. Its key
-is the kind, and a digest of all that the adapter names. Nothing in an entry is given to a compiler
-before the whole frame has been verified, signatures included.
+A frame of kind ``triton``, ``torch``, ``helion`` or ``torchtitan`` has one section per file, with
+the name of the file. ``name`` in its ``meta`` is the compiler's own name for the entry. The key is
+the kind and a digest of the parts that the adapter gives. A compiler gets files only after the
+whole frame has been verified, signatures included.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from s3cache.errors import CorruptError
 from s3cache.settings import TARGET
 from s3cache.util.logs import logger_of
 
-# All else is imported with the first lookup: programs may import a compiler and not use it.
+# The rest is imported at the first lookup: a program may import a compiler and never use it.
 if TYPE_CHECKING:
     from s3cache.cache import CandidateLookup, Engine, Hit
     from s3cache.stats import Port
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 logger = logger_of("storage")
 
 SCHEMA = 1
-_WAIT_S = 60.0  # at most, for what another process of this machine compiles
+_WAIT_S = 60.0  # the longest wait for a kernel that another process of this machine compiles
 _warned: set[str] = set()
 
 
 def running_engine() -> Engine | None:
-    """Return the cache that is enabled; the first call enables the one of the environment."""
+    """Return the enabled cache; the first call enables it if the environment asks for it."""
     from s3cache.cache import Engine, current_cache
 
     if (cache := current_cache()) is None:
@@ -47,11 +47,10 @@ def running_engine() -> Engine | None:
 
 
 class Files:
-    """The entries of one kind. Nothing fails, unless the cache is strict: then errors are raised.
+    """The entries of one kind. Errors are raised in strict mode, and logged otherwise.
 
     Args:
-        newest: look at every variant under a key, and take the one that was made last. Otherwise
-            all that lie under one key are as good.
+        newest: compare all variants under a key, and use the newest. Otherwise they are equivalent.
     """
 
     def __init__(self, kind: Port, *, newest: bool = False) -> None:
@@ -64,10 +63,10 @@ class Files:
     def get(
         self, key: str, hold: Callable[[Claim], object] | None = None
     ) -> dict[str, bytes] | None:
-        """Return the files under ``key``, all verified, or ``None``.
+        """Return the verified files under ``key``, or ``None``.
 
-        With ``hold``, wait for a process of this machine that compiles them. Where there is none,
-        that is called with the claim of this process, which others wait for.
+        With ``hold``, wait while another process of this machine compiles them. If no process does,
+        claim the compile for this one, and call ``hold`` with the claim.
         """
         found = None
         with self.guarded("nothing is looked up"):
@@ -76,10 +75,10 @@ class Files:
         return found
 
     def newest(self, key: str, limit: int) -> list[dict[str, bytes]]:
-        """Return the files of the newest entries under ``key``, all verified, the newest first.
+        """Return the verified files of the newest entries under ``key``, newest first.
 
-        What is here is read; of the rest, a few more than ``limit`` are fetched at most, those that
-        were uploaded last.
+        Entries on this machine are read. At most ``limit + 2`` others are fetched, those that were
+        uploaded last.
         """
         found: list[tuple[int, dict[str, bytes]]] = []
         with self.guarded("nothing is looked up"):
@@ -88,7 +87,7 @@ class Files:
             from s3cache.stats import Counters
 
             fetched = 0
-            # Not counted: no search is saved by it.
+            # Not counted as hits or misses: the search still runs.
             with engine.candidates(key, self._kind, counters=Counters()) as lookup:
                 for hit in lookup:
                     if (files := self._read_from(lookup, hit)) is None:
@@ -110,10 +109,10 @@ class Files:
         instead_of: str | None = None,
         at_once: bool = False,
     ) -> str | None:
-        """Keep files under ``key``, to be uploaded; return their variant, or ``None``.
+        """Save files under ``key``, to be uploaded; return their variant, or ``None``.
 
-        They are put ``instead_of`` another variant, as far as that was not uploaded yet. What may
-        be replaced so waits a minute, or for the next flush, but not if it goes ``at_once``.
+        They replace the variant ``instead_of`` if it was not uploaded yet. To allow that, uploads
+        of variants wait a minute or for the next flush, unless ``at_once`` is set.
         """
         engine = self._engine()
         if engine is None:
@@ -141,7 +140,7 @@ class Files:
 
     @contextlib.contextmanager
     def guarded(self, otherwise: str) -> Iterator[None]:
-        """Warn once of an error in the block, which no compile may fail for; strict, raise it."""
+        """Log the first error of a block, so that no compile fails; in strict mode, raise it."""
         try:
             yield
         except Exception as exc:
@@ -205,11 +204,9 @@ def _made(found: tuple[int, object]) -> int:
 
 
 def device_here() -> str | None:
-    """Return what measurements depend on: device, driver and CUDA or ROCm; ``None`` without one.
+    """Return what measurements depend on: device, driver, CUDA or ROCm; ``None`` without a GPU.
 
-    A stand-in for a GPU measures nothing.
-
-    Other accelerators have no name here, so what was measured on them is not shared.
+    Measurements on other accelerators, or on a stand-in for a GPU, are not shared.
     """
     torch = sys.modules.get("torch")
     if torch is None or os.environ.get(TARGET) or not torch.cuda.is_available():
@@ -233,5 +230,5 @@ def _driver() -> str:
 
 @functools.cache
 def host_here() -> str:
-    """Return what a shared library of this Python needs of a machine."""
+    """Return the properties of this machine that compiled extensions of Python depend on."""
     return repr((sys.version, platform.machine(), platform.system(), platform.libc_ver()))

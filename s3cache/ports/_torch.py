@@ -1,4 +1,4 @@
-"""torch's own remote caches that s3cache does not replace: measurements, and profiles of sizes.
+"""Back torch's own remote caches that s3cache does not replace: measurements and size profiles.
 
 torch asks them if its options say so (``autotune_remote_cache``, ``bundled_autotune_remote_cache``,
 ``automatic_dynamic_remote_pgo``), and keeps them in Redis. Here they are entries, unless variables
@@ -22,7 +22,7 @@ _FILE = "value"
 
 
 def install_backends(undo: contextlib.ExitStack) -> None:
-    """Set the backend of each cache that has none; one backend serves all caches of a class."""
+    """Set the backend of each cache class that has none."""
     if any(map(os.environ.get, _REDIS)):
         return
     for caches, measured in ((internals.measured_caches, True), (internals.profile_caches, False)):
@@ -35,7 +35,7 @@ def install_backends(undo: contextlib.ExitStack) -> None:
 
 
 def _backend(*, measured: bool) -> type[Any]:
-    # A profile grows while a program runs: the newest one has most.
+    # A profile grows while a program runs, so the newest one is the largest.
     files = Files("torch", newest=not measured)
     variants: dict[str, str] = {}
 

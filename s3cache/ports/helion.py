@@ -1,10 +1,10 @@
-"""Helion's configurations that were found by measuring.
+"""Share the configurations that Helion's searches find.
 
-``enable()`` names :class:`Backend` in ``HELION_REMOTE_CACHE_BACKEND`` when Helion is imported, with
-``HELION_AUTOTUNE_CACHE=RemoteAutotuneCache``, unless a program has set either of them.
+When Helion is imported, ``enable()`` sets ``HELION_REMOTE_CACHE_BACKEND`` to :class:`Backend` and
+``HELION_AUTOTUNE_CACHE`` to ``RemoteAutotuneCache``, unless the program has set either of them.
 
-What was put is also a variant under one key for each device and version of Helion: a search that
-begins with what was found before lists those. It measures each one that it takes.
+Each configuration is saved twice: under its own key, and as a variant under one key per device and
+version of Helion. A search may begin with the configurations that it lists there; it measures them.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from helion.autotuner.remote_cache import RemoteCacheBackend
 from s3cache.ports._files import Files, device_here
 
 _FILE = "best_config"
-_LISTED = 100  # where Helion names no limit
+_LISTED = 100  # if Helion gives no limit
 
 _files = Files("helion", newest=True)
 
 
 class Backend(RemoteCacheBackend):  # type: ignore[misc]
-    """Helion's interface to the cache; the newest configuration under a key counts."""
+    """Helion's interface to the cache. The newest configuration under a key is used."""
 
     def get(self, key: str) -> str | None:
-        """Return the JSON that was put, or ``None``."""
+        """Return the JSON under ``key``, or ``None``."""
         found = _files.get(_key_of(key))
         return None if found is None or _FILE not in found else found[_FILE].decode()
 
     def put(self, key: str, data: str) -> None:
-        """Keep JSON, to be uploaded."""
+        """Save JSON, to be uploaded."""
         for where in _key_of(key), _key_of_list():
             _files.put(where, key, {_FILE: data.encode()})
 
     def list(self, max_results: int | None = None) -> Iterable[str]:
-        """Return what was put last for this device by any machine, of any kernel."""
+        """Return the newest configurations of any kernel that any machine saved for this device."""
         limit = _LISTED if max_results is None else max_results
         found = _files.newest(_key_of_list(), limit)
         return [files[_FILE].decode() for files in found if _FILE in files]

@@ -1,4 +1,4 @@
-"""Precompiled graphs of torchtitan: what its ``StorageAdapter`` promises, over the cache.
+"""Store torchtitan's precompiled graphs: its ``StorageAdapter``, over the cache.
 
 ::
 
@@ -29,7 +29,7 @@ class Storage:
         self._name = name
 
     def save(self, key: str, data: bytes) -> str:
-        """Keep an artifact, to be uploaded, in the place of an earlier one; return its key.
+        """Save an artifact in place of an earlier one, to be uploaded; return its key.
 
         Raises:
             StoreError: there is no cache, or it cannot keep it.

@@ -1,24 +1,24 @@
-"""Triton's files, looked for on this machine first and then in the cache.
+"""Share Triton's files through the cache.
 
-Triton asks one manager for the files under a key: the stages of a kernel as a group, what
-``@triton.autotune(cache_results=True)`` measured, and libraries of C that launch kernels. Ours is
-its own manager of files, in the same directory. Only what is not there is looked up, once for a
-group; what is found lies there afterwards as if this machine had compiled it. So Triton's interface
-of remote backends is not used: there it asks for every file, also for those that are there.
+Triton asks a cache manager for the files under a key: the stages of a kernel as a group, the
+measurements of ``@triton.autotune(cache_results=True)``, and C libraries that launch kernels. Our
+manager is a subclass of Triton's file manager, over the same directory. It looks up only files that
+are not there, once per group, and stores what it finds in the directory, as if this machine had
+compiled it. Triton's own interface for remote backends would ask for each file on every start.
 
-``enable()`` sets it as ``triton.knobs.cache.manager_class``. Processes without torch may name it:
+``enable()`` sets ``triton.knobs.cache.manager_class``. Processes without torch can set
 ``TRITON_CACHE_MANAGER=s3cache.ports.triton:CacheManager``.
 
-A key of Triton's holds all of a kernel: its source and what it calls, types, constants, options,
-target, Triton's own code, the version of ``ptxas``, and most variables that change code. Ours adds
-the other variables, for measurements the device and its driver, and for libraries this Python and
-the C library. What no key can name is not shared: see :func:`_is_unnamed`.
+Triton's key covers a kernel's source and callees, types, constants, options, target, Triton's own
+code, the version of ``ptxas``, and most variables that change code. Our key adds the other
+variables; for measurements the device and its driver; for libraries Python and the C library. Files
+that no key can describe are not shared: see :func:`_is_unnamed`.
 
-Of the processes of a machine that miss the same kernel, one compiles it, and the others wait for
-its entry. No thread waits while it holds a claim. If the kernel does not compile, the claim ends
-with the error, or with the next kernel of the thread, and at the latest with the process.
+If several processes of a machine miss the same kernel, one compiles it, and the others wait for its
+entry. No thread waits while it holds a claim. If the kernel does not compile, the claim ends with
+the error, with the next kernel of the thread, or with the process.
 
-Kernels that Inductor compiles are left alone: they are in the entries of their graphs.
+Kernels that Inductor compiles are not handled here: they are in the entries of their graphs.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 _MEASURED = ".autotune.json"
 _LIBRARIES = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 _FIRST = "TRITON_", "AMDGCN_", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_"
-# Variables that begin like that and change no code: where files are, and what is printed.
+# Variables with these prefixes that change no code: places of files, and output.
 _HARMLESS = frozenset(
     """TRITON_HOME TRITON_CACHE_DIR TRITON_DUMP_DIR TRITON_OVERRIDE_DIR TRITON_CACHE_MANAGER
     TRITON_REMOTE_CACHE_BACKEND TRITON_CACHE_AUTOTUNING TRITON_PRINT_AUTOTUNING TRITON_LIBCUDA_PATH
     TRITON_PTXAS_PATH TRITON_PTXAS_BLACKWELL_PATH TRITON_LIBDEVICE_PATH""".split()  # noqa: SIM905
 )
-# What a kernel is compiled through. A kernel runs without, as with TRITON_STORE_BINARY_ONLY.
+# Intermediate code. Kernels run without it, as with TRITON_STORE_BINARY_ONLY.
 _STAGES = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
 _PLUGINS = "TRITON_PLUGIN_PATHS", "LLVM_PASS_PLUGIN_PATH"
 
@@ -60,7 +60,7 @@ _files = Files("triton")
 
 
 class _Held(threading.local):
-    """The claim of this thread, and what ends it once the manager that has it is gone."""
+    """The claim of this thread, and a finalizer that ends it with its manager."""
 
     claim: tuple[Claim, weakref.finalize[Any, Any]] | None = None
 
@@ -80,7 +80,7 @@ _held = _Held()
 
 
 class CacheManager(FileCacheManager):  # type: ignore[misc]
-    """Triton's manager of files, with the cache behind it. No kernel fails for ours."""
+    """Triton's file manager, backed by the cache. Errors of the cache fail no kernel."""
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         self._is_plain = not (override or dump)
@@ -90,37 +90,37 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
         super().__init__(key, override=override, dump=dump)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
-        """Return the paths of a kernel's files, which are fetched unless they are here."""
+        """Return the paths of a kernel's files; fetch those that are not here."""
         _held.release(landed=False)  # the last kernel of this thread did not compile
         found: dict[str, str] | None = super().get_group(filename)
         if found is None and self._has_kernel and self._fetch(filename, is_group=True):
-            _held.release(landed=True)  # it waited, and others wait for it
+            _held.release(landed=True)  # this process waited, and others wait for it
             found = super().get_group(filename)
         return found
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:
-        """Keep what makes files a group, and share the files."""
+        """Store the list of a group's files, and share the files."""
         path: str = super().put_group(filename, group)
         if self._has_kernel:
             _held.release(landed=self._share(filename, group, is_group=True))
         return path
 
     def get_file(self, filename: str) -> str | None:
-        """Return the path of one file, which is fetched if it is a kind that is shared."""
+        """Return the path of one file; fetch it if such files are shared."""
         found: str | None = super().get_file(filename)
         if found is None and self._is_plain and self._fetch(filename):
             found = super().get_file(filename)
         return found
 
     def put(self, data: object, filename: str, binary: bool = True) -> str:
-        """Keep one file, and share it if it is a kind that is shared."""
+        """Store one file, and share it if such files are shared."""
         path: str = super().put(data, filename, binary)
         if self._is_plain:
             self._share(filename, {filename: path})
         return path
 
     def _fetch(self, filename: str, *, is_group: bool = False) -> bool:
-        """Put what the cache has into Triton's directory; return whether it had anything."""
+        """Store the cache's files in Triton's directory; return whether there were any."""
         is_here = False
         with _files.guarded("nothing is looked up"):
             key = self._key_of(filename, is_group)
@@ -128,13 +128,13 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
             files = None if key is None else _files.get(key, hold)
             if files is not None and filename in files and all(map(_is_name, files)):
                 paths = {name: FileCacheManager.put(self, files[name], name) for name in files}
-                if is_group:  # last: until then there is nothing
+                if is_group:  # last, as this makes the others visible
                     super().put_group(filename, paths)
                 is_here = True
         return is_here
 
     def _share(self, filename: str, paths: dict[str, str], *, is_group: bool = False) -> bool:
-        """Save files as an entry; return whether that is there now."""
+        """Save files as an entry; return whether they were saved."""
         variant: str | None = None
         with _files.guarded("an entry is not shared"):
             if (key := self._key_of(filename, is_group)) is not None:
@@ -144,21 +144,21 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
         return variant is not None
 
     def _key_of(self, filename: str, is_group: bool) -> str | None:
-        """Return our key; ``None`` for a file that is not shared, or while no key says enough."""
+        """Return our key; ``None`` for files that are not shared, or that no key can describe."""
         needs: str | None = None
         if is_group:
             needs = ""
         elif filename.endswith(_MEASURED):
             needs = device_here()
         elif filename.endswith(_LIBRARIES) and knobs.build.impl is None:
-            needs = host_here()  # a build of somebody else's may put anything into them
+            needs = host_here()  # another build function may put anything into them
         if needs is None or _is_unnamed():
             return None
         return _files.key(_version, self.key, filename, needs, _variables())
 
 
 def _is_unnamed() -> bool:
-    """Return whether files, plugins or globals that are in no key may change a kernel."""
+    """Return whether files, plugins or globals outside of the key may change a kernel."""
     compilation = knobs.compilation
     return bool(
         compilation.override
@@ -170,13 +170,13 @@ def _is_unnamed() -> bool:
 
 
 def _variables() -> str:
-    """Return the variables that may change code; Triton's key has most of them, but not all."""
+    """Return the variables that may change code; Triton's key lacks some of them."""
     names = sorted(name for name in os.environ if name.startswith(_FIRST))
     return repr([(name, os.environ[name]) for name in names if name not in _HARMLESS])
 
 
 def _portable(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Leave out what says where a kernel's source is, unless sources are shared."""
+    """Remove the paths of a kernel's source, unless sources are shared."""
     engine = running_engine()
     if engine is None or engine.settings.share_sources:
         return files
@@ -189,7 +189,7 @@ def _portable(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _is_called_by_inductor() -> bool:
-    """Return whether the caller of Triton is Inductor, which keeps its kernels with its graphs."""
+    """Return whether Inductor called Triton. Its kernels are in the entries of their graphs."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("triton."):
         frame = frame.f_back
@@ -197,7 +197,7 @@ def _is_called_by_inductor() -> bool:
 
 
 def _is_name(name: str) -> bool:
-    """Return whether a file of that name lies in the directory, and is none of its own."""
+    """Return whether ``name`` is a plain file name, and not one of the manager's own."""
     return os.path.basename(name) == name and not name.startswith((".", "__grp__"))
 
 
