@@ -1,17 +1,16 @@
-"""Kernels and generated code: what comes with an entry is run, and nothing else is.
+"""Load the kernels and the generated code of entries, and save them without traces of this machine.
 
-Kernels are loaded, not compiled, and the Python code that calls them is run as the entry has it:
-torch would run the file that lies under its name.
+A hit loads kernels without compiling them, and runs the Python code in the entry. torch alone would
+run the file with the same name.
 
-Inductor names a shared library after its source and the compiler's command line, which holds the
-paths of this installation. Here a kernel is named after its content: source, extra flags, device,
-kind of binding. What else would change the machine code (ISA, ABI, Python version, torch) is in the
-key of the entry that carries it. A graph needs the kernels that its generated Python module asks
-for while it is loaded.
+Inductor names a shared library after its source and the compiler's command line, which contains the
+paths of this installation. Here the name of a kernel depends on its content: source, extra flags,
+device and kind of binding. Everything else that changes machine code (ISA, ABI, Python version,
+torch) is in the key of the entry. A graph needs the kernels that its generated Python module loads.
 
-An entry holds what is run of a Triton kernel: no file, no directory, no bound method. What a kernel
-needs of those is made on the machine that reads it. torch writes Triton kernels to files, unless
-there are some under their names, and loads those by name: no other user may be able to write there.
+An entry contains a Triton kernel without files, directories and bound methods; the machine that
+reads the entry adds its own. torch writes Triton kernels to files, unless files of that name exist,
+and loads them by name. So other users must not be able to write there.
 """
 
 from __future__ import annotations
@@ -57,21 +56,21 @@ if TYPE_CHECKING:
         TritonFile,
     )
 
-# What generated code may load through async_compile and an entry can carry: C++ as images, Triton
-# as torch's own bundles. The others (Halide, CUTLASS, ...) leave files that only a compiler makes.
+# Kinds of kernels in async_compile that an entry can contain: C++ as images, Triton as torch's own
+# bundles. Other kinds (Halide, CUTLASS, ...) need files that only a compiler creates.
 _PORTABLE = {"cpp", "cpp_pybinding", "triton", "multi_kernel", "size_hint_multi_kernel", "wait"}
 
 
-# What messages of compiled code name: the file that it was compiled from.
+# Messages of compiled code contain the names of source files.
 _SOURCES = b".cpp", b".h", b".hpp"
 
 
 class UnusableKernelError(Exception):
-    """Code of an entry does not load here, or is not in it."""
+    """Raised when code of an entry is missing or does not load here."""
 
 
 class Kernels:
-    """Native kernels of this process: those of entries, and those that were compiled here."""
+    """The native kernels of this process, from entries or compiled here."""
 
     def __init__(
         self,
@@ -85,14 +84,14 @@ class Kernels:
         self._make_winners = winners
         self._loaded: dict[tuple[str, str], object] = {}  # from entries, by id and digest
         self._images: dict[str, Buffer | str] = {}  # image or path of every kernel loaded
-        self._modules: dict[str, set[str]] = {}  # kernels that a generated module asked for
+        self._modules: dict[str, set[str]] = {}  # kernels that a generated module loads
         self._loaded_as: weakref.WeakValueDictionary[str, ModuleType] = (
             weakref.WeakValueDictionary()
         )
 
     @functools.cached_property
     def winners(self) -> Winners:
-        """What seals entries with kernels of Triton; made for the first of those."""
+        """The object that seals entries, created for the first entry with a Triton kernel."""
         assert self._make_winners is not None
         return self._make_winners(self)
 
@@ -148,7 +147,7 @@ class Kernels:
         **kwargs: object,
     ) -> object:
         if key not in self._modules or self._source_of(path) is not None:
-            # Loaded before we were here, or from a file: load it again.
+            # It was loaded before s3cache was enabled, or from a file.
             cls.modules_no_attr.pop(path, None)
         needed: set[str] = set()
         self._state.loading.append(needed)
@@ -161,7 +160,7 @@ class Kernels:
         return module
 
     def _source_of(self, path: str) -> str | None:
-        """Return the code that the entry which is rebuilt has in place of a file."""
+        """Return the code for a file in the entry that is being loaded, if it has any."""
         call = self._state.rebuilding
         return None if call is None else call.modules.get(path)
 
@@ -183,7 +182,7 @@ class Kernels:
         try:
             return original(graph, *args, **kwargs)
         except OSError as exc:
-            # torch would go on as if there were no entry, and not say why.
+            # torch would treat it as a miss without a message.
             raise UnusableKernelError(f"its code does not load: {exc}") from exc
 
     @around(internals.run_module)
@@ -193,7 +192,7 @@ class Kernels:
         source = self._source_of(path)
         if source is None:
             return original(key, path, *args, **kwargs)
-        # For tracebacks: there is no such file, or another one.
+        # For tracebacks: the file does not exist, or has other contents.
         linecache.cache[path] = len(source), None, source.splitlines(keepends=True), path
         module = ModuleType(f"{original.__module__}.{key}")
         vars(module).update(__file__=path, key=key)
@@ -229,7 +228,7 @@ class Kernels:
 
         def loaded() -> object:
             library = load()
-            # Of a Python extension, or of a library opened by ctypes.
+            # A Python extension, or a library opened by ctypes.
             path = getattr(library, "__file__", None) or getattr(library, "_name", None)
             if path:
                 self._images[name] = path
@@ -241,7 +240,7 @@ class Kernels:
         if name not in kernels:
             raise UnusableKernelError(f"kernel {name} is not in the entry")
         image = kernels[name]
-        # Two entries may have two images of one source.
+        # Two entries may have different images of the same source.
         identity = name, hashlib.sha256(image).hexdigest()
         library = self._loaded.get(identity)
         if library is not None:
@@ -264,7 +263,9 @@ class Kernels:
                 base = internals.triton_directory.get()(kernel.device)
                 check_triton_directory(base, kernel.kernel_hash)
         for static in bundle.static_autotuners:
-            if self._state.fx_options is not None:  # the entry of a whole graph needs it as it came
+            if (
+                self._state.fx_options is not None
+            ):  # an entry of the whole graph may need it unloaded
                 _as_found[static.kernel] = _not_loaded(static.kernel)
             restore_kernel(static.kernel)
         return original(bundle, *args, **kwargs)
@@ -282,9 +283,9 @@ def _unsharable(why: str) -> NotSharableError:
 
 
 def files_named_in(image: Buffer, directory: str) -> list[str]:
-    """Return the files below ``directory`` that an image names, but for sources: it reads none.
+    """Return the files below ``directory`` that an image names, other than sources.
 
-    With ``cpp_wrapper``, compiled code may load kernels of a GPU by their paths.
+    With ``cpp_wrapper``, compiled code may load GPU kernels by path. It never reads sources.
     """
     names = re.findall(re.escape(directory.encode()) + rb"/[^\0]+", image)
     return [name.decode(errors="replace") for name in names if not name.endswith(_SOURCES)]
@@ -311,7 +312,7 @@ def opened(image: Buffer, name: str) -> Iterator[str]:
         with open(os.memfd_create(name[:64], os.MFD_CLOEXEC), "wb") as file:
             file.write(image)
             file.flush()
-            # The loader takes two libraries with one path for the same one.
+            # The loader treats two libraries with one path as the same.
             path = f"{directory}/{os.path.basename(directory)}.so"
             os.symlink(f"/proc/self/fd/{file.fileno()}", path)
             yield path
@@ -319,16 +320,16 @@ def opened(image: Buffer, name: str) -> Iterator[str]:
         forget()
 
 
-# -- what is saved is of no machine
+# -- entries without traces of this machine
 
 
 @contextlib.contextmanager
 def portable(*results: object, share_sources: bool = False) -> Iterator[None]:
-    """Hide in torch's entries and compiled graphs what is of this machine while the block runs.
+    """Remove traces of this machine from entries and compiled graphs while the block runs.
 
-    That is where code is from, unless ``share_sources`` is set, and what kernels of Triton name.
-    What is set on them meanwhile stays. torch alone can use such kernels as well, but does not
-    remember the fastest configuration then.
+    These are places of source code, unless ``share_sources`` is set, and the paths in Triton
+    kernels. Attributes that the block sets are kept. torch alone can use such kernels too, but then
+    does not remember the fastest configuration.
     """
     changed: list[tuple[dict[str, object], str, object, object]] = []
     try:
@@ -363,24 +364,24 @@ def installed_in() -> tuple[str, ...]:
 
 # -- kernels of Triton
 
-# What Triton compiles a kernel through, before it is what the device runs. It can do without
-# (TRITON_STORE_BINARY_ONLY); each names the files that the kernel is from.
+# Triton's intermediate code. It contains names of source files, and no process needs it
+# (TRITON_STORE_BINARY_ONLY).
 _STAGES = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
-_GROUP = "__grp__"  # begins the name of the file that lists the others
-#: In the ``meta`` of an entry: kernels that are still to be measured, each with the reason.
+_GROUP = "__grp__"  # prefix of the file that lists the others
+#: In the ``meta`` of an entry: kernels that a hit compiles or measures, each with the reason.
 LEFT = "left"
-#: Of a kernel in an entry: how its only configuration was found, which torch does not pickle.
+#: On a kernel in an entry: torch's marks on a winner that was found by a search.
 SEARCHED = "s3cache_searched"
-#: Of a kernel in an entry: under which digest its fastest configuration is remembered.
+#: On a kernel in an entry: the digest of its configurations, under which torch remembers a winner.
 _CONFIGS = "s3cache_configs"
-# What entries of the second level had, by what became of it when torch loaded it.
+# Unloaded copies of kernels from second-level entries, by the kernel that torch loads.
 _as_found: weakref.WeakKeyDictionary[CachingAutotuner, CachingAutotuner] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def has_triton(graph: CompiledGraph) -> bool:
-    """Return whether a compiled graph has kernels of Triton."""
+    """Return whether a compiled graph has Triton kernels."""
     bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
     if bundle is not None and bundle.kernel_artifacts:
         return True
@@ -388,7 +389,7 @@ def has_triton(graph: CompiledGraph) -> bool:
 
 
 def portable_bundle(bundle: TritonBundle | None, *, share_sources: bool) -> TritonBundle | None:
-    """Reduce kernels to what any machine can use."""
+    """Return a bundle that any machine can use."""
     if not bundle or not bundle.kernel_artifacts:
         return bundle
     places = () if share_sources else (*installed_in(), internals.cache_dir.get()())
@@ -412,14 +413,16 @@ def portable_bundle(bundle: TritonBundle | None, *, share_sources: bool) -> Trit
 def _payload(file: TritonFile, names: set[str]) -> bytes:
     if not file.filename.startswith(_GROUP):
         return bytes(file.payload)
-    group = json.loads(file.payload)  # a newer Triton takes it for none if a file is not there
+    group = json.loads(
+        file.payload
+    )  # a newer Triton ignores a group if one of its files is missing
     paths = group["child_paths"].items()
     group["child_paths"] = {name: path for name, path in paths if name in names}
     return json.dumps(group).encode()
 
 
 def _without_process(kernel: CachingAutotuner) -> CachingAutotuner:
-    """Return a copy without what belongs to this process; torch refuses to pickle a loaded one."""
+    """Return a copy without the state of this process; torch refuses to pickle a loaded kernel."""
     bare, function = object.__new__(type(kernel)), object.__new__(type(kernel.fn))
     vars(function).update(vars(kernel.fn))
     vars(function)[internals.BINDERS] = None
@@ -434,7 +437,7 @@ def _without_process(kernel: CachingAutotuner) -> CachingAutotuner:
 
 
 def _not_loaded(kernel: CachingAutotuner) -> CachingAutotuner:
-    """Return a copy that stays as it is when torch loads ``kernel``."""
+    """Return a copy that does not change when torch loads ``kernel``."""
     bare = _without_process(kernel)
     bare.compile_results = [*map(copy.copy, kernel.compile_results)]
     for result in bare.compile_results:
@@ -443,9 +446,9 @@ def _not_loaded(kernel: CachingAutotuner) -> CachingAutotuner:
 
 
 def restore_kernel(kernel: CachingAutotuner) -> None:
-    """Give a kernel what belongs to this process, as if it had been compiled here."""
+    """Add the state of this process to a kernel, as if it had been compiled here."""
     if kernel.filename is not None or not kernel.kernel_hash:
-        return  # torch has made it
+        return  # torch has added it
     kernel.filename = internals.path_of_module.get()(kernel.kernel_hash, "py")[2]
     vars(kernel.fn)[internals.BINDERS] = defaultdict(kernel.fn.create_binder)
     if internals.FILE in vars(kernel.fn):
@@ -464,7 +467,7 @@ def check_triton_directory(base: str, kernel: str) -> None:
     """Make ``base`` for this user alone, unless it is there; check the files of a kernel in it."""
     try:
         directory = own_directory(base)
-        with contextlib.suppress(FileNotFoundError):  # there is nothing for it yet
+        with contextlib.suppress(FileNotFoundError):  # no files of this kernel yet
             held = directory.enter(kernel)
             for name in held.names():
                 status = os.stat(name, dir_fd=held.fd, follow_symlinks=False)
@@ -481,11 +484,11 @@ def check_triton_directory(base: str, kernel: str) -> None:
         ) from exc
 
 
-# -- directories for code that works by names, as compilers and loaders do
+# -- directories for compilers and loaders, which open files by name
 
 
 def check_way(path: str) -> None:
-    """Check that no other user could exchange ``path``, for code that works by names.
+    """Check that no other user can replace ``path``, for code that opens files by name.
 
     A user who owns a directory or may write to it may rename what is in it (with the sticky bit,
     only files of their own); the owner of a symbolic link may replace it where they may write.
@@ -495,27 +498,29 @@ def check_way(path: str) -> None:
             or others may write to such a directory, and it has no sticky bit.
         OSError: a directory above it is missing.
     """
-    # The owner of "/" controls every path. Where a container does not map root, that is not user 0.
+    # The owner of "/" controls every path. In a container that does not map root, it is not user 0.
     owners = {os.geteuid(), 0, os.lstat("/").st_uid}
     above = os.path.dirname(os.path.join(os.getcwd(), path.rstrip("/")))
-    os.stat(above)  # fails where links lead in circles
+    os.stat(above)  # fails for circular links
     for at, status in _steps(above):
         mode = status.st_mode
         problem = fix = ""
         if status.st_uid not in owners:
             problem = f"belongs to user id {status.st_uid}"
-            fix = "give a directory that lies in none of theirs"
+            fix = "give a directory outside of that user's directories"
         elif stat.S_ISDIR(mode) and not mode & stat.S_ISVTX and is_writable_by_others(status):
             problem = f"can be written by others (mode {stat.S_IMODE(mode):04o})"
             fix = f"run: chmod go-w {at}, or chmod +t {at}"
         if problem:
             raise ConfigError(
-                f"directory {path}", f"could be exchanged: {at} on the way to it {problem}", fix
+                f"directory {path}",
+                f"could be replaced by other users: {at} on the way to it {problem}",
+                fix,
             )
 
 
 def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield each directory on the way to what is at ``path``, from the root, and each link."""
+    """Yield each directory and link on the way from the root to ``path``."""
     above = os.path.dirname(path)
     if above != path:
         yield from _steps(above)
@@ -526,18 +531,18 @@ def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def own_directory(path: str) -> Directory:
-    """Open a directory that no other user can write to or exchange; make it if it is missing.
+    """Open a directory that no other user can write to or replace; create it if it is missing.
 
     Raises:
         ConfigError, OSError: other users can.
     """
     make_parents(os.path.abspath(path))
-    check_way(path)  # before it is opened: from then on the name leads there
+    check_way(path)  # before it is opened
     return Directory.at(path, make=True)
 
 
 def private_directory() -> tuple[str, Callable[[], None]]:
-    """Make a directory that no other user can replace; return its path and what removes it.
+    """Create a directory that no other user can replace; return it and a function to remove it.
 
     It is below the temporary directory where that is safe, else in the next best place.
 
