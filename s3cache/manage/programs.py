@@ -252,10 +252,10 @@ def warm(
 
     with open_place(url, in_tier=True) as place, ExitStack() as stack:
         if target is not None:
-            from s3cache.target import entered
+            from s3cache.target import stand_in
 
             environment.pop("CUDA_VISIBLE_DEVICES", None)
-            environment |= stack.enter_context(entered(target))
+            environment |= stack.enter_context(stand_in(target))
         end, look = _watch(command, settings.local_dir, environment, enough, timeout_s)
     counts = Counter(each.outcome for each in look.lookups)
     is_done = end not in ("timeout", "interrupted") and not look.exit_code and not left
