@@ -21,7 +21,7 @@ def test_rm_removes_whole_keys_and_no_others(call: Call, shelf: Shelf) -> None:
     assert shelf.names == {other}
     assert call("rm", "--url", shelf.url, "abc", "--dry-run").code == 1
     again = call("rm", "--url", shelf.url, "abc", "abcd")
-    assert (again.code, again.out.splitlines()[0]) == (1, "abc: nothing is there")
+    assert (again.code, again.out.splitlines()[0]) == (1, "abc: there is no such entry")
     assert "1 entry removed" in again.out
     assert call("rm", "--url", shelf.url, "../x").code == 2
 
@@ -70,10 +70,10 @@ def test_gc_removes_what_a_manifest_names_and_says_what_is_not_there(
     arguments = ["gc", "--manifest", manifest, "--url", shelf.url]
     dry = call(*arguments)
     assert (dry.code, dry.out) == (1, f"{named}\n")
-    assert "gone: nothing is there" in dry.err
+    assert "gone: there is no such entry" in dry.err
     done = call(*arguments, "--delete", "--json")
     assert done.code == 1
-    assert (done.json["done"], done.json["failures"]) == (1, [["gone", "nothing is there"]])
+    assert (done.json["done"], done.json["failures"]) == (1, [["gone", "there is no such entry"]])
     assert shelf.names == kept
 
 
