@@ -91,7 +91,7 @@ def _check_autoload() -> None:
     if not metadata.entry_points(group="torch.backends", name="s3cache"):
         raise ConfigError(
             "s3cache",
-            "is on the path but not installed: torch does not find it",
+            "is on the path, but is not installed: torch does not find it",
             "install it (pip install torch-s3cache), or call s3cache.enable() in the program",
         )
 

@@ -53,7 +53,7 @@ def test_gc_removes_what_all_conditions_hold_for(call: Call, shelf: Shelf) -> No
     assert call("gc", "--url", shelf.url, "--older", "90d", "--torch", "2.12", "--delete").code == 0
     assert shelf.names == everything - {old_torch}
     assert call("gc", "--url", shelf.url, "--unreadable", "--delete").code == 0
-    assert "hits only" in call("gc", "--url", shelf.url, "--never-hit", "--delete").err
+    assert "this machine's hits" in call("gc", "--url", shelf.url, "--never-hit", "--delete").err
     assert shelf.names == {old, new, later}
     assert call("gc", "--url", shelf.url, "--key", "ne", "--min-size", "1B", "--delete").code == 0
     assert shelf.names == {old, later}

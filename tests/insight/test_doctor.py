@@ -369,7 +369,7 @@ def test_torch_is_well_where_the_environment_turns_the_cache_on(
 @pytest.mark.parametrize(
     ("script", "verdict", "found"),
     [
-        (None, "warning", "hits need none"),
+        (None, "warning", "hits do not need it"),
         ("echo g++ of tests 1.0", "ok", "g++ of tests 1.0"),
         ("exit 3", "fault", "exit code 3"),
         ("exec /bin/sleep 600", "fault", "no answer within 0.5 s"),

@@ -263,7 +263,7 @@ BAD = ["{", "[]", '{"trusted": []}', '{"trust": 1}', '{"trust": "maybe"}', '{"tr
 @pytest.mark.parametrize(
     ("text", "mode", "message"),
     [
-        *(("{}", mode, "root's alone") for mode in (0o664, 0o646)),
+        *(("{}", mode, "writable by users other") for mode in (0o664, 0o646)),
         *((text, 0o644, "something else") for text in BAD),
     ],
 )
