@@ -426,8 +426,8 @@ WINNERS, AUTOTUNERS = Fields(
     "_winners _static_autotuners",
     added={"_winners": (2, 12)},
 )
-#: The marks around the source of a kernel in generated C++ (``cpp_wrapper``), which compiles it when
-#: the kernel is first launched.
+#: The marks around the source of a kernel in generated C++ (``cpp_wrapper``), which compiles it at
+#: the first launch of the kernel.
 COMPILES_LATER = 'R"TRITON(', ')TRITON"'
 #: The kernels that a compiled graph contained, or that were compiled for it.
 (TRITON_BUNDLE,) = Fields(_GRAPH, "_triton_bundle")
