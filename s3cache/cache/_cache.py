@@ -583,7 +583,7 @@ class Engine(Cache):
     def claim(self, key: str, bound_s: float, level: Level = "fx") -> Waited | None:
         """Claim a compile by the key of its entry, or wait until another process has done it.
 
-        Return None if processes share nothing, or if the disk fails. Graphs are leased as well.
+        Return None if processes share nothing, or if the disk fails. Only level ``fx`` is leased.
         """
         disk, settings = self._local.disk, self.settings
         bound_s = min(settings.wait_s, bound_s) if settings.on_miss == "wait" else 0.0

@@ -57,7 +57,7 @@ class Claim:
         self._claims.disk.in_time("release", lambda root: self._release(root, landed=landed))
 
     def drop(self) -> None:
-        """Let others go on, one after the other. A finalizer may call it: no disk is waited for."""
+        """Let others go on, one after another. It never waits for the disk, as finalizers need."""
         close_unshared(self._fd)
 
     def _release(self, root: Directory, *, landed: bool) -> None:
