@@ -1,14 +1,14 @@
 """A shared compile cache for ``torch.compile`` in S3-compatible object storage.
 
-:func:`enable` turns it on, :func:`check` says what it can do for a program, and :class:`Cache` is
-the storage engine by itself. Stores and their wrappers are in :mod:`s3cache.store`, the format of
-entries is in :mod:`s3cache.frame`; :mod:`s3cache.errors` draws the tree of errors.
+:func:`enable` turns it on, :func:`check` reports which graphs of a program can be cached, and
+:class:`Cache` is the storage engine alone. Stores and their wrappers are in :mod:`s3cache.store`,
+the format of entries is in :mod:`s3cache.frame`; :mod:`s3cache.errors` draws the tree of errors.
 
-Importing this package costs next to nothing: each name is loaded when it is first used.
+Importing this package is cheap: names are loaded at their first use.
 """
 
-# No module of the standard library is imported here: a file of that name may lie in the current
-# directory, which `python -m s3cache` has on its path until `__main__.py` takes it from there.
+# Do not import modules of the standard library here: the current directory may have a file with the
+# same name, and `python -m s3cache` has it on its path until `__main__.py` removes it.
 from s3cache.util import lazy_exports
 
 TYPE_CHECKING = False

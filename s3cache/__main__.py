@@ -1,4 +1,4 @@
-"""``python -m s3cache`` and the installed command ``s3cache``: one program, see ``s3cache.cli``."""
+"""``python -m s3cache`` and the installed command ``s3cache``, see ``s3cache.cli``."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ def command() -> None:
 
 
 if __name__ == "__main__":
-    # `-m` has put the current directory first: a json.py there is not the one that we import.
+    # `-m` puts the current directory first: do not import a json.py from there.
     if sys.path[:1] == [os.getcwd()]:
         del sys.path[0]
     command()

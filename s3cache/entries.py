@@ -1,18 +1,18 @@
 """Name, verify and publish entries, in a remote store or a local one.
 
-An entry is a frame that is sound and lies where it belongs: :func:`verify` is the one place where
-bytes become one, whether they come from the disk, the network or another process.
+An entry is a sound frame under its own name. Only :func:`verify` makes entries from bytes, from the
+disk, the network or another process.
 
 ::
 
     v1/<spread>/<key>.0           the entry that was saved first under key
-    v1/<spread>/<key>.<variant>   every other one; also what this machine saved, in its local tier
-    v1/<spread>/<key>._           ... where its variant is ""
+    v1/<spread>/<key>.<variant>   all other entries; also entries of this machine, in its local tier
+    v1/<spread>/<key>._           ... with the variant ""
 
-Several entries live under one key (the guards of a compiled graph tell them apart), and most keys
-have one. So a reader asks for ``.0``, one GET, and lists ``<key>.`` only if that one will not do;
-where there is no ``.0`` there is nothing. A writer creates ``.0`` unless it exists, and otherwise
-the object named after its variant, a name that no writer of another variant uses: none is lost.
+A key may have several entries (they differ in the guards of a compiled graph); most keys have one.
+So a reader gets ``.0``, one GET, and lists ``<key>.`` only if that entry does not fit; without a
+``.0`` there is no entry. A writer creates ``.0`` unless it exists, and otherwise the object named
+after its variant. Writers of other variants never use this name, so no entry is lost.
 
 ``<spread>`` is one hexadecimal digit of SHA-256(key): it spreads the load over an S3 store's
 partitions (https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html) and
@@ -40,12 +40,12 @@ from s3cache.errors import (
 from s3cache.frame import Frame, Header, TrustCheck
 from s3cache.store import Buffer, Store
 
-#: What the names of all entries begin with.
+#: The prefix of the names of all entries.
 NAMES = "v1/"
-#: A key ends in so many hexadecimal digits, those of :func:`digest_of`.
+#: The number of hexadecimal digits at the end of a key, see :func:`digest_of`.
 KEY_DIGITS = 64
 
-#: What keys of job profiles, shape profiles and recalled frames begin with; those of graphs do not.
+#: Prefixes of keys of job profiles, shape profiles and recalled frames; keys of graphs differ.
 JOB_KEYS, SHAPE_KEYS, RECALL_KEYS = "job-profile-", "p", "r"
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
@@ -53,13 +53,13 @@ _VARIANT = re.compile(r"(?!0$)[a-z0-9][a-z0-9_-]{0,63}|")
 
 
 def digest_of(components: Mapping[str, str]) -> str:
-    """Return the digits that keys of these components (digests by name) end in."""
+    """Return the last digits of a key with these components (digests by name)."""
     lines = [f"{name}\0{components[name]}\n" for name in sorted(components)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def check_key(key: str) -> str:
-    """Return ``key``, or raise :class:`ConfigError`: keys are made to be file and object names."""
+    """Return ``key``, or raise :class:`ConfigError` if it is no legal file and object name."""
     if not _KEY.fullmatch(key):
         raise ConfigError(
             f"cache key {key!r}",
@@ -70,7 +70,7 @@ def check_key(key: str) -> str:
 
 
 def is_legal(key: object, variant: object) -> bool:
-    """Return whether these are a key and a variant that an entry may have."""
+    """Return whether an entry may have this key and variant."""
     if not (isinstance(key, str) and isinstance(variant, str)):
         return False
     return bool(_KEY.fullmatch(key) and _VARIANT.fullmatch(variant))
@@ -95,27 +95,27 @@ def check_entry(key: str, entry: Frame) -> None:
 
 @functools.lru_cache(1024)
 def name_prefix(key: str) -> str:
-    """Return what the names of all entries under ``key`` begin with, and no others do."""
+    """Return the prefix of the names of all entries under ``key``, and of no others."""
     return f"v1/{hashlib.sha256(key.encode()).hexdigest()[0]}/{key}."
 
 
 def key_of(name: str) -> str:
-    """Return the key of the entries that may lie at ``name``."""
+    """Return the key of entries with the name ``name``."""
     return name.rpartition("/")[2].partition(".")[0]
 
 
 def first_name(key: str) -> str:
-    """Return the name of the object that holds the entry saved first under ``key``."""
+    """Return the name of the entry that was saved first under ``key``."""
     return name_prefix(key) + "0"
 
 
 def variant_name(key: str, variant: str) -> str:
-    """Return the name of the object that holds nothing but this variant."""
+    """Return the name that only this variant has."""
     return name_prefix(key) + (variant or "_")
 
 
 def names_of(header: Header) -> tuple[str, str]:
-    """Return the names of the two objects that may hold the entry."""
+    """Return the two possible names of the entry."""
     return first_name(header.key), variant_name(header.key, header.variant)
 
 
@@ -123,11 +123,11 @@ def names_of(header: Header) -> tuple[str, str]:
 
 
 def verify(name: str, data: Buffer, *, admit: TrustCheck | None = None) -> Frame:
-    """Return the entry in ``data``; every section is checked, and that it belongs at ``name``.
+    """Return the entry in ``data``; check every section, and that it belongs at ``name``.
 
     Raises:
-        CorruptError: it is damaged, or of another key or variant.
-        UntrustedError: ``admit`` refuses it; that is asked before anything of it is parsed.
+        CorruptError: it is damaged, or has another key or variant.
+        UntrustedError: ``admit`` refuses it, before it is parsed.
     """
     entry = frame.decode(data, admit=admit)
     check_place(name, entry.header)
@@ -137,29 +137,29 @@ def verify(name: str, data: Buffer, *, admit: TrustCheck | None = None) -> Frame
 def check_place(name: str, header: Header) -> None:
     """Raise :class:`CorruptError` if the entry was moved here, or made under another key.
 
-    Renaming an object in the bucket would make a wrong hit. Entries of compiled graphs say what
-    their key is made of, as name to [digest, text]. One that says something else was made for
-    another graph, machine or setting, even if it is signed.
+    Renaming an object in the bucket would cause a wrong hit. Entries of compiled graphs contain the
+    components of their key, as name to [digest, text]. If they do not match the key, the entry was
+    made for another graph, machine or setting, even if it is signed.
     """
     where = f"object {name}"
     if not is_legal(header.key, header.variant) or name not in names_of(header):
-        raise CorruptError(where, f"holds key {header.key!r}, variant {header.variant!r}")
+        raise CorruptError(where, f"has key {header.key!r}, variant {header.variant!r}")
     if header.kind not in ("aot", "fx"):
         return
     components: Any = header.meta.get("components")
     try:
         digest = digest_of({label: digest for label, (digest, _) in components.items()})
     except (AttributeError, TypeError, ValueError):
-        raise CorruptError(where, "does not say what its key is made of") from None
+        raise CorruptError(where, "lacks the components of its key") from None
     if header.key[-KEY_DIGITS:] != digest:
-        raise CorruptError(where, f"holds the components of another key, which ends in {digest}")
+        raise CorruptError(where, f"has the components of another key, which ends in {digest}")
 
 
 # -- publishing
 
 
 class Replaceable:
-    """The last digests of entries in the remote that the next one of the same variant replaces."""
+    """The last digests of entries in the remote that the next entry of their variant replaces."""
 
     MAX_COUNT = 4096
 
@@ -169,7 +169,7 @@ class Replaceable:
         self._digests: dict[bytes, None] = {}
 
     def add(self, digest: bytes) -> None:
-        """Have the entry with this digest replaced by the next save: it cannot be used."""
+        """Let the next save replace the entry with this digest, which cannot be used."""
         with self._mutex:
             self._digests.pop(digest, None)
             self._digests[digest] = None
@@ -185,28 +185,27 @@ async def publish(
 ) -> bool:
     """Make ``entry`` readable for every process, next to the other variants under its key.
 
-    If the same variant is there already, and sound, it is left alone, unless its digest is among
-    the ``replaceable``. What no reader can use is overwritten: damage, found by two equal reads, or
-    an entry that belongs elsewhere.
+    A sound entry of the same variant stays, unless its digest is ``replaceable``. Unusable objects
+    are overwritten: damaged ones, confirmed by two equal reads, and misplaced ones.
 
-    An entry that ``admit`` refuses is overwritten where it lies under the entry's own name, and
-    keeps ``.0``: it keeps no entry that we trust from its readers.
+    An existing entry that ``admit`` refuses is overwritten under the variant's own name. Under
+    ``.0`` it stays: it does not hide trusted entries from readers.
 
     Returns:
-        Whether anything was written, which proves that we may write; all was there if not.
+        Whether an object was written, which proves that we may write; if not, all existed.
 
     Raises:
-        StoreError: the store could not do it.
+        StoreError: the store failed.
     """
     if admit is not None:
         try:
             admit(entry.digest, entry.signatures)
         except UntrustedError:
-            admit = None  # what we write is not trusted either
+            admit = None  # our own entry is not trusted either
     first, own = names_of(entry.header)
     if not await store.atomic_create():
-        # Of several writers that race for the first name there, the last one wins: what the
-        # others wrote must also be elsewhere.
+        # On such servers the last of several concurrent writers of the first name wins: the entries
+        # of the others must also exist under another name.
         outcomes = [await _put(store, name, entry, replaceable, admit) for name in (own, first)]
         return "written" in outcomes
     outcome = await _put(store, first, entry, replaceable, admit)
@@ -222,7 +221,7 @@ async def _put(
     replaceable: Container[bytes],
     admit: TrustCheck | None,
 ) -> Literal["written", "there", "taken"]:
-    """Have ``name`` hold the entry's variant, unless another variant has taken it."""
+    """Write the entry at ``name``, unless another variant is there."""
     header = entry.header
     metadata = {
         "s3cache-kind": header.kind,
@@ -252,7 +251,7 @@ async def _read(store: Store, name: str, admit: TrustCheck | None) -> Frame | No
     """Return the entry at ``name``, or None if it is absent, or damaged in two equal reads.
 
     Raises:
-        TransientError: two reads differ, so the damage is not in what is stored.
+        TransientError: two reads differ, so the stored object may be sound.
     """
     damaged = None
     for _ in range(2):

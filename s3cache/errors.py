@@ -1,27 +1,27 @@
-"""Every error s3cache raises, in one tree, and the reason that each becomes.
+"""The tree of errors that s3cache raises, and the reason that each becomes.
 
 ::
 
     S3CacheError
     ├── ConfigError (ValueError)     a URL, setting or key that cannot be used; nothing was tried
-    ├── CorruptError                 bytes that are not what they claim to be; becomes a miss
+    ├── CorruptError                 malformed bytes, or a wrong digest; becomes a miss
     │   └── TruncatedError           ... because they end too early
-    ├── UntrustedError               whole, but no trusted key has signed it; a miss
+    ├── UntrustedError               intact, but not signed by a trusted key; becomes a miss
     ├── ClosedError                  used after close()
     ├── MissError                    on_miss=error: a graph would have to be compiled
-    ├── UnsupportedTorchError        the installed torch lacks what the compile cache uses of it
-    └── StoreError                   a store could not do what it was asked
-        ├── PreconditionError        someone else was first; success for content-addressed data
-        ├── TransientError           worth another try: time-outs, resets, 5xx, throttling
-        │   ├── CircuitOpenError     not tried: too many failures in a row just now
-        │   └── DownloadTimeoutError the caller waited long enough; the download goes on
-        └── PermanentError           no use trying again
-            ├── AccessDeniedError    credentials missing, wrong, expired or not allowed to
-            ├── MissingContainerError  the bucket, or the root of a directory, is not there
+    ├── UnsupportedTorchError        the installed torch lacks a name that the cache needs
+    └── StoreError                   an operation of a store failed
+        ├── PreconditionError        another writer was first; success for content-addressed data
+        ├── TransientError           worth a retry: time-outs, resets, 5xx, throttling
+        │   ├── CircuitOpenError     not tried: too many failures in a row
+        │   └── DownloadTimeoutError the caller waited long enough; the download continues
+        └── PermanentError           a retry is useless
+            ├── AccessDeniedError    credentials missing, wrong, expired or without permission
+            ├── MissingContainerError  the bucket or root directory does not exist
             ├── ReadOnlyError        the store was opened for reading only
             └── NoSpaceError         disk or quota full
 
-An object that is not there is no error: ``get`` and ``head`` return ``None``.
+A missing object is not an error: ``get`` and ``head`` return ``None``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Reason(str, Enum):
     This is the one table of reasons: ``make docs-settings`` writes it into ``docs/reasons.md``.
 
     Attributes:
-        text: the same in words.
+        text: the reason in words.
     """
 
     text: str
@@ -95,10 +95,10 @@ class Reason(str, Enum):
 
 
 def printable(text: str) -> str:
-    """Return ``text`` in one line, with all that a terminal, log or page would obey escaped.
+    """Return ``text`` in one line, with everything escaped that a terminal or page interprets.
 
     Texts of servers, entries and files may contain escape sequences, control characters, marks that
-    turn the direction of writing, and new lines that forge a line of ours.
+    change the direction of writing, and new lines that forge a line of ours.
     """
     if text.isprintable():
         return text
@@ -108,18 +108,18 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return several lines, each made :func:`printable`: only for text with lines of ours."""
+    """Apply :func:`printable` to each line; only for text with line breaks of our own."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 class S3CacheError(Exception):
-    """Root of every error s3cache raises on purpose.
+    """Root of all errors that s3cache raises on purpose.
 
-    Its message is one line that can be printed, whatever a server or an entry has in it. Errors
-    can be pickled: ``args`` are the arguments.
+    The message is one printable line, even with text from a server or an entry. Errors can be
+    pickled: ``args`` are the arguments.
 
     Attributes:
-        reason: what a miss, or a refused save, has as its reason where it met this error.
+        reason: the reason of a miss, or of a refused save, that this error causes.
     """
 
     reason: ClassVar[Reason] = Reason.ERROR
@@ -138,7 +138,7 @@ class ConfigError(S3CacheError, ValueError):
     "setting timeout_s: 'soon' is no number; give seconds, e.g. 10"
     """
 
-    reason = Reason.UNAVAILABLE  # of the store or the directory: one in a key is raised
+    reason = Reason.UNAVAILABLE  # for a store or directory; errors in keys are raised
 
     def __init__(self, thing: str, cause: str, fix: str) -> None:
         super().__init__(thing, cause, fix)
@@ -149,7 +149,7 @@ class ConfigError(S3CacheError, ValueError):
 
 
 class CorruptError(S3CacheError):
-    """Bytes are malformed or do not match their digest; ``where`` says in which part."""
+    """Bytes are malformed or do not match their digest; ``where`` names the part."""
 
     reason = Reason.CORRUPT
 
@@ -162,7 +162,7 @@ class CorruptError(S3CacheError):
 
 
 class TruncatedError(CorruptError):
-    """The bytes end too early; ``needed`` is how many there must be at least to go on."""
+    """The bytes end too early; at least ``needed`` bytes are required to go on."""
 
     def __init__(self, where: str, have: int, needed: int) -> None:
         super().__init__(where, f"ends after {have} bytes, needs at least {needed}")
@@ -171,11 +171,11 @@ class TruncatedError(CorruptError):
 
 
 class UntrustedError(S3CacheError):
-    """An entry is whole, and not one that the policy lets us use.
+    """An entry is intact, but the policy forbids its use.
 
     Attributes:
         cause: in one word, see :data:`s3cache.trust.Cause`.
-        detail: the signer, where the entry names one; nothing that it says can be relied on.
+        detail: the signer according to the entry, which may be forged.
     """
 
     reason = Reason.UNTRUSTED
@@ -195,11 +195,11 @@ class ClosedError(S3CacheError):
 
 
 class MissError(S3CacheError):
-    """With ``on_miss=error``: a graph would have to be compiled; the message says which and why."""
+    """With ``on_miss=error``, a graph would have to be compiled; the message explains the miss."""
 
 
 class UnsupportedTorchError(S3CacheError):
-    """The installed torch lacks a name that the compile cache uses; the message says which one."""
+    """The installed torch lacks a name that the compile cache uses; the message has the name."""
 
 
 class StoreError(S3CacheError):
@@ -208,9 +208,9 @@ class StoreError(S3CacheError):
     Attributes:
         op: the protocol verb that failed (``get``, ``put``, ...).
         store: the store's URL, without credentials.
-        key: the object concerned, or ``""`` for the store as a whole.
-        attempts: how often the operation was tried in all.
-        elapsed_s: seconds from the first try to giving up.
+        key: the object, or ``""`` for the store as a whole.
+        attempts: the number of attempts in all.
+        elapsed_s: seconds from the first attempt to giving up.
     """
 
     reason = Reason.UNAVAILABLE
@@ -247,17 +247,17 @@ class TransientError(StoreError):
 
 
 class CircuitOpenError(TransientError):
-    """The circuit breaker is open: the call failed at once, nothing was sent."""
+    """The circuit breaker is open: the call failed at once, and sent nothing."""
 
 
 class DownloadTimeoutError(TransientError):
-    """The caller waited long enough; the download goes on."""
+    """The caller waited long enough; the download continues."""
 
     reason = Reason.TIMEOUT
 
 
 class PermanentError(StoreError):
-    """The same call will fail again until somebody changes something."""
+    """The same call will fail again until the cause is removed."""
 
 
 class AccessDeniedError(PermanentError):
@@ -284,8 +284,8 @@ class NoSpaceError(PermanentError):
 
 
 def reason_for(error: Exception) -> Reason:
-    """Return the reason that a miss, or a refused save, gives for ``error``."""
-    if isinstance(error, (StoreError, ClosedError)):  # raised in the place of other errors
+    """Return the reason of a miss, or of a refused save, that ``error`` causes."""
+    if isinstance(error, (StoreError, ClosedError)):  # they replace other errors
         lacking = any(map(_is_lacking, list(causes(error))[1:]))
         return Reason.MACHINE if lacking else error.reason
     if isinstance(error, S3CacheError):
@@ -296,9 +296,9 @@ def reason_for(error: Exception) -> Reason:
 
 
 def code_of(error: Exception) -> str:
-    """Return the code of the documentation's section on ``error``.
+    """Return the code of the section in the documentation on ``error``.
 
-    For an error that is not s3cache's own, that is the reason that it becomes.
+    For an error that is not s3cache's own, return its reason.
     """
     for kind in type(error).__mro__:
         if kind.__module__ == __name__:
@@ -307,11 +307,11 @@ def code_of(error: Exception) -> str:
 
 
 def is_machine_trouble(error: BaseException) -> bool:
-    """Return whether ``error`` says that this machine lacks something, not that an entry is bad.
+    """Return whether this machine caused ``error``, not a bad entry.
 
-    The system refused to make, write or open a file; a missing file does not count, which may be
-    the entry's fault. Or the dynamic loader reports in words that there is no room, that the file
-    system forbids execution, or that a library is missing or too old.
+    The system refused to create, write or open a file; a missing file does not count, because the
+    entry may be at fault. Or the dynamic loader reports in words that there is no room, that the
+    file system forbids execution, or that a library is missing or too old.
     """
     return any(
         isinstance(cause, MemoryError)
@@ -322,24 +322,24 @@ def is_machine_trouble(error: BaseException) -> bool:
 
 
 def is_device_trouble(error: BaseException) -> bool:
-    """Return whether the driver of an accelerator failed to load a kernel that is sound.
+    """Return whether the driver of an accelerator failed to load a sound kernel.
 
-    The kernel was compiled for such a device and driver, which lacks memory or is lost. The driver
-    is not to blame where it says that the image itself is no kernel.
+    The kernel was compiled for such a device and driver, but the device lacks memory or is lost. If
+    the driver reports that the image is no kernel, the entry is at fault.
     """
     texts = map(str, causes(error))
     return any(_DRIVER.search(text) and not _NO_KERNEL.search(text) for text in texts)
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield ``error``, and what led to it."""
+    """Yield ``error`` and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _is_lacking(error: BaseException) -> bool:
-    """Return whether the system lacked memory or descriptors, which says nothing of a store."""
+    """Return whether the system lacked memory or descriptors, so that the store is not at fault."""
     lacking = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in lacking)
 
@@ -348,7 +348,7 @@ _LOADER = re.compile(
     "failed to map segment from shared object|annot allocate memory|Too many open files"
     r"|No usable temporary directory|cannot open shared object file|' not found \(required by"
 )
-# As "CUDA driver error: out of memory", "Triton Error [CUDA]: no kernel image is available". torch
-# drops the class of the error where no configuration of a kernel can be loaded.
+# Such as "CUDA driver error: out of memory", "Triton Error [CUDA]: no kernel image is available".
+# torch drops the class of the error if no configuration of a kernel can be loaded.
 _DRIVER = re.compile(r"\b(CUDA|HIP|XPU)( driver)? error:|Triton Error \[\w+\]|\bOutOfMemoryError:")
 _NO_KERNEL = re.compile(r"kernel image is invalid|named symbol not found")

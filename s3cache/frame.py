@@ -1,35 +1,35 @@
-r"""The frame: one cache entry as bytes, a header and named sections, all of it under one digest.
+r"""The frame: a cache entry as bytes. One digest covers its header and named sections.
 
 ::
 
     frame    = prelude signatures header payload      nothing follows
     prelude  =  0  magic        8 bytes          89 "S3CF" 0D 0A 0A
                 8  version      u16              1
-               10  signed_size  u16              bytes of signatures; 0 where there are none
+               10  signed_size  u16              bytes of signatures; 0 if there are none
                12  header_size  u32              bytes of header
                16  digest      32 bytes          SHA-256 of prelude[0:16], as if signed_size were 0,
                                                  and header
-    signatures = see s3cache.trust; not a part of what they sign
+    signatures = see s3cache.trust; they do not sign themselves
     header   = msgpack map with exactly these keys, in this order:
-                kind, key       str              what sort of entry this is, and under which key
+                kind, key       str              the kind of entry, and its key
                 variant         str              tells entries under one key apart; may be ""
-                schema          u32              version of what this kind's sections mean
+                schema          u32              version of the sections of this kind
                 created_ns      u63              Unix time in nanoseconds
-                producer        str              who wrote it, such as "s3cache/0.1.0"
+                producer        str              the writer, such as "s3cache/0.1.0"
                 meta            map              str to nil, bool, int, float, str, bin, array, map
                 sections        array of [name str, codec str, stored_size, raw_size, digest bin]
     payload  = the sections' stored bytes, in the header's order, with no gap
 
 Integers in the prelude are big-endian. The magic follows PNG's (RFC 2083, 12.11): the high bit
-catches 7-bit channels, CR LF and LF catch newline translation, and no text begins like it.
-A section's codec is ``none`` (stored as it is) or ``zstd`` (one zstd frame that states its size, no
-dictionary, smaller than what it holds). A section's digest is SHA-256 over its *stored* bytes, so
-that nothing unverified is ever decompressed. The header holds every section's digest, so the
-prelude's digest stands for the whole frame, and signing it signs everything. The header is
-canonical: it must be exactly the bytes that :func:`encode` packs for what it says.
+catches 7-bit channels, CR LF and LF catch newline translation, and no text begins like this. A
+section's codec is ``none`` (stored unchanged) or ``zstd`` (one zstd frame that states its size, no
+dictionary, smaller than its content). A section's digest is SHA-256 over its *stored* bytes, so
+that nothing unverified is ever decompressed. The header has every section's digest, so the
+prelude's digest identifies the whole frame, and signing it signs everything. The header is
+canonical: it must be exactly the bytes that :func:`encode` packs for its content.
 
-This module decides what is well-formed, not who wrote it: anybody can compute a digest. Pass
-``admit`` to check signatures before anything is parsed.
+This module checks that frames are well-formed, not who wrote them: anyone can compute a digest.
+Pass ``admit`` to check signatures before anything is parsed.
 """
 
 from __future__ import annotations
@@ -50,42 +50,42 @@ from s3cache.util import __version__
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 Codec: TypeAlias = Literal["zstd", "none"]
-#: Given a frame's digest and the bytes of its signatures; raises if it may not be used.
+#: Called with a frame's digest and the bytes of its signatures; raises if it may not be used.
 TrustCheck: TypeAlias = "Callable[[bytes, bytes], object]"
 
 MAGIC: Final = b"\x89S3CF\r\n\n"
 VERSION: Final = 1
 PRELUDE_BYTES: Final = 48
-#: Size of a first ranged read that holds most headers whole; see :func:`decode_head`.
+#: Size of a first ranged read that covers most headers; see :func:`decode_head`.
 HEADER_HINT_BYTES: Final = 16 << 10
 
-# Every limit on bytes from elsewhere, each checked before anything of that size is allocated.
+# Limits on foreign bytes. They are checked before memory of that size is allocated.
 MAX_FRAME_BYTES: Final = 2 << 30  # the whole frame, and separately all sections decompressed
 MAX_HEADER_BYTES: Final = 1 << 20
 MAX_SIGNED_BYTES: Final = 8 << 10
 MAX_NAME_BYTES: Final = 255
 MAX_META_DEPTH: Final = 16
 # Of one array or map, the sections too. Before 1.2.4, msgpack allocates 8 bytes for each element
-# that an array *claims*, at each of up to 1,024 nested levels: this many keep that at 32 MiB.
+# that an array *claims*, at each of up to 1,024 nested levels: this limit keeps that at 32 MiB.
 MAX_ITEMS: Final = 4096
 # A section may decompress to MAX_RATIO times its stored size and RATIO_SLACK_BYTES more.
 MAX_RATIO: Final = 1000
 RATIO_SLACK_BYTES: Final = 64 << 10
 
-ZSTD_LEVEL: Final = 3  # higher ones cost the compiling job more CPU than they save in transfer
+ZSTD_LEVEL: Final = 3  # higher levels cost the compiling job more CPU than they save in transfer
 
 # BLAKE3 is some 3 times faster (benchmarks/digest.py), but that is half a millisecond for a usual
-# entry of 1.5 MB. SHA-256 is in the standard library, in FIPS builds, in what signs, and in S3.
+# entry of 1.5 MB. SHA-256 is in the standard library, in FIPS builds, in signatures, and in S3.
 _sha256 = hashlib.sha256
 
-_FIELDS: Final = struct.Struct(">8sHHI")  # the prelude but for the digest, which covers these too
-# ASCII, because what Unicode calls printable differs between Python's versions, and because no two
-# names may look the same.
+_FIELDS: Final = struct.Struct(">8sHHI")  # the prelude without the digest, which covers these too
+# ASCII, because Unicode's printable characters differ between versions of Python, and because no
+# two names may look the same.
 _NAME: Final = re.compile(rf"[ -~]{{1,{MAX_NAME_BYTES}}}")
 
 
 class Section(NamedTuple):
-    """What the header says of one section: bytes as stored and decompressed, and its digest."""
+    """A section in the header: its stored and decompressed size, and its digest."""
 
     name: str
     codec: Codec
@@ -96,9 +96,9 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that a frame says of itself; the fields are those of the module's grammar.
+    """The header of a frame; the fields are those of the module's grammar.
 
-    ``meta`` holds None, bool, int (64 bits), float, str, bytes, list and dict with str keys.
+    ``meta`` contains None, bool, int (64 bits), float, str, bytes, list and dict with str keys.
     """
 
     kind: str
@@ -116,13 +116,13 @@ _HEADER_KEYS: Final = tuple(field.name for field in fields(Header))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """What the first bytes of a frame say.
+    """The decoded first bytes of a frame.
 
     Attributes:
         header: the decoded header.
-        digest: 32 bytes that stand for the whole frame; what a signature covers.
-        signatures: their bytes; empty where there are none.
-        size: bytes of the frame.
+        digest: 32 bytes that identify the whole frame; a signature covers it.
+        signatures: their bytes; empty if there are none.
+        size: the size of the frame in bytes.
     """
 
     header: Header
@@ -133,12 +133,12 @@ class Head:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Frame(Head):
-    """A verified frame, over bytes that are not copied: a ``bytearray`` must not change meanwhile.
+    """A verified frame over bytes that are not copied: do not change a ``bytearray`` meanwhile.
 
     Any number of threads may share a frame.
 
     Attributes:
-        data: the very object that was given to :func:`decode`.
+        data: the object that was passed to :func:`decode`.
     """
 
     data: Buffer
@@ -156,12 +156,12 @@ class Frame(Head):
     def section(self, name: str) -> Buffer:
         """Return the bytes of one section.
 
-        An uncompressed section comes as a read-only view into :attr:`data`; a compressed one is
-        decompressed again by each call.
+        An uncompressed section is a read-only view into :attr:`data`; a compressed one is
+        decompressed by every call.
 
         Raises:
             KeyError: the frame has no such section.
-            CorruptError: the bytes do not decompress to what the header says.
+            CorruptError: the bytes do not decompress to the size in the header.
         """
         for section, stored in self._stored():
             if section.name == name:
@@ -194,9 +194,9 @@ def encode(
 ) -> bytes:
     """Pack ``sections`` into a frame, in their order.
 
-    ``codec`` is what to try: a section that would not shrink, or that would shrink beyond what
-    :func:`decode` accepts, is stored as it is. Equal arguments, ``created_ns`` included, give equal
-    bytes (with one version of zstd). A section is copied once at most.
+    ``codec`` is tried: a section that does not shrink, or that shrinks more than :func:`decode`
+    accepts, is stored unchanged. Equal arguments, including ``created_ns``, give equal bytes (with
+    the same version of zstd). A section is copied at most once.
 
     Raises:
         ConfigError: an argument that no frame can hold.
@@ -234,10 +234,10 @@ def encode(
 
 
 def signed(entry: Frame, sign: Callable[[bytes], bytes]) -> bytes:
-    """Return ``entry`` with the signatures (or ``b""``) that ``sign`` makes of its digest.
+    """Return ``entry`` with the signatures (or ``b""``) that ``sign`` returns for its digest.
 
     Raises:
-        ConfigError: they are too many.
+        ConfigError: there are too many.
     """
     _check_size("signatures", len(signatures := sign(entry.digest)), MAX_SIGNED_BYTES)
     start = PRELUDE_BYTES + len(entry.signatures)
@@ -282,7 +282,7 @@ def decode(data: Buffer, *, admit: TrustCheck | None = None) -> Frame:
         TruncatedError: the bytes end too early.
         CorruptError: they are not one sound frame of this version.
         ConfigError: ``data`` is no contiguous buffer.
-        Exception: what ``admit`` raises, which is called before the header is parsed.
+        Exception: ``admit`` raises it; it is called before the header is parsed.
     """
     view = _bytes_view("frame", data)
     head = decode_head(view, admit=admit)
@@ -298,22 +298,22 @@ def decode(data: Buffer, *, admit: TrustCheck | None = None) -> Frame:
 
 
 def decode_header(first_bytes: Buffer, *, admit: TrustCheck | None = None) -> Header:
-    """Return the header in what :func:`decode_head` reads, which raises the same."""
+    """Return the header; arguments and errors are those of :func:`decode_head`."""
     return decode_head(first_bytes, admit=admit).header
 
 
 def decode_head(first_bytes: Buffer, *, admit: TrustCheck | None = None) -> Head:
-    """Read the head from the first bytes of a frame, as they come from a ranged read.
+    """Read the head from the first bytes of a frame, such as a ranged read.
 
     Raises:
         TruncatedError: read at least ``needed`` bytes and call again; two reads are enough from
-            48 bytes on, and :data:`HEADER_HINT_BYTES` mostly make it one.
+            48 bytes on, and one is usually enough with :data:`HEADER_HINT_BYTES`.
         CorruptError: this is no well-formed header of this version.
         ConfigError: ``first_bytes`` is no contiguous buffer.
-        Exception: what ``admit`` raises.
+        Exception: ``admit`` raises it.
     """
     view = _bytes_view("frame", first_bytes)
-    # The magic first: what is no frame at all should not ask for more bytes.
+    # The magic first: do not ask for more bytes if this is no frame.
     if view[: len(MAGIC)] != MAGIC[: len(view)]:
         raise CorruptError("frame magic", f"{bytes(view[: len(MAGIC)])!r} is not that of a frame")
     if len(view) < PRELUDE_BYTES:
@@ -354,7 +354,7 @@ def _parse_header(packed: memoryview) -> Header:
             max_bin_len=MAX_HEADER_BYTES,
             max_array_len=MAX_ITEMS,
             max_map_len=MAX_ITEMS,
-            max_ext_len=0,  # lets empty ones pass: _is_plain refuses those
+            max_ext_len=0,  # accepts empty ones, which _is_plain refuses
         )
     except (ValueError, msgpack.UnpackException) as error:
         raise _bad_header(f"not valid msgpack ({type(error).__name__}: {error})") from None
@@ -378,7 +378,7 @@ def _parse_header(packed: memoryview) -> Header:
     for name, is_this in is_right.items():
         if not is_this:
             raise _bad_header(f"{name}: not what a frame may have")
-    # Two readings of one header must not differ: this refuses duplicate keys and padded integers.
+    # A header must not be ambiguous: this refuses duplicate keys and padded integers.
     if _pack(parsed) != packed:
         raise _bad_header("not in canonical form")
     return header
@@ -432,11 +432,11 @@ def _is_plain(value: object, depth: int) -> bool:
 def _decompress(section: Section, stored: memoryview) -> bytes:
     where = f"section {section.name!r}"
     try:
-        # decompress() allocates whatever the zstd frame claims and then ignores max_output_size:
-        # the claim must be the header's, which is within limits.
+        # decompress() allocates the size that the zstd frame claims and ignores max_output_size: so
+        # the claim must equal that of the header, which is within limits.
         if zstandard.frame_content_size(stored) != section.raw_size:
             raise CorruptError(where, "its zstd frame states another size than the header")
-        # Not thread-safe, so a new one each time: that costs 8 µs.
+        # Not thread-safe, so make a new one each time, which costs 8 µs.
         return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptError(where, f"does not decompress ({error})") from None

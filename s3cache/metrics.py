@@ -1,7 +1,8 @@
 """Export the counts of a process's cache to Prometheus and OpenTelemetry.
 
-:func:`families` gives them as plain data, :class:`PrometheusCollector` and :func:`write_textfile`
-to Prometheus, :func:`observe` to OpenTelemetry. Their own libraries are imported on first use.
+:func:`families` returns them as plain data. :class:`PrometheusCollector` and
+:func:`write_textfile` export to Prometheus, :func:`observe` to OpenTelemetry. Their libraries are
+imported at the first use.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from s3cache.cache import Cache
     from s3cache.stats import CacheStats, HistogramSnapshot
 
-#: Gives the counts of a moment; ``None`` where no cache has been enabled yet.
+#: Returns the current counts; ``None`` if no cache has been enabled yet.
 Source: TypeAlias = "Callable[[], CacheStats | None]"
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
-# Of the power-of-two buckets, those from 64 µs to about a minute; the next one has the others.
+# The power-of-two buckets from 64 µs to about a minute; the next one counts longer times.
 _FIRST_BUCKET, _LAST_BUCKET, _BUCKET_S = 6, 26, 1e-6
 
 logger = logger_of("metrics")
@@ -42,7 +43,7 @@ class Sample:
 
     Attributes:
         value: the count or amount; for a histogram, the sum of its observations, in seconds.
-        buckets: of a histogram, how many were at most so many seconds long, for rising bounds; the
+        buckets: of a histogram, the numbers of observations up to rising bounds in seconds; the
             last bound is infinite.
     """
 
@@ -56,10 +57,10 @@ class Family:
     """One metric.
 
     Attributes:
-        name: in the words of OpenTelemetry, with dots and without unit.
-        unit: by UCUM, as OpenTelemetry has it: ``s``, ``By``, or ``{entry}`` for what is counted.
-        of: returns its values: a number, or mappings with a level for each label. Where the first
-            label is ``level`` or ``verb``, it is called with the counts of each.
+        name: in OpenTelemetry's style, with dots and without unit.
+        unit: by UCUM, like in OpenTelemetry: ``s``, ``By``, or ``{entry}`` for counts.
+        of: returns its values: a number, or nested mappings, one for each label. If the first label
+            is ``level`` or ``verb``, it is called with the counts of each.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Family:
 
 
 def _leaves(found: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the values within mappings, each with its keys."""
+    """Yield the values in nested mappings, with their keys."""
     if isinstance(found, Mapping):
         for key, value in found.items():
             yield from _leaves(value, (*keys, str(key)))
@@ -114,7 +115,7 @@ def families(stats: CacheStats) -> list[tuple[Family, list[Sample]]]:
     return [(family, family.read(stats)) for family in FAMILIES]
 
 
-#: All metrics there are.
+#: All metrics.
 FAMILIES: tuple[Family, ...] = (
     Family("s3cache.hits", "counter", "{lookup}", ("level", "tier"), lambda s: s.hits,
            "Lookups that hit: whole graphs (aot), FX graphs (fx), other compilers by name."),
@@ -128,52 +129,52 @@ FAMILIES: tuple[Family, ...] = (
     Family("s3cache.refused", "counter", "{entry}", ("level", "cause"), lambda s: s.refused,
            "Entries that were not trusted, by cause."),
     Family("s3cache.compile.saved", "counter", "s", (), lambda s: s.time_saved_s,
-           "Seconds that compiling what was hit took where it was compiled."),
+           "Compile time in seconds that hits saved, as measured at the original compile."),
     Family("s3cache.saved", "counter", "{entry}", ("level",), lambda s: s.saved,
-           "Entries accepted to be kept and shared."),
+           "Entries that were accepted."),
     Family("s3cache.not_saved", "counter", "{entry}", ("reason",), lambda s: s.not_saved,
            "Entries that could not be saved, by reason."),
     Family("s3cache.compiles.led", "counter", "{graph}", (), lambda s: s.fx.led,
            "Graphs compiled here, for which other processes of the machine could wait."),
     Family("s3cache.waits", "counter", "{graph}", (), lambda s: s.fx.waits,
-           "Graphs that another process of the machine was compiling: it was waited for."),
+           "Waits for another process of the machine that was compiling the same graph."),
     Family("s3cache.waited", "counter", "s", (), lambda s: s.fx.waited_s,
            "Seconds of waiting for the compiles of other processes."),
     Family("s3cache.leases.stolen", "counter", "{lease}", (), lambda s: s.fx.stolen,
-           "Leases that other machines did not renew any more, and that were taken over."),
+           "Leases that were taken over because their holder no longer renewed them."),
     Family("s3cache.uploads", "counter", "{object}", (), lambda s: s.uploaded,
-           "Uploads that finished."),
+           "Finished uploads."),
     Family("s3cache.upload.failures", "counter", "{attempt}", (), lambda s: s.upload_failures,
-           "Attempts to upload that failed; what failed is tried again."),
+           "Failed attempts to upload; they are tried again."),
     Family("s3cache.uploads.pending", "gauge", "{object}", (), lambda s: s.pending,
-           "Uploads queued or under way."),
+           "Queued or running uploads."),
     Family("s3cache.downloads", "counter", "{object}", (), lambda s: s.downloaded,
            "Objects fetched from the remote."),
     Family("s3cache.hit.size", "counter", "By", ("tier",), lambda s: s.hit_bytes,
            "Sizes of the entries that were hit."),
     Family("s3cache.upload.size", "counter", "By", (), lambda s: s.uploaded_bytes,
-           "What was uploaded."),
+           "Sizes of the uploaded objects."),
     Family("s3cache.download.size", "counter", "By", (), lambda s: s.downloaded_bytes,
-           "What was downloaded."),
+           "Sizes of the downloaded objects."),
     Family("s3cache.set_aside", "counter", "{entry}", ("tier",), lambda s: s.set_aside,
            "Corrupt entries that were found, by tier."),
     Family("s3cache.frames", "counter", "{frame}", ("outcome",),
            lambda s: {"recalled": s.recall.recalled, "traced": s.recall.traced},
-           "Frames that were recalled, and that Dynamo traced; none where recall is off."),
+           "Frames that were recalled or traced; none if recall is off."),
     Family("s3cache.frames.refused", "counter", "{frame}", ("code",), lambda s: s.recall.refused,
            "Frames that cannot be recalled, by code."),
     Family("s3cache.frames.saved", "counter", "{frame}", (), lambda s: s.recall.saved,
-           "Frames that were kept."),
+           "Frames that were saved."),
     Family("s3cache.frames.checked", "counter", "{frame}", ("outcome",),
            lambda s: {"agreed": s.recall.agreed, "disagreed": s.recall.disagreed},
-           "Frames that were traced and found as recall had them, or not; with recall=check."),
+           "Traces with the same result as recall, or with another; with recall=check."),
     Family("s3cache.local.size", "gauge", "By", (), lambda s: s.local and s.local.bytes,
-           "What the local tier holds, for all processes of this machine."),
+           "Size of the local tier, of all processes of this machine."),
     Family("s3cache.local.files", "gauge", "{file}", (), lambda s: s.local and s.local.files,
-           "Files that the local tier holds, for all processes of this machine."),
+           "Files in the local tier, of all processes of this machine."),
     Family("s3cache.breaker", "gauge", "{state}", ("state",),
            lambda s: {each: float(s.breaker == each) for each in ("closed", "half-open", "open")},
-           "1 for the state that the circuit breaker before the remote is in."),
+           "1 for the current state of the circuit breaker before the remote."),
     Family("s3cache.hit.duration", "histogram", "s", ("tier",), lambda s: s.hit_latency,
            "How long the compiling thread waited for a lookup that hit."),
     Family("s3cache.miss.duration", "histogram", "s", (), lambda s: s.miss_latency,
@@ -186,7 +187,7 @@ FAMILIES: tuple[Family, ...] = (
            "Requests to the remote that failed, by verb and kind of error."),
     Family("s3cache.request.size", "counter", "By", ("verb", "direction"),
            lambda s: {"in": s.bytes_in, "out": s.bytes_out},
-           "What requests to the remote carried, by verb and direction."),
+           "Bytes in requests to the remote, by verb and direction."),
 )  # fmt: skip
 
 
@@ -194,13 +195,13 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def _latest_counts() -> CacheStats | None:
-    """Return the counts of the cache that was enabled last, also where it is off again."""
+    """Return the counts of the cache that was enabled last, even after it was disabled."""
     cache = current_cache()
     return None if cache is None else cache.stats()
 
 
 class PrometheusCollector:
-    """Give Prometheus a process's counts whenever it asks.
+    """A collector that gives Prometheus the counts of a process at every scrape.
 
     ::
 
@@ -208,7 +209,7 @@ class PrometheusCollector:
         prometheus_client.start_http_server(9464)
 
     Args:
-        source: gives the counts; left out, those of the cache that was enabled last.
+        source: returns the counts; by default those of the cache that was enabled last.
 
     Raises:
         ConfigError: ``prometheus-client`` is not installed.
@@ -219,11 +220,11 @@ class PrometheusCollector:
         self._source = source or _latest_counts
 
     def describe(self) -> Iterator[Metric]:
-        """Yield nothing, so that registering the collector does not ask for the counts."""
+        """Yield nothing, so that registering the collector does not read the counts."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric; none where no cache was enabled yet."""
+        """Yield every metric; none if no cache was enabled yet."""
         stats = self._source()
         if stats is not None:
             for family, samples in families(stats):
@@ -231,10 +232,10 @@ class PrometheusCollector:
 
 
 def write_textfile(path: str | os.PathLike[str], source: Source | None = None) -> None:
-    """Write all metrics to ``path``, in one step, for node exporter's textfile collector.
+    """Write all metrics to ``path`` atomically, for node exporter's textfile collector.
 
-    A process that ends before it is scraped leaves its counts there. Each process of a machine
-    needs a file of its own.
+    So the counts survive a process that ends before it is scraped. Every process of a machine needs
+    its own file.
 
     Raises:
         ConfigError: ``prometheus-client`` is not installed, or ``path`` is not a regular file: a
@@ -243,7 +244,7 @@ def write_textfile(path: str | os.PathLike[str], source: Source | None = None) -
     """
     client = _library("prometheus_client", "prometheus-client")
     if os.path.exists(path) and not os.path.isfile(path):
-        raise ConfigError(f"metrics file {os.fspath(path)}", "is no regular file", "name another")
+        raise ConfigError(f"metrics file {os.fspath(path)}", "is no regular file", "give another")
     registry = client.CollectorRegistry()
     registry.register(PrometheusCollector(source))
     client.write_to_textfile(os.fspath(path), registry)
@@ -252,14 +253,14 @@ def write_textfile(path: str | os.PathLike[str], source: Source | None = None) -
 def leave_textfile(path: str, source: Source) -> None:
     """Call :func:`write_textfile` at the end of a process, for the setting ``metrics_file``.
 
-    ``{pid}`` and ``{rank}`` in the path become this process's. An error is logged as one warning.
+    ``{pid}`` and ``{rank}`` in the path are replaced. An error is logged as one warning.
     """
     rank = os.environ.get("RANK", "0")
     here = path.replace("{pid}", str(os.getpid())).replace("{rank}", rank)
     try:
         write_textfile(here, source)
     except Exception as exc:  # noqa: BLE001 - the program has ended, and well
-        logger.warning("no metrics are left in %s: %s", here, exc)
+        logger.warning("metrics could not be written to %s: %s", here, exc)
 
 
 def _library(module: str, package: str) -> Any:
@@ -284,17 +285,17 @@ def _metric(family: Family, samples: list[Sample]) -> Metric:
 
 # -- OpenTelemetry
 #
-# Its API has no histogram that is read later, so durations become a count and a sum.
+# Its API has no observable histogram, so durations become a count and a sum.
 
 
 def observe(
     cache: Cache | None = None, *, meter_provider: MeterProvider | None = None
 ) -> Observation:
-    """Have OpenTelemetry read the counts.
+    """Let OpenTelemetry read the counts.
 
     Args:
-        cache: the cache to observe; left out, the one that was enabled last at any time.
-        meter_provider: left out, the global one.
+        cache: the cache to observe; by default the one that was enabled last at any time.
+        meter_provider: by default the global one.
 
     Raises:
         ConfigError: ``opentelemetry-api`` is not installed.
@@ -308,16 +309,16 @@ def observe(
 
 
 class Observation:
-    """What :func:`observe` began; :meth:`stop` ends it.
+    """The observation by :func:`observe`; :meth:`stop` ends it.
 
-    OpenTelemetry keeps its instruments for as long as it lives: after that they give nothing.
+    OpenTelemetry never removes instruments: after the end they report nothing.
     """
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     def stop(self) -> None:
-        """Give no more counts."""
+        """Report no more counts."""
         self._source = lambda: None
 
     def _instrument(self, meter: Any, observation: Any, family: Family) -> None:

@@ -1,7 +1,7 @@
-"""Keep the lookups of each process, local, private and bounded, to explain misses later.
+"""Records of lookups: local, private and bounded, to explain misses later.
 
-A process writes one file below ``records/`` in its local tier, a line of JSON for each lookup;
-nothing leaves the machine. Without a local tier the process holds them in memory.
+A process writes one file in ``records/`` of its local tier, with a line of JSON for each lookup.
+Records never leave the machine. Without a local tier, the process keeps them in memory.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 logger = logger_of("records")
 
-#: The variable that names a job, whatever launches it.
+#: The variable that names a job, with any launcher.
 JOB = "S3CACHE_JOB"
-_NAMED, _LAUNCHED = "job:", "ranks:"  # named there, or by a launcher of ranks
+_NAMED, _LAUNCHED = "job:", "ranks:"  # from this variable, or from a launcher of ranks
 _DIRECTORY = "records"
 _SUFFIX = ".jsonl"
 
-# Records in memory: for questions of this process, and while the disk hangs.
+# Records in memory: for this process, and while the disk hangs.
 _HELD_RECORDS = _QUEUED_RECORDS = 512
 
 
@@ -45,18 +45,18 @@ class _Line:
     """One line of the file of a run."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields that are not empty, as JSON can hold them."""
+        """Return all fields that are not empty, in types of JSON."""
         return {each.name: value for each in fields(self) if (value := getattr(self, each.name))}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the line that :meth:`as_dict` gave; unknown fields are left out."""
+        """Make a line from the result of :meth:`as_dict`; ignore unknown fields."""
         names = [each.name for each in fields(cls)]
         return cls(**{name: _with_tuples(data[name]) for name in names if name in data})
 
 
 def _with_tuples(value: Any) -> Any:
-    """Undo that JSON makes lists of tuples."""
+    """Convert lists to tuples: JSON has no tuples."""
     if isinstance(value, dict):
         return {name: _with_tuples(each) for name, each in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
@@ -69,15 +69,15 @@ class Record(_Line):
     Attributes:
         level: ``aot`` for a whole graph, ``fx`` for an FX graph of a forward or backward.
         outcome: ``hit``, ``miss`` or ``bypass``.
-        reason: why it missed; of a hit, the tier that had it.
-        saved_s: of a hit, how long compiling it took where it was compiled.
-        where: file, line and function that called what was compiled, outside of torch.
+        reason: of a miss, its reason; of a hit, the tier.
+        saved_s: of a hit, how long the graph took to compile originally.
+        where: file, line and function of the call, outside of torch.
         of_whole: whether it is an FX graph of a whole graph that was looked up before.
-        components: what the key is made of, by name: the digest and a readable value.
-        parts: of a miss, the details of components, where their value does not show them.
-        left: of a hit, kernels that are still to be measured, each with the reason.
-        rejected: of a miss, why each entry under the key was not used, each in a line.
-        reasons: why it was bypassed: code, message, fix, and the line in the user's program.
+        components: of the key, by name: the digest and a readable value.
+        parts: of a miss, the details of components that their values do not show.
+        left: of a hit, kernels that must still be measured, each with the reason.
+        rejected: of a miss, why each entry under the key was not used, a line each.
+        reasons: of a bypass: code, message, fix, and the line in the user's program.
     """
 
     level: str
@@ -100,9 +100,9 @@ class Record(_Line):
 class Event(_Line):
     """A ``download``, ``upload``, ``compile`` or ``save`` of ``name`` that ended at ``time``.
 
-    Or a ``lead``, a compile of an FX graph for which others could wait, or a ``wait`` for another
-    process, which ``ended`` names: ``for PID@HOST``, or ``in vain for`` it.
-    Or a ``frame``, by its function and line, and ``ended`` says whether it was recalled.
+    Or a ``lead``: a compile of an FX graph for which others could wait. Or a ``wait`` for another
+    process, with its name in ``ended``: ``for PID@HOST``, or ``in vain for PID@HOST``. Or a
+    ``frame``, by its function and line; ``ended`` says whether it was recalled.
     """
 
     event: str
@@ -115,17 +115,17 @@ class Event(_Line):
 
 @dataclass(frozen=True)
 class Run:
-    """The lookups of one process, the oldest first.
+    """The lookups of one process, oldest first.
 
     Attributes:
-        name: by which ``s3cache explain`` finds it.
-        program, file: the script that it ran, as it was called, and its whole path.
+        name: the name for ``s3cache explain``.
+        program, file: the script as it was called, and its full path.
         module: the name of the module, if ``-m`` ran it.
         started, noted: Unix times of its start and of its last note; 0 for never.
         complete: whether all its lookups are here; a very long run has more.
-        job: as its environment named it, see :func:`in_jobs`.
-        compiling: whether it was, at its last note; only of a process that is watched.
-        breaks: where Dynamo broke graphs, and why.
+        job: the job in its environment, see :func:`in_jobs`.
+        compiling: whether it was compiling at its last note; only for a watched process.
+        breaks: graph breaks, with places and reasons.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RecordLimits:
-    """Bounds of the records on the disk: of one process, and of all together."""
+    """Limits on the records on the disk: of one process, and of all together."""
 
     run_bytes: int = 8 << 20
     runs: int = 128
@@ -158,13 +158,13 @@ class RecordLimits:
 
 
 def job_here() -> str:
-    """Return the job that the environment names for this process; ``""`` if there is none."""
+    """Return the job of this process according to the environment; ``""`` if there is none."""
     if name := os.environ.get(JOB):
         return f"{_NAMED}{name}"
     if "RANK" not in os.environ:
         return ""
-    # As torchrun and its like set them. Jobs after one another may share all of them: in_jobs
-    # tells those apart by their parent process and by repeated ranks.
+    # Set by torchrun and similar launchers. Successive jobs may have equal values: in_jobs tells
+    # them apart by the parent process and by repeated ranks.
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     return f"{_LAUNCHED}{' '.join(os.environ.get(name, '') for name in names)}"
 
@@ -173,22 +173,22 @@ _numbers = itertools.count()
 
 
 class Recorder:
-    """Keep the last lookups of this process, and append each to a file in ``root``, if given.
+    """Keeps the last lookups of this process, and appends them to a file in ``root``, if given.
 
-    Any thread may use it. A process that compiles nothing leaves no file. One that is killed has
-    written all but what it looked up in its last moment. Where the disk fails or hangs nothing more
-    is written, and the program does not wait.
+    Any thread may use it. A process that compiles nothing writes no file. A process that is killed
+    loses only its very last lookups. If the disk fails or hangs, nothing more is written, and the
+    program does not wait.
     """
 
     def __init__(self, root: str | None, limits: RecordLimits | None = None) -> None:
         self._limits = limits or RecordLimits()
-        # In the order of their names, also where a process makes several in a second.
+        # Names sort by time, even if a process makes several in a second.
         number = f"{next(_numbers):02x}{secrets.token_hex(2)}"
         self.run = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{number}"
         self._root = root
         self._started = time.time()
         self._held: deque[Record] = deque(maxlen=_HELD_RECORDS)
-        self._began: dict[tuple[str, str], float] = {}  # the transfers under way
+        self._began: dict[tuple[str, str], float] = {}  # start times of running transfers
         self._mutex = threading.Lock()
         self._queue: queue.Queue[Record | Event | dict[str, Any] | None]
         self._queue = queue.Queue(_QUEUED_RECORDS)
@@ -196,9 +196,9 @@ class Recorder:
         self._closed = root is None
 
     def add(self, record: Record | Event | dict[str, Any]) -> None:
-        """Keep ``record`` without waiting for the disk; an event starts no file.
+        """Keep ``record`` without waiting for the disk; an event alone starts no file.
 
-        A mapping is a note on the program's progress, and replaces the previous one.
+        A mapping is a note on the program's progress, and replaces the previous note.
         """
         if isinstance(record, Record):
             self._held.append(record)
@@ -212,12 +212,12 @@ class Recorder:
                 if self._thread is None and not self._closed:
                     name = "s3cache-records"
                     thread = threading.Thread(target=self._work, name=name, daemon=True)
-                    with contextlib.suppress(RuntimeError):  # there are no more threads
+                    with contextlib.suppress(RuntimeError):  # no more threads can start
                         thread.start()
                         self._thread = thread
 
     def transferred(self, step: TransferEvent) -> None:
-        """Keep an upload or download that ended as an event; one tried again begins again."""
+        """Record an ended upload or download as an event; a retry starts a new one."""
         which = step.direction, step.name
         if step.step == "started":
             self._began[which] = time.time()
@@ -228,11 +228,11 @@ class Recorder:
                 self.add(Event(step.direction, now, took, step.name, step.size, step.step))
 
     def held(self) -> tuple[Record, ...]:
-        """Return the last lookups of this process, the oldest first."""
+        """Return the last lookups of this process, oldest first."""
         return tuple(self._held)
 
     def close(self, timeout_s: float) -> None:
-        """Write all of it within ``timeout_s``; later lookups are kept in memory alone."""
+        """Write all records within ``timeout_s``; later ones are kept in memory only."""
         with self._mutex:
             self._closed = True
         if self._thread is not None:
@@ -244,7 +244,7 @@ class Recorder:
         try:
             self._write_all()
         except (OSError, ConfigError, ValueError) as exc:
-            logger.info("lookups are not recorded any more: %s", exc)
+            logger.info("lookups are no longer recorded: %s", exc)
         self._closed = True
 
     def _write_all(self) -> None:
@@ -265,7 +265,7 @@ class Recorder:
                 file.write(line)
 
     def _head(self) -> dict[str, object]:
-        """Return the fields of the run as a whole; arguments of the program may be secrets."""
+        """Return the fields of the run, without arguments of the program: they may be secret."""
         main = sys.modules.get("__main__")
         file = str(getattr(main, "__file__", None) or "<none>")
         return {
@@ -293,7 +293,7 @@ def _make_room(directory: Directory, limits: RecordLimits) -> None:
     for index, name in enumerate(sorted(sizes, reverse=True)):
         total += sizes[name]
         if index >= limits.runs - 1 or total > limits.all_bytes - limits.run_bytes:
-            with contextlib.suppress(OSError):  # another process has removed it, or it is no file
+            with contextlib.suppress(OSError):  # removed by another process, or no file
                 os.unlink(name, dir_fd=directory.fd)
 
 
@@ -301,9 +301,9 @@ def _make_room(directory: Directory, limits: RecordLimits) -> None:
 
 
 def run_names(root: str) -> list[str]:
-    """Return the names of all runs that are recorded in a local tier, the latest first.
+    """Return the names of all runs that are recorded in a local tier, latest first.
 
-    Like those below, raise ConfigError for another user's directory, and OSError.
+    Like the functions below, raises OSError, and ConfigError for another user's directory.
     """
     try:
         directory = Directory.at(root).enter(_DIRECTORY)
@@ -314,7 +314,7 @@ def run_names(root: str) -> list[str]:
 
 
 def read_run(root: str, name: str, max_lines: int | None = None) -> Run:
-    """Return a run, as far as it is written; damaged or unfinished lines are left out."""
+    """Read a run, as far as it is written; ignore damaged or unfinished lines."""
     directory = Directory.at(root).enter(_DIRECTORY)
     fd = os.open(f"{name}{_SUFFIX}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.fd)
     head: dict[str, Any] = {}
@@ -341,26 +341,26 @@ def read_run(root: str, name: str, max_lines: int | None = None) -> Run:
 def recorded(
     roots: Iterable[str], is_wanted: Callable[[str], bool] = bool, *, heads: bool = False
 ) -> Iterator[Run]:
-    """Yield the runs on record in local tiers, the latest first, as far as they can be read.
+    """Yield the recorded runs in local tiers, latest first, as far as they can be read.
 
     Args:
-        is_wanted: takes the name of a run; by default every run is wanted.
-        heads: leave out lookups and events: cheap.
+        is_wanted: filters runs by name; by default every run is wanted.
+        heads: skip lookups and events, which is cheap.
     """
     places: dict[str, str] = {}
     for root in roots:
         with contextlib.suppress(OSError, ConfigError):
             places.update((name, root) for name in run_names(root))
     for name in filter(is_wanted, sorted(places, reverse=True)):
-        with contextlib.suppress(OSError, ConfigError):  # it was removed in the meantime
+        with contextlib.suppress(OSError, ConfigError):  # removed meanwhile
             yield read_run(places[name], name, max_lines=1 if heads else None)
 
 
-# -- jobs: the ranks that a launcher has started, and the processes that they start
+# -- jobs: the ranks that a launcher has started, and their child processes
 
 
 def in_jobs(runs: Iterable[Run]) -> list[list[Run]]:
-    """Return the runs by job, the job that began last first; in a job by rank, then start."""
+    """Group runs by job, latest job first; inside a job sort by rank, then by start."""
     jobs: list[list[Run]] = []
     open_jobs: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.started, run.name)):
@@ -377,14 +377,14 @@ def in_jobs(runs: Iterable[Run]) -> list[list[Run]]:
 
 def _belongs(run: Run, job: Sequence[Run]) -> bool:
     if any(each.pid in (run.parent, run.pid) for each in job):
-        return True  # one of them has started it, or has enabled another cache
+        return True  # a child process, or another cache in one of the processes
     if run.rank and any(run.rank == each.rank for each in job):
-        return False  # the same job once more
+        return False  # a later run of the same job
     return run.job.startswith(_NAMED) or any(run.parent == each.parent for each in job)
 
 
 def ranks_in_words(runs: Iterable[Run]) -> str:
-    """Return ``ranks 0-7``; processes without a rank are given by their process ids."""
+    """Return ``ranks 0-7``; processes without a rank are listed by their process ids."""
     runs = list(runs)
     numbers = sorted({int(run.rank) for run in runs if run.rank.isdigit()})
     ranks = []
@@ -399,7 +399,7 @@ def ranks_in_words(runs: Iterable[Run]) -> str:
 
 @dataclass(frozen=True)
 class Folded:
-    """A lookup that ended alike in ``runs``: the first record, the longest time, all saved time."""
+    """Equal lookups in ``runs``: the first record, the longest time, the sum of saved time."""
 
     record: Record
     runs: tuple[Run, ...]
@@ -408,7 +408,7 @@ class Folded:
 
 
 def folded(runs: Iterable[Run]) -> list[Folded]:
-    """Return each lookup of a job once, where it ended the same way in several processes."""
+    """Return the lookups of a job; merge those with the same outcome in several processes."""
     found: dict[tuple[object, ...], list[tuple[Run, Record]]] = {}
     for run in runs:
         times: Counter[tuple[object, ...]] = Counter()

@@ -1,8 +1,8 @@
 """Every setting and its default.
 
-A setting comes, in this order, from an argument, the environment variable ``S3CACHE_<NAME>``, the
-default here. Options of the store (``endpoint_url``, ``region``, ...) are described with it, in
-:class:`s3cache.store.S3Options`, and may be given the same three ways or in the URL.
+A setting comes from an argument, else from the environment variable ``S3CACHE_<NAME>``, else from
+the default here. Options of the store (``endpoint_url``, ``region``, ...) are in
+:class:`s3cache.store.S3Options`, and may be given in the same three ways or in the URL.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ Leases: TypeAlias = Literal["auto", "on", "off"]
 Recall: TypeAlias = Literal["off", "check", "on"]
 OnMiss: TypeAlias = Literal["compile", "wait", "error"]
 
-_MOMENT_S = 0.001  # the least of times that must not be nothing
+_MOMENT_S = 0.001  # the minimum of times that must not be zero
 
 _SIGNER = Kind(str, (Signer,))
 
-# Variables that are no settings of a cache: others read them.
+# Variables that are read elsewhere, not as settings of a cache.
 _NO_SETTINGS = ("AUTOLOAD", "JOB", "STANDIN", "TARGET", "WATCHED")
-#: Set where another process watches how far a program is.
+#: Set if another process watches the progress of a program.
 WATCHED = f"{PREFIX}WATCHED"
-#: Set where a program compiles for a GPU that is not there: which torch and Python, in JSON.
+#: Set if a program compiles for a GPU that is not there: the versions of torch and Python, in JSON.
 TARGET = f"{PREFIX}TARGET"
-#: Has what that GPU says of itself, for the library in its place.
+#: The properties of that GPU, for the stand-in library.
 STANDIN = f"{PREFIX}STANDIN"
 
 logger = logger_of()
 
 
 def _default_local_dir() -> str:
-    """Return ``$XDG_CACHE_HOME/s3cache``, or without a home a directory below the temporary one."""
+    """Return ``$XDG_CACHE_HOME/s3cache``; without a home, a directory in the temporary one."""
     home = os.path.expanduser("~")
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     return os.path.join(cache, "s3cache") if _is_home(cache, home) else _temporary_local_dir()
@@ -78,7 +78,7 @@ def _default_local_dir() -> str:
 
 @functools.cache
 def _is_home(cache: str, home: str) -> bool:
-    """Return whether we may write there; a file system that hangs is asked once."""
+    """Return whether we may write to the home; a hanging file system is tried once."""
     try:
         return _in_time(cache, lambda: os.access(cache if os.path.isdir(cache) else home, os.W_OK))
     except StoreError as exc:
@@ -87,7 +87,7 @@ def _is_home(cache: str, home: str) -> bool:
 
 
 def _in_time(path: str, work: Callable[[], _T]) -> _T:
-    """Return what ``work`` gives; raise :class:`StoreError` if the disk that has ``path`` hangs."""
+    """Return the result of ``work``; raise :class:`StoreError` if the disk with ``path`` hangs."""
     executor = DeadlineExecutor.of(path)
     try:
         return executor.call(work)
@@ -98,7 +98,7 @@ def _in_time(path: str, work: Callable[[], _T]) -> _T:
 def _temporary_local_dir() -> str:
     try:
         place = tempfile.gettempdir()
-    except OSError:  # there is none: opening the tier says so
+    except OSError:  # there is none: opening the tier reports it
         place = "/tmp"  # noqa: S108
     return os.path.join(place, f"s3cache-{os.geteuid()}")
 
@@ -107,16 +107,16 @@ def _parse_ports(text: str) -> str:
     for name in () if text in ("auto", "off") else text.replace(" ", "").split(","):
         if name not in get_args(Port):
             fix = did_you_mean(name, get_args(Port), "use auto, off, or names with commas between")
-            raise ValueError(f"{name!r} is no compiler that is known", fix)
+            raise ValueError(f"{name!r} is no known compiler", fix)
     return text.replace(" ", "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a cache behaves. Times in seconds, sizes in bytes.
+    """The settings of a cache. Times are in seconds, sizes in bytes.
 
-    ``docs/configuration.md`` says what each setting means. Values may be given as text, as
-    environment variables are: ``local_max_bytes="10GiB"``.
+    ``docs/configuration.md`` explains every setting. Values may be text, as in environment
+    variables: ``local_max_bytes="10GiB"``.
 
     Raises:
         ConfigError: a value cannot be used.
@@ -167,26 +167,26 @@ class Settings:
 
     @property
     def has_default_local_dir(self) -> bool:
-        """Whether ``local_dir`` is the default, which need not be usable."""
+        """Whether ``local_dir`` is the default, which may be unusable."""
         return self.local_dir == _default_local_dir()
 
     @property
     def local_dirs(self) -> list[str]:
-        """Where the local tier may be, the best place first."""
+        """The possible directories of the local tier, best first."""
         spare = [_temporary_local_dir()] if self.has_default_local_dir else []
         return [*dict.fromkeys([self.local_dir, *spare])]
 
     def wants_port(self, name: str) -> bool:
-        """Return whether files of this other compiler are shared."""
+        """Return whether to share files of another compiler."""
         return self.ports == "auto" or name in self.ports.split(",")
 
     @property
     def retry_policy(self) -> RetryPolicy:
-        """How long to keep trying what is asked of the remote."""
+        """The policy for retrying requests to the remote."""
         return RetryPolicy(self.retry_attempts, self.retry_timeout_s, self.attempt_timeout_s)
 
     def trust_policy(self) -> Policy:
-        """Return which entries are trusted, by the settings and the machine's own file.
+        """Return the trust policy, from the settings and the machine's own file.
 
         Raises:
             ConfigError: a key or a name cannot be used.
@@ -196,7 +196,7 @@ class Settings:
         return policy_of(level, keys, revoked, audience=self.audience)
 
     def signer(self) -> Signer | None:
-        """Return what signs entries saved here.
+        """Return the signer of entries that are saved here.
 
         Raises:
             ConfigError: the key cannot be used, or the disk with its file hangs.
@@ -213,30 +213,30 @@ class Settings:
     def load(
         cls, url: str | None = None, **options: Unpack[Options]
     ) -> tuple[Settings, StoreOptions]:
-        """Return settings from arguments and environment, and the arguments that are the store's.
+        """Return settings from arguments and environment, and the options of the store.
 
         Raises:
-            ConfigError: a value cannot be used, or an argument is neither a setting nor a store's.
+            ConfigError: a value cannot be used, or an argument is unknown.
         """
         _options.check_names(options, _all_names())
         given: dict[str, Any] = {k: value for k, value in options.items() if value is not None}
         theirs = {name: given.pop(name) for name in [*given] if name in STORE_OPTIONS}
         if url is not None:
             given["url"] = url
-        # Keys that are named in code are required: no variable weakens that.
+        # Keys that are given in code are required: environment variables cannot weaken that.
         known = set(given)
         if keys := given.get("trusted_keys"):
             known.add("trust")
-            if isinstance(keys, str):  # nor does a variable choose the audience
+            if isinstance(keys, str):  # nor can a variable choose the audience
                 given["trusted_keys"] = for_audience(keys, given.get("audience", AUDIENCE))
         environment = _options.from_environment(cls, but=known)
         return cls(**environment, **given), cast("StoreOptions", theirs)
 
 
 class Options(StoreOptions, total=False):
-    """The arguments of :meth:`s3cache.Cache.open` beside the URL; see :class:`Settings`.
+    """The arguments of :meth:`s3cache.Cache.open` besides the URL; see :class:`Settings`.
 
-    ``None`` counts as not given.
+    ``None`` means not given.
     """
 
     mode: Mode | None
@@ -280,13 +280,13 @@ class Options(StoreOptions, total=False):
 
 
 def warn_of_unknown_variables() -> None:
-    """Log each ``S3CACHE_*`` variable that nothing reads: most likely it is misspelt."""
+    """Log unknown ``S3CACHE_*`` variables: they are probably misspelt."""
     for variable, hint in unknown_variables():
         logger.warning("environment variable %s is not known; %s", variable, hint)
 
 
 def unknown_variables() -> Iterator[tuple[str, str]]:
-    """Yield each ``S3CACHE_*`` variable that nothing reads, and what it may be meant to be."""
+    """Yield unknown ``S3CACHE_*`` variables, with a hint about the intended one."""
     variables = {name.upper() for name in _all_names()}
     for variable in os.environ:
         name = variable.removeprefix(PREFIX)
@@ -297,7 +297,7 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
 
 
 def is_strict_by_environment() -> bool:
-    """Return what the environment says of ``strict``, even where other settings are unusable."""
+    """Return ``strict`` from the environment, even if other settings are unusable."""
     try:
         return bool(FLAG.parse(os.environ.get(f"{PREFIX}STRICT") or "no"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Counters of a cache, and the records of events that all rooms share."""
+"""Counters of a cache, and the events that they count."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from s3cache.util.logs import logger_of
 from s3cache.util.text import counted
 
 TierName: TypeAlias = Literal["local", "remote"]
-#: Other compilers; the cache keeps their files.
+#: Other compilers with files in the cache.
 Port: TypeAlias = Literal["triton", "torch", "helion", "torchtitan"]
-#: The kinds of entries, which are counted apart: whole graphs as AOTAutograd has them, Inductor's
-#: FX graphs of one forward or backward, the dynamic sizes of a program, frames of Dynamo, and files
-#: of other compilers.
+#: The kinds of entries, which are counted separately: AOTAutograd's whole graphs, Inductor's FX
+#: graphs of a forward or backward, the dynamic sizes of a program, frames of Dynamo, and files of
+#: other compilers.
 Level: TypeAlias = Literal["aot", "fx", "shapes", "recall", Port]
 #: Why a frame cannot be recalled: ``docs/recall.md`` has a section on each.
 FrameCode: TypeAlias = Literal[
@@ -53,8 +53,8 @@ _Counted: TypeAlias = Literal[
     "waited_s",
 ]
 
-# Bucket 0 counts durations below 1 µs, bucket i those in [2**(i-1), 2**i) µs. 40 buckets reach
-# past three days; the last one takes everything longer.
+# Bucket 0 counts durations below 1 µs, bucket i those in [2**(i-1), 2**i) µs. 40 buckets cover more
+# than three days; the last one also counts longer durations.
 _BUCKETS = 40
 _BUCKET_S = 1e-6
 
@@ -65,12 +65,12 @@ logger = logger_of("storage")
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """Durations as they stood at one moment.
+    """A histogram of durations at one moment.
 
     Attributes:
-        count, total_s: how many durations, and their sum.
-        max_s: the longest, exactly; 0 where there are none.
-        buckets: how many fell into each power-of-two bucket.
+        count, total_s: the number of durations, and their sum.
+        max_s: the longest duration, exactly; 0 if there are none.
+        buckets: the number of durations in each power-of-two bucket.
     """
 
     count: int = 0
@@ -79,7 +79,7 @@ class HistogramSnapshot:
     buckets: tuple[int, ...] = (0,) * _BUCKETS
 
     def plus(self, seconds: float) -> HistogramSnapshot:
-        """Return these and one more; a negative one, as a clock set back gives, counts as 0."""
+        """Add one duration; a negative one, after a clock was set back, counts as 0."""
         seconds, buckets = max(seconds, 0.0), [*self.buckets]
         buckets[min(max(math.frexp(seconds / _BUCKET_S)[1], 0), _BUCKETS - 1)] += 1
         total_s, max_s = self.total_s + seconds, max(self.max_s, seconds)
@@ -95,10 +95,10 @@ class TransferEvent:
 
     Attributes:
         step: ``queued``, then ``started``; the last step is ``done``, ``absent`` (there is nothing
-            to transfer) or ``failed``. An upload that is tried again after a pause is ``retried``
-            and then ``started`` again; so is a prefetched object too large for the memory left.
+            to transfer) or ``failed``. An upload that is retried after a pause is ``retried`` and
+            then ``started`` again; so is a prefetched object that exceeds the free memory.
         name: the object.
-        size: its bytes as far as known, else 0.
+        size: its size in bytes, or 0 if unknown.
         error: why it failed or is retried.
     """
 
@@ -113,13 +113,13 @@ Listener: TypeAlias = Callable[[TransferEvent], None]
 
 
 class Listeners:
-    """Call every listener with every event, on the thread where it happens."""
+    """Calls every listener with every event, on the thread of the event."""
 
     def __init__(self) -> None:
         self._listeners: dict[object, Listener] = {}
 
     def add(self, listener: Listener) -> Callable[[], None]:
-        """Add a listener, and return a function that removes it again."""
+        """Add a listener; return a function that removes it."""
         token = object()
         self._listeners[token] = listener
 
@@ -138,12 +138,12 @@ class Listeners:
                 self._listeners.pop(token, None)
 
 
-# -- what is counted
+# -- statistics
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Bytes of all objects of a directory together, and how many there are."""
+    """The total size in bytes of the objects in a directory, and their number."""
 
     bytes: int
     files: int
@@ -157,12 +157,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class VerbStats:
-    """One verb of a store, as it stood at one moment.
+    """Statistics of one verb of a store, at one moment.
 
     Attributes:
-        calls: calls that ended, well or not. Each page of a listing is one call.
-        errors: how many of them raised, by the error's class name; ``CancelledError`` too.
-        bytes_in, bytes_out: bytes that came from the store, and that were written to it.
+        calls: calls that ended, with or without an error. Each page of a listing is one call.
+        errors: calls that raised, by the error's class name; ``CancelledError`` too.
+        bytes_in, bytes_out: bytes that were read from the store, and written to it.
         latency: seconds spent waiting for the store.
     """
 
@@ -191,14 +191,14 @@ class _Lookups:
 
 @dataclass(frozen=True, slots=True)
 class LevelStats(_Lookups):
-    """Lookups and saves at the second level, which is asked where the first cannot serve.
+    """Lookups and saves at the second level, which is used if the first level has no entry.
 
     Attributes:
-        superseded: how many of those saved were taken back unshared, for an entry of the whole
-            graph.
-        led: compiles that other processes of this machine could wait for.
-        waits, waited_s: how often another process's compile was waited for, and for how long.
-        stolen: leases that other machines did not renew any more, and that were taken over.
+        superseded: saved entries that were removed before their upload, because the entry of the
+            whole graph replaced them.
+        led: compiles for which other processes of this machine could wait.
+        waits, waited_s: the number of waits for another process's compile, and their total time.
+        stolen: leases that this machine took over because their holder no longer renewed them.
     """
 
     superseded: int = 0
@@ -215,13 +215,13 @@ class LevelStats(_Lookups):
 
 @dataclass(frozen=True, slots=True)
 class RecallStats:
-    """Frames that Dynamo was to compile, where recall is on or checked.
+    """Statistics of frames that Dynamo had to compile, if recall is on or checked.
 
     Attributes:
-        recalled: frames that were given back without a trace.
-        traced: frames that Dynamo traced; not those refused before that.
-        saved: frames that were kept.
-        agreed, disagreed: traces that were as recall would have had it, or not (``check``).
+        recalled: frames that were recalled without a trace.
+        traced: frames that Dynamo traced; not those that were refused before.
+        saved: frames that were saved.
+        agreed, disagreed: traces with the same result as recall, or with another (``check``).
         refused: frames that cannot be recalled, by code.
     """
 
@@ -233,11 +233,11 @@ class RecallStats:
     refused: Mapping[str, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Return whether there was any frame, as there is none where recall is off."""
+        """Return whether there was any frame; there is none if recall is off."""
         return self != RecallStats()
 
     def in_words(self) -> str:
-        """Return ``2 frames recalled, 1 traced``, and what was refused or compared."""
+        """Return ``2 frames recalled, 1 traced``, and the refused or compared frames."""
         counts = [
             f"{counted(self.recalled, 'frame')} recalled",
             f"{self.traced} traced",
@@ -253,31 +253,31 @@ class CacheStats(_Lookups):
     """Counts since the cache was opened (in a forked child: since the fork).
 
     Lookups and saves are those of whole graphs; ``fx`` has those of the second level. Transfers of
-    both are counted together.
+    both levels are counted together.
 
     Attributes:
-        hits, misses: lookups that hit, by the tier that had the entry, and that missed, by reason.
-        saved: entries accepted.
-        bypassed, bypass_reasons: graphs that were not looked up because they cannot be cached, and
-            how many of them for which reason.
+        hits, misses: lookups that hit, by tier, and lookups that missed, by reason.
+        saved: entries that were accepted.
+        bypassed, bypass_reasons: graphs that were not looked up because they cannot be cached, in
+            all and by reason.
         refused: entries that were not used because of their signatures, by cause: see
             :data:`s3cache.trust.Cause`.
-        not_saved: entries refused, by reason.
-        uploaded, upload_failures: uploads finished, and attempts that failed.
-        downloaded: objects fetched from the remote, for a lookup or by a prefetch, used or not.
+        not_saved: entries that were refused, by reason.
+        uploaded, upload_failures: finished uploads, and failed attempts.
+        downloaded: objects fetched from the remote by a lookup or a prefetch, used or not.
         hit_bytes: sizes of the entries hit, by tier.
         saved_bytes, uploaded_bytes, downloaded_bytes: sizes of the frames.
         hit_latency, miss_latency, save_latency: seconds on the calling thread.
         set_aside: corrupt objects found, by tier.
-        time_saved_s: seconds that compiling what was hit took where it was compiled.
-        local: what the local tier holds; ``None`` without one.
-        pending: uploads queued or under way, as far as this process knows.
+        time_saved_s: the time in seconds that compiling the hits took when they were compiled.
+        local: usage of the local tier; ``None`` without one.
+        pending: queued or running uploads, as far as this process knows.
         breaker: state of the circuit breaker before the remote: ``closed``, ``open``,
             ``half-open``; ``none`` without a remote.
-        remote: requests to the remote store by verb, single attempts.
+        remote: requests to the remote store by verb; every attempt counts.
         fx: the second level, Inductor's FX graphs.
         recall: the third level, frames.
-        ports: files of other compilers, by compiler, of those that looked up or saved anything.
+        ports: files of other compilers, by compiler, if it looked up or saved anything.
     """
 
     not_saved: Mapping[Reason, int] = field(default_factory=dict)
@@ -322,12 +322,12 @@ class CacheStats(_Lookups):
         }
 
     def in_words(self) -> str:
-        """Return one line for people: what hit, missed and was bypassed, and what was shared."""
+        """Return one line for people: hits, misses, bypasses, saves and uploads."""
         ports = "".join(f"; {each}: {of.in_words()}" for each, of in self.ports.items())
         if not (self.lookups or self.bypassed or any(self.fx.hits.values()) or self.recall):
             return f"no graph was looked up in this process{ports}" if ports else _NOTHING
         refused = Counter(self.refused) + Counter(self.fx.refused)
-        # An entry of the second level that a whole graph superseded is gone, and not uploaded.
+        # An entry of the second level that a whole graph superseded is removed and never uploaded.
         shared = self.fx.saved - self.fx.superseded
         counts = [
             _count_in_words("hit", self.hits),
@@ -350,7 +350,7 @@ class CacheStats(_Lookups):
 
 
 def _count_in_words(what: str, by_name: Mapping[Any, int], total: int | None = None) -> str:
-    """Return ``3 hit (1 local, 2 remote)``; without the names where there are none."""
+    """Return ``3 hit (1 local, 2 remote)``; without names if there are none."""
     counts = sorted((str(name), count) for name, count in by_name.items() if count)
     names = ", ".join(f"{count} {name}" for name, count in counts)
     total = sum(by_name.values()) if total is None else total
@@ -366,8 +366,7 @@ _Stats = TypeVar("_Stats", LevelStats, CacheStats, VerbStats, RecallStats)
 class _Counts:
     """The running counts behind a dataclass of statistics; any thread may add to them.
 
-    Each count has the name of its field, and the label that it is counted by, if the field is a
-    mapping: else ``""``.
+    A count is identified by its field and, if the field is a mapping, by its label, else ``""``.
     """
 
     def __init__(self) -> None:
@@ -386,7 +385,7 @@ class _Counts:
                 self._counts[name][label] = before.plus(seconds)
 
     def _read(self, of: type[_Stats], **more: Any) -> _Stats:
-        """Return all counts, consistent in themselves; ``more`` has what is not counted here."""
+        """Return a consistent snapshot; ``more`` has fields that are not counted here."""
         with self._mutex:
             counts = {name: dict(labels) for name, labels in self._counts.items()}
         names = counts.keys() & {each.name for each in fields(of)}
@@ -398,7 +397,7 @@ class Counters(_Counts):
 
     def __init__(self) -> None:
         super().__init__()
-        for tier in get_args(TierName):  # there is a count for either
+        for tier in get_args(TierName):  # both tiers always have a count
             self._add(("hits", tier, 0), ("hit_bytes", tier, 0), ("set_aside", tier, 0))
             self._counts["hit_latency"][tier] = HistogramSnapshot()
 
@@ -418,13 +417,13 @@ class Counters(_Counts):
         self._add(("not_saved", reason, 1), time=("save_latency", "", seconds))
 
     def transferred(self, event: TransferEvent) -> None:
-        """Count what was uploaded or downloaded; a :data:`Listener`."""
+        """Count uploads and downloads; a :data:`Listener`."""
         if event.step == "done":
             name = f"{event.direction}ed"
             self._add((name, "", 1), (f"{name}_bytes", "", event.size))
 
     def count(self, name: _Counted, label: str = "", number: float = 1) -> None:
-        """Add to the field of that name, under ``label`` if it is a mapping."""
+        """Add to the field ``name``, under ``label`` if it is a mapping."""
         self._add((name, label, number))
 
     def level(self) -> LevelStats:
@@ -439,7 +438,7 @@ class RecallCounters(_Counts):
     """The running counts behind :class:`RecallStats`."""
 
     def count(self, name: str, label: str = "") -> None:
-        """Add one to the field of that name, under ``label`` if it is a mapping."""
+        """Add one to the field ``name``, under ``label`` if it is a mapping."""
         self._add((name, label, 1))
 
     def snapshot(self) -> RecallStats:

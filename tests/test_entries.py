@@ -73,12 +73,12 @@ def test_only_sound_bytes_in_their_place_become_an_entry(damage: Callable[[Frame
         entries.variant_name(KEY, "w"),
         entries.variant_name(KEY, ""),
     ):
-        with pytest.raises(CorruptError, match="holds key"):
+        with pytest.raises(CorruptError, match="has key"):
             entries.verify(name, sound.data)
     for variant in ("0", "_"):  # it would stand in the place of another one
         odd = entry(variant=variant)
         for name in entries.names_of(odd.header):
-            with pytest.raises(CorruptError, match="holds key"):
+            with pytest.raises(CorruptError, match="has key"):
                 entries.verify(name, odd.data)
 
 
@@ -106,7 +106,7 @@ def test_the_key_of_a_graph_must_match_its_components() -> None:
             entries.verify(name, graph_entry(other).data)
     nothing: tuple[object, ...] = (None, [], {"gm": "1" * 32}, {"gm": ["1" * 32]}, {"gm": 1})
     for none in nothing:
-        with pytest.raises(CorruptError, match="does not say what its key is made of"):
+        with pytest.raises(CorruptError, match="lacks the components of its key"):
             entries.verify(name, graph_entry(none).data)
 
 

@@ -95,7 +95,7 @@ def test_what_is_the_stores_is_handed_on(tmp_path: Path) -> None:
     settings, rest = Settings.load(url="s3://bucket", region="eu-west-1", profile=None, strict=True)
     assert settings.strict
     assert rest == {"region": "eu-west-1"}
-    with pytest.raises(ConfigError, match="option region: means nothing without a URL"):
+    with pytest.raises(ConfigError, match="option region: needs a URL"):
         Cache.open(region="eu-west-1", local_dir=str(tmp_path))
 
 

@@ -15,24 +15,24 @@ _HEAD = """\
 
 <!-- Written by `make commands` from the commands themselves: change those. -->
 
-`s3cache` is installed with the package; `python -m s3cache` is the same program. Where the cache is
-comes from `--url` or `S3CACHE_URL`, all other settings from `S3CACHE_*`
-([Configuration](configuration.md)). `s3cache COMMAND --help` says what is said here, and
-`s3cache --install-completion` has the shell complete commands and options.
+`s3cache` is installed with the package; `python -m s3cache` is the same program. `--url` or
+`S3CACHE_URL` names the cache; `S3CACHE_*` variables set the rest
+([Configuration](configuration.md)). `s3cache COMMAND --help` shows the text of this page, and
+`s3cache --install-completion` makes the shell complete commands and options.
 
-What a program needs comes with `--json`: one value, or one to a line where a command lists things.
+With `--json`, output is for programs: one value, or one per line if a command lists things.
 Progress is shown on a terminal only. No command unpickles an entry or loads a kernel, and only
 `run`, `check`, `warm`, `target` and `doctor` start torch.
 
 | exit code | |
 |---|---|
-| 0 | all is well |
-| 1 | something was found (`verify`, `doctor`), is not there, or could not all be done |
+| 0 | success |
+| 1 | problems were found (`verify`, `doctor`), an entry is missing, or work is left |
 | 2 | the arguments or the settings cannot be used |
-| 3 | the store or the disk cannot do it |
+| 3 | the store or the disk failed |
 | 130 | interrupted |
 
-`run` ends as the program ends that it runs.
+`run` has the exit code of its program.
 """
 
 

@@ -1,4 +1,4 @@
-"""What one entry of the compile cache holds, its frame, and what its header says of the graph."""
+"""Entries of the compile cache: their sections, and the description of the graph in the header."""
 
 from s3cache.artifact._artifact import CONDITIONS as CONDITIONS
 from s3cache.artifact._artifact import SCHEMA as SCHEMA

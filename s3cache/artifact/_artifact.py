@@ -1,30 +1,28 @@
-"""What an entry of a compiled graph holds, and how it is read.
+"""Encode and decode the entry of a compiled graph.
 
-Sections of a frame of kind ``aot``, a whole graph, or ``fx``, a forward or backward by Inductor::
+Sections of a frame of kind ``aot`` (a whole graph) or ``fx`` (a forward or backward by Inductor)::
 
     entry            of ``aot``: torch's own AOTAutograd result (pickle): compiled forward and
                      backward with their source, runtime metadata, wrappers, backward module,
                      Triton bundles; of ``fx``: torch's own compiled FX graph (pickle)
     kernel/<id>      shared library of one native kernel that the compiled code loads
-    code             the Python that Inductor wrote, compiled: ``marshal`` by digest of the text;
-                     absent in entries that were made without
-    parts            JSON, to explain why another key is not this one: what components of the key
-                     consist of, where the readable value does not say it
+    code             Inductor's Python code, compiled: ``marshal`` by digest of the text; optional
+    parts            JSON, to explain differences between keys: the parts of those components of
+                     the key that their readable values do not show
 
 and its ``meta``: ``guards`` (text, or nil), ``times_ns`` (forward, backward), ``runtime`` (what the
 graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` reads it; nil for
-``fx``, and where it is too large), ``components`` (name to [digest, readable value] of the key),
-``made_by`` (torch and platform, for people), ``first_call`` (the outputs of a first call
-on fake tensors, or nil, see ``hooks/_first_calls.py``), ``relies_on`` (what must be so beside the
-key, as text, or nil) and ``place`` (where the code can run; absent if wherever its key is found),
-see ``hooks/_conditions.py`` for both.
+``fx``, and if it is too large), ``components`` (name to [digest, readable value] of the key),
+``made_by`` (torch and platform, for people), ``first_call`` (the outputs of a first call on fake
+tensors, or nil, see ``hooks/_first_calls.py``), ``relies_on`` (conditions beyond the key, as text,
+or nil) and ``place`` (where the code can run; absent if wherever its key is looked up), see
+``hooks/_conditions.py`` for both.
 
-A pickle may name anything that Python can import, and call it. That of an entry may name and call
-what is listed (``torch_api/internals.py``); what more it may name, and how, is in ``_careful.py``.
-It is a second line, behind digests and signatures, and a thin one: what is unpickled holds native
-code and Python source that run when the graph does, and a listed function makes a graph module of
-its source. What it stops is a pickle that runs something else while it is read, and what would be
-imported for it.
+A pickle may name and call anything that Python can import. The pickle of an entry may only name and
+call the list in ``torch_api/internals.py``, and the exceptions in ``_careful.py``. This is a thin
+second line of defence behind digests and signatures: an entry contains native code and Python
+source, which run with the graph, and a listed function makes a graph module of its source. It stops
+pickles that run or import other code while they are read.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
     from s3cache.artifact._careful import Careful
 
 SCHEMA = 4
-#: The attribute of torch's result that says what its code relies on beside its key.
+#: The attribute of torch's result that holds its Conditions.
 CONDITIONS = "s3cache_conditions"
 _ENTRY = "entry"
 _KERNEL = "kernel/"
@@ -67,13 +65,13 @@ _CODE = "code"
 
 @dataclass(frozen=True)
 class Artifact:
-    """What there is to save of a compiled graph, see the module."""
+    """The content of an entry of a compiled graph, see the module."""
 
     kind: Level
     entry: Buffer
     kernels: Mapping[str, Buffer]  # images by id
     meta: Mapping[str, object]
-    parts: Mapping[str, Mapping[str, str]]  # what components consist of, by their names
+    parts: Mapping[str, Mapping[str, str]]  # parts of components, by their names
     sources: Sequence[str] = ()  # Python code to run, as text
 
     def encode(self, key: str) -> bytes:
@@ -101,7 +99,7 @@ class Artifact:
 
     @staticmethod
     def codes_of(entry: Frame) -> Callable[[str], CodeType | None]:
-        """Return what finds compiled code for a text in a verified frame, if it is there."""
+        """Return a function that finds the compiled code for a text in a verified frame."""
 
         @functools.cache
         def all_of_it() -> Mapping[str, object]:
@@ -119,7 +117,7 @@ class Artifact:
 
     @staticmethod
     def parts_of(entry: Frame) -> dict[str, dict[str, str]]:
-        """Return what components of its key consist of, if a verified frame says so."""
+        """Return the parts of components of the key in a verified frame, if it has them."""
         if _PARTS not in entry.names:
             return {}
         try:
@@ -148,27 +146,27 @@ def section_of(entry: Frame, kind: str, name: str) -> Buffer:
     """Return a section of a verified frame.
 
     Raises:
-        CorruptError: the frame is of another kind or schema, or lacks the section.
+        CorruptError: the frame has another kind or schema, or lacks the section.
     """
     header = entry.header
     if (header.kind, header.schema) != (kind, SCHEMA) or name not in entry.names:
         found = f"{header.kind} {header.schema}"
-        raise CorruptError("frame", f"holds no {name} of kind {kind} and schema {SCHEMA}: {found}")
+        raise CorruptError("frame", f"has no {name} of kind {kind} and schema {SCHEMA}: {found}")
     return entry.section(name)
 
 
 def variant_of(guards: object, relies_on: object = None) -> str:
-    """Return what tells entries under one key apart: those with one are interchangeable."""
+    """Return the variant, which tells entries under one key apart; equal ones are equivalent."""
     conditions = f"{guards or ''}" + ("" if relies_on is None else f"\0{relies_on}")
     return hashlib.sha256(conditions.encode()).hexdigest()[:32] if conditions else ""
 
 
 # -- images
 
-#: How a shared library begins: 64-bit ELF, little-endian.
+#: The first bytes of a shared library: 64-bit ELF, little-endian.
 ELF: Final = b"\x7fELF\x02\x01"
-#: The header behind that: the tables of segments and sections begin at what 4 and 5 of these say,
-#: the size and count of their rows are 8 to 11, and 12 is the section of names.
+#: The header after them: fields 4 and 5 are the offsets of the tables of segments and sections,
+#: 8 to 11 the sizes and counts of their rows, and 12 is the section of names.
 ELF_HEADER: Final = struct.Struct("<10xHHIQQQIHHHHHH")
 _SEGMENT: Final = struct.Struct("<IIQQQQ")
 _LOADED: Final = 1  # PT_LOAD
@@ -177,11 +175,11 @@ _LOADED: Final = 1  # PT_LOAD
 def check_image(image: Buffer) -> None:
     """Check that the dynamic loader maps nothing beyond the end of ``image``.
 
-    It checks little by itself, and touching such a page ends the process (SIGBUS). Images of
-    another format are left to the loader.
+    The loader itself checks little, and access to such a page ends the process (SIGBUS). Images of
+    other formats are left to the loader.
 
     Raises:
-        CorruptError: the image is cut short.
+        CorruptError: the image is truncated.
     """
     if bytes(image[: len(ELF)]) != ELF:
         return
@@ -193,20 +191,20 @@ def check_image(image: Buffer) -> None:
             return
     except struct.error:
         pass
-    raise CorruptError("kernel", "is cut short")
+    raise CorruptError("kernel", "is truncated")
 
 
 # -- the pickle
 
 
 def unpickled(content: Buffer, instead: Mapping[str, Function[object]] | None = None) -> object:
-    """Return what is in the verified bytes of an entry.
+    """Unpickle the verified bytes of an entry.
 
     ``instead`` adds functions to call in place of those that the bytes name.
 
     Raises:
-        CorruptError: it names, or calls, what no compiled graph needs.
-        Exception: whatever unpickling meets.
+        CorruptError: it names or calls something that no compiled graph needs.
+        Exception: unpickling fails.
     """
     stand_ins = INSTEAD if instead is None else {**INSTEAD, **instead}
     try:
@@ -221,8 +219,8 @@ def _load(reader: _Listed | Careful) -> object:
     try:
         return reader.load()
     except BaseException:
-        # Compiled graphs that were only begun have no attributes yet, and torch's __del__ asks for
-        # one: Python would print that on stderr.
+        # A partly unpickled graph has no attributes, and torch's __del__ reads one: Python would
+        # print the error on stderr.
         for made in reader.memo.copy().values():
             if isinstance(made, internals.compiled_graph.get()):
                 made.__dict__.setdefault(internals.RUNNER, None)
@@ -230,11 +228,11 @@ def _load(reader: _Listed | Careful) -> object:
 
 
 class _UnlistedError(Exception):
-    """It names something that has to be read with care."""
+    """The pickle names something that is not listed."""
 
 
 class _Listed(pickle.Unpickler):
-    """Knows what is listed, and nothing else: nearly every entry needs no more."""
+    """Unpickler that accepts listed names only, which is enough for nearly every entry."""
 
     def __init__(self, content: io.BytesIO, stand_ins: Mapping[str, Function[object]]) -> None:
         super().__init__(content)
@@ -250,30 +248,30 @@ class _Listed(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-# Modules of these may be imported for an entry: that does nothing else.
+# Modules of these packages may be imported for an entry: the import has no other effect.
 _IMPORTABLE: Final = frozenset({"torch", "sympy", "numpy", "triton"})
 
 
 def is_listed(module: str, name: str) -> bool:
-    """Return whether an entry may name and call what ``module`` has by that name."""
+    """Return whether an entry may name and call ``name`` in ``module``."""
     return f"{module}.{name}" in internals.UNPICKLED or (
         module == internals.SOURCES and name.isidentifier() and name.endswith("Source")
     )
 
 
 def check_imported(module: str, name: str) -> None:
-    """Raise :class:`CorruptError` unless the module is there, or may be imported for an entry."""
+    """Raise :class:`CorruptError` unless the module is imported, or may be imported here."""
     package = module.partition(".")[0]
     if not (
         module in sys.modules
         or package in _IMPORTABLE
         or (package in sys.stdlib_module_names and is_listed(module, name))
     ):
-        raise CorruptError(f"name {module}.{name}", "is of a module that is not imported here")
+        raise CorruptError(f"name {module}.{name}", "is in a module that is not imported here")
 
 
 def computes(module: str, name: str) -> bool:
-    """Return whether this is a function over tensors, as an activation that a subclass keeps."""
+    """Return whether this is a function on tensors, such as an activation that a subclass keeps."""
     return module in internals.COMPUTING or (module == internals.FUNCTIONS and name != "from_file")
 
 
@@ -288,7 +286,7 @@ def refused(found: object, why: str = "is nothing that a compiled graph needs") 
 
 
 def _member(owner: object, name: str) -> object:
-    """Stand in for ``getattr``, by which members of enumerations and operators may be pickled."""
+    """Replace ``getattr``, with which members of enumerations and operators may be pickled."""
     if isinstance(owner, enum.EnumMeta) and name in owner.__members__:
         return owner.__members__[name]
     if isinstance(owner, type) and computes(f"{owner.__module__}.{owner.__name__}", name):
@@ -299,14 +297,14 @@ def _member(owner: object, name: str) -> object:
 
 
 def _storage(content: bytes) -> object:
-    """Stand in for torch's own, which unpickles by any class."""
+    """Replace torch's own function, which unpickles any class."""
     import torch
 
     return torch.load(io.BytesIO(content), weights_only=True)
 
 
 def _subclassed(function: object, *args: object) -> object:
-    """Stand in for torch's own, which calls any function."""
+    """Replace torch's own function, which calls any function."""
     if not isinstance(function, FunctionType) or not is_listed(
         function.__module__, function.__qualname__
     ):
@@ -314,7 +312,7 @@ def _subclassed(function: object, *args: object) -> object:
     return internals.rebuild_subclass.get()(function, *args)
 
 
-#: What is called in the place of what a pickle names.
+#: Functions to call in place of those that a pickle names.
 INSTEAD: Final[Mapping[str, Function[object]]] = {
     "_functools.reduce": lambda _, types: functools.reduce(operator.or_, types),  # unions of types
     "builtins.getattr": _member,

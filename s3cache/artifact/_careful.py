@@ -1,8 +1,8 @@
-"""Unpickling an entry that names more than is listed: what may be called, and what is only data.
+"""Unpickle an entry that names objects beyond the list: decide what is called, and what is data.
 
-Here an entry may also name data classes and enumerations of torch and the like, what a module of
-the program defines that this process has imported, and nodes of sympy's expressions. These come
-back without a call of their constructors, functions or ``__setstate__``.
+Such an entry may also name data classes and enumerations of torch and some other packages, names
+defined in a module of the program that this process has imported, and nodes of sympy's expressions.
+They are restored without a call of their constructors, functions or ``__setstate__``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from s3cache.errors import CorruptError
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 
-# Packages with much that runs what it is given, or loads what lies elsewhere: nothing of theirs but
-# data, and what is listed.
+# Packages with functions that run their arguments or load files: allow only their data, and listed
+# names.
 _KNOWN: Final = frozenset({"torch", "functorch", "torchgen", "sympy", "mpmath", "numpy", "s3cache"})
-# Their classes may have a __setstate__ of their own.
+# Packages with classes that may have their own __setstate__.
 _SET_STATES: Final = frozenset({"dataclasses", "torch", "sympy", "triton"})
 _WOULD_RUN: Final = "would run code while an entry is read"
 
@@ -33,10 +33,10 @@ _LOADS: Final[Mapping[int, _Load]] = vars(pickle._Unpickler)["dispatch"]
 
 
 class Careful(pickle._Unpickler):
-    """Python's unpickler in Python, slow as it is: it shows what a pickle calls.
+    """Python's slow unpickler in Python, which lets us intercept calls.
 
-    What is listed is called. An object of any other class is made without its constructor, and gets
-    its attributes without a function of its own.
+    Listed names are called. An object of any other class is created without its constructor, and
+    its attributes are set without its functions.
     """
 
     stack: list[object]
@@ -117,7 +117,7 @@ def _may_be_named(module: str, name: str, found: object) -> bool:
     if not isinstance(found, (type, FunctionType)):
         # A type or format of data
         return type(found).__module__ == "torch" and type(found).__name__ in internals.FORMATS
-    # Where it is defined, and not where somebody has imported it.
+    # Only under the name of its definition, not where it was imported.
     if (found.__module__, found.__qualname__) != (module, name):
         return False
     is_of_python = package in sys.stdlib_module_names
@@ -138,7 +138,7 @@ def _is_data(cls: type) -> bool:
 
 
 def _is_expression(cls: type) -> bool:
-    """Return whether objects of this class are expressions over sizes, or operands of some."""
+    """Return whether objects of this class are expressions over sizes, or their operands."""
     import sympy  # type: ignore[import-untyped]
 
     return issubclass(cls, sympy.Basic)
@@ -149,18 +149,18 @@ def _is_exception(cls: type) -> bool:
 
 
 def _is_inert(cls: object) -> bool:
-    """Return whether making an object of it, without its constructor, runs nothing."""
+    """Return whether an object of ``cls`` can be created without running any of its code."""
     if not isinstance(cls, type) or hasattr(cls, "__del__"):
         return False
     made = cls.__new__
-    # That of a NamedTuple is Python's own, in a module of its making.
+    # That of a NamedTuple is made by Python, in a generated module.
     return isinstance(made, BuiltinFunctionType) or (
         issubclass(cls, tuple) and made.__module__.startswith("namedtuple_")
     )
 
 
 def _is_node(cls: object, args: object) -> bool:
-    """Return whether this makes a node of sympy's of nodes and numbers: text it would evaluate."""
+    """Return whether this makes a sympy node of nodes and numbers; sympy would evaluate text."""
     if not (isinstance(cls, type) and _is_expression(cls)):
         return False
     operands: list[object] = []

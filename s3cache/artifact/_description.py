@@ -1,12 +1,12 @@
-"""What an entry says of its graph, for people and without torch; and what is left out of it.
+"""Describe the graph of an entry as plain data, and remove source code and paths from the entry.
 
-A description is plain data: maps, arrays and scalars, with torch's names. An object is a map of its
-attributes, less those that are ``None``, with the name of its class under ``class``; or of its
-text, where that is all. Enumerations, classes, devices and dtypes are text.
+A description consists of maps, arrays and scalars, with torch's names. An object is a map of its
+attributes except those that are ``None``, with the name of its class under ``class``; or a map with
+its text. Enumerations, classes, devices and dtypes are text.
 
-torch's entries hold the text of each graph, with the line of the user's program that each node is
-from, stack traces, and variables of the environment, for logs and for its profiler. None of it is
-run. Who may read a bucket need not be one who may read the source.
+torch's entries contain the text of each graph with lines of the user's program, stack traces, and
+environment variables, for logs and for the profiler. None of it is run. Readers of a bucket may not
+be allowed to read the source.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from s3cache.torch_api import internals
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import AOTResult, CudagraphInfo, PlaceholderInfo
 
-# Fifty times what a GPT of 6 layers takes; what it unpacks to; and of one array or map.
+# Limits on the packed size (50 times that of a GPT with 6 layers), on the unpacked size, and on the
+# length of an array or map.
 _MAX_PACKED_BYTES = 256 << 10
 _MAX_BYTES = 64 << 20
 _MAX_ITEMS = 1 << 16
 _MAX_DEPTH = 32
 _MAX_TEXT = 4000
-# Objects that one attribute is taken apart into; shared ones count each time.
+# How many objects the description of an attribute may have; shared objects count each time.
 _MAX_THINGS = 20_000
 _SAID_BY_TEXT = ("device", "dtype", "layout", "memory_format")
 
 
 def describe(entry: AOTResult) -> bytes | None:
-    """Return all that torch's result for one graph says of it, but for its code, for a header.
+    """Describe torch's result for a graph, without its code, for the header of an entry.
 
-    ``None`` if that is too large for one.
+    Return ``None`` if the description is too large.
     """
     said = {n: attr for n, attr in _attributes(entry).items() if n not in internals.ENTRY_BULK} | {
         "runtime_metadata": entry.runtime_metadata,
@@ -60,7 +61,7 @@ def describe(entry: AOTResult) -> bytes | None:
 
 
 def described(value: object, depth: int = 0, left: Iterator[int] | None = None) -> object:
-    """Return any value as plain data."""
+    """Convert any value to plain data."""
     kind, left = type(value), iter(range(_MAX_THINGS)) if left is None else left
     is_over = next(left, None) is None or depth > _MAX_DEPTH
     if value is None or kind in (bool, float):
@@ -90,7 +91,7 @@ def described(value: object, depth: int = 0, left: Iterator[int] | None = None) 
 
 
 def _said_of(value: object) -> Mapping[str, object]:
-    """Return the attributes of an object that it is described by, or its text."""
+    """Return the attributes that describe an object, or its text."""
     import torch
 
     kind = type(value)
@@ -128,12 +129,12 @@ def _text(value: object) -> str:
 
 
 def description(header: Header) -> dict[str, object] | None:
-    """Return what the header of an entry says of its graph; ``None`` if it says nothing.
+    """Return the description of the graph in the header of an entry; ``None`` if it has none.
 
-    Neither torch nor the entry's sections are needed, and nothing is unpickled.
+    Needs neither torch nor the entry's sections, and unpickles nothing.
 
     Raises:
-        CorruptError: it is no description.
+        CorruptError: the description is malformed.
     """
     content = header.meta.get("runtime")
     if content is None:
@@ -142,20 +143,20 @@ def description(header: Header) -> dict[str, object] | None:
         inflating = zlib.decompressobj()
         plain = inflating.decompress(content, _MAX_BYTES)
         if not inflating.eof or inflating.unused_data:
-            raise ValueError("too large, cut short, or followed by something")
+            raise ValueError("too large, truncated, or followed by other data")
         limits = dict.fromkeys(("max_array_len", "max_map_len"), _MAX_ITEMS)
         found: object = msgpack.unpackb(plain, max_ext_len=0, **limits)
     except (zlib.error, msgpack.UnpackException, TypeError, ValueError) as exc:
-        raise CorruptError("runtime", f"is no description ({exc!r})") from None
+        raise CorruptError("runtime", f"is malformed ({exc!r})") from None
     if not isinstance(found, dict):
         raise CorruptError("runtime", f"describes {type(found).__name__}")
     return found
 
 
 def inputs_and_outputs(graph: Mapping[str, object]) -> list[tuple[str, object]]:
-    """Return what a description says of each input and output of the graph, by name.
+    """Return the descriptions of all inputs and outputs of the graph, by name.
 
-    An input is called what it is called in the program, or ``"input 3"`` if that is not known.
+    An input has its name in the program, or ``"input 3"`` if the name is not known.
     """
 
     def items(owner: str, name: str) -> list[object]:
@@ -172,32 +173,32 @@ def inputs_and_outputs(graph: Mapping[str, object]) -> list[tuple[str, object]]:
 
 
 def _of(owner: object, name: str) -> object:
-    return owner.get(name) if isinstance(owner, dict) else None  # it may say anything
+    return owner.get(name) if isinstance(owner, dict) else None  # it may be malformed
 
 
-# -- what is hidden of the source
+# -- removing source code
 
-# In the text of a graph: "# File: /home/me/train.py:7 in forward, code: x = secret(x)", where other
-# notes of torch's may come first.
+# In the text of a graph: "# File: /home/me/train.py:7 in forward, code: x = secret(x)". Other notes
+# of torch may come before it.
 _COMMENT = re.compile(r"^[ \t]*# (?:.*[ \t])?File: .*(?:\n|$)", re.MULTILINE)
-# As tracebacks have it, with the line below, and the marks below that.
+# A line of a traceback, with the line of code and the marks below it.
 _LINE = r"[ \t]+{}.*(?:\n|$)"
 _FRAME = re.compile(
     r'^[ \t]*File ".*", line \d+.*(?:\n|$)'
     rf"""(?:{_LINE.format('(?!File ")')}(?:{_LINE.format("[~^]+")})?)?""",
     re.MULTILINE,
 )
-# Nothing but stack traces. torch puts one of the last beside its message where a tangent is wrong.
+# Attributes that consist of stack traces. torch shows one of the last when a tangent is wrong.
 _TRACES = {"cache_linemap", "inductor_provenance_stack_traces_str", "tangent_source_stack_traces"}
-# A program that compiles the graph again, for reports to torch, with variables of the environment.
+# A program that compiles the graph again, for bug reports, with environment variables.
 _PROGRAM = "runnable_graph_str"
 _RUN = "source_code"
-# What its comments name of the machine: in which file a kernel was written out, or a user's is.
+# Paths in comments: of the file that a kernel was written to, or of the user's kernel.
 _KERNEL_PATH = re.compile(r"(?:(?<=# kernel path: )|(?<=# Original path: )).*/")
 
 
 def hidden_source(name: str, value: object) -> object:
-    """Return an attribute of a compiled graph, or of torch's entry, without where code is from."""
+    """Return an attribute of a compiled graph, or of torch's entry, without origins of code."""
     if name in _TRACES:
         return None
     if name == _PROGRAM:
@@ -224,7 +225,7 @@ def _without_lines(text: str) -> str:
     return _FRAME.sub("", _COMMENT.sub("", text))
 
 
-# -- what is hidden of the machine
+# -- removing paths of the machine
 
 _SECTION = struct.Struct("<IIQQQQ")
 _NO_SECTION = 0  # SHT_NULL
@@ -233,11 +234,11 @@ _DEBUG = (b".debug", b".zdebug")
 
 
 def without_places(image: Buffer, *prefixes: str) -> bytes:
-    """Return ``image`` without what debuggers read, and with dots for paths below ``prefixes``.
+    """Return ``image`` with debug sections zeroed, and with dots for paths below ``prefixes``.
 
-    Both name directories of the machine that compiled it. Nothing moves: debugging sections become
-    zeros, and a path keeps its length and its end, for linkers share the ends of strings. An image
-    of another format, or one that is not understood, keeps its debugging sections.
+    Both contain directories of the machine that compiled it. Nothing moves: a path keeps its length
+    and its end, because linkers share the ends of strings. An image in another format, or one that
+    cannot be parsed, keeps its debug sections.
     """
     mended = bytearray(image)
     try:
@@ -258,7 +259,7 @@ def hidden_places(data: Buffer, *prefixes: str) -> bytes:
 
 
 def _debugging(image: Buffer) -> Iterator[tuple[int, int, int]]:
-    """Yield where the header of each such section is, where the section begins, and its size."""
+    """Yield the offset of the header, the offset, and the size of each debug section."""
     if bytes(image[: len(ELF)]) != ELF:
         return
     header = ELF_HEADER.unpack_from(image, len(ELF))

@@ -1,10 +1,10 @@
-"""The cache: the disk tier before the remote one, and the only place that swallows errors.
+"""The cache: the disk tier before the remote tier, and the only place that swallows errors.
 
-Below this package what a caller waits for raises; here an error becomes a :class:`Miss` with its
-reason, a count and one warning, or, with ``strict``, is raised after all.
+Packages below this one raise. Here an error becomes a :class:`Miss` with its reason, a count and
+one warning. With ``strict`` it is raised.
 
-:class:`Cache` is for everybody. :class:`Engine` is a cache with what torch's hooks need beside,
-and :func:`current_cache` the one that torch.compile was given last.
+:class:`Cache` is public. :class:`Engine` adds the methods that torch's hooks need.
+:func:`current_cache` is the cache that torch.compile used last.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ def set_current(cache: Cache) -> None:
 
 
 def current_cache() -> Cache | None:
-    """Return the cache that was enabled last, even if it is off again: its counts stay."""
+    """Return the cache that was enabled last. Its counts remain after it is disabled."""
     return _current
 
 
 def recorded() -> Run | None:
-    """Return the last lookups of the cache that was enabled last."""
+    """Return the latest lookups of the cache that was enabled last."""
     return _current.recorded() if isinstance(_current, Engine) else None
 
 
-# -- for machines that may go away
+# -- checkpoints, for machines that may be taken away
 
 #: ``lightning`` is ``lightning.pytorch``, ``pytorch_lightning`` its older name.
 Framework: TypeAlias = Literal["transformers", "lightning", "pytorch_lightning"]
 
-# Where the class of callbacks is, and which of its methods is called where a checkpoint is saved.
+# The class of callbacks in each framework, and its method that is called for a checkpoint.
 _CALLBACKS = {
     "transformers": ("transformers", "TrainerCallback", "on_save"),
     "lightning": ("lightning.pytorch", "Callback", "on_save_checkpoint"),
@@ -66,17 +66,18 @@ _CALLBACKS = {
 def flush_at_checkpoint(
     framework: Framework | None = None, *, timeout_s: float = 30.0, cache: Cache | None = None
 ) -> Any:
-    """Have what was compiled uploaded where a checkpoint is saved, at most ``timeout_s`` long.
+    """Upload new entries at each checkpoint, waiting at most ``timeout_s``.
 
-    In a loop of one's own, around what saves it: ``with flush_at_checkpoint(): torch.save(...)``
-    flushes when that has been saved. With ``framework`` it is a callback for the trainer's
-    ``callbacks``: of transformers' ``Trainer``, when a checkpoint has been saved; of Lightning's,
-    right before one is written. Each process of a job flushes what it has compiled itself. What is
-    not uploaded by then goes on in the background, with a line at INFO.
+    In your own loop, use a context manager: ``with flush_at_checkpoint(): torch.save(...)`` flushes
+    after the save. With ``framework`` it returns a callback for the trainer's ``callbacks``.
+    transformers' ``Trainer`` calls it after a checkpoint is saved, Lightning right before. Each
+    process of a job flushes its own entries. Uploads that are not done in time continue in the
+    background, with a line at INFO.
 
     Args:
-        framework: the only one that is imported.
-        cache: instead of the one that was enabled last; where there is none nothing is done.
+        framework: the framework to import; no other is imported.
+        cache: the cache to flush; by default the one that was enabled last. Without a cache,
+            nothing is done.
 
     Raises:
         ConfigError: the framework is not known, or not installed.
@@ -85,7 +86,7 @@ def flush_at_checkpoint(
     def flush(*_: object, **__: object) -> None:
         flushed = cache or _current
         if flushed is not None and (remaining := flushed.flush(timeout_s).remaining):
-            logger.info("%d are not uploaded at this checkpoint", remaining)
+            logger.info("%d uploads are unfinished at this checkpoint", remaining)
 
     if framework is None:
         return _flush_after(flush)
@@ -101,7 +102,7 @@ def flush_at_checkpoint(
     again = partial(flush_at_checkpoint, framework, timeout_s=timeout_s)
     members = {
         event: flush,
-        # As some launchers pickle callbacks, for processes that they start.
+        # Some launchers pickle callbacks for the processes that they start.
         "__reduce__": lambda _: (again, ()),
         "__module__": __name__,
     }

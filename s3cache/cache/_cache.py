@@ -1,4 +1,4 @@
-"""The cache: the local tier before the remote one, and where their errors end."""
+"""The cache: the local tier before the remote tier, and the end of their errors."""
 
 from __future__ import annotations
 
@@ -56,31 +56,31 @@ if TYPE_CHECKING:
 
 logger = logger_of("storage")
 
-# The upload of an entry that another may replace waits so long: a training step that compiles a
-# forward pass comes to its backward within that time, or it never does.
+# How long the upload of an entry waits that another may replace: a training step that compiles a
+# forward usually reaches its backward within this time, if at all.
 _PROVISIONAL_S = 60.0
-# Beside waiting for uploads, closing takes so long at most; of that, writing the last lookups.
+# Limits on closing, besides the wait for uploads: in all, and for writing the last records.
 _RELEASE_S, _RECORDS_S, _MOMENT_S = 3.0, 0.5, 0.1
 
-# What a forked child inherits is kept, unused: collecting it would close connections of the parent.
+# A forked child keeps inherited tiers unused: collecting them would close the parent's connections.
 _inherited: list[RemoteTier | None] = []
 
 
 class Cache:
     """Frames under keys, on this machine and in a bucket.
 
-    Any thread may use it, but listeners may not wait for it. A forked child has connections, a
-    background thread, counts and listeners of its own. What goes wrong becomes a reason, a count
-    and one warning, or is raised if the settings are strict.
+    Any thread may use it; listeners must not wait for it. A forked child has its own connections,
+    background thread, counts and listeners. An error becomes a reason, a count and one warning;
+    with strict settings it is raised.
 
     Args:
-        open_remote: makes the remote store, once in each process. ``None`` for no remote.
-        identity: a canonical name of the place behind ``open_remote``. The local tier keeps
-            entries of different places apart: they need not be equally trusted.
+        open_remote: opens the remote store, once in each process. ``None`` for no remote.
+        identity: a canonical name of the remote. The local tier keeps entries of different remotes
+            apart, because they may not be equally trusted.
 
     Raises:
-        ConfigError: the local directory was named and is not safe to use; with ``strict``, also
-            the default one.
+        ConfigError: the configured local directory is not safe to use; with ``strict``, also the
+            default one.
         StoreError: with ``strict``, the local directory cannot be used.
     """
 
@@ -112,7 +112,7 @@ class Cache:
         where = settings.url
         if where is None:
             for name in store_options:
-                raise ConfigError(f"option {name}", "means nothing without a URL", "give one too")
+                raise ConfigError(f"option {name}", "needs a URL", "give a URL too")
             return cls(settings)
         location = parse_url(where, **store_options)
         cache = cls(
@@ -124,13 +124,13 @@ class Cache:
         return cache
 
     def _begin(self, disk: DiskTier | None) -> None:
-        """Make everything that belongs to one process."""
+        """Create the state that belongs to one process."""
         self._mutex = threading.Lock()
         self.recalls = RecallCounters()
         self._counters_of: dict[Level, Counters] = {each: Counters() for each in get_args(Level)}
         self._counters = self._counters_of["aot"]
-        self._provisional: set[str] = set()  # names saved here that may yet be superseded
-        self._unsent: set[str] = set()  # names made pending here when no remote could be opened
+        self._provisional: set[str] = set()  # names saved here that may be superseded
+        self._unsent: set[str] = set()  # names that are pending because no remote could be opened
         self._last_report = FlushReport(0, 0, None)
         self._listeners = Listeners()
         self._listeners.add(self._count_transfer)
@@ -143,7 +143,7 @@ class Cache:
             self._listeners.add(self._records.transferred)
         self._remote: RemoteTier | None = None
         self._claims: Claims | None = None
-        self._handed: set[str] = set()  # superseded, and kept until we exit
+        self._handed: set[str] = set()  # names that are superseded, and kept until we exit
         self._job = self._new_job()
         self._forget_exit = before_exit(self._at_exit)
 
@@ -155,7 +155,7 @@ class Cache:
 
     @property
     def settings(self) -> Settings:
-        """The settings it was opened with."""
+        """The settings of the cache."""
         return self._settings
 
     def __enter__(self) -> Self:
@@ -167,14 +167,14 @@ class Cache:
     # -- looking up
 
     def lookup(self, key: str, accept: Callable[[Frame], bool] | None = None) -> Hit | Miss:
-        """Return the first entry under ``key`` that ``accept`` accepts; any, if it is not given.
+        """Return the first entry under ``key`` that ``accept`` accepts; by default any entry.
 
-        The local tier is asked first, then the remote, for ``lookup_timeout_s`` at most; what
-        arrives later still lands in the local tier. Whatever is returned was verified.
+        The local tier is searched first, then the remote, for at most ``lookup_timeout_s``. An
+        entry that arrives later is still stored in the local tier. Returned entries are verified.
 
         Raises:
             ConfigError: ``key`` is not legal.
-            S3CacheError: with ``strict``, whatever would have made it a miss but absence.
+            S3CacheError: with ``strict``, the lookup missed for a reason other than absence.
         """
         with self._candidates(key) as lookup:
             for hit in lookup:
@@ -197,10 +197,10 @@ class Cache:
         claim: Callable[[], Waited | None] | None = None,
         handed: bool = False,
     ) -> CandidateLookup:
-        """Look up the entries under ``key`` for the caller to choose one; count for ``level``.
+        """Look up the entries under ``key``, so that the caller can choose one; count at ``level``.
 
-        ``claim`` is called where no entry was chosen; then the local tier is asked again, with
-        ``handed`` also for what other processes have superseded.
+        If the caller chooses none, ``claim`` is called and the local tier is searched again. With
+        ``handed``, that search includes entries that other processes have superseded.
         """
         skip = Reason.FORCED if self.settings.recache else None
         if self._closed or self.settings.mode in ("off", "write-only"):
@@ -222,7 +222,8 @@ class Cache:
     def prefetch(self, keys: Iterable[str]) -> Prefetch:
         """Fetch the first entry of each key into the local tier, in the background.
 
-        A lookup joins what is in flight. Without a local tier or a remote there is nothing to do.
+        A lookup waits for a download that is under way. Without a local tier or a remote, this does
+        nothing.
         """
         names = [entries.first_name(entries.check_key(key)) for key in keys]
         if self.settings.mode == "write-only" or not self._local.is_writable:
@@ -239,15 +240,15 @@ class Cache:
     # -- saving
 
     def save(self, key: str, entry: Frame | Buffer) -> Saved | NotSaved:
-        """Keep ``entry`` and share it, without waiting for the network.
+        """Save ``entry`` and share it, without waiting for the network.
 
-        On return it is on the local disk, pending. Entries of different variants live side by side.
-        One of the same variant replaces the local one; the remote one stays, unless ``recache`` is
-        set or it is known to be damaged.
+        On return it is on the local disk, with its upload pending. Entries with different variants
+        are kept side by side. An entry replaces a local one with the same variant. A remote one
+        stays, unless ``recache`` is set or it is known to be damaged.
 
         Raises:
             ConfigError, CorruptError: ``entry`` is no well-formed frame, or does not have ``key``.
-            S3CacheError: with ``strict``, whatever else keeps it from being saved.
+            S3CacheError: with ``strict``, it cannot be saved for another reason.
         """
         return self._save(key, entry)
 
@@ -261,11 +262,11 @@ class Cache:
         remote: bool = True,
         once: bool = False,
     ) -> Saved | NotSaved:
-        """Save as :meth:`save` does; without ``remote``, on this machine only.
+        """Save like :meth:`save`; without ``remote``, on this machine only.
 
-        With ``once``, leave what another process has saved since it was looked up.
-        If ``provisional``, upload it in a minute, or with the next flush or at the exit, so that
-        :meth:`Engine.supersede` may remove it before.
+        With ``once``, keep an entry that another process has saved since the lookup.
+        With ``provisional``, upload after a minute, at the next flush or at the exit, so that
+        :meth:`Engine.supersede` can remove it before.
         """
         started, counters = time.perf_counter(), self._counters_of[level]
         size, durable, reason, error = 0, None, Reason.DISABLED, None
@@ -277,7 +278,7 @@ class Cache:
                 durable = self._write(found, provisional=provisional, share=remote, once=once)
         except Exception as exc:
             if not size and not isinstance(exc, MemoryError):
-                raise  # the entry is wrong, or does not belong to the key
+                raise  # the caller's mistake: a bad entry, or another key
             if not self.settings.strict:
                 self._problems.warn("save", "an entry could not be saved", exc)
             reason, error = reason_for(exc), exc
@@ -295,12 +296,13 @@ class Cache:
     def _write(
         self, entry: Frame, *, provisional: bool, share: bool, once: bool = False
     ) -> bool | None:
-        """Keep the entry; return whether it survives this process, None if there is no tier."""
-        # Here and nowhere later: what other processes have left to upload is theirs to sign.
+        """Store the entry; return whether it survives this process, None if there is no tier."""
+        # Sign here and never at the upload: pending entries of other processes are not ours to
+        # sign.
         data = self._signed(entry).data
         name = entries.variant_name(entry.header.key, entry.header.variant)
         share = share and self._open_remote is not None
-        # If it cannot be opened now, it may be later, or by a later process.
+        # If the remote cannot be opened now, it may be later, or by a later process.
         remote, error = self._try_remote() if share else (None, None)
         is_new = True
 
@@ -335,7 +337,7 @@ class Cache:
         try:
             signature = sign(entry.digest, self._signer, audience=self.settings.audience, **times)
         except UntrustedError as exc:
-            if self._policy.level == "require":  # we would not use the entry ourselves
+            if self._policy.level == "require":  # an unsigned entry would be useless
                 raise
             self._problems.warn("signing", "an entry is saved unsigned", exc)
             return entry
@@ -344,15 +346,15 @@ class Cache:
     # -- removing
 
     def remove(self, key: str) -> int:
-        """Remove all entries under ``key``, here and in the remote; return how many there were.
+        """Remove all entries under ``key``, here and in the remote; return their number.
 
-        What is pending is uploaded first, so that nothing comes back. Other machines keep theirs.
-        Raise StoreError if a tier cannot do it.
+        Pending entries are uploaded first, so that none comes back. Other machines keep their local
+        copies. Raises StoreError if a tier fails.
         """
         return self._remove_all(entries.name_prefix(entries.check_key(key)))
 
     def clear(self) -> int:
-        """Remove all entries of this cache, as :meth:`remove` does those of one key."""
+        """Remove all entries of this cache, like :meth:`remove` for one key."""
         return self._remove_all(entries.NAMES)
 
     def _remove_all(self, prefix: str) -> int:
@@ -372,11 +374,11 @@ class Cache:
     # -- counting
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` with each transfer, on any thread; return what ends this."""
+        """Call ``listener`` with each transfer, on any thread; return a function that ends this."""
         return self._listeners.add(listener)
 
     def stats(self) -> CacheStats:
-        """Return the counts so far; those of a closed cache stay."""
+        """Return the counts so far. They remain after the cache is closed."""
         usage = self._local.read(DiskTier.usage, None)
         more: dict[str, object] = {"local": usage, "fx": self._counters_of["fx"].level()}
         more["recall"] = self.recalls.snapshot()
@@ -390,7 +392,7 @@ class Cache:
     # -- the life of a cache
 
     def start(self) -> None:
-        """Connect in the background now, and begin to upload what other processes have left.
+        """Connect in the background now, and begin to upload pending entries of other processes.
 
         Raises:
             ConfigError: the remote cannot be used as it is configured.
@@ -403,9 +405,9 @@ class Cache:
             remote.connect_soon()
 
     def flush(self, timeout_s: float | None = None) -> FlushReport:
-        """Wait until all that was saved is uploaded, at most ``timeout_s``; return what remains.
+        """Wait at most ``timeout_s`` until all saved entries are uploaded; report what remains.
 
-        With ``strict``, raise S3CacheError where the remote cannot be opened.
+        With ``strict``, raise S3CacheError if the remote cannot be opened.
         """
         if self.settings.mode in ("off", "read-only"):
             return FlushReport(0, 0, None)
@@ -419,7 +421,7 @@ class Cache:
         return remote.uploads.flush(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> FlushReport:
-        """Flush, by default for ``exit_timeout_s``, and leave the rest to the next process."""
+        """Flush, by default for at most ``exit_timeout_s``; leave the rest to the next process."""
         if not self._closed:
             limit_s = self.settings.exit_timeout_s if timeout_s is None else timeout_s
             end = time.monotonic() + limit_s + _RELEASE_S
@@ -436,8 +438,8 @@ class Cache:
             report = self._last_report = self._remote.uploads.flush(limit_s, until_a_pause=True)
             if report.remaining:
                 logger.warning(
-                    "uploads to %s that are unfinished: %d; on record for the next process on "
-                    "this machine: %d; lost: %d",
+                    "unfinished uploads to %s: %d; recorded for the next process on this machine: "
+                    "%d; lost: %d",
                     self._remote.url,
                     report.remaining,
                     report.remaining - report.in_memory,
@@ -482,7 +484,7 @@ class Cache:
             return None if self._closed else self._remote
 
     def _new_job(self) -> JobProfile | None:
-        """Return what follows the lookups of this process, if they are of a program."""
+        """Return the job profile of this process, or None."""
         return None
 
     def _used(self, key: str, variant: str) -> None:
@@ -499,7 +501,7 @@ class Cache:
         self._problems.warn("upload", "an upload failed", error)
 
     def _try_remote(self) -> tuple[RemoteTier | None, Exception | None]:
-        """Return the remote tier, or why it cannot be opened."""
+        """Return the remote tier, or the error that keeps it from opening."""
         try:
             return self._remote_now(), None
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
@@ -510,7 +512,7 @@ class Cache:
 class Engine(Cache):
     """A :class:`Cache` with what torch's hooks need: levels, candidates, records."""
 
-    #: Lookups have ceased when there is none for so long: then the job profile is saved.
+    #: The job profile is saved after this long without a lookup.
     settled_s = 30.0
 
     candidates = Cache._candidates
@@ -518,7 +520,7 @@ class Engine(Cache):
 
     def _begin(self, disk: DiskTier | None) -> None:
         super()._begin(disk)
-        #: What is called before uploads are waited for: there may be something to save.
+        #: Functions to call before we wait for uploads: they may save entries.
         self.finishing: list[Callable[[], None]] = []
 
     def _finish(self) -> None:
@@ -542,11 +544,11 @@ class Engine(Cache):
 
     @property
     def knows_job(self) -> bool:
-        """Whether the newest job profile of this program was looked for."""
+        """Whether we have looked for the newest job profile of this program."""
         return self._job is not None and self._job.is_known
 
     def _save_job(self) -> None:
-        """Keep the profile of this process, to be uploaded, if it is news."""
+        """Save the job profile of this process, unless it is known."""
         if self._job is None or self._closed or self.settings.mode in ("off", "read-only"):
             return
         try:
@@ -556,7 +558,7 @@ class Engine(Cache):
             self._problems.warn("job", "the job profile is not saved", exc)
 
     def flush(self, timeout_s: float | None = None) -> FlushReport:
-        """Do what :meth:`Cache.flush` does, with what is finished by then, and the job profile."""
+        """Flush like :meth:`Cache.flush`, after saving finished entries and the job profile."""
         self._finish()
         return super().flush(timeout_s)
 
@@ -570,18 +572,18 @@ class Engine(Cache):
 
     @property
     def may_resign(self) -> bool:
-        """Whether an entry of others is trusted as much as before once it is saved here again."""
+        """Whether an entry of another machine stays equally trusted if we save it again."""
         return self._signer is not None or self._policy.level == "off"
 
     @property
     def has_remote(self) -> bool:
-        """Whether there is a remote at all; it may not answer."""
+        """Whether a remote is configured; it may not answer."""
         return self._open_remote is not None
 
     def claim(self, key: str, bound_s: float, level: Level = "fx") -> Waited | None:
         """Claim a compile by the key of its entry, or wait until another process has done it.
 
-        Return None where processes share nothing, or the disk fails. Graphs are leased as well.
+        Return None if processes share nothing, or if the disk fails. Only level ``fx`` is leased.
         """
         disk, settings = self._local.disk, self.settings
         bound_s = min(settings.wait_s, bound_s) if settings.on_miss == "wait" else 0.0
@@ -604,7 +606,7 @@ class Engine(Cache):
         return waited
 
     def _lease(self, claim: Claim, key: str, bound_s: float) -> Waited:
-        """Have this machine compete with others for what one of its processes has claimed."""
+        """Compete with other machines for a key that this process has claimed."""
         from s3cache.tier.claims import Waited
 
         asked = self.settings.leases
@@ -626,7 +628,7 @@ class Engine(Cache):
         return replace(leased, claim=claim)
 
     def probe(self, key: str) -> str:
-        """Say where an entry under ``key`` is, or why none is used, without counting that."""
+        """Return where an entry under ``key`` is, or why none is used; count nothing."""
         counters = Counters()
         with self.candidates(key, counters=counters) as lookup:
             for hit in lookup:
@@ -636,7 +638,7 @@ class Engine(Cache):
         return f"{reason} ({causes})" if causes else str(reason)
 
     def replace(self, entry: Frame, better: Buffer) -> None:
-        """Have a frame take the place of ``entry``, of the same variant, here and in the remote."""
+        """Replace ``entry`` with a frame of the same variant, here and in the remote."""
         if self._closed or self.settings.mode in ("off", "read-only"):
             return
         self._replaceable.add(entry.digest)
@@ -649,9 +651,9 @@ class Engine(Cache):
             self._problems.met("save", "an entry could not be replaced", exc)
 
     def supersede(self, key: str, variant: str, level: Level = "fx") -> None:
-        """Remove what was saved provisionally, unless its upload is under way.
+        """Remove a provisional entry, unless its upload is under way.
 
-        While this process lives, others that have missed the whole graph find it all the same.
+        While this process lives, processes that missed the whole graph can still find it.
         """
         name = entries.variant_name(key, variant)
         if name not in self._provisional:
@@ -665,7 +667,7 @@ class Engine(Cache):
             else:
                 is_removed = self._local.write(lambda disk: disk.delete(name))
         except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
-            self._problems.met("local", "an entry that is not needed cannot be removed", exc)
+            self._problems.met("local", "a superseded entry cannot be removed", exc)
         else:
             if is_removed:
                 if self._job is not None:
@@ -673,7 +675,7 @@ class Engine(Cache):
                 self._counters_of[level].count("superseded")
 
     def count_bypass(self, reasons: Iterable[str], level: Level = "aot") -> None:
-        """Count something that cannot be cached, and why, by short names of the reasons."""
+        """Count a graph that cannot be cached, by the codes of the reasons."""
         self._counters_of[level].bypassed(reasons)
 
     def led(self, key: str, seconds: float) -> None:
@@ -682,14 +684,14 @@ class Engine(Cache):
         self.record(Event("lead", time.time(), seconds, key))
 
     def count_time_saved(self, seconds: float) -> None:
-        """Count what making a hit took where it was made."""
+        """Count the compile time that a hit has saved."""
         self._counters.count("time_saved_s", number=seconds)
 
     def record(self, what: Record | Event | dict[str, object]) -> None:
-        """Record a lookup, or how far the program is, in the background."""
+        """Record a lookup or an event, in the background."""
         if self.settings.record:
             self._records.add(what)
 
     def recorded(self) -> Run:
-        """Return the last few hundred lookups of this process, the oldest first; any thread."""
+        """Return the last few hundred lookups of this process, oldest first; any thread."""
         return Run(self._records.run, self._records.held())

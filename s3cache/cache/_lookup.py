@@ -1,4 +1,4 @@
-"""One lookup: where it looks, in which order, and its outcome; the local tier as it uses it."""
+"""One lookup: the places it searches, their order, and its outcome; the local tier it uses."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
-#: What the names of entries begin with that are superseded and kept for other processes.
+#: The prefix of superseded entries that are kept for other processes.
 HANDED = "handed/"
-# A disk that failed is not used for so long: meanwhile there may be room again.
+# How long a disk is not used after a failure: it may have room again later.
 _REST_S = 60.0
 
-# A writer can put any number of entries under a key. At most so many useless ones are fetched,
-# and so many in all. Usual keys have one entry, those of dynamic shapes a few.
+# A writer can put any number of entries under a key. These bound how many useless entries are
+# fetched, and how many in all. Most keys have one entry, those with dynamic shapes a few.
 _MAX_REJECTED = 32
 _MAX_FETCHED = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """An entry, every section of which matches its digest.
+    """A verified entry: every section matches its digest.
 
     Attributes:
-        tier: which tier had it.
+        tier: the tier it came from.
         elapsed_s: how long the lookup took.
     """
 
@@ -63,7 +63,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """No entry, and why; ``error`` is the first thing that went wrong, if anything did."""
+    """A miss and its reason; ``error`` is the first error, if there was one."""
 
     reason: Reason
     elapsed_s: float
@@ -72,11 +72,11 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The entry is acknowledged.
+    """The entry was accepted.
 
     Attributes:
-        durable: it is on the local disk, on record there if it is still to be uploaded, and
-            survives this process. If false it is queued in memory only.
+        durable: the entry is on the local disk and survives this process, as does the record of
+            a pending upload. If false, it is queued in memory only.
         elapsed_s: how long the save took.
     """
 
@@ -94,15 +94,15 @@ class NotSaved:
 
 
 class LocalTier:
-    """A disk tier that is not used for a minute after it failed.
+    """A disk tier that is not used for a minute after a failure.
 
-    While it is not used, or there is none, it looks empty and full. What fails is not raised,
-    unless the cache is strict.
+    While it is not used, or without a disk, it looks empty and full. Errors are raised only if the
+    cache is strict.
 
     Attributes:
-        disk: the tier itself, which raises what fails; ``None`` if there is none.
+        disk: the tier itself, which raises errors; ``None`` if there is none.
         check_trust: checks signatures, if there is a policy.
-        error: why it could not be read or written the last time, if it could not.
+        error: the error of the last read or write, if it failed.
     """
 
     def __init__(
@@ -123,18 +123,21 @@ class LocalTier:
 
     @property
     def read_error(self) -> Exception | None:
-        """Why nothing is read for now, if reading failed just now."""
+        """The recent error because of which nothing is read for now, if any."""
         return self.error if time.monotonic() < self._unread_until else None
 
     @property
     def is_writable(self) -> bool:
-        """Whether there is a disk, and writing it did not fail just now."""
+        """Whether there is a disk, and no recent write failed."""
         return self.disk is not None and time.monotonic() >= self._unwritten_until
 
     def search(
         self, key: str, names: Sequence[str]
     ) -> tuple[str, bytes, Frame | None] | list[ObjectInfo]:
-        """Return the first of ``names``, its bytes and, if they are sound, its entry; or list."""
+        """Return the first of ``names`` that exists, its bytes and its entry, if it is sound.
+
+        Without one, list the names under ``key``.
+        """
         return self.read(lambda disk: disk.search(names, entries.name_prefix(key), self._sound), [])
 
     def _sound(self, name: str, data: bytes) -> Frame | None:
@@ -143,7 +146,7 @@ class LocalTier:
         return None
 
     def hand_over(self, name: str) -> bool:
-        """Keep a copy of an entry for processes that wait for it; return whether that was done."""
+        """Keep a copy of an entry for processes that wait for it; return whether it worked."""
         data = self.read(lambda disk: disk.get(name), None)
         return data is not None and self.write(lambda disk: disk.put(HANDED + name, data))
 
@@ -154,14 +157,14 @@ class LocalTier:
         return [info.key.removeprefix(HANDED) for info in found]
 
     def load(self, name: str, at: str = "") -> Frame | None:
-        """Return the entry ``name``, or ``None``; see :meth:`verify`. It may lie elsewhere."""
+        """Return the entry ``name``, or ``None``; see :meth:`verify`. ``at`` is another path."""
         data = self.read(lambda disk: disk.get(at or name), None)
         return None if data is None else self.verify(name, data)
 
     def verify(self, name: str, data: bytes) -> Frame:
-        """Return the entry that was read from ``name``; remove it and raise if it is damaged.
+        """Return the entry that was read from ``name``; if it is damaged, remove it and raise.
 
-        One that is not trusted stays, as others may trust its signer.
+        An entry that is not trusted stays, because others may trust its signer.
         """
         try:
             return entries.verify(name, data, admit=self.check_trust)
@@ -170,26 +173,26 @@ class LocalTier:
             raise
 
     def land(self, name: str, data: Buffer) -> Frame:
-        """Verify what was downloaded, and keep it if there is room.
+        """Verify a download, and keep it if there is room.
 
-        If it is damaged, the next one that is saved here replaces it in the remote.
+        If it is damaged, the next entry that is saved here replaces it in the remote.
         """
         try:
             entry = entries.verify(name, data, admit=self.check_trust)
         except CorruptError:
             self._counters.count("set_aside", "remote")
-            with contextlib.suppress(CorruptError):  # an upload sees a damaged header by itself
+            with contextlib.suppress(CorruptError):  # an upload detects a damaged header itself
                 self._replaceable.add(frame.decode_head(data).digest)
             raise
         self.write(lambda disk: disk.put(name, data))
         return entry
 
     def present(self, names: list[str]) -> list[str]:
-        """Return the ``names`` at which there is something, whatever it is."""
+        """Return the ``names`` that exist, without verifying them."""
         return self.read(lambda disk: disk.deadline.call(lambda: [*filter(disk.head, names)]), [])
 
     def read(self, read: Callable[[DiskTier], _T], otherwise: _U) -> _T | _U:
-        """Return what ``read`` gives, or ``otherwise`` where there is no disk or it fails."""
+        """Return the result of ``read``, or ``otherwise`` if there is no disk or it fails."""
         if self.disk is None or time.monotonic() < self._unread_until:
             return otherwise
         try:
@@ -197,11 +200,11 @@ class LocalTier:
         except S3CacheError as exc:
             self.error = exc
             self._unread_until = self._unwritten_until = time.monotonic() + _REST_S
-            self._problems.met("local", "the local tier fails and is not used for now", exc)
+            self._problems.met("local", "the local tier failed and is not used for now", exc)
             return otherwise
 
     def write(self, write: Callable[[DiskTier], object]) -> bool:
-        """Let ``write`` change the disk; return whether there is one, and it did not fail."""
+        """Let ``write`` change the disk; return whether there is a disk and it worked."""
         if self.disk is None or not self.is_writable:
             return False
         try:
@@ -209,17 +212,17 @@ class LocalTier:
         except (StoreError, ConfigError) as exc:
             self.error = exc
             if isinstance(exc, NoSpaceError) and exc.__cause__ is None:
-                # It is the bounds that leave no room, not the disk: the next entry may fit.
+                # The bounds leave no room, but the disk works: the next entry may fit.
                 self._problems.met("bound", "the local tier is too small for this entry", exc)
                 return False
             self._unwritten_until = time.monotonic() + _REST_S
-            self._problems.met("local", "the local tier cannot be written and is left as is", exc)
+            self._problems.met("local", "the local tier cannot be written for now", exc)
             return False
         self.error = None
         return True
 
     def set_aside(self, entry: Frame, error: Exception) -> None:
-        """Treat a sound entry that cannot be used as damaged: the next save replaces it."""
+        """Treat a sound but unusable entry as damaged: the next save replaces it."""
         self._problems.warn("entry", "an entry cannot be used and is set aside", error)
         self._replaceable.add(entry.digest)
         for name in entries.names_of(entry.header):
@@ -234,7 +237,7 @@ class LocalTier:
 
 
 def open_disk(settings: Settings, namespace: str) -> DiskTier | None:
-    """Return the local tier, if there is to be one and one of its places can be used."""
+    """Open the local tier in the first usable directory; None if it is off or none is usable."""
     bounds = {"max_bytes": settings.local_max_bytes, "max_files": settings.local_max_files}
     problem, where = None, "there is no local tier"
     disk: DiskTier | None = None
@@ -242,7 +245,7 @@ def open_disk(settings: Settings, namespace: str) -> DiskTier | None:
         try:
             disk = DiskTier(place, namespace=namespace, **bounds)
         except (ConfigError, StoreError) as exc:
-            # The program did not name the default, and is not to blame if another user has it.
+            # If another user owns the default directory, the program is not to blame.
             named = not settings.has_default_local_dir
             if settings.strict or (named and isinstance(exc, ConfigError)):
                 raise
@@ -257,7 +260,7 @@ def open_disk(settings: Settings, namespace: str) -> DiskTier | None:
 
 @dataclass(eq=False)
 class CandidateLookup:
-    """The entries under one key, of which the caller accepts one, or none.
+    """The entries under one key; the caller accepts at most one.
 
     ::
 
@@ -268,30 +271,30 @@ class CandidateLookup:
                     break
 
     It counts as one lookup when it is closed: as a hit if an entry was accepted, else as a miss.
-    The caller's own time is not counted. What fails is skipped, unless the cache is strict.
+    The caller's own time is not counted. Failures are skipped, unless the cache is strict.
     """
 
     _key: str
-    _skip: Reason | None  # why nothing is looked at, if so
+    _skip: Reason | None  # the reason not to search at all, if any
     _local: LocalTier
     _asks_local: bool
     _open_remote: Callable[[], RemoteTier | None]  # may raise
     _counters: Counters
     _problems: Problems
-    _timeout_s: float  # how long the remote is waited for, all in all
-    _used: Callable[[str, str], object]  # is called with key and variant of what is accepted
-    # Claims what is in no tier, or waits for another process; None where that is not wanted.
+    _timeout_s: float  # for the remote, in all
+    _used: Callable[[str, str], object]  # called with key and variant of the accepted entry
+    # Claims a missing entry, or waits for another process; None to do neither.
     _claim: Callable[[], Waited | None] | None = None
-    # What this process has superseded, if what others have is asked for as well.
+    # Entries that this process has superseded; None to ignore those of other processes.
     _handed: Container[str] | None = None
 
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self._timeout_s
         self._first = entries.first_name(self._key)
-        self._has_first = False  # on this machine
+        self._has_first = False  # whether the first name is on this machine
         self._offered: set[str] = set()  # names of the entries that were yielded
         self._reason = self._skip or Reason.ABSENT
-        self._error: Exception | None = None  # the first thing that went wrong
+        self._error: Exception | None = None  # the first error
         self._last_error: Exception | None = None
         self._rejected = 0  # refused, or damaged
         self._accepted: Hit | None = None
@@ -299,10 +302,10 @@ class CandidateLookup:
         self._closed = False
 
     def __iter__(self) -> Iterator[Hit]:
-        """Give verified entries, each variant once, the cheapest to get first.
+        """Yield verified entries, each variant once, cheapest first.
 
         Raises:
-            S3CacheError: with ``strict``, whatever would have made it a miss but absence.
+            S3CacheError: with ``strict``, the lookup misses for a reason other than absence.
         """
         candidates = iter(()) if self._skip is not None else self._candidates()
         while True:
@@ -326,13 +329,13 @@ class CandidateLookup:
 
     @property
     def is_absent(self) -> bool:
-        """Whether there was nothing under the key in any tier, whatever came of it."""
+        """Whether no tier had an entry under the key."""
         return self._reason is Reason.ABSENT and not self._offered and not self._rejected
 
     def reject(self, hit: Hit, error: Exception) -> None:
-        """Set ``hit`` aside, which is sound but cannot be used.
+        """Set ``hit`` aside: it is sound but cannot be used.
 
-        If it is the fault of this machine, or its device, the entry stays.
+        If this machine or its device is at fault, the entry stays.
         """
         if is_machine_trouble(error):
             self._reason = Reason.MACHINE
@@ -345,7 +348,7 @@ class CandidateLookup:
             self._local.set_aside(hit.entry, error)
 
     def fail(self, error: Exception) -> None:
-        """Note that something failed: the caller's check, or reading an entry.
+        """Note a failure of the caller's check or of reading an entry.
 
         Raises:
             Exception: ``error``, with ``strict``.
@@ -353,7 +356,7 @@ class CandidateLookup:
         self._last_error = error
         if self._error is None:
             self._error, self._reason = error, reason_for(error)
-        self._problems.met("lookup", "a lookup failed, which is a miss", error)
+        self._problems.met("lookup", "a lookup failed and counts as a miss", error)
 
     def close(self) -> Hit | Miss:
         """Return the outcome; the first call counts it."""
@@ -372,7 +375,7 @@ class CandidateLookup:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- where it looks
+    # -- the search
 
     def _candidates(self) -> Iterator[tuple[Frame, TierName]]:
         if self._asks_local:
@@ -383,11 +386,11 @@ class CandidateLookup:
         elif (
             self._reason is Reason.ABSENT and self._asks_local and (error := self._local.read_error)
         ):
-            self._error, self._reason = error, reason_for(error)  # it may be there
+            self._error, self._reason = error, reason_for(error)  # the entry may exist
         if self._claim is not None and self._asks_local:
             waited = self._attempt(self._claim)
             self._deadline = time.monotonic() + self._timeout_s
-            yield from self._in_local()  # it may have landed meanwhile
+            yield from self._in_local()  # another process may have saved it
             yield from self._in_handed()
             if waited is not None and waited.is_remote and remote is not None:
                 yield from self._in_remote(remote)
@@ -395,7 +398,7 @@ class CandidateLookup:
                 self._reason = Reason.WAITED
 
     def _in_local(self) -> Iterator[tuple[Frame, TierName]]:
-        # Most entries have one of these two names; a directory is only read for the others.
+        # Most entries have one of these two names; only others need a listing.
         usual = (self._first, entries.variant_name(self._key, ""))
         found, offered = self._attempt(lambda: self._local.search(self._key, usual)), ""
         if isinstance(found, tuple):
@@ -427,18 +430,18 @@ class CandidateLookup:
             first = self._fetch(remote, self._first)
             yield from self._offer("remote", self._first, first)
             if first is None and not isinstance(self._last_error, (CorruptError, UntrustedError)):
-                return  # it is absent, and the others with it, or the remote does not answer
+                return  # no entry exists, or the remote does not answer
         fetched = 0
         for name in self._attempt(lambda: remote.names(self._key, self._left_s())) or ():
             if self._rejected >= _MAX_REJECTED or fetched >= _MAX_FETCHED:
                 return
-            # What this machine has under that name has been offered already.
+            # The copy of this machine has been offered already.
             if name not in self._offered:
                 fetched += 1
                 yield from self._offer("remote", name, self._fetch(remote, name))
 
     def _fetch(self, remote: RemoteTier, name: str) -> Frame | None:
-        # After one that was rejected, the signatures of the others are checked first.
+        # After a rejected entry, check signatures before downloading others.
         suspect = self._rejected > 0
         return self._attempt(lambda: remote.load(name, self._left_s(), suspect=suspect))
 
@@ -455,15 +458,15 @@ class CandidateLookup:
         if own not in self._offered:
             self._offered.add(own)
             if self._error is None:
-                self._reason = Reason.GUARD  # unless the caller takes it
+                self._reason = Reason.GUARD  # unless the caller accepts it
             yield entry, tier
 
     def _attempt(self, call: Callable[[], _T]) -> _T | None:
-        """Return the result of ``call``, or ``None`` if it fails: the lookup goes on elsewhere."""
+        """Return the result of ``call``, or ``None`` if it fails: the lookup goes on."""
         try:
             return call()
         except UntrustedError as exc:
-            # No failure: other writers may leave such entries in a bucket.
+            # Not a failure: other writers may put such entries into a bucket.
             self._last_error = exc
             self._rejected += 1
             self._counters.count("refused", exc.cause)

@@ -1,8 +1,8 @@
 """The command line: ``s3cache ...`` and ``python -m s3cache ...``.
 
-Commands are functions, several to a module, listed here in the order in which ``--help`` has them.
-They parse arguments and show results; the rooms above do the work. :func:`main` is where each
-command begins and where its errors end: in one line, and an exit code.
+Commands are functions, several to a module, listed here in the order of ``--help``. They parse
+arguments and show results; other packages do the work. :func:`main` runs a command, and turns its
+errors into one line and an exit code.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _COMMANDS = (
     *(_entries.pull, _entries.push, _entries.prefetch, _entries.mirror),
     *(_machine.target, _machine.bench, _machine.keygen),
 )
-# What follows the name of a program is the program's.
+# Arguments after the name of a program belong to the program.
 _OF_A_PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-# Exit codes, as ``docs/commands.md`` has them.
+# Exit codes, documented in ``docs/commands.md``.
 _FOUND, _USAGE, _STORE, _INTERRUPTED = 1, 2, 3, 130
 
 app = typer.Typer(
     name="s3cache",
     help="A shared compile cache for torch.compile in S3-compatible storage.",
-    epilog="Where the cache is comes from --url or S3CACHE_URL; other settings from S3CACHE_*. "
-    "Exit codes: 0 all is well, 1 something was found or is not done, 2 bad arguments or settings, "
-    "3 the store or the disk cannot do it, 130 interrupted.",
+    epilog="--url or S3CACHE_URL names the cache; S3CACHE_* variables set the rest. "
+    "Exit codes: 0 success, 1 problems found or work left, 2 bad arguments or settings, "
+    "3 the store or the disk failed, 130 interrupted.",
     no_args_is_help=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -70,8 +70,8 @@ class _Retries(logging.Handler):
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the arguments say, and return the exit code, as the help of the app has it."""
-    if sys.stderr.isatty():  # it may take minutes until a request is no longer tried again
+    """Run the command in ``arguments``, and return the exit code that the help documents."""
+    if sys.stderr.isatty():  # show retries: they may take minutes
         logger = logging.getLogger("s3cache.storage")
         logger.addHandler(_Retries())
         logger.setLevel(logging.INFO)
@@ -84,8 +84,8 @@ def main(arguments: list[str]) -> int:
         more = "" if command() in str(exc) else f" {pointer(code_of(exc))}"
         return _fail(f"{exc}{more}", code)
     except (BrokenPipeError, SystemExit):
-        # The reader of the output is gone, as in `s3cache ls | head`. Typer also exits by itself
-        # when a shell asks it to complete a word.
+        # The reader of the output has closed it, as in `s3cache ls | head`. Typer also exits when a
+        # shell completes a word.
         try:
             sys.stdout.flush()
         except BrokenPipeError:
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Exception as exc:
-        # Typer's own errors are in another module in each release of Typer.
+        # Releases of Typer have its errors in different modules.
         if type(exc).__name__ == "Abort":
             return _INTERRUPTED
         if message := getattr(exc, "format_message", None):

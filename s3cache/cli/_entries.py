@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 _Order: TypeAlias = Literal["age", "key", "kind", "size", "torch"]
 _Group: TypeAlias = Literal["age", "device", "kind", "signer", "size", "tag", "torch"]
 
-# -- what there is
+# -- listing
 
-# What each order puts on top is the least.
+# Sort keys; the smallest comes first.
 _ORDERS: dict[_Order, Callable[[manage.Item], Any]] = {
     "age": lambda item: -item.modified,
     "key": lambda item: (item.key, item.name),
@@ -53,10 +53,10 @@ _ORDERS: dict[_Order, Callable[[manage.Item], Any]] = {
     "size": lambda item: -item.size,
     "torch": lambda item: (item.values("torch"), item.key),
 }
-# Sorting keeps no more entries than this in memory, where no limit is given.
+# How many entries sorting keeps in memory, unless a limit is given.
 _SORTED_AT_MOST = 1000
 _DAY_S = 86400
-# Groups by the ages in days, or the sizes in MiB, below which entries are in them.
+# Groups by age in days, or size in MiB: an entry is in the first group with a larger bound.
 _AGES = {"below 1 day": 1, "below 7 days": 7, "below 30 days": 30, "30 days or more": math.inf}
 _SIZES = {"below 1 MiB": 1, "below 16 MiB": 16, "below 256 MiB": 256, "256 MiB or more": math.inf}
 # The columns of `--long`, and their widths.
@@ -74,8 +74,8 @@ def ls(
 ) -> int:
     """List entries: size, time since the last change, key and variant.
 
-    With --long also kind, torch, device, tag and signers. Entries are printed as they are found, so
-    the bucket may be of any size; or sorted, a thousand without --limit.
+    --long adds kind, torch, device, tag and signers. Entries are printed as they are found, so the
+    bucket may have any size. With --sort, at most a thousand are shown without --limit.
     """
     long = long or sort in ("kind", "torch") or filters.selection.needs_headers
     shown = 0
@@ -108,7 +108,7 @@ def _item_text(item: manage.Item, long: bool) -> str:
 
 
 def _age_text(seconds: float) -> str:
-    """Return how long ago something was, for people, as in ``3 h``."""
+    """Format an age for people: ``3 h``."""
     for unit, length in (("d", _DAY_S), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
@@ -121,7 +121,7 @@ def du(
     out: Output,
     by: _Group = Option("age", help="Group by; all but age and size read each entry's header."),
 ) -> int:
-    """Sum up the number and the size of entries, the largest sum first."""
+    """Sum up the number and the size of entries, largest sum first."""
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     with where.open() as place, out.progress("entries") as advance:
         scan = manage.Scan(place, filters.selection, headers=by not in ("age", "size"))
@@ -151,10 +151,10 @@ def du(
 
 
 def stats(where: Where, out: Output) -> None:
-    """Count the entries in the remote and in the local tier, and the uploads that are pending.
+    """Count the entries in the remote and in the local tier, and pending uploads.
 
-    With --local it counts the local tier only. Hits and misses are counted by each process that
-    compiles: with S3CACHE_SUMMARY=1 it prints them at its end.
+    With --local, count the local tier only. Processes that compile count their own hits and misses,
+    and print them at the end with S3CACHE_SUMMARY=1.
     """
     found: dict[str, Any] = {}
     settings, _ = Settings.load(where.url)
@@ -181,7 +181,7 @@ def stats(where: Where, out: Output) -> None:
 
 def _totals(place: manage.Place) -> dict[str, int]:
     entries = size = keys = 0
-    # A key has one first entry. A local tier may have only others, and is bounded.
+    # Every key in a remote has one first entry. A local tier may lack it, but is bounded.
     local_keys: set[str] = set()
     for item in items_of(manage.Scan(place)):
         entries += 1
@@ -193,9 +193,9 @@ def _totals(place: manage.Place) -> dict[str, int]:
 
 
 def verify(filters: Filters, where: Where, out: Output) -> int:
-    """Read every entry whole, and check all digests, and signatures where a key is trusted.
+    """Read every entry completely and check all digests; with trusted keys, also signatures.
 
-    Exits with 1 if anything is damaged, out of place or not trusted. To remove such entries:
+    Exits with 1 if an entry is damaged, misplaced or not trusted. To remove such entries:
     s3cache gc --unreadable --untrusted --delete.
     """
     with where.open() as place, out.progress("verified") as advance:
@@ -208,7 +208,7 @@ def verify(filters: Filters, where: Where, out: Output) -> int:
     )
 
 
-# The URL of an object: up to where the entries of its store begin, its name, and options.
+# The URL of an object: the URL of its store, its name, and options.
 _OBJECT = re.compile(r"(\w+://[^?]*?)/(v1/[0-9a-f]/[^/?]+)(\?.*)?")
 
 
@@ -221,10 +221,10 @@ def inspect(
         help="A key or the beginning of one, a file, or the URL of an object.",
     ),
 ) -> int:
-    """Show what an entry says of itself: key, guards, kernels, times, signatures, its graph.
+    """Show the content of an entry: key, guards, kernels, times, signatures, its graph.
 
-    Nothing is unpickled, and torch is not needed. The header is verified; s3cache verify checks the
-    rest.
+    Nothing is unpickled, and torch is not needed. Only the header is verified; s3cache verify
+    checks the whole entry.
     """
     if "://" not in target and (os.sep in target or os.path.isfile(target)):
         _show_file(out, target)
@@ -232,7 +232,7 @@ def inspect(
     part = _OBJECT.fullmatch(target)
     if part is None and "://" in target:
         fix = "give SCHEME://.../v1/3/KEY.0, or a key and --url"
-        raise ConfigError("the URL", "is not that of an entry", fix)
+        raise ConfigError("the URL", "is not the URL of an entry", fix)
     with manage.open_place(part[1] + (part[3] or "")) if part else where.open() as place:
         names = [part[2]] if part else _names_of(place, target)
         heads = {name: until_done(manage.read_head(place.store, name)) for name in sorted(names)}
@@ -246,13 +246,13 @@ def inspect(
 
 
 def _names_of(place: manage.Place, key: str) -> list[str]:
-    """Return the names of all entries under ``key``, or under the only key that begins so."""
+    """Return the names of all entries under ``key``, or under the only key with this prefix."""
     whole = manage.Selection(manifest=frozenset({key}))  # one request
     if names := [item.name for item in items_of(manage.Scan(place, whole))]:
         return names
     found = [*items_of(manage.Scan(place, manage.Selection(key=(key,))))]
     if len({item.key for item in found}) > 1:
-        raise ConfigError(f"key {key!r}", "is the beginning of several", "give more of it")
+        raise ConfigError(f"key {key!r}", "is the beginning of several", "give more digits")
     return [item.name for item in found]
 
 
@@ -261,7 +261,7 @@ def _show_file(out: Output, path: str) -> None:
 
     if not (os.path.isfile(path) and os.access(path, os.R_OK)):  # a pipe would block
         problem = "cannot be read, or is no regular file"
-        raise ConfigError(f"file {path}", problem, "name another")
+        raise ConfigError(f"file {path}", problem, "give another file")
     with open(path, "rb") as file:
         head = frame.decode_head(file.read(2 * frame.MAX_HEADER_BYTES))
     _show(out, path, head, Settings.load()[0].trust_policy())
@@ -322,8 +322,8 @@ def _verdict(head: Head, policy: Policy) -> str:
     except UntrustedError as exc:
         return f"not used here ({exc.cause}): {exc.detail}"
     if signature is not None:
-        return f"signed by {signature.signer}, who is trusted here"
-    return "not asked for here" if policy.level == "off" else "used, though no known key signed it"
+        return f"signed by {signature.signer}, which is trusted here"
+    return "not checked here" if policy.level == "off" else "used without a trusted signature"
 
 
 # -- copying
@@ -333,10 +333,10 @@ _NO_ENTRY = "v1/0/-"  # no entry has this name
 
 
 def pull(filters: Filters, out: Output, url: str | None = URL) -> int:
-    """Copy entries from the remote into this machine's local tier, and verify each.
+    """Copy entries from the remote into this machine's local tier, and verify them.
 
-    Entries that are there already stay, and an interrupted pull can be repeated. The local tier
-    keeps its bounds: the least recently used entries make room.
+    Existing entries stay, and an interrupted pull can be repeated. The local tier keeps its bounds:
+    the least recently used entries are evicted.
     """
     with manage.open_place(url) as remote, manage.open_place(url, in_tier=True) as local:
         return finish(out, *_copy(out, remote, local, filters.selection), _COPIED)
@@ -348,14 +348,14 @@ def push(
     url: str | None = URL,
     timeout: float = Option(600.0, help="Seconds for pending uploads.", min=0),
 ) -> int:
-    """Copy what this machine has of the remote's entries into the remote, and verify each.
+    """Copy entries from this machine's local tier into the remote, and verify them.
 
-    First it uploads what programs have saved and not uploaded, whatever is chosen.
+    First it finishes all pending uploads of programs, also of entries that are not selected.
     """
     from s3cache.cache import Cache
 
     with manage.open_place(url, to_fill=True) as remote:
-        # Uploads to a remote that is not there would be tried until the time is over.
+        # Uploads to a missing remote would be retried until the timeout.
         with suppress(AccessDeniedError):
             until_done(remote.store.get(_NO_ENTRY))
         with Cache.open(url) as cache:
@@ -363,7 +363,7 @@ def push(
         with manage.open_place(url, in_tier=True) as local:
             scan, result = _copy(out, local, remote, filters.selection)
     if report.error is not None and report.remaining:
-        result.fail(f"{report.remaining} that were not uploaded", report.error)
+        result.fail(f"{report.remaining} pending uploads", report.error)
     return finish(out, scan, result, _COPIED)
 
 
@@ -373,11 +373,11 @@ def mirror(
     source: str = Argument(..., metavar="SOURCE", help="URL to copy from."),
     target: str = Argument(..., metavar="TARGET", help="URL to copy to."),
 ) -> int:
-    """Copy entries from one remote into another, and verify each.
+    """Copy entries from one remote into another, and verify them.
 
-    Run again, it copies what is new and what differs by its digest. It replaces those that are not
-    trusted, and those that differ and have no trusted signature. Nothing is removed from the
-    target.
+    A second run copies new entries, and entries with another digest. It replaces entries in the
+    target that are not trusted, and those that differ and have no trusted signature. Nothing is
+    removed from the target.
     """
     with manage.open_place(source) as here, manage.open_place(target, to_fill=True) as there:
         return finish(out, *_copy(out, here, there, filters.selection), _COPIED)
@@ -397,7 +397,7 @@ def prefetch(
     manifest: str | None = given("FILE", "Keys, one to a line; - for stdin."),
     url: str | None = URL,
 ) -> int:
-    """Copy the entries of some keys into this machine's local tier: pull, by whole keys."""
+    """Copy the entries of some keys into this machine's local tier, like pull by whole keys."""
     from s3cache.entries import check_key
 
     named = () if manifest is None else named_in("--manifest", manifest)
@@ -420,12 +420,12 @@ def rm(
 ) -> int:
     """Remove all entries under some keys, from the remote or with --local from the local tier.
 
-    Needs credentials that may delete. Machines that have an entry keep it in their local tiers.
+    Needs credentials that may delete. Other machines keep copies in their local tiers.
     """
     from s3cache.entries import check_key
 
     selection = manage.Selection(manifest=frozenset(map(check_key, keys)))
-    return _remove(out, where, selection, dry_run, "leave --dry-run out")
+    return _remove(out, where, selection, dry_run, "omit --dry-run")
 
 
 def clear(
@@ -444,21 +444,21 @@ def gc(
     filters: Filters,
     where: Where,
     out: Output,
-    keep: str | None = given("SIZE", "Of those, keep the latest, of so much in all: 100GB."),
+    keep: str | None = given("SIZE", "Keep the latest of them, up to this size in all: 100GB."),
     delete: bool = Option(False, "--delete/--dry-run", help="Remove them; else only count them."),
 ) -> int:
     """Remove entries that are old, large, of an old torch, never hit, unreadable or not trusted.
 
     Without --delete it only counts them. Needs at least one condition, and credentials that may
-    delete. With --keep it bounds a bucket, or the local tier: the entries changed, or used there,
-    the longest time ago go first. A lifecycle rule of the bucket removes by age. Hits on other
-    machines are recorded only there: with --never-hit give --older or --local, too.
+    delete. --keep bounds the size of a bucket, or of the local tier: the entries with the oldest
+    change (in the local tier: use) are removed first. A lifecycle rule of the bucket removes by
+    age. Only this machine's hits are known: use --never-hit with --older or --local.
     """
     chosen = filters.selection
     if chosen == manage.Selection() and keep is None:
         raise ConfigError("s3cache gc", "has no condition", "give one, such as --older 90d")
     if chosen.never_hit is not None and chosen.older < 0 and not where.local:
-        cause = "knows of this machine's hits only"
+        cause = "only knows this machine's hits"
         raise ConfigError("option --never-hit", cause, "give --older 30d, too")
     if keep is not None:
         with where.open() as place:
@@ -471,7 +471,7 @@ def gc(
 def _remove(out: Output, where: Where, selection: manage.Selection, dry_run: bool, how: str) -> int:
     with where.open() as place, out.progress("removed") as advance:
         if selection.untrusted and place.policy.level == "off":
-            cause = "asks for a key that is trusted"
+            cause = "needs a trusted key"
             raise ConfigError("option --untrusted", cause, "set trusted_keys")
         scan = manage.Scan(place, selection)
         if dry_run:
@@ -480,9 +480,9 @@ def _remove(out: Output, where: Where, selection: manage.Selection, dry_run: boo
         try:
             result = until_done(manage.remove(scan, keep, advance))
         except AccessDeniedError as exc:
-            hint = "to remove entries takes the operator's role, see infra/README.md"
+            hint = "removing entries needs the operator's role, see infra/README.md"
             raise AccessDeniedError(f"{exc}; {hint}") from exc
-    kept = ", {kept} kept: not uploaded yet, or sound after all" if result.kept else ""
+    kept = ", {kept} kept: not uploaded yet, or found to be sound" if result.kept else ""
     summary = f"{counted(result.done, 'entry', 'entries')} removed ({{size}}){kept}"
     return finish(out, scan, result, summary, dry_run=False)
 

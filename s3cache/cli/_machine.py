@@ -1,4 +1,4 @@
-"""Commands on programs, on what they looked up, and on this machine's setup."""
+"""Commands on programs, on recorded lookups, and on this machine's setup."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ from s3cache.util.text import counted, footer, pointer, sections, sections_on
 # -- programs
 
 PROGRAM: list[str] = Argument(
-    ..., metavar="PROGRAM [ARGUMENT]...", help="What python runs too, and arguments for it."
+    ..., metavar="PROGRAM [ARGUMENT]...", help="A program as for python, with its arguments."
 )
 MODULE: bool = Option(False, "-m", help="A module, not a script.")
 COMMAND: bool = Option(False, "-c", help="Code, not a script.")
 
 
 def _arguments(program: list[str], *, module: bool, command: bool) -> list[str]:
-    """Return the arguments by which Python runs a program."""
+    """Return the arguments with which Python runs a program."""
     if module and command:
-        raise ConfigError("option -c", "is given beside -m", "leave one of them out")
+        raise ConfigError("option -c", "cannot be used with -m", "omit one of them")
     kind = ["-m"] if module else ["-c"] if command else []
     if not kind and program[0] != "-" and not os.path.exists(program[0]):
-        raise ConfigError(f"script {program[0]}", "is not there", "name another, or give -m or -c")
+        raise ConfigError(f"script {program[0]}", "does not exist", "give another, or -m or -c")
     return [*kind, *program]
 
 
 def run(
     program: list[str] = PROGRAM,
     url: str | None = URL,
-    as_json: bool = Option(False, "--json", help="End with an object of JSON in place of a line."),
+    as_json: bool = Option(False, "--json", help="Print the summary as a JSON object."),
     module: bool = MODULE,
     command: bool = COMMAND,
 ) -> None:
-    """Run a Python program with s3cache turned on, unchanged.
+    """Run a Python program unchanged, with s3cache turned on.
 
     A program is anything that python runs: a script, a .pyc, a directory or zip file with a
-    __main__, - for standard input, a module or code. Everything after its name belongs to the
+    __main__, - for standard input, a module or code. Arguments after its name belong to the
     program. Python runs it in this process, with environment variables that turn s3cache on, also
-    in the processes that it starts. Each process that compiles ends with one line that counts its
-    hits and misses (S3CACHE_SUMMARY=0: no line).
+    in child processes. Every process that compiles prints its hits and misses in one line at the
+    end (S3CACHE_SUMMARY=0: no line).
     """
     arguments = _arguments(program, module=module, command=command)
     settings, of_store = Settings.load(url)
@@ -72,7 +72,7 @@ def run(
     if as_json:
         environment["S3CACHE_SUMMARY"] = "json"
     environment.setdefault("S3CACHE_SUMMARY", "1")
-    if not job_here():  # then each rank is one of a job already
+    if not job_here():  # else the ranks already belong to a job
         environment[JOB] = secrets.token_hex(4)
     os.execve(  # noqa: S606 - it is what it was asked to run
         sys.executable, [sys.executable, *_interpreter_options(), *arguments], environment
@@ -85,19 +85,19 @@ def _check_autoload() -> None:
     if os.environ.get(switch, "1") != "1":
         raise ConfigError(
             f"environment variable {switch}",
-            f"is {os.environ[switch]!r}, and torch then loads no s3cache",
+            f"is {os.environ[switch]!r}, which keeps torch from loading s3cache",
             "unset it, or call s3cache.enable() in the program",
         )
     if not metadata.entry_points(group="torch.backends", name="s3cache"):
         raise ConfigError(
             "s3cache",
-            "is not installed, only on the path: torch does not find it",
+            "is on the path, but is not installed: torch does not find it",
             "install it (pip install torch-s3cache), or call s3cache.enable() in the program",
         )
 
 
 def _interpreter_options() -> list[str]:
-    """Return the options that Python itself was started with, such as ``-u`` and ``-X``."""
+    """Return the options of the Python interpreter, such as ``-u`` and ``-X``."""
     *options, command = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     if command != sys.argv[0]:  # not a script, but the argument of -m: `-u -m s3cache`
         last = re.match("-([A-Za-z]*?)[cm]", command if command[0] == "-" else options.pop())
@@ -109,8 +109,8 @@ def _interpreter_options() -> list[str]:
 _ENDS = {
     "itself": "ended by itself",
     "quiet": "was ended: it compiled nothing more (--quiet)",
-    "graphs": "was ended: so many graphs were compiled (--graphs)",
-    "timeout": "was ended: its time was over (--timeout)",
+    "graphs": "was ended: it compiled enough graphs (--graphs)",
+    "timeout": "was ended: it timed out (--timeout)",
     "interrupted": "was ended: interrupted",
 }
 
@@ -120,18 +120,18 @@ def check(
     program: list[str] = PROGRAM,
     module: bool = MODULE,
     command: bool = COMMAND,
-    quiet: str = given("TIME", "End it when it has compiled nothing for so long; 0: never.", "30s"),
-    graphs: int | None = Option(None, metavar="N", help="End it after so many graphs.", min=1),
-    timeout: str = given("TIME", "End it after that time in any case; 0: never.", "2h"),
+    quiet: str = given("TIME", "End it after this time without a compile; 0: never.", "30s"),
+    graphs: int | None = Option(None, metavar="N", help="End it after this many graphs.", min=1),
+    timeout: str = given("TIME", "End it after this time in any case; 0: never.", "2h"),
 ) -> int:
     """Run a program, and report for each graph that it compiles whether it can be cached.
 
-    The program compiles as usual, in a process of its own. No bucket is needed or read, and nothing
-    is written to one, unless the program itself turns s3cache on. If a graph cannot be cached, all
-    reasons are listed, with the line in the program and a fix. Once the program has compiled
-    something and then nothing for --quiet, it is ended with SIGTERM, as by a scheduler. So training
-    that takes days ends after its first steps, and saves nothing. Exits with 1 if a graph cannot be
-    cached as a whole, or nothing was compiled.
+    The program compiles as usual, in a separate process. No bucket is needed, read or written,
+    unless the program itself turns s3cache on. If a graph cannot be cached, all reasons are listed,
+    with the line in the program and a fix. When the program has compiled something and then nothing
+    for --quiet, it gets SIGTERM, as from a scheduler. So training that takes days ends after its
+    first steps, and saves nothing. Exits with 1 if a graph cannot be cached as a whole, or if
+    nothing was compiled.
     """
     from s3cache.manage.programs import check_program
 
@@ -147,28 +147,28 @@ def check(
         out.record(found.as_dict())
     else:
         out.note(f"the program {_ENDS[end]}{f' with {code}' if code else ''}")
-        nothing = "no graph: the program called nothing that torch.compile compiles by Inductor"
+        nothing = "no graph: the program called nothing that torch.compile compiles with Inductor"
         out.text(str(found) if found.graphs else nothing)
     return 130 if end == "interrupted" else 0 if found.cacheable else 1
 
 
 def warm(
     out: Output,
-    command: list[str] = Argument(..., metavar="-- COMMAND...", help="The job, as a shell has it."),
-    quiet: str = given("TIME", "End it when it compiled nothing for so long.", "60s"),
-    timeout: str = given("TIME", "End it after that time in any case.", "2h"),
-    target: str | None = given("FILE", "Compile for the GPU in it, from s3cache target."),
+    command: list[str] = Argument(..., metavar="-- COMMAND...", help="The job, as in a shell."),
+    quiet: str = given("TIME", "End it after this time without a compile.", "60s"),
+    timeout: str = given("TIME", "End it after this time in any case.", "2h"),
+    target: str | None = given("FILE", "Compile for this GPU, described by s3cache target."),
     url: str | None = URL,
 ) -> int:
     """Run a job until it compiles nothing more and everything is uploaded, then end it.
 
-    This is for a build step, or for one machine before a fleet starts: then the remote has what the
-    job compiled. The cache is turned on in all processes of the job, which are ended with SIGTERM.
-    With --target (experimental) it needs no GPU: a CUDA build of torch finds the GPU that the file
-    describes, on which kernels do nothing. If the machine of the file would look up other keys than
-    those that are made here, nothing is run, and the error names what differs.
-    Exits with 1 if the time was over, the job failed, something is not uploaded, or the job
-    compiled nothing at all.
+    Use it in a build step, or on one machine before a fleet starts: then the remote has all entries
+    that the job compiled. The cache is on in all processes of the job, which end with SIGTERM.
+    With --target (experimental) no GPU is needed: a CUDA build of torch finds the GPU that the file
+    describes, on which kernels do nothing. If that machine would compute other keys than this one,
+    the job is not run, and the error lists the differences.
+    Exits with 1 after a timeout, if the job failed, if uploads are missing, or if the job compiled
+    nothing.
     """
     from s3cache.manage import programs
 
@@ -195,7 +195,7 @@ def warm(
     else:
         out.note(
             "nothing was compiled, so nothing is warm: the job called nothing that torch.compile "
-            "compiles by Inductor, or turned the cache off; s3cache check says what it compiles"
+            "compiles with Inductor, or turned the cache off; s3cache check lists its graphs"
         )
     return exit_code
 
@@ -203,16 +203,16 @@ def warm(
 def target(out: Output) -> None:
     """Describe this machine's GPU in JSON, for s3cache warm --target FILE elsewhere (experimental).
 
-    The description has what keys of graphs on the GPU hold: the device and its driver, torch,
-    Triton, and the settings of this environment. Write it where programs start as they do in
-    production, in their image.
+    The description has the inputs of keys on the GPU: the device and its driver, torch, Triton, and
+    the settings of this environment. Write it in the image and environment of the job in
+    production.
     """
     from s3cache.target import describe
 
     out.record(describe())
 
 
-# -- what was looked up
+# -- recorded lookups
 
 
 def explain(
@@ -228,16 +228,15 @@ def explain(
     local: bool = Option(False, "--local", help="Do not read the remote."),
     url: str | None = URL,
 ) -> int:
-    """Explain why lookups missed: the nearest entry, and how its key differs; or what a code means.
+    """Explain why lookups missed: the nearest entry, and how its key differs; or explain a code.
 
-    By default it explains the last process on this machine that looked something up. Lookups are
-    recorded in the local tier (not with S3CACHE_RECORD=0). They are compared with earlier lookups,
-    and with entries in the local tier and in the remote. Exits with 1 if anything missed or was
-    bypassed.
+    By default it explains the last process on this machine that had lookups. Lookups are recorded
+    in the local tier (not with S3CACHE_RECORD=0). They are compared with earlier lookups, and with
+    entries in the local tier and in the remote. Exits with 1 if a lookup missed or was bypassed.
 
-    For a code (of a reason, bypass, frame, error or check of doctor) it shows the section of the
-    documentation, offline. A word that is a code is taken as such: give a file of that name as
-    ./NAME.
+    For a code (of a reason, bypass, frame, error or doctor check) it shows the section of the
+    documentation, offline. A code takes precedence over a file with the same name: write ./NAME for
+    the file.
     """
     code = 0
     for word in words or [""]:
@@ -262,7 +261,7 @@ def _explain(out: Output, word: str, local: bool, url: str | None) -> int:
         if not near:
             raise
         fix = f"did you mean {' or '.join(command_on(codes[each]) for each in near)}?"
-        problem = "is no code, and no run, key or program on record here"
+        problem = "is no code, and no run, key or program recorded here"
         raise ConfigError(f"word {word!r}", problem, fix) from None
     if out.json:
         out.record(found.as_dict())
@@ -273,17 +272,17 @@ def _explain(out: Output, word: str, local: bool, url: str | None) -> int:
 
 def report(
     out: Output,
-    run: list[str] | None = given("ID", "The job of that run; may be given several times."),
+    run: list[str] | None = given("ID", "The job of this run; may be repeated."),
     last: int = Option(1, "--last", metavar="N", min=1, help="The last N jobs."),
     html: Path | None = given("FILE", "Write a self-contained HTML page."),
     trace: Path | None = given("FILE", "Write a trace for Perfetto and Chrome."),
     manifest: Path | None = given("FILE", "Write the keys that were used, for pull."),
 ) -> None:
-    """Show what processes of this machine looked up: outcomes, times, and what hits spared.
+    """Show the lookups of processes on this machine: outcomes, times, and compile time saved.
 
-    By default it shows the last job: one process, or all that torchrun, s3cache run or another
-    launcher with S3CACHE_JOB has started. Processes record their lookups in the local tier (not
-    with S3CACHE_RECORD=0).
+    By default it shows the last job: one process, or all processes that torchrun, s3cache run or
+    another launcher with S3CACHE_JOB has started. Processes record their lookups in the local tier
+    (not with S3CACHE_RECORD=0).
     """
     from s3cache import insight
 
@@ -335,7 +334,7 @@ def report(
 
 
 def _jobs(names: Sequence[str], last: int) -> list[list[Run]]:
-    """Return the jobs of the runs with these names, else the last jobs; the earliest job first."""
+    """Return the jobs of the runs with these names, else the last jobs; earliest job first."""
     settings, _ = Settings.load()
     jobs = in_jobs(recorded(settings.local_dirs, heads=True))
     named = [job for job in jobs if any(run.name.startswith(tuple(names)) for run in job)]
@@ -353,8 +352,8 @@ def _jobs(names: Sequence[str], last: int) -> list[list[Run]]:
 def bench(out: Output, url: str | None = URL) -> None:
     """Measure your own bucket: small and large requests, one by one; times are medians.
 
-    Everything is written below s3cache-bench/, and removed at the end. If the credentials may not
-    delete, the output says what is left.
+    Objects are written below s3cache-bench/, and removed at the end. If the credentials may not
+    delete, the output says how many are left.
     """
     from s3cache.manage import programs
 
@@ -372,10 +371,10 @@ def bench(out: Output, url: str | None = URL) -> None:
     if found["left"]:
         out.line(
             f"{counted(found['left'], 'object')} left below {found['prefix']}: these credentials "
-            "may not delete; the operator of the bucket may remove what is there"
+            "may not delete; the operator of the bucket can remove them"
         )
     else:
-        out.note(f"what was written is removed ({counted(found['removed'], 'object')})")
+        out.note(f"{counted(found['removed'], 'object')} written and removed again")
 
 
 def doctor(
@@ -385,9 +384,9 @@ def doctor(
     programs: bool = Option(True, help="Also start torch and the compiler."),
     timeout: float = Option(15.0, help="Seconds for any one check of the remote.", min=0.1),
 ) -> int:
-    """Check settings, credentials, rights, latency, clock, disk, torch, compiler and trust.
+    """Check settings, credentials, permissions, latency, clock, disk, torch, compiler and trust.
 
-    Each check has a verdict and, if something is wrong, a fix and the command that explains it.
+    Each check prints a verdict and, for a problem, a fix and the command that explains it.
     Exits with 1 if there is a fault. Every check ends in bounded time.
     """
     from s3cache.insight import examine
@@ -413,7 +412,7 @@ _PACKAGES = (
 
 
 def version(out: Output) -> None:
-    """Print the versions of s3cache and of everything that it needs, for a bug report."""
+    """Print the versions of s3cache and its dependencies, for a bug report."""
     found = {
         "s3cache": __version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -442,17 +441,17 @@ def keygen(
         False, "--shared", help="One secret for all machines: each of them can then sign."
     ),
 ) -> None:
-    """Make a key that signs entries, and the public key to trust.
+    """Make a key that signs entries, and its public key, for readers to trust.
 
-    The secret key goes to a file that only you can read. The output has the settings for machines
-    that save and for machines that read.
+    The secret key is written to a file that only you can read. The output has the settings for
+    machines that save and for machines that read.
     """
     path = to or f"{name}.key"
     key = generate(name, Algorithm.HMAC_SHA256 if shared else Algorithm.ED25519)
     with named_file(f"key file {path}", "made"):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "w", encoding="ascii") as file:
-        os.fchmod(fd, 0o600)  # whatever the umask
+        os.fchmod(fd, 0o600)  # regardless of the umask
         file.write(f"{key.secret_text()}\n")
     file_name = os.path.abspath(path)
     trusted = f"$(cat {file_name})" if shared else key.public_text()

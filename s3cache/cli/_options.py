@@ -1,4 +1,4 @@
-"""What commands share: groups of options, entries that are worked on, and how results are shown."""
+"""Shared by commands: groups of options, work on many entries, and output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from s3cache.util.text import printable, printable_lines
 
 _T = TypeVar("_T")
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
-_NOT_THERE = "nothing is there"
+_NOT_THERE = "there is no such entry"
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 URL: str | None = Option(
@@ -48,15 +48,15 @@ class Output:
         self.json = json
 
     def record(self, value: object) -> None:
-        """Write one JSON value on a line of its own."""
+        """Write one JSON value on one line."""
         sys.stdout.write(f"{json_text(value)}\n")
 
     def line(self, text: str) -> None:
-        """Write one line, with whatever a terminal would obey escaped."""
+        """Write one line, with terminal escape sequences escaped."""
         sys.stdout.write(f"{printable(text)}\n")
 
     def text(self, text: str) -> None:
-        """Write several lines of our own; foreign text in them has gone through `printable`."""
+        """Write several lines of our own; foreign text in them must have passed `printable`."""
         sys.stdout.write(f"{printable_lines(text)}\n")
 
     def note(self, text: str) -> None:
@@ -65,9 +65,9 @@ class Output:
             sys.stderr.write(f"{printable(text)}\n")
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Write rows with their cells one below the other, below the names of the columns if any.
+        """Write aligned rows, below the names of the columns if there are any.
 
-        Columns with names that begin with ``>`` are set to the right.
+        Columns with names that begin with ``>`` are aligned to the right.
         """
         head = [[name.lstrip(">") for name in columns]] if columns else []
         cells = [[printable(str(cell)) for cell in row] for row in (*head, *rows)]
@@ -79,7 +79,7 @@ class Output:
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int], None]]:
-        """Count on standard error, if that is a terminal; yield what adds to the count."""
+        """Count on standard error, if it is a terminal; yield a function that adds to the count."""
         done, is_shown = 0, not self.json and sys.stderr.isatty()
 
         def advance(count: int) -> None:
@@ -95,7 +95,7 @@ class Output:
 
 
 def json_text(value: object) -> str:
-    """Return ``value`` as JSON in one line; what JSON has no type for becomes text."""
+    """Return ``value`` as JSON in one line; values without a JSON type become text."""
     return json_of.dumps(_jsonable(value), ensure_ascii=True)
 
 
@@ -117,7 +117,7 @@ _SCHEMES = ("s3", "file", "memory", "http", "https")
 
 
 def redacted(text: str) -> str:
-    """Return ``text`` without the passwords of URLs, however the URLs are misspelt."""
+    """Return ``text`` without the passwords in URLs, even if the URLs are misspelt."""
 
     def shorter(match: re.Match[str]) -> str:
         word = match[0]
@@ -131,7 +131,7 @@ def redacted(text: str) -> str:
 
 
 def size_text(size: float) -> str:
-    """Return a size for people, as in ``1.5 MiB``."""
+    """Format a size for people: ``1.5 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -143,7 +143,7 @@ def size_text(size: float) -> str:
 
 
 def duration_s(option: str, text: str) -> float:
-    """Return the seconds that ``90d``, ``12h``, ``30min`` or ``10`` means."""
+    """Parse a duration such as ``90d``, ``12h``, ``30min`` or ``10`` to seconds."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?) ?(\w*)", text)
     unit = _UNITS_S.get(match[2].lower() or "s") if match else None
     if match is None or unit is None:
@@ -153,7 +153,7 @@ def duration_s(option: str, text: str) -> float:
 
 
 def size_bytes(option: str, text: str) -> int:
-    """Return the bytes that ``10MB`` or ``1GiB`` means."""
+    """Parse a size such as ``10MB`` or ``1GiB`` to bytes."""
     try:
         return int(size(0).parse(text))
     except ValueError as exc:
@@ -162,16 +162,16 @@ def size_bytes(option: str, text: str) -> int:
 
 @contextmanager
 def named_file(thing: str, done: str) -> Iterator[None]:
-    """Raise ConfigError where a file that the user has named cannot be read, or written."""
+    """Raise ConfigError if the block cannot read or write a file that the user named."""
     try:
         yield
     except (OSError, UnicodeDecodeError) as exc:
         cause = getattr(exc, "strerror", exc)
-        raise ConfigError(thing, f"cannot be {done} ({cause})", "name another") from None
+        raise ConfigError(thing, f"cannot be {done} ({cause})", "give another file") from None
 
 
 def named_in(option: str, manifest: str) -> frozenset[str]:
-    """Return the keys, and names of objects, that a file has; ``-`` is standard input."""
+    """Return the keys and names of objects in a file; ``-`` is standard input."""
     with named_file(f"{option} {manifest}", "read"):
         lines = sys.stdin if manifest == "-" else Path(manifest).read_text("utf-8").splitlines()
         return manage.read_manifest(manifest, lines)
@@ -186,7 +186,7 @@ def _hit_here(*_: object) -> frozenset[str]:
 
 
 class Where:
-    """The remote, or this machine's tier of it."""
+    """The remote, or this machine's local tier."""
 
     def __init__(
         self,
@@ -197,26 +197,26 @@ class Where:
         self.local = local
 
     def open(self) -> manage.Place:
-        """Open the remote, or what the tier holds of all remotes."""
+        """Open the remote, or the local tier with the entries of all remotes."""
         return manage.open_place(self.url, in_tier=self.local, of_all=True)
 
 
-# Options that choose entries, each named as the field of `Selection` that it sets: how its text is
-# read (if not, it may be repeated), what it is called (nothing for a flag), and what is chosen.
+# Options that select entries, by the field of `Selection` that they set: the parser of the text
+# (without one, the option may be repeated), the metavar (empty for a flag), and the help.
 _FILTERS: dict[str, tuple[Callable[[str, str], Any] | None, str, str]] = {
-    "key": (None, "KEY", "keys that begin so; may be repeated"),
-    "manifest": (named_in, "FILE", "what the file names, a key to a line; - for stdin"),
+    "key": (None, "KEY", "keys with this prefix; may be repeated"),
+    "manifest": (named_in, "FILE", "entries in this file, one key per line; - for stdin"),
     "kind": (None, "KIND", "aot, fx, shapes, recall, triton or another kind"),
-    "torch": (None, "VERSION", "entries made by that torch: 2.12"),
-    "device": (None, "DEVICE", "entries with code for that: cpu, cuda, xpu, mps"),
-    "tag": (None, "TAG", "entries with that cache_key_tag"),
-    "signer": (None, "NAME", "entries that claim a signature by that key"),
-    "never_hit": (_hit_here, "", "what the last 128 processes of this machine did not hit"),
-    "older": (duration_s, "TIME", "entries not changed for so long: 90d, 12h"),
-    "newer": (duration_s, "TIME", "entries changed within that time"),
-    "min_size": (size_bytes, "SIZE", "entries of so much or more: 10MB"),
-    "max_size": (size_bytes, "SIZE", "entries of so much or less"),
-    "unreadable": (None, "", "entries that are damaged or out of place"),
+    "torch": (None, "VERSION", "entries made by this torch: 2.12"),
+    "device": (None, "DEVICE", "entries with code for this device: cpu, cuda, xpu, mps"),
+    "tag": (None, "TAG", "entries with this cache_key_tag"),
+    "signer": (None, "NAME", "entries that claim a signature by this key"),
+    "never_hit": (_hit_here, "", "entries that the last 128 processes of this machine did not hit"),
+    "older": (duration_s, "TIME", "entries not changed for this time: 90d, 12h"),
+    "newer": (duration_s, "TIME", "entries changed within this time"),
+    "min_size": (size_bytes, "SIZE", "entries of at least this size: 10MB"),
+    "max_size": (size_bytes, "SIZE", "entries of at most this size"),
+    "unreadable": (None, "", "entries that are damaged or misplaced"),
     "untrusted": (None, "", "entries that the trust settings refuse"),
 }
 
@@ -226,7 +226,7 @@ def _option(name: str) -> str:
 
 
 class Filters:
-    """The entries that meet all conditions given, as a ``selection``."""
+    """The given conditions on entries, as a ``selection``."""
 
     def __init__(self, **given: Any) -> None:
         chosen: dict[str, Any] = {}
@@ -257,10 +257,10 @@ _GROUPS: dict[Any, list[inspect.Parameter]] = {
 
 
 def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``command`` as Typer takes it: options in place of the groups that it asks for.
+    """Return ``command`` for Typer, with options in place of groups.
 
     A parameter annotated ``Output``, ``Where`` or ``Filters`` becomes the options of that group,
-    and the command gets the group, made with their values.
+    and the command gets the group, made from their values.
     """
     own = _parameters(command)
     groups = {each.name: each.annotation for each in own if each.annotation in _GROUPS}
@@ -284,14 +284,14 @@ def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def until_done(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run ``work`` on the background loop and return its result; Ctrl-C ends it."""
+    """Run ``work`` on the background loop and return its result; Ctrl-C cancels it."""
     from s3cache.tier import background
 
     return background().wait(work, None)
 
 
 def items_of(scan: manage.Scan) -> Iterator[manage.Item]:
-    """Yield the entries of a scan, each batch of which is made when it is needed."""
+    """Yield the entries of a scan; a batch is read when it is needed."""
     batches = scan.batches()
 
     async def step() -> list[manage.Item] | None:
@@ -302,7 +302,7 @@ def items_of(scan: manage.Scan) -> Iterator[manage.Item]:
 
 
 def note_missing(out: Output, scan: manage.Scan) -> int:
-    """Note what a scan was to find and did not, and return the exit code."""
+    """Print the names that a scan did not find, and return the exit code."""
     for name in scan.absent:
         out.note(f"{name}: {_NOT_THERE}")
     return 1 if scan.absent else 0
@@ -311,7 +311,7 @@ def note_missing(out: Output, scan: manage.Scan) -> int:
 def finish(
     out: Output, scan: manage.Scan, result: manage.BatchResult, summary: str, **more: object
 ) -> int:
-    """Show what came of work on many entries, and return the exit code.
+    """Show the result of work on many entries, and return the exit code.
 
     The last line is ``summary``, with names of counts in braces; JSON also has ``more``.
     """

@@ -1,4 +1,4 @@
-"""May this graph be cached, and under which key: pure, synchronous, in process."""
+"""Decide whether a graph can be cached, and compute its key: pure, synchronous, in process."""
 
 from s3cache.graph._graph import Component as Component
 from s3cache.graph._graph import call_nodes as call_nodes

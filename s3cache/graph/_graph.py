@@ -1,6 +1,6 @@
-"""Components of a key, and of those a graph and its inputs, as far as torch leaves them out.
+"""Components of a key: the class, and those of a graph and its inputs that torch leaves out.
 
-A graph has most of those components only if there is something to say.
+Most of these components are absent if they are empty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
     from torch.fx.node import Argument
 
-# Digests do not cover what is shown to people, so it may be shortened. An entry stores all of it.
+# Values are for people and not in digests, so they may be shortened. Entries store them.
 _VALUE_CHARACTERS = 200
 _TEXT_CHARACTERS = 16 << 10
 _PART_CHARACTERS = 1 << 10
@@ -30,7 +30,7 @@ _PARTS = 1024
 
 
 def bounded(parts: Iterable[tuple[str, str]], characters: int = _PART_CHARACTERS) -> dict[str, str]:
-    """Return the first of ``parts``, each cut to ``characters``, and no more than fits an entry."""
+    """Return the first of ``parts``, truncated to ``characters`` each, as many as fit an entry."""
     kept: dict[str, str] = {}
     left = _ALL_CHARACTERS
     for name, part in parts:
@@ -47,8 +47,8 @@ class Component:
 
     Attributes:
         digest: 32 hexadecimal digits.
-        value: what it is, for people; shortened, and not part of the key.
-        parts: what it consists of, by name, where the value does not say it; neither.
+        value: the content for people; shortened, and not part of the key.
+        parts: its parts by name, if the value does not show them; not part of the key either.
     """
 
     digest: str
@@ -71,7 +71,7 @@ class Component:
 
 
 def graph_modules(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:
-    """Yield ``gm`` and all graph modules inside of it, with their names; its own is ``""``."""
+    """Yield ``gm`` and all graph modules inside it, with their names; that of ``gm`` is ``""``."""
     from torch.fx import GraphModule
 
     for name, module in gm.named_modules():
@@ -80,7 +80,7 @@ def graph_modules(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:
 
 
 def call_nodes(gm: GraphModule) -> Iterator[Node]:
-    """Yield the nodes of ``gm``, and of all graphs inside of it, that call a function."""
+    """Yield the nodes of ``gm``, and of all graphs inside it, that call a function."""
     for _, module in graph_modules(gm):
         yield from (node for node in module.graph.nodes if node.op == "call_function")
 
@@ -89,10 +89,10 @@ def call_nodes(gm: GraphModule) -> Iterator[Node]:
 
 
 def sharing(inputs: Sequence[object]) -> str:
-    """Return which inputs are in one storage, and where in it.
+    """Return which inputs share a storage, with their offsets.
 
-    Code for inputs that overlap reads one after it has written the other; torch's key is the same
-    for inputs that do not.
+    Code for overlapping inputs may read one after it has written the other; torch's key is the same
+    for inputs that do not overlap.
     """
     groups: dict[int, list[str]] = {}
     for name, tensor, storage in _stored(inputs):
@@ -101,29 +101,29 @@ def sharing(inputs: Sequence[object]) -> str:
 
 
 def placement(inputs: Sequence[object], *, has_places: bool) -> list[str]:
-    """Return how inputs lie in memory, and which autograd reached already."""
+    """Return the layout of inputs in memory, and which inputs are no leaves of autograd."""
     places = storage_offsets(inputs) if has_places else ""
     return [sharing(inputs), non_leaf_inputs(inputs), places]
 
 
 def storage_offsets(inputs: Sequence[object]) -> str:
-    """Return where each input begins in its storage, and how large that is."""
+    """Return the offset of each input in its storage, and the size of the storage."""
     return " ".join(
         f"{name}@{tensor.storage_offset()}/{storage.nbytes()}"
         for name, tensor, storage in _stored(inputs)
     )
 
 
-# In names of as_strided and its variants, and of what takes or changes a whole storage.
+# Matches as_strided and its variants, and operators that take or change a whole storage.
 _NAMES_STORAGE = re.compile(r"as_strided|storage|^_?resize|^set_(\.|$)")
 
 
 def reads_storage_offsets(gm: GraphModule) -> bool:
-    """Return whether code made of ``gm`` depends on where inputs begin in their storages.
+    """Return whether code for ``gm`` depends on the offsets of inputs in their storages.
 
-    All other operators that a graph is traced into get sizes and strides, and a pointer to the
-    first element. Of those that name a place in a storage, Inductor takes the difference to where
-    the input began when it was compiled; Dynamo has no guard for that.
+    Most operators in a traced graph get sizes, strides and a pointer to the first element. Some
+    have an absolute offset in a storage; Inductor subtracts the offset that the input had when it
+    was compiled, and Dynamo has no guard for that.
     """
     return any(
         node.op in ("call_function", "call_method")
@@ -134,9 +134,9 @@ def reads_storage_offsets(gm: GraphModule) -> bool:
 
 
 def _stored(inputs: Iterable[object]) -> Iterator[tuple[str, Tensor, UntypedStorage]]:
-    """Yield the tensors that lie in a storage, with their names, and the storage.
+    """Yield the tensors that have a storage, with their names and the storage.
 
-    A wrapper subclass lies in none; those that it wraps do. Sparse tensors do not.
+    A wrapper subclass has none; the tensors that it wraps have. Sparse tensors have none.
     """
     from torch import Tensor
 
@@ -158,7 +158,7 @@ def _stored(inputs: Iterable[object]) -> Iterator[tuple[str, Tensor, UntypedStor
 
 
 def non_leaf_inputs(inputs: Sequence[object]) -> str:
-    """Return the inputs that autograd reached already: what mutates them is in the graph."""
+    """Return the inputs that are no leaves of autograd: their mutations are in the graph."""
     from torch import Tensor
 
     return " ".join(
@@ -171,8 +171,8 @@ def non_leaf_inputs(inputs: Sequence[object]) -> str:
 def size_bounds() -> str:
     """Return bounds that the user set for sizes, e.g. by ``mark_dynamic(..., max=8)``.
 
-    Guards are not in a key: those of an entry become guards of the program that it is a hit for.
-    Where the user set bounds, guards that are narrower would be an error there.
+    Guards are not in a key: a program that hits gets the guards of the entry. If the user set
+    bounds, narrower guards would be an error.
     """
     context = internals.current_tracing_context.get()()
     shape_env = getattr(None if context is None else context.fake_mode, "shape_env", None)
@@ -188,14 +188,14 @@ def size_bounds() -> str:
     return " ".join(sorted(found))
 
 
-# -- what nodes carry, and tensors that the graph holds itself
+# -- annotations of nodes, and tensors in the graph itself
 
 
 def node_annotations(gm: GraphModule, canonical: Callable[[object], bytes]) -> Component | None:
-    """Return what ``torch.fx.traceback.annotate`` left on nodes; torch's pickler drops it.
+    """Return annotations of nodes by ``torch.fx.traceback.annotate``; torch's pickler drops them.
 
     Raises:
-        Exception: what torch's pickler raises for an annotation that it cannot pickle.
+        Exception: torch's pickler cannot pickle an annotation.
     """
     found = {
         f"{name}.{index}": node.meta["custom"]
@@ -217,7 +217,7 @@ def _annotation_text(value: object) -> str:
 
 
 def constants(gm: GraphModule) -> str:
-    """Return values of tensors that are no parameters: of those, code may hold the values."""
+    """Return digests of tensors that are no parameters: code may contain their values."""
     import torch
 
     frozen, inlined = internals.is_frozen_param.get(), internals.can_inline_constant.get()
@@ -225,7 +225,7 @@ def constants(gm: GraphModule) -> str:
         f"{name}.{attribute} {_digest_of_values(value)}"
         for name, module in graph_modules(gm)
         for attribute, value in sorted(vars(module).items())
-        # Frozen parameters that are not in the code are those of the program that hits.
+        # Frozen parameters that are not inlined in the code come from the program that hits.
         if isinstance(value, torch.Tensor) and not (frozen(value) and not inlined(value))
     )
 
@@ -242,13 +242,12 @@ def _digest_of_values(value: Tensor) -> str:
 
 # -- values of a traced graph
 #
-# A fake implementation that answers with other sizes or strides changes no line of the graph that
-# is traced, but it does change the code that is made of that graph. So does a view in place of a
-# copy.
+# A fake implementation that returns other sizes or strides does not change the traced graph, but
+# the code generated from it. The same is true of a view in place of a copy.
 
-# Where in the program a node comes from, and numbers that count graphs of the process, name things
-# in the code, and decide nothing after the graph was partitioned. torch repeats ``val`` in
-# ``tensor_meta``, and annotations ("custom") are a component.
+# The origin of a node in the program, and counters of graphs in the process, only affect names in
+# the code once the graph is partitioned. torch repeats ``val`` in ``tensor_meta``, and annotations
+# ("custom") are a separate component.
 _NO_VALUES = frozenset(
     [
         "ac_graph_id",
@@ -278,18 +277,18 @@ _MAX_DEPTH = 6
 
 
 def without_index(value: device, current: device | None) -> device:
-    """Return ``value``, less its index if it is ``current``, of which keys have none.
+    """Return ``value`` without its index if it is the ``current`` device.
 
-    It may be another constant of torch's, which is returned as it is.
+    Any other constant of torch is returned unchanged.
     """
     return type(value)(value.type) if current is not None and value == current else value
 
 
 def traced_values(gm: GraphModule, device: device | None = None) -> Component:
-    """Return a component of the metadata of every value in ``gm``, and of the storages they share.
+    """Return a component of the metadata of all values in ``gm``, and of their shared storages.
 
-    It has what each node's ``meta`` says of values (``val`` and others), and its plain marks, but
-    not where in the program the node comes from. The index of ``device`` is left out.
+    It has the values in each node's ``meta`` (``val`` and others) and its plain marks, but not the
+    origin of the node in the program. The index of ``device`` is left out.
     """
     values = _Values(device)
     lines = [
@@ -302,7 +301,7 @@ def traced_values(gm: GraphModule, device: device | None = None) -> Component:
 
 
 class _Values:
-    """Texts of the values of one graph; storages are numbered in the order they are met in."""
+    """Texts of the values of a graph; storages are numbered in order of appearance."""
 
     def __init__(self, device: device | None) -> None:
         from torch import SymBool, SymFloat, SymInt, Tensor
@@ -321,11 +320,11 @@ class _Values:
         )
 
     def _text(self, value: object, depth: int) -> str:
-        """Return the text of a value, or ``""`` for an object that is no value of a graph."""
+        """Return the text of a value, or ``""`` for an object that is no value."""
         if isinstance(value, self._tensor):
             known = self._texts.get(id(value))
             if known is None:
-                # The tensor is kept, as another one may get the id of one that is gone.
+                # Keep the tensor, so that no other one gets its id.
                 known = self._texts[id(value)] = value, self._tensor_text(value)
             return known[1]
         kind = type(value)
@@ -362,9 +361,9 @@ class _Values:
 
 # -- graphs of plain nodes
 #
-# Nearly all nodes call something of torch's on other nodes and on constants. Their text says all
-# that ``Graph.python_code`` would, in a tenth of its time. A graph with anything else in it is left
-# to torch: its code names what it calls, imports it, and knows many kinds of arguments.
+# Nearly all nodes call functions of torch on other nodes and on constants. Their text is equivalent
+# to ``Graph.python_code``, in a tenth of the time. For a graph with other nodes we use torch's
+# code, which supports many kinds of functions and arguments.
 
 _ROOTS = frozenset(("torch", "builtins", "operator", "_operator", "self"))
 
@@ -372,15 +371,15 @@ _ROOTS = frozenset(("torch", "builtins", "operator", "_operator", "self"))
 def graph_as_text(graph: Graph, device: device | None = None) -> str | None:
     """Return a line for each node; ``None`` if one of them is not plain.
 
-    The index of ``device`` is left out. But for that, two plain graphs have one text if and only if
-    torch generates the same code for both.
+    The index of ``device`` is left out. Apart from that, two plain graphs have equal texts if and
+    only if torch generates the same code for both.
     """
     from torch.fx.node import map_aggregate
 
     if not internals.has_plain_codegen(graph):
         return None
     constants, containers = internals.plain_arguments()
-    names: dict[int, str | None] = {}  # the same few functions are called over and over
+    names: dict[int, str | None] = {}  # by function: a graph calls few different ones
 
     def are_plain(values: Iterable[object]) -> bool:
         for value in values:
@@ -412,7 +411,7 @@ def graph_as_text(graph: Graph, device: device | None = None) -> str | None:
             return None
         if not are_plain(node.args) or not are_plain(node.kwargs.values()):
             return None
-        if node.name in _ROOTS:  # as which the line could be read
+        if node.name in _ROOTS:  # the line would be ambiguous
             return None
         arguments, keywords = node.args, node.kwargs
         if device is not None:
@@ -423,7 +422,7 @@ def graph_as_text(graph: Graph, device: device | None = None) -> str | None:
 
 
 def _call_text(node: Node, target: str, args: Sequence[str]) -> str:
-    """Return what a node does as code, for people who compare two graphs."""
+    """Return a node as code, for people who compare two graphs."""
     if node.op == "call_function":
         return f"{target}({', '.join(args)})"
     if node.op == "call_method":
@@ -446,29 +445,29 @@ _LITERAL = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 
 
 def code_on(source: str, device: device, other: device) -> str:
-    """Return code that torch generated from a graph, with ``other`` in the place of ``device``.
+    """Replace ``device`` with ``other`` in code that torch generated from a graph.
 
-    Text that the program has given to an operator stays as it is.
+    Strings that the program passes to operators stay unchanged.
     """
     pattern = f"{_LITERAL}|{re.escape(repr(device))}"
     return re.sub(pattern, lambda found: found[0] if found[0][0] in "'\"" else repr(other), source)
 
 
-# -- what graphs of compiled autograd call
+# -- functions in graphs of compiled autograd
 #
-# Compiled autograd traces a whole backward pass. It puts functions into the graph that it makes as
-# it goes: one for each kind of node of torch's autograd, and one for each compiled graph that has
-# its backward pass in this one. No import finds them, and torch's key refuses them.
+# Compiled autograd traces a whole backward pass. It puts functions into the graph that it creates
+# meanwhile: one for each kind of torch's autograd nodes, and one for each compiled graph with a
+# backward in this one. They cannot be imported, and torch's key refuses them.
 
-# Nodes that it copies from the backward pass of the first, second … compiled graph.
+# Nodes copied from the backward of the first, second … compiled graph.
 _COPIED = re.compile(r"\baot\d+_\w+")
 _KNOWN_GLOBALS = {"torch", internals.PROLOGUE_CALLS, internals.PROLOGUE_TANGENTS}
 
 
 def autograd_function_text(target: object) -> str | None:
-    """Return which such function ``target`` is, if it is one and the text says all that it does."""
+    """Return a text that describes such a function completely, or None."""
     if isinstance(target, internals.autograd_node.get()):
-        # All that a node of torch's own has saved is in its arguments. C++ of others may do more.
+        # The state of torch's own nodes is in the arguments. C++ nodes of others may have more.
         return None if target.is_custom_function else f"autograd node {target.__name__}"
     if isinstance(target, FunctionType) and target.__qualname__ == internals.PROLOGUE:
         return _prologue_text(target)
@@ -489,7 +488,7 @@ def _prologue_text(target: FunctionType) -> str | None:
     if used - _KNOWN_GLOBALS - {*internals.PROLOGUE_MESSAGES} or any(
         type(tangent) is not plain for tangent in tangents
     ):
-        return None  # of a tensor subclass, or of a torch that we have not seen
+        return None  # of a tensor subclass, or of an unknown torch
     return f"backward prologue {code_digest(prologue.__code__)} of {list(tangents)!r}"
 
 
@@ -499,9 +498,9 @@ def _names_in(code: CodeType) -> set[str]:
 
 
 def without_aot_names(gm: GraphModule, source: str) -> str:
-    """Return ``source``, generated from ``gm``, with numbers for the names of copied nodes.
+    """Replace names of copied nodes with numbers in ``source``, which was generated from ``gm``.
 
-    The backward pass of a hit was written out and read again, which gives its nodes other names.
+    The backward of a hit was serialized and read again, which changes the names of its nodes.
     """
     copied = (node.name for node in gm.graph.nodes if _COPIED.fullmatch(node.name))
     numbers = {name: f"aot#{number}" for number, name in enumerate(copied)}

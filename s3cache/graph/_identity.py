@@ -1,10 +1,10 @@
-"""Identify code that is not torch's, without looking into what it does.
+"""Identify code that is not torch's, without analysing its behaviour.
 
-Code that generates code is identified by its own ``uuid()``, or by the version that it was
-registered with. Else its distribution identifies it, with the version and a digest of the source
-file. Code with none of these has no identity. Code that only takes part in tracing needs none at
-the second level, where the traced graph is in the key. There :func:`rough_identity` helps to tell
-programs apart, and never refuses.
+Code that generates code is identified by its own ``uuid()``, or by its registered version.
+Otherwise its distribution identifies it, with the version and a digest of the source file. Code
+without any of these has no identity. Code that only takes part in tracing needs none at the second
+level, where the traced graph is in the key. There :func:`rough_identity` helps to tell programs
+apart, and never refuses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_PARTS = 10_000
 
 
 class UnidentifiedError(Exception):
-    """Nothing says which code it is."""
+    """Some code has no identity."""
 
     def __init__(self, message: str, about: object = None) -> None:
         super().__init__(message)
@@ -44,16 +44,16 @@ def identity(value: object, registered_version: RegisteredVersion = lambda _: No
     """Return a text that is equal in another process only for the same code.
 
     Raises:
-        UnidentifiedError: some code in it has no identity; says which.
+        UnidentifiedError: some code in ``value`` has no identity; the error names it.
     """
     return _Identifier(registered_version, strict=True).of(value)
 
 
 def rough_identity(value: object, registered_version: RegisteredVersion = lambda _: None) -> str:
-    """Return the same without the state that the code keeps, and never refuse.
+    """Return the same without the state of the code, and never refuse.
 
-    Code of no distribution has the digest of its source file. A wrapper that counts its calls is
-    the same before and after.
+    Code outside of distributions is identified by the digest of its source file. A wrapper that
+    counts its calls has the same text before and after.
     """
     return _Identifier(registered_version, strict=False).of(value)
 
@@ -129,7 +129,7 @@ class _Identifier:
         return self._all(text, given, depth) if any(each is not None for each in given) else text
 
     def _located(self, name: str, value: object, file: str = "") -> str:
-        """Return the name of code with what says which version of it is there."""
+        """Return the name of code, with the origin that determines its version."""
         origin, file = origin_of(value), file or _file_of(value)
         if origin.kind in ("torch", "python"):
             return f"{origin.kind} {name}"
@@ -163,7 +163,7 @@ class _Identifier:
 
 
 def _wrapped(value: object) -> tuple[str, Iterable[object]] | None:
-    """Return the kind of something that wraps code, and all that it wraps."""
+    """Return the kind of a wrapper of code, and everything that it wraps; None for others."""
     if isinstance(value, types.MethodType):
         return "method", (value.__func__, value.__self__)
     if isinstance(value, (staticmethod, classmethod)):
@@ -178,7 +178,7 @@ def _wrapped(value: object) -> tuple[str, Iterable[object]] | None:
 
 
 def _constants_and_code(state: dict[str, object]) -> dict[str, object]:
-    """Return what a program may have put into an object of torch's; the rest is torch's state."""
+    """Return the attributes of torch's object that a program may have set; others are state."""
     code = types.FunctionType, types.MethodType, partial
     return {
         name: value
@@ -195,7 +195,7 @@ def _is_constant(value: object, depth: int) -> bool:
 
 
 def _uuid_of(value: object) -> object:
-    """Return what an object says of its own code, as passes of torch do; ``None`` if nothing."""
+    """Return the ``uuid()`` of an object, such as a pass for torch; ``None`` if it has none."""
     uuid = getattr(type(value), "uuid", None)
     if isinstance(value, type) or not isinstance(uuid, types.FunctionType):
         return None
@@ -211,7 +211,7 @@ def _file_of(value: object) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _digest_of_file(path: str) -> str:
-    """Return the digest of a file, or ``""``; it is read once, as Python has."""
+    """Return the digest of a file, or ``""``; read it once, like Python does."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()[:32]
@@ -220,15 +220,15 @@ def _digest_of_file(path: str) -> str:
 
 
 def code_fingerprint(code: types.CodeType) -> str:
-    """Return a digest of compiled Python code by itself, its name and those of its variables."""
+    """Return a digest of compiled Python code, including its name and names of variables."""
     names = (code.co_name, *code.co_varnames, *code.co_freevars)
     return hashlib.sha256(repr((names, code_digest(code))).encode()).hexdigest()[:32]
 
 
 def code_digest(code: types.CodeType) -> str:
-    """Return a digest of compiled code, less its place in a file and names of its variables.
+    """Return a digest of compiled code without its location and the names of its variables.
 
-    Names of arguments are in it, as callers give them by name.
+    Names of arguments are included, because callers may use them.
     """
     words: list[object] = [
         code.co_code.hex(),
@@ -245,7 +245,7 @@ def code_digest(code: types.CodeType) -> str:
 
 
 def _constant_text(value: object) -> str:
-    """Return the text of a constant in code: the order of a frozen set differs by process."""
+    """Return the text of a constant in code; the order of a frozen set differs by process."""
     if isinstance(value, types.CodeType):
         return code_digest(value)
     if isinstance(value, frozenset):
@@ -256,11 +256,11 @@ def _constant_text(value: object) -> str:
 
 
 def digest_of(inside: Mapping[object, object]) -> str:
-    """Return a digest of names with the constants, functions and classes that they stand for."""
+    """Return a digest of names with their constants, functions and classes."""
     texts = [
         f"{_described(name)}={_described(value)}"
         for name, value in inside.items()
-        # Some documentation has addresses, as do functions that FX wraps.
+        # Some docstrings contain addresses, and so do functions that FX wraps.
         if is_code(value) or not str(name).startswith("__")
         if type(name) is not tuple or id(value) not in name
         if not isinstance(value, types.ModuleType)  # each import adds its own to its package
@@ -269,7 +269,7 @@ def digest_of(inside: Mapping[object, object]) -> str:
 
 
 def _described(value: object, depth: int = 0) -> str:
-    """Return a text that is the same wherever torch lies, and that has no addresses."""
+    """Return a text without addresses that does not depend on where torch is installed."""
     kind = type(value)
     if isinstance(value, str):
         places = internals.torch_directory()[:-1], tempfile.gettempdir()
@@ -283,11 +283,11 @@ def _described(value: object, depth: int = 0) -> str:
             for key, each in items
             if type(key) is not tuple or id(each) not in key  # functions to wrap, by address
         ]
-        return f"{kind.__name__} {sorted(texts)}"  # torch itself makes some from sets
+        return f"{kind.__name__} {sorted(texts)}"  # torch makes some of them from sets
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, NATIVE):
-        return f"{getattr(value, '__module__', None)}.{value.__name__}"  # as others have its name
+        return f"{getattr(value, '__module__', None)}.{value.__name__}"  # the name may be shared
     if not isinstance(value, types.FunctionType):
         return kind.__qualname__
     given = f"{_described(value.__defaults__)} {_described(value.__kwdefaults__)}"

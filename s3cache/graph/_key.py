@@ -1,13 +1,12 @@
-"""The key of a graph: a digest over named components, each with a digest of its own.
+"""The key of a graph: a digest over named components with their own digests.
 
-A whole graph has a key only if no code but torch's own takes part in tracing it. The key of an FX
-graph, the second level, has what was traced, so code that has done its work by then does not matter
-to it.
+A whole graph has a key only if no foreign code takes part in tracing it. The key of an FX graph, at
+the second level, covers the traced graph, so code that ran before does not matter.
 
-Here is also what compiled code depends on outside of its graph: the machine, the installation,
-settings. torch's keys hold no CPU ISA. Inductor compiles with ``-march=native``, so code made on
-one machine may use any instruction that machine has: on another one it returns wrong numbers or
-crashes (measured with ``ATEN_CPU_CAPABILITY=avx2``).
+This module also has the components outside of the graph: the machine, the installation, settings.
+torch's keys do not contain the CPU's instruction sets. Inductor compiles with ``-march=native``, so
+code may use any instruction of its machine: on another machine it returns wrong numbers or crashes
+(measured with ``ATEN_CPU_CAPABILITY=avx2``).
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A cache key that can say what it is made of.
+    """A cache key with its components.
 
     Attributes:
-        components: what it is made of, by name.
-        device: the accelerator that the graph is for, such as ``cuda:3``, if the key is that of
-            the same graph on every equal device; else "".
+        components: by name.
+        device: the accelerator of the graph, such as ``cuda:3``, if all equal devices share the
+            key; else "".
     """
 
     components: Mapping[str, Component]
@@ -57,22 +56,22 @@ class Key:
 
     @property
     def digest(self) -> str:
-        """64 hexadecimal digits; equal keys have equal components, whatever their order."""
+        """64 hexadecimal digits, independent of the order of components."""
         return digest_of({name: each.digest for name, each in self.components.items()})
 
     @property
     def parts(self) -> dict[str, Mapping[str, str]]:
-        """What components consist of, by name, where the value does not say it."""
+        """The parts of components, by name, if their values do not show them."""
         return {name: each.parts for name, each in self.components.items() if each.parts}
 
     def without_parts(self) -> Key:
-        """Return the same key, which takes less memory."""
+        """Return the key without parts, which takes less memory."""
         bare = {name: replace(one, parts={}) for name, one in self.components.items()}
         return replace(self, components=bare)
 
 
 def read(names: str, **more: object) -> str:
-    """Return attributes of torch by their dotted names, and ``more``; functions are called."""
+    """Format attributes of torch, given by dotted names, and ``more``; functions are called."""
     import torch
 
     values = {name: attrgetter(name)(torch) for name in names.split()}
@@ -90,8 +89,8 @@ def _fields(values: Mapping[str, object]) -> str:
 # -- the machine and the installation
 
 # Flags of /proc/cpuinfo that are no instructions a compiler emits: mitigations, virtualisation,
-# power, clocks. They differ between kernels and hypervisors on equal processors. Whatever is not
-# in this list is taken for an instruction set, so one unknown here costs a miss and no more.
+# power, clocks. They differ between kernels and hypervisors on equal processors. Any other flag
+# counts as an instruction set, so an unknown flag costs a miss at most.
 _NOT_INSTRUCTIONS = """
     acc_power acpi aperfmperf apic arat arch_capabilities arch_lbr arch_perfmon art
     auto_ibrs avic bts bus_lock_detect cat_l2 cat_l3 cdp_l2 cdp_l3 clzero cmp_legacy
@@ -114,27 +113,27 @@ _NOT_INSTRUCTIONS = """
 
 @functools.cache
 def instruction_sets() -> str:
-    """Return all instructions that a compiler uses here with ``-march=native``, sorted."""
+    """Return the instruction sets that a compiler uses here with ``-march=native``, sorted."""
     names = ("flags", "Features")  # x86, Arm
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
             name, _, value = line.partition(":")
             if name.strip() in names:
                 return " ".join(sorted(set(value.split()) - set(_NOT_INSTRUCTIONS.split())))
-    # Not Linux: the model says the same, if less generously.
+    # Not Linux: use the model, which is stricter.
     return f"{platform.processor()} {platform.version()}"
 
 
 @functools.cache
 def python_abi() -> str:
-    """Return what native code is compiled against, and whether Python skips assertions."""
+    """Return the ABI for native code, and whether Python skips assertions."""
     abi = f"{sys.implementation.cache_tag} {sysconfig.get_config_var('SOABI')}"
     return f"{abi} without assertions" if sys.flags.optimize else abi
 
 
 @functools.cache
 def build_of_torch() -> str:
-    """Return a digest of how torch was built; ``torch.cpu_capability`` is about this processor."""
+    """Return a digest of torch's build configuration, without the processor's capability."""
     import torch
 
     lines = torch.__config__.show().splitlines()
@@ -146,7 +145,7 @@ def build_of_torch() -> str:
 
 
 def devices_of(gm: GraphModule, inputs: Sequence[object]) -> set[str]:
-    """Return devices of all tensors in a graph, and those that it names; ``cpu`` where unknown."""
+    """Return devices of all tensors in a graph and devices that it names; ``cpu`` if unknown."""
     import torch
 
     found: set[str] = set()
@@ -157,7 +156,7 @@ def devices_of(gm: GraphModule, inputs: Sequence[object]) -> set[str]:
         for node in module.graph.nodes:
             known = [node.meta[name] for name in internals.NODE_VALUES if name in node.meta]
             if not known and node.op == "placeholder":
-                found.add("cpu")  # it was not traced
+                found.add("cpu")  # not traced
             waiting += (*known, *node.args, *node.kwargs.values())
     while waiting:
         value = waiting.pop()
@@ -175,11 +174,10 @@ def devices_of(gm: GraphModule, inputs: Sequence[object]) -> set[str]:
 
 
 def current_device(devices: set[str]) -> device | None:
-    """Return the one accelerator among ``devices`` if it is the current one, else None.
+    """Return the only accelerator among ``devices`` if it is the current one, else None.
 
-    What is compiled for it differs from what is compiled for an equal device in its index alone.
-    Ranks of a node have one device each, so that index is in no key: ``cuda:0`` and ``cuda:3``
-    find one entry.
+    Code for it differs from code for an equal device only in the index. Each rank of a node has its
+    own device, so keys leave the index out: ``cuda:0`` and ``cuda:3`` share an entry.
     """
     import torch
 
@@ -191,15 +189,15 @@ def current_device(devices: set[str]) -> device | None:
     return device if is_current else None
 
 
-# Of one device among equal ones.
+# Properties that differ between equal devices.
 _IDENTITY = frozenset({"pci_bus_id", "pci_device_id", "pci_domain_id", "uuid"})
 
 
 def accelerators(devices: set[str]) -> str:
-    """Return what torch says of the accelerators among ``devices``, and which drivers they have.
+    """Return torch's properties of the accelerators among ``devices``, and their drivers.
 
-    Inductor and Triton put the number of processors, shared memory, registers and the like into
-    code, or choose by them; torch's own key has the name of the current device.
+    Code from Inductor and Triton depends on the number of processors, shared memory, registers and
+    so on; torch's own key only has the name of the current device.
     """
     return "; ".join(sorted(filter(None, map(_accelerator, devices - {"cpu", "meta"}))))
 
@@ -216,7 +214,7 @@ def _accelerator(name: str) -> str:
 
 
 def device_fields(device: device) -> dict[str, object]:
-    """Return what torch says of a device, but for what tells equal ones apart, and its driver."""
+    """Return torch's properties of a device that equal devices share, and its driver."""
     import torch
 
     properties = torch.get_device_module(device).get_device_properties(device)
@@ -232,7 +230,7 @@ def device_fields(device: device) -> dict[str, object]:
 
 @functools.cache
 def _cuda_driver() -> int:
-    """Return the version of CUDA that the driver supports, which torch does not say, or 0."""
+    """Return the version of CUDA that the driver supports, or 0; torch has no function for it."""
     version = ctypes.c_int()
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -246,27 +244,26 @@ def triton_variables(devices: set[str]) -> str:
 
 
 def threads(details: KeyDetails, gm: GraphModule) -> str:
-    """Return what generated code takes from the number of threads; ``""`` if nothing.
+    """Return how generated code depends on the number of threads; ``""`` if it does not.
 
-    C++ is made for that number (depth of parallel loops, ``num_threads(...)``, buffers of
-    reductions) unless one of two options says otherwise. Code for another device takes nothing
-    from it.
+    C++ depends on the number (depth of parallel loops, ``num_threads(...)``, buffers of reductions)
+    unless one of two options changes that. Code for other devices does not.
     """
-    if internals.cpp_threads.get() >= 1:  # made for that many, wherever it runs
+    if internals.cpp_threads.get() >= 1:  # the code has this fixed number
         return ""
     count = read("get_num_threads")
     if internals.cpp_dynamic_threads.get():
-        # Code made for one thread lacks the locks that several threads need.
+        # Code for one thread lacks the locks that several threads need.
         return count if count == "1" or _may_use_templates(gm) else "several"
-    # Since torch 2.13 torch's own key has the number, where code for the processor needs it.
+    # Since torch 2.13, torch's own key has the number if there is code for the processor.
     return "" if hasattr(details, internals.ASKS_FOR_CPU_CODE) else count
 
 
 def _may_use_templates(gm: GraphModule) -> bool:
-    """Return whether code may be made from a template.
+    """Return whether code may be generated from a template.
 
-    Templates split work among a fixed number of threads, whatever ``cpp.dynamic_threads`` says:
-    with fewer threads, some of the work is left undone.
+    Templates split work among a fixed number of threads, even with ``cpp.dynamic_threads``: with
+    fewer threads, some of the work is not done.
     """
     inductor = internals.inductor_config.get()
     if inductor.max_autotune or inductor.max_autotune_gemm or inductor.cpu_backend != "cpp":
@@ -277,15 +274,15 @@ def _may_use_templates(gm: GraphModule) -> bool:
 
 # -- settings of the process
 
-#: What ATen and Inductor take the processor for; ATEN_CPU_CAPABILITY lowers it.
+#: The processor's capability for ATen and Inductor; ATEN_CPU_CAPABILITY lowers it.
 CAPABILITY = "backends.cpu.get_cpu_capability"
-#: Switches of the libraries that kernels are from.
+#: Switches of the libraries with kernels.
 BACKENDS = (
     "backends.mkldnn.enabled backends.mkldnn.deterministic backends.cudnn.enabled "
     "backends.cudnn.deterministic backends.cudnn.benchmark backends.mha.get_fastpath_enabled "
     "backends.opt_einsum.enabled backends.opt_einsum.strategy backends.quantized.engine"
 )
-#: What torch as a whole, and each library, may use for float32.
+#: The precision for float32 of torch as a whole and of each library.
 PRECISION = "backends.fp32_precision " + " ".join(
     f"backends.{library}.fp32_precision"
     for library in (
@@ -293,7 +290,7 @@ PRECISION = "backends.fp32_precision " + " ".join(
         *("cudnn", "cudnn.conv", "cudnn.rnn", "cuda.matmul"),
     )
 )
-# A graph is traced to one of the kernels that are allowed.
+# Tracing selects one of the allowed kernels.
 _ATTENTION = (
     "backends.cuda.flash_sdp_enabled backends.cuda.mem_efficient_sdp_enabled "
     "backends.cuda.math_sdp_enabled backends.cuda.fp16_bf16_reduction_math_sdp_allowed "
@@ -303,12 +300,12 @@ _MODES = "is_inference_mode_enabled is_anomaly_enabled is_autocast_cache_enabled
 
 
 def attention() -> str:
-    """Return which attention kernels are allowed, and in which order they are tried."""
+    """Return the allowed attention kernels and their order."""
     return read(_ATTENTION, priority=list(internals.attention_priority.get()()))
 
 
 def matmul_precision() -> str:
-    """Return the one setting for all libraries, which says nothing if one of them has its own."""
+    """Return the setting for all libraries; it is undefined if a library has its own."""
     try:
         return read("get_float32_matmul_precision")
     except RuntimeError:
@@ -316,7 +313,7 @@ def matmul_precision() -> str:
 
 
 def modes(device: device | None) -> str:
-    """Return the modes that torch's own details lack; those have grad mode and autocast."""
+    """Return the modes that torch's own details lack; they have grad mode and autocast."""
     import torch
 
     default = torch.get_default_device()
@@ -324,16 +321,16 @@ def modes(device: device | None) -> str:
     return read(
         _MODES,
         view_replay=internals.view_replay_enabled.get()(),
-        # A graph that enters autocast without a dtype gets the default one.
+        # A graph that enters autocast without a dtype uses the default.
         autocast_dtypes=[str(torch.get_autocast_dtype(device)) for device in devices],
         device=str(graph.without_index(default, device)),
-        # Of this thread, which folds constants; torch has no way to ask.
+        # The mode of this thread, which folds constants; torch has no function to read it.
         flush_denormal=sys.float_info.min / 2 == 0,
     )
 
 
 def autocast() -> str:
-    """Return for which devices autocast is on."""
+    """Return the devices for which autocast is on."""
     import torch
 
     devices = internals.autocast_devices.get()()
@@ -341,7 +338,7 @@ def autocast() -> str:
 
 
 def joint_passes() -> str:
-    """Return what torch looks at only to refuse what has no uuid(): its keys have no names."""
+    """Return the names of joint passes, which torch's keys lack: torch only checks for uuid()."""
     functorch = internals.functorch_config.get()
     names = ("runtime_estimator", "solver")
     values = {name: getattr(functorch, f"activation_memory_budget_{name}") for name in names}
@@ -355,17 +352,17 @@ def joint_passes() -> str:
 
 
 def options(names: Fields, config: AnyObject) -> str:
-    """Return options of torch as text: those that what comes after Dynamo reads as well."""
+    """Return options of torch as text: those that are also read after Dynamo."""
     module = config.get()
     return _fields({name: internals.read_quietly(module, name, None) for name in names})
 
 
-# -- what keys are made of
+# -- the components
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """What a digest is made of: a whole graph, an FX graph, or settings alone."""
+    """The subject of a digest: a whole graph, an FX graph, or settings alone."""
 
     details: KeyDetails
     gm: GraphModule
@@ -399,7 +396,7 @@ class _Subject:
 
     @functools.cached_property
     def is_for_cpu(self) -> bool:
-        """Whether code for the processor may be among what the graph is compiled to."""
+        """Whether the compiled graph may have code for the processor."""
         return (
             not self.devices
             or not self.devices.isdisjoint(("cpu", "meta"))
@@ -411,13 +408,13 @@ class _Subject:
 _ALL, _KEYS = {"aot", "fx", "settings"}, {"aot", "fx"}
 _AOT, _FX, _SETTINGS = {"aot"}, {"fx"}, {"settings"}
 
-#: The component of graphs that have to answer their first call with fake tensors, and of no others:
-#: what they answer is in their entries.
+#: The component of graphs that answer their first call with fake tensors. Their entries describe
+#: the outputs.
 FIRST_CALL = "compile.first_call"
 
-#: What a key is made of, in order, after one component for each attribute of torch's own details:
-#: the name of a component, the digests that have it, and what computes it. Nothing is left out but
-#: a component that has nothing to say (``""`` or None). docs/keys.md says what each is for.
+#: The components of a key, in order, after one component for each attribute of torch's own details:
+#: the name, the digests that include it, and the function that computes it. Only empty components
+#: (``""`` or None) are left out. docs/keys.md explains each.
 COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...] = (
     # the machine and the installation
     ("s3cache.schema", _ALL, lambda _: str(SCHEMA)),
@@ -474,13 +471,13 @@ def key_of(
     compilers: Mapping[str, object] | None = None,
     traced: bool = False,
 ) -> Key | list[BypassReason]:
-    """Digest torch's details of a graph, and what torch leaves out; or return what is against it.
+    """Return the key of a graph, or the reasons why it has none.
 
     Args:
-        details: what torch's own key is made of.
+        details: the input of torch's own key.
         pickler: torch's pickler for keys.
-        compilers: what compiles the graph, if it may be the user's, by name.
-        traced: whether it is an FX graph: all that users' code has made of a graph.
+        compilers: functions that compile the graph, if they may be the user's, by name.
+        traced: whether it is an FX graph, on which no more user code runs.
     """
     gm, inputs = details.gm, details.example_inputs
     assert gm is not None
@@ -506,9 +503,10 @@ def _key(subject: _Subject) -> Key | list[BypassReason]:
 
 
 def settings_digest(*, of_threads: bool, registered_version: RegisteredVersion) -> str | None:
-    """Digest all that code of any graph would be made under now; None if it has no digest.
+    """Digest all settings that affect the code of any graph now; None if they have no digest.
 
-    ``of_threads`` says whether their number matters: not to code for another device.
+    ``of_threads`` says whether to include the number of threads, on which only code for the
+    processor depends.
     """
     gm, processor = _nothing()
     inputs = [processor] if of_threads else []
@@ -530,9 +528,10 @@ def settings_digest(*, of_threads: bool, registered_version: RegisteredVersion) 
 
 
 def settings_text(registered_version: RegisteredVersion) -> str | None:
-    """Return all settings as text, without what Inductor imports to compile; None if it has none.
+    """Return all settings as text without importing Inductor's compiler; None if they have none.
 
-    It says at least as much as :func:`settings_digest`, and is only held against its like.
+    The text has at least the content of :func:`settings_digest`, and is only compared with another
+    such text.
     """
     said = [internals.options_text(each) for each in internals.compilers_configs()]
     if None in said:
@@ -548,7 +547,7 @@ def settings_text(registered_version: RegisteredVersion) -> str | None:
 
 @dataclass(frozen=True)
 class _Settings:
-    """What components of settings look at."""
+    """The subject of components of settings."""
 
     version: RegisteredVersion
     inputs: tuple[int, ...] = (0,)
@@ -556,7 +555,7 @@ class _Settings:
 
 @functools.cache
 def _nothing() -> tuple[GraphModule, Tensor]:
-    """Return a graph of nothing, and an input that is on the processor."""
+    """Return an empty graph, and an input on the processor."""
     import torch
     from torch.fx import Graph, GraphModule
 

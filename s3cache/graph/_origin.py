@@ -1,6 +1,6 @@
-"""Say where code comes from, and whether an object that stands where torch looks is torch's own.
+"""Find the origin of code, and decide whether an object in a namespace of torch is torch's own.
 
-The file that its code lies in decides, and nothing that it says of itself.
+The file of its code decides, not its attributes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Operator
 from s3cache.util.snapshot import content_of
 
-#: What holds a function in a class.
+#: Wrappers of functions in a class.
 HOLDERS = (staticmethod, classmethod)
 #: Functions in C.
 NATIVE = (
@@ -35,19 +35,19 @@ NATIVE = (
 )
 
 
-# Libraries that torch builds on: their versions say what their code is.
+# Libraries that torch builds on: their versions identify their code.
 _VERSIONED = ("numpy", "scipy", "sympy", "mpmath")
 
 
 class Origin(NamedTuple):
-    """Where code comes from."""
+    """The origin of code."""
 
     kind: Literal["torch", "python", "library", "user"]
     name: str = ""  # of the library or the module; for a library with a digest of all its files
 
     @property
     def is_versioned(self) -> bool:
-        """Whether versions in the key say what the code is."""
+        """Whether versions in the key identify the code."""
         if self.kind == "library":
             return self.name.partition(" ")[0] in _VERSIONED
         return self.kind in ("torch", "python")
@@ -55,7 +55,7 @@ class Origin(NamedTuple):
 
 _USER = Origin("user")
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: what a class statement makes
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 
 
 def origin_of(value: object) -> Origin:
@@ -79,7 +79,7 @@ def _origin_of_function(function: types.FunctionType) -> Origin:
     path = function.__code__.co_filename
     if not path.startswith("<") or path.startswith("<frozen "):
         return origin_of_file(path)
-    # Libraries generate code, too, in their own namespaces.
+    # Libraries also generate code in their own namespaces.
     module = sys.modules.get(str(function.__globals__.get("__name__")))
     if module is not None and vars(module) is function.__globals__:
         origin = _origin_of_module(module)
@@ -88,9 +88,9 @@ def _origin_of_function(function: types.FunctionType) -> Origin:
 
 
 def _origin_of_class(kind: type) -> Origin:
-    """Return the origin that a class claims if it is found there, or was made in C."""
+    """Return the origin that a class claims, if it exists there or was made in C."""
     module: object = kind.__module__
-    if not isinstance(module, str):  # Cython's metatype has a descriptor there
+    if not isinstance(module, str):  # a descriptor, for Cython's metatype
         return _USER
     origin = _origin_of_name(module)
     in_c = not kind.__flags__ & _HEAP_TYPE or type(kind).__name__ == "pybind11_type"
@@ -100,7 +100,7 @@ def _origin_of_class(kind: type) -> Origin:
 
 
 def value_at(module: str, name: str) -> object:
-    """Return what an imported module has under a qualified name, or None."""
+    """Return the object with a qualified name in an imported module, or None."""
     found: object = sys.modules.get(module)
     for segment in name.split("."):
         found = getattr(found, "__dict__", {}).get(segment)
@@ -122,7 +122,7 @@ def _origin_of_module(module: types.ModuleType) -> Origin:
     file = getattr(module, "__file__", None)
     if isinstance(file, str) and os.path.isabs(file):
         return origin_of_file(file)
-    if name.partition(".")[0] == "torch":  # torch.ops, and what torch's native libraries make
+    if name.partition(".")[0] == "torch":  # torch.ops, and modules of torch's native libraries
         return Origin("torch")
     if name in sys.builtin_module_names or name in sys.stdlib_module_names:
         return Origin("python", name)
@@ -134,7 +134,7 @@ def origin_of_file(path: str) -> Origin:
     """Return the origin of a source file, or a native library."""
     if path.startswith("<frozen "):
         return Origin("python", path[len("<frozen ") : -1])
-    if path.startswith((internals.torch_directory(), _OWN)):  # our hooks do what torch does
+    if path.startswith((internals.torch_directory(), _OWN)):  # our hooks behave like torch
         return Origin("torch")
     if not os.path.isabs(path):
         return _USER
@@ -153,35 +153,35 @@ def is_torch_file(path: str) -> bool:
     return path.startswith(internals.torch_directory())
 
 
-#: Where a hook keeps the function that it replaced.
+#: The attribute of a hook with the function that it replaced.
 ORIGINAL_ATTR = "_s3cache_original"
 
 
 def unwrap_patch(value: object) -> object:
-    """Return what a hook of s3cache replaced; ``value``, if it is none."""
+    """Return the original if ``value`` is a hook of s3cache; otherwise ``value``."""
     while isinstance(value, types.FunctionType) and ORIGINAL_ATTR in vars(value):
         value = vars(value)[ORIGINAL_ATTR]
     return value
 
 
 def are_same_method(old: object, new: object) -> bool:
-    """Return True if both are one static or class method, perhaps wrapped by a patch of ours."""
+    """Return True if both are the same static or class method, perhaps wrapped by our hook."""
     if not isinstance(old, HOLDERS) or not isinstance(new, HOLDERS):
         return False
     return type(old) is type(new) and unwrap_patch(old.__func__) is unwrap_patch(new.__func__)
 
 
 def distribution_of(path: str) -> str:
-    """Return the top package or module of an installed library that has a file, or ``""``."""
+    """Return the top-level package or module of the installed library with a file, or ``""``."""
     for site in _sites(tuple(sys.path)):
         if path.startswith(site):
             return path[len(site) :].partition(os.sep)[0].partition(".")[0]
     return ""
 
 
-@functools.lru_cache(maxsize=64)  # to ask where libraries are installed takes 0.3 ms
+@functools.lru_cache(maxsize=64)  # finding the directories takes 0.3 ms
 def _sites(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Return directories with installed libraries, each with a separator at its end."""
+    """Return directories with installed libraries, with a separator at the end."""
     schemes = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     found = [
         path
@@ -202,7 +202,7 @@ def _standard() -> tuple[str, ...]:
 def _library(site: str, package: str) -> Origin:
     """Return the distribution that recorded ``package`` as installed, or the user."""
 
-    def is_other(record: Path) -> bool:  # a distribution of the same name comes first
+    def is_other(record: Path) -> bool:  # sorts a distribution of the same name first
         name = record.parent.name.partition("-")[0].lower()
         return name != package.lower().replace("-", "_")
 
@@ -211,7 +211,7 @@ def _library(site: str, package: str) -> Origin:
             lines = record.read_text(encoding="utf-8").splitlines()
         except OSError:
             continue
-        # Compiled files are not recorded on every machine, nor in the same way.
+        # Machines record compiled files differently, or not at all.
         listed = [line for line in lines if line.startswith((f"{package}/", f"{package},"))]
         listed = sorted(line for line in listed if ".pyc," not in line)
         if listed:
@@ -221,10 +221,10 @@ def _library(site: str, package: str) -> Origin:
     return _USER
 
 
-# -- is it torch's own?
+# -- is an object torch's own?
 
 
-# Libraries that torch is built on, as its modules import their functions and classes.
+# Libraries that torch builds on: its modules import their functions and classes.
 _BUILT_ON = frozenset(
     """
     cuda expecttest filelock fsspec functorch jinja2 markupsafe mpmath networkx numpy optree
@@ -235,15 +235,15 @@ _MAX_DEPTH = 8
 
 
 def is_code(value: object) -> bool:
-    """Return True if it is called, or runs something where it is read from an object."""
+    """Return True for a callable, and for an object that runs code when it is read."""
     return callable(value) or isinstance(value, (*HOLDERS, property, *NATIVE))
 
 
 def is_foreign(value: object, *, surveyed: bool = False) -> bool:
-    """Return True if code other than torch's is in `value`, as far as can be seen.
+    """Return True if `value` visibly contains code that is not torch's.
 
-    What is `surveyed` may have been there since `import torch`: code that was compiled from a text
-    under no name is torch's then.
+    If it is `surveyed`, it may have been there since `import torch`: then anonymous code that was
+    compiled from text counts as torch's.
     """
     if isinstance(value, NATIVE):
         return False
@@ -255,11 +255,11 @@ def is_foreign(value: object, *, surveyed: bool = False) -> bool:
 
 
 def _is_of_torch(value: object, surveyed: bool = False) -> bool:
-    """Return True if torch made it, or has it from Python or from what it is built on."""
+    """Return True if it comes from torch, from Python, or from a library that torch builds on."""
     if isinstance(value, (*HOLDERS, property, functools._lru_cache_wrapper)):
-        return True  # it depends on what it holds
+        return True  # its parts decide
     if type(value).__module__ == "unittest.mock":
-        return False  # what such an object does is in no code
+        return False  # the behaviour of such an object is not in its code
     if not isinstance(value, (types.FunctionType, *NATIVE)):
         called: object = getattr(type(value), "__call__", None)  # noqa: B004 - to see its code
         value = called if isinstance(called, types.FunctionType) else type(value)
@@ -272,7 +272,7 @@ def _is_of_torch(value: object, surveyed: bool = False) -> bool:
         return True
     module = sys.modules.get(str(value.__globals__.get("__name__")))
     if module is not None and vars(module) is value.__globals__:
-        # Not all that is imported was installed with a record; and torch compiles code from texts.
+        # Some modules are not in an installation record, and torch compiles code from text.
         root = module.__name__.partition(".")[0]
         return root in _BUILT_ON or (file.startswith("<") and origin_of(module).is_versioned)
     name = value.__globals__.get("__name__")
@@ -305,7 +305,7 @@ def _is_known_module(name: str) -> bool:
 
 
 def parts_of(value: object) -> Iterator[object]:
-    """Yield `value` and all functions that it wraps, each once, the outermost first."""
+    """Yield `value` and all functions that it wraps, without duplicates, outermost first."""
     yield value
     seen, level = {id(value)}, _wrapped(value)
     for _ in range(_MAX_DEPTH):
@@ -318,7 +318,7 @@ def parts_of(value: object) -> Iterator[object]:
 
 
 def _wrapped(value: object) -> list[object]:
-    """Return what a function has in its closure, or what a partial or a bound method calls."""
+    """Return the values in a function's closure, or the function of a partial or bound method."""
     inner: tuple[object, ...] = ()
     if isinstance(value, types.FunctionType):
         if value.__closure__ is None:
@@ -336,7 +336,7 @@ def _wrapped(value: object) -> list[object]:
 
 
 def foreign_parts(value: object) -> list[object]:
-    """Return what of `value`, and of all that it wraps, is not torch's."""
+    """Return `value` and the functions that it wraps, if they are not torch's."""
     parts = list(parts_of(value))
     if all(map(_is_of_torch, parts)):
         return []
@@ -344,7 +344,7 @@ def foreign_parts(value: object) -> list[object]:
 
 
 def own_name(value: object) -> str | None:
-    """Return the name of a function of torch's that is the only one of that name."""
+    """Return the name of a function of torch if the name is unambiguous; else None."""
     while isinstance(value, (*HOLDERS, functools._lru_cache_wrapper)):
         value = value.__wrapped__
     if type(value) is not types.FunctionType or foreign_parts(value):
@@ -354,7 +354,7 @@ def own_name(value: object) -> str | None:
 
 
 def codes_in(*namespaces: Mapping[str, object]) -> Iterator[types.CodeType]:
-    """Yield the code of torch's functions in modules and classes, and of functions they wrap."""
+    """Yield the code of torch's functions in modules and classes, and of wrapped functions."""
     for members in namespaces:
         for value in list(members.values()):
             if isinstance(value, type) and value.__module__ == members.get("__name__"):
@@ -368,7 +368,7 @@ def codes_in(*namespaces: Mapping[str, object]) -> Iterator[types.CodeType]:
 
 
 def is_of_torch(name: str) -> bool:
-    """Return True if torch defines the operator: the file decides, and not the namespace.
+    """Return True if torch defines the operator: the file decides, not the namespace.
 
     Decompositions and fallbacks reach operators that no graph names.
     """
@@ -382,7 +382,7 @@ def _is_defined_by_torch(name: str) -> bool:
         return False
     if defined[1].startswith(files_that_register_for_others()):
         definition = internals.custom_operators.get().get(name)
-        # torch.library.triton_op puts a function of its own around the user's.
+        # torch.library.triton_op wraps the user's function in its own.
         return definition is not None and not foreign_parts(definition._init_fn)
     built_in = internals.built_in()
     home = internals.torch_directory()
@@ -396,7 +396,7 @@ def files_that_register_for_others() -> tuple[str, ...]:
 
 
 def is_operator_of_torch(value: object) -> bool:
-    """Return True if torch defines an operator, or one in a namespace; asked of names, too."""
+    """Return True for an operator of torch, or for a namespace or name with one."""
     if internals.is_higher_order(value):
         return origin_of(type(value)).kind == "torch"
     if internals.kind_of_operator(value) == "namespace":
@@ -410,25 +410,25 @@ def is_operator_of_torch(value: object) -> bool:
 def is_of_others(value: object) -> bool:
     """Return True for an operator that a program or a library defines.
 
-    Graphs that call it are affected by its rules, and no others are.
+    Its rules affect only graphs that call it.
     """
     return isinstance(value, internals.operator.get()) and not is_of_torch(value.name())
 
 
 def is_named_as(operator: Operator, value: object) -> bool:
-    """Return True if a function has the name of an operator, as what torch gives to it has."""
+    """Return True if a function has the name of an operator, as torch's own rules have."""
     if not isinstance(operator, internals.operator.get()):
         return True
     name: str = operator.name().rpartition("::")[2].partition(".")[0]
     return getattr(value, "__name__", "") == name
 
 
-# -- values: what torch's modules hold beside code
+# -- values in torch's modules that are no code
 
 SCALARS: tuple[type, ...] = (str, bytes, int, bool, float, complex, type(None))
 
 
-@functools.cache  # asked for each of fifty thousand values
+@functools.cache  # called for each of fifty thousand values
 def kinds_of_tables() -> tuple[type, ...]:
     """Return the types of containers that may hold constants and can be changed."""
     return dict, list, set, internals.ordered_set.get()
@@ -441,13 +441,13 @@ def kinds_of_values() -> tuple[type, ...]:
 
 
 def is_plain(value: object) -> bool:
-    """Return True if its text says all of it."""
+    """Return True if the text of `value` describes it completely."""
     is_scalar = type(value) in SCALARS
     return is_scalar or internals.is_dtype(value) or internals.is_operator(value)
 
 
 def is_constant(value: object) -> bool:
-    """Return True for what is found in tables that torch does not write to as it works."""
+    """Return True for values of tables that torch does not write to after its import."""
     return (
         type(value) in kinds_of_values()
         or internals.is_dtype(value)
@@ -457,7 +457,7 @@ def is_constant(value: object) -> bool:
 
 
 def is_same_value(old: object, new: object, depth: int = 0) -> bool:
-    """Return True if two constants are the same, whatever they claim to equal; 1 is not True."""
+    """Return True if two constants are the same, without their own `==`; 1 is not True."""
     if old is new:
         return True
     kind = type(old)

@@ -1,10 +1,11 @@
-"""Say what of torch is not as ``import torch`` made it, of all that compiling reads.
+"""Find everything in torch that compiling reads and that a program has replaced.
 
-What can only change what is traced sends every graph to the second level, where what was traced is
-in the key. What can change the code that is generated has to have an identity, at both levels.
+A replacement that can only change the traced graph sends every graph to the second level, where the
+traced graph is in the key. A replacement that can change generated code must have an identity, at
+both levels.
 
-Containers are compared with copies of them from the end of ``import torch``; what was imported
-later, or where there is no such copy, with itself at the first look, less what is not torch's.
+Containers are compared with copies from the end of ``import torch``. For modules that are imported
+later, or without such a copy, the first look is the reference, without values that are not torch's.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from s3cache.util.importing import when_imported
 from s3cache.util.snapshot import ABSENT, content_of
 
 _surface, _operators = Surface(), WatchedOperators()
-_torchs: dict[int, object] = {}  # patterns and functions of torch's, by id: they stay
+_torchs: dict[int, object] = {}  # patterns and functions of torch, by id; kept alive
 _last: tuple[weakref.ref[TracingContext], list[Override]] | None = None
 
-# Where the code lies that Inductor generates code with, and what of that runs before it does.
+# The modules with which Inductor generates code, and those of them that run before.
 _GENERATING = (
     "cmath",
     "math",
@@ -61,10 +62,10 @@ _TRACING = (
 
 
 def take_baseline(*, early: bool) -> Callable[[], None]:
-    """Note what torch has by now, and the rest right after it is imported; return what ends that.
+    """Copy torch's containers now, and later ones right after their import; return the undo.
 
-    The sooner the better: what is replaced later is known for certain to be replaced. It is
-    ``early`` if torch is imported at this moment, so that no program has changed anything.
+    Earlier is better: every replacement after it is detected for certain. It is ``early`` if torch
+    is being imported now, so that no program can have changed anything.
     """
     if early:
         _s3cache_autoload.take_baseline()
@@ -76,8 +77,8 @@ def take_baseline(*, early: bool) -> Callable[[], None]:
 
 
 def _look_first() -> None:
-    """Look at all of torch when its compiler has been imported, so that the first key need not."""
-    with suppress(Exception):  # the first key asks again, where it can be said what fails
+    """Look at all of torch after its compiler is imported, so that the first key is faster."""
+    with suppress(Exception):  # the first key tries again, and can report the error
         _surface.overrides()
         _operators.overrides()
         replaced_kernels()
@@ -86,15 +87,15 @@ def _look_first() -> None:
 
 @atexit.register
 def _forget() -> None:
-    """torch takes itself apart in an order of its own at exit: nothing of it may outlive that."""
+    """Drop all references at exit: torch destroys its objects in its own order."""
     global _surface, _operators, _last
     _surface, _operators, _last = Surface(), WatchedOperators(), None
 
 
 def all_overrides(*, again: bool = True) -> list[Override]:
-    """Return everything that is replaced in torch, or registered with it by others.
+    """Return everything that others have replaced in torch or registered with it.
 
-    Most of it is looked at once in a compile, or ``again``.
+    Most of it is examined once per compile, unless ``again`` is set.
     """
     return [
         *_in_containers(again=again),
@@ -118,7 +119,7 @@ def _in_containers(*, again: bool) -> list[Override]:
 
 
 def _stale_decompositions() -> Iterator[Override]:
-    """Yield what torch remembers of a table that has changed since: it goes by that."""
+    """Yield tables that changed after torch copied them: torch uses its copies."""
     now, fresh = internals.stale_decompositions()
     for name in now.keys() | fresh.keys():
         if name in fresh and is_of_others(name):
@@ -133,9 +134,9 @@ def overrides(
     again: bool = True,
     traced: bool = False,
 ) -> Finding:
-    """Return a component for all that is not as torch made it, or a reason for each that has none.
+    """Return a component for all replacements, or a reason for each without an identity.
 
-    ``traced`` says that the key has what was traced; ``again`` is that of :func:`all_overrides`.
+    ``traced`` says that the key covers the traced graph; ``again`` is as in :func:`all_overrides`.
     """
     lines: list[str] = []
     unsafe: list[BypassReason] = []
@@ -159,7 +160,7 @@ def overrides(
 
 
 def _generates(override: Override) -> bool:
-    """Return True if it may be called while code is generated, after a graph was traced."""
+    """Return True if it may be called during code generation, after a graph was traced."""
     return override.place.startswith(_GENERATING) and not override.place.startswith(_TRACING)
 
 
@@ -202,21 +203,21 @@ def _unsafe(override: Override, error: UnidentifiedError) -> BypassReason:
 
 # -- kernels in Python
 #
-# The dispatcher keeps kernels where nothing can read them. It only says which keys an operator has
-# kernels for, and the file that registered each. A kernel is known if it was registered while a
-# cache was enabled. What torch keeps beside the dispatcher, such as fake implementations, is read
-# from there.
+# The dispatcher's kernels cannot be read. It only lists the dispatch keys of an operator that have
+# a kernel, and the file that registered it. We know a kernel if it was registered while a cache was
+# enabled. Functions that torch keeps outside of the dispatcher, such as fake implementations, are
+# read from torch's tables.
 
 _NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".mm")
 _MAX_DEPTH = 4
 
 
 class _Recorded:
-    """Kernels that were registered while a cache was enabled, and what was found of them."""
+    """Kernels that were registered while a cache was enabled, and the results about them."""
 
     def __init__(self, *, is_complete: bool) -> None:
-        self.is_complete = is_complete  # since `import torch`: no kernel of torch's was replaced
-        self.kernels: dict[str, object] = {}  # by operator and key, as torch has them
+        self.is_complete = is_complete  # since `import torch`: no earlier kernel was replaced
+        self.kernels: dict[str, object] = {}  # by operator and key, in torch's notation
         self.count = 0
         self.last: tuple[object, dict[str, object]] | None = None
 
@@ -225,25 +226,25 @@ _recorded = _Recorded(is_complete=True)
 
 
 def record_kernel(where: str, function: object) -> None:
-    """Note that `function` is registered from now on, for an operator and key as torch has them.
+    """Record that `function` is registered for an operator and key, in torch's notation.
 
-    It may replace a kernel of torch's, which nothing else shows.
+    It may replace a kernel of torch, which cannot be detected otherwise.
     """
     _recorded.kernels[where] = function
     _recorded.count += 1
 
 
 def forget_kernels() -> None:
-    """Forget what was recorded: from now on kernels may be replaced without a trace."""
+    """Forget the records: from now on, replaced kernels are not recorded."""
     global _recorded
     _recorded = _Recorded(is_complete=False)
     _registered_at.cache_clear()
 
 
 def replaced_kernels() -> dict[str, object]:
-    """Return kernels in Python that others than torch registered for torch's own operators.
+    """Return Python kernels that others registered for torch's own operators.
 
-    By operator and key, as torch has them: the function, if it was recorded, or else the file that
+    By operator and key, in torch's notation: the function if it was recorded, or else the file that
     registered it.
     """
     present = internals.python_kernels.get()
@@ -280,7 +281,7 @@ def _is_kernel_of_torch(function: object) -> bool:
 
 
 def _formulas_in(value: object, depth: int) -> Iterator[object]:
-    """Yield functions that torch keeps for a backward formula: in a class, which has an object."""
+    """Yield the functions of a backward formula: torch keeps them in an object in a class."""
     if depth > _MAX_DEPTH or internals.is_operator(value):
         return
     if isinstance(value, FunctionType):
@@ -298,9 +299,9 @@ def _formulas_in(value: object, depth: int) -> Iterator[object]:
 
 
 def foreign_fakes() -> Iterator[tuple[str, object]]:
-    """Yield the functions that others registered to be called in place of torch's during tracing.
+    """Yield functions of others that are called instead of torch's during tracing.
 
-    With each comes the operator, and what it is for.
+    Each comes with the operator and its purpose.
     """
     for place, name, function in _fakes():
         if id(function) in _torchs:
@@ -333,7 +334,7 @@ def _fakes() -> Iterator[tuple[str, str, object]]:
 def _path_of_others(name: str, key: str) -> str:
     """Return the file that registers a kernel, or "" if torch does."""
     paths = [path for each, path in _registered_at(name) if each == key]
-    if not paths:  # it was registered since
+    if not paths:  # registered after the last look
         _registered_at.cache_clear()
         paths = [path for each, path in _registered_at(name) if each == key]
     home = internals.torch_directory()
@@ -344,7 +345,7 @@ def _path_of_others(name: str, key: str) -> str:
 
 @functools.cache
 def _registered_at(name: str) -> list[tuple[str, str]]:
-    """Return the keys of kernels in Python, each with the file that registered it."""
+    """Return the keys of Python kernels, with the files that registered them."""
     return [
         (key.partition("[")[0], path)
         for key, path in internals.REGISTERED_AT.findall(internals.dispatch_dump.get()(name))
@@ -360,18 +361,18 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 
 
 def registered_overrides() -> Iterator[Override]:
-    """Yield what others than torch registered, with the functions and classes it is made of.
+    """Yield registrations by others, with their functions and classes.
 
     Raises:
-        UnidentifiedError: a pattern has no text that another process has for the same.
+        UnidentifiedError: a pattern has no text that is equal in other processes.
     """
     patterns = list(_patterns())
     yield from patterns
-    if patterns:  # what one puts into a graph is decomposed
+    if patterns:  # their replacements in a graph are decomposed
         for operator, function in list(internals.decompositions.get().items()):
             if is_of_others(operator) and is_foreign(function):
                 yield _registered(f"{internals.DECOMPOSITIONS} {operator}", (function,))
-    # How code is made for each device: schedulers and wrappers, and what these call.
+    # Code generation by device: schedulers and wrappers, and the operations that these call.
     tables = {"backend": internals.device_codegens, "operations": internals.device_overrides}
     for name, table in tables.items():
         for device, each in list(table.get().items()):
@@ -381,14 +382,14 @@ def registered_overrides() -> Iterator[Override]:
     rules = [rule for rule in list(internals.fake_rules.get()) if any(map(_is_others, rule))]
     for number, rule in enumerate(rules):
         yield _registered(f"torch._subclasses: rules for fake tensors {number}", rule)
-    # What decides between ways to compile something, if that was set.
+    # The handler that chooses between implementations, if one is set.
     handler = getattr(internals.virtual.get(), internals.choices.get()._key, None)
     if handler is not None and _is_others(handler):
         yield _registered("torch._inductor: choices", (handler,))
 
 
 def unused_kept() -> list[str]:
-    """Return the names of others' functions and operators with calls that stay, used or not."""
+    """Return names of others' functions and operators for which torch keeps unused calls."""
     found = []
     for each in list(internals.side_effectful.get()):
         if isinstance(each, internals.operator.get()):
@@ -404,10 +405,10 @@ def _registered(place: str, values: tuple[object, ...]) -> Override:
 
 
 def _patterns() -> Iterator[Override]:
-    """Yield patterns with their places among others: the first one that matches is applied."""
+    """Yield patterns with their positions: the first pattern that matches is applied."""
     for name, one in internals.pattern_passes():
         for (op, target), entries in list(one.patterns.items()):
-            before = others = 0  # what torch adds later comes later
+            before = others = 0  # torch appends later patterns
             for entry in list(entries):
                 values = vars(entry).values()
                 if id(entry) in _torchs or not any(map(_is_others, values)):
@@ -417,7 +418,7 @@ def _patterns() -> Iterator[Override]:
                 text = repr(entry.pattern)
                 if _ADDRESS.search(text):
                     raise UnidentifiedError(
-                        f"a pattern in {name} has no name that another process has for it"
+                        f"a pattern in {name} has no name that is equal in other processes"
                     )
                 known = str(target) if internals.is_operator(target) else internals.name_of(target)
                 where = f"{op} {known} after {before} and {others} {text}"

@@ -1,4 +1,4 @@
-"""What this package returns beside a key: reasons against one, and the report of a check."""
+"""Results of this package besides keys: bypass reasons, and the report of a check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from s3cache.util.text import counted, footer, printable
 if TYPE_CHECKING:
     from s3cache.graph._graph import Component
 
-#: Returns the version that the user registered a function, operator, class or module with, if any.
+#: Returns the version that the user registered for a function, operator, class or module, if any.
 RegisteredVersion: TypeAlias = Callable[[object], "str | None"]
 
 Code: TypeAlias = Literal[
@@ -41,15 +41,15 @@ Code: TypeAlias = Literal[
     "backward-state",  # its inputs
     "input",
     "component",
-    "entry",  # what it was compiled to
+    "entry",  # the compiled graph
     "unrecorded",
     "kernel",
     "target",
-    "torch",  # a reason that only torch knows
-    "error",  # none at all
+    "torch",  # a reason of torch
+    "error",  # a failure
 ]
 
-# Reasons that hold for the FX graphs that a graph is traced into as well.
+# Reasons that also apply to the FX graphs of a graph.
 _BLOCKS_FX_LEVEL: frozenset[Code] = frozenset(
     {
         "caches-off",
@@ -72,12 +72,12 @@ class BypassReason:
 
     Attributes:
         code: the kind of reason, stable over releases.
-        message: what is wrong.
-        fix: what a user can do about it.
+        message: the problem.
+        fix: how a user can fix it.
         node: name of the graph's node, or ``""`` for the graph as a whole.
-        target: what the node calls, qualified.
-        module: the (sub)graph the node is in, ``""`` for the outermost.
-        line: of the program, where a report knows it.
+        target: the qualified name of the node's target.
+        module: the (sub)graph of the node, ``""`` for the outermost.
+        line: of the program, if a report knows it.
     """
 
     code: Code
@@ -90,7 +90,7 @@ class BypassReason:
 
     @property
     def blocks_fx_level(self) -> bool:
-        """Whether FX graphs of the graph cannot be cached either, as far as is known."""
+        """Whether FX graphs of the graph cannot be cached either, as far as we know."""
         return self.code in _BLOCKS_FX_LEVEL
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class BypassReason:
 
 
 def cached_at(codes: Iterable[str]) -> str:
-    """Return at which level a graph is cached that has reasons of these codes, in words."""
+    """Return in words at which level a graph with reasons of these codes is cached."""
     found = {*codes}
     if not found:
         return "cached at the first level"
@@ -111,46 +111,48 @@ def cached_at(codes: Iterable[str]) -> str:
     return "cached at the second level only" if is_shared else "cannot be cached"
 
 
-#: A component, or its text, or nothing to say; or every reason why some code allows no key.
+#: A component, its text, or None if it is empty; or all reasons against a key.
 Finding: TypeAlias = "Component | str | list[BypassReason] | None"
 
 
 def suggested_fix(target: object, condition: str = "if it depends on its inputs alone") -> str:
-    """Return the lines of Python that register ``target``, to be pasted; or what to do instead."""
+    """Return Python to paste that registers ``target``; or an alternative in words."""
     module = str(getattr(target, "__module__", None) or "")
     name = str(getattr(target, "__qualname__", None) or getattr(target, "__name__", ""))
     if module.startswith(internals.COMPILED_AUTOGRAD):
         return (
-            "go backward outside of compiled autograd there: torch makes this function as it "
+            "run that backward outside of compiled autograd: torch makes this function while it "
             "captures the backward pass, so it cannot be registered"
         )
     if module.startswith("torch.") and "<locals>" in name:
         return (
-            "call a custom operator or plain functions there instead: torch makes a new function "
-            "for each call of what allow_in_graph or nonstrict_trace keeps from it"
+            "call a custom operator or plain functions instead: for each call of a function with "
+            "allow_in_graph or nonstrict_trace, torch makes a new function"
         )
     if not module or not name:  # an object
         return suggested_fix(type(target), condition)
     is_found = value_at(module, name) is target
     if isinstance(target, types.FunctionType) and hasattr(target, "__wrapped__") and not is_found:
-        # functools.wraps gave it the names of what it wraps.
+        # functools.wraps copied the names of another function.
         module, name = str(target.__globals__.get("__name__")), target.__code__.co_name
         is_found = value_at(module, name) is target
     plain = name.rpartition(".")[2]
     plain = plain if plain.isidentifier() else "your_function"
-    if module == "__main__":  # no other module can import it from there
+    if module == "__main__":  # other modules cannot import it from there
         imported, prefix = "import s3cache", ""
     else:
         imported, prefix = f"import s3cache, {module}", f"{module}."
     at = prefix + (name if is_found else plain)
     register = f"{imported}; s3cache.register_cacheable({at}, version='1')  # {condition}"
-    return register if is_found else f"define {plain} at the top of {module}, then: {register}"
+    return (
+        register if is_found else f"define {plain} at the top level of {module}, then: {register}"
+    )
 
 
 def qualified_name(target: object) -> str:
-    """Return module and name of a function or class, or of the class of an object."""
+    """Return the module and name of a function or class, or of an object's class."""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
-    if name is None:  # an object: its type says more than an address would
+    if name is None:  # an object: use its type
         target = type(target)
         name = target.__qualname__
     return f"{getattr(target, '__module__', None)}.{name}"
@@ -164,15 +166,15 @@ class Graph:
     """One graph that ``torch.compile`` compiles, or would compile.
 
     Attributes:
-        nodes: how many it has; 0 where that is not known.
-        key: the key it would be looked up under, or ``None`` if it has none.
-        components: what the key is made of.
+        nodes: the number of nodes; 0 if unknown.
+        key: the key for its lookup, or ``None`` if it has none.
+        components: the components of the key.
         reasons: why it cannot be cached as a whole; empty if it can.
-        entry: what the cache that is enabled has under the key: ``local`` or ``remote``, or the
-            reason why nothing would be used, such as ``absent`` or ``untrusted (1 unsigned)``;
-            ``None`` where there is no cache or no key.
-        where: file, line and function that called what was compiled, if known.
-        times: how often it was compiled, or looked up, by all processes of the program.
+        entry: the result of a lookup in the enabled cache: ``local`` or ``remote``, or the reason
+            of a miss, such as ``absent`` or ``untrusted (1 unsigned)``; ``None`` without a cache
+            or a key.
+        where: file, line and function of the call, if known.
+        times: how often it was compiled or looked up, by all processes of the program.
     """
 
     nodes: int
@@ -190,12 +192,12 @@ class Graph:
 
     @property
     def in_halves(self) -> bool:
-        """Whether, if not as a whole, its FX graphs are shared at the second level."""
+        """Whether it is not cached as a whole, but its FX graphs are, at the second level."""
         return bool(self.reasons) and not any(reason.blocks_fx_level for reason in self.reasons)
 
     @property
     def verdict(self) -> str:
-        """Its level and why, its key, and what the cache has under the key, in one line."""
+        """Its level with reasons or key, and the entry in the cache, in one line."""
         codes = dict.fromkeys(reason.code for reason in self.reasons)
         why = f" ({', '.join(codes)})" if codes else f", key {self.key}"
         verdict = cached_at(codes) + why
@@ -203,7 +205,7 @@ class Graph:
 
     @property
     def origin(self) -> str:
-        """Its size, the line that called it and how often, as far as they are known."""
+        """Its size, the calling line, and the number of calls, as far as they are known."""
         where = "{}:{} in {}".format(*self.where) if self.where else ""
         times = f"{self.times} times" if self.times > 1 else ""
         nodes = counted(self.nodes, "node") if self.nodes else ""
@@ -222,7 +224,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class GraphBreak:
-    """Where Dynamo ends one graph and begins the next."""
+    """A place where Dynamo ends one graph and begins the next."""
 
     reason: str
     where: str
@@ -230,14 +232,14 @@ class GraphBreak:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """What :func:`s3cache.check`, or ``s3cache check``, found.
+    """The result of :func:`s3cache.check`, or of ``s3cache check``.
 
     Attributes:
-        graphs: in the order in which they were compiled.
-        breaks: where Dynamo ended one graph and began the next, and why.
-        complete: whether everything that was compiled is here.
-        program: how the program that ``s3cache check`` ran ended: ``end`` and ``exit_code``; empty
-            for :func:`s3cache.check`.
+        graphs: in the order of their compiles.
+        breaks: graph breaks, with their reasons.
+        complete: whether the report has all graphs.
+        program: for ``s3cache check``, how the program ended: ``end`` and ``exit_code``; empty for
+            :func:`s3cache.check`.
     """
 
     graphs: tuple[Graph, ...]
@@ -247,7 +249,7 @@ class Report:
 
     @property
     def cacheable(self) -> bool:
-        """Whether there is something to cache, and all of it can be."""
+        """Whether there are graphs, and all of them can be cached."""
         return bool(self.graphs) and all(graph.cacheable for graph in self.graphs)
 
     def as_dict(self) -> dict[str, object]:
@@ -277,6 +279,6 @@ class Report:
         for place in self.breaks:
             yield f"graph break at {place.where}: {place.reason}"
         if not self.complete:
-            yield "there were more lookups than are recorded of one process"
+            yield "there were more lookups than one process records"
         if more := footer(reason.code for graph in self.graphs for reason in graph.reasons):
             yield more

@@ -1,14 +1,14 @@
-"""May a graph be cached? All reasons why not, each with the node it comes from and a fix.
+"""Check whether a graph can be cached; find all reasons against it, with nodes and fixes.
 
-A graph is safe if its key determines what it compiles to. The conditions are torch's own
+A graph is safe if its key determines its compiled code. The conditions are torch's own
 (``torch/_functorch/_aot_autograd/autograd_cache.py``: ``check_cacheable``, ``check_node_safe``;
-``torch/_inductor/codecache.py``: ``CacheabilityValidator``), which stop at the first that fails,
-and some that torch does not have:
+``torch/_inductor/codecache.py``: ``CacheabilityValidator``), which stop at the first failure, and
+some more:
 
-* the graphs inside of a graph (checkpointed regions, branches, custom autograd functions) are
-  checked like the outermost one;
-* a function of a C extension is no more known than one in Python (pytorch #194658);
-* a module that Dynamo does not look into (``allow_in_graph``) is not known at all.
+* graphs inside a graph (checkpointed regions, branches, custom autograd functions) are checked like
+  the outermost graph;
+* a function of a C extension is as unknown as one in Python (pytorch #194658);
+* a module that Dynamo does not look into (``allow_in_graph``) is unknown.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 def bypass_reasons(
     gm: GraphModule, inputs: Sequence[object], registered_version: RegisteredVersion
 ) -> list[BypassReason]:
-    """Return every reason why a whole graph has no key, if its nodes or the process allow none.
+    """Return all reasons in the nodes or the process why a whole graph has no key.
 
-    Otherwise the key itself finds what else there may be against it.
+    Further reasons are found when the key is computed.
     """
     reasons = [*process_bypass_reasons(), *pass_reasons(registered_version)]
     if internals.has_frozen_params.get()(gm):
-        message = "the graph holds the values of frozen parameters"
+        message = "the graph contains the values of frozen parameters"
         reasons.append(BypassReason("frozen-parameters", message))
     checker = SafetyChecker(registered_version)
     for name, module in graph_modules(gm):
@@ -65,11 +65,10 @@ def bypass_reasons(
 
 
 def fx_bypass_reasons(gm: GraphModule, registered_version: RegisteredVersion) -> list[BypassReason]:
-    """Return every reason why ``gm``, which AOTAutograd has traced, cannot be cached by itself.
+    """Return all reasons why ``gm``, an FX graph traced by AOTAutograd, cannot be cached by itself.
 
-    torch's own check of it comes first. What was traced names operators and no more, so what code
-    they came from does not matter here; nor do values of frozen parameters, which an entry takes
-    from the program that it is a hit for.
+    torch's own check runs before. A traced graph only has operators, so the code behind them does
+    not matter here. Nor do values of frozen parameters: on a hit they come from the program.
     """
     reasons = [reason for reason in pass_reasons(registered_version) if reason.blocks_fx_level]
     checker = SafetyChecker(registered_version)
@@ -89,7 +88,7 @@ _CACHES_ON = (
 
 
 def process_bypass_reasons() -> Iterator[BypassReason]:
-    """Yield why no whole graph at all is cached in this process, as it is set up now."""
+    """Yield the reasons in the current settings why this process caches no whole graph."""
     import torch
 
     if not any(internals.tiers_asked("aot")):
@@ -104,24 +103,24 @@ def process_bypass_reasons() -> Iterator[BypassReason]:
         fix = f"{_INDUCTOR}.aot_inductor.use_runtime_constant_folding = False"
         yield BypassReason("constant-folding", "constants are folded when the code is loaded", fix)
     if internals.bisection_enabled.get():
-        yield BypassReason("bisecting", "the compiler bisector is at work", "let it finish")
+        yield BypassReason("bisecting", "the compiler bisector is running", "let it finish")
 
 
 # -- the graph
 
-# Of a node: the kind of reason, the message, the fix, and what it calls.
+# Of a node: the code of the reason, the message, the fix, and the name of its target.
 _Found: TypeAlias = "tuple[Code, str, str, str] | None"
 
 
 class SafetyChecker:
-    """Check the nodes of graphs; report each function and module once, at its first node."""
+    """Checks the nodes of graphs; reports each function and module once, at its first node."""
 
     def __init__(self, registered_version: RegisteredVersion) -> None:
         self._registered_version = registered_version
         self._is_safe: dict[object, bool] = {}
 
     def node_reasons(self, gm: GraphModule, module: str) -> Iterator[BypassReason]:
-        """Yield the reasons of one graph, which is called ``module``."""
+        """Yield the reasons in one graph, with the name ``module``."""
         for node in gm.graph.nodes:
             if node.op == "call_function":
                 found = self._function(node)
@@ -183,7 +182,7 @@ class SafetyChecker:
         if is_registered:
             return None
         name = qualified_name(kind)
-        message = f"calls a {name} as a whole, and nothing says what its code is"
+        message = f"calls a {name} as a whole, and its code has no identity"
         return "module", message, suggested_fix(kind, "or let Dynamo trace it"), name
 
 
@@ -194,7 +193,7 @@ def _method(node: Node) -> _Found:
     subject = node.args[0] if node.args else None
     meta = getattr(subject, "meta", ())
     if "example_value" not in meta and "val" not in meta:
-        message = f"calls method {node.target!r} of something that is no tensor"
+        message = f"calls method {node.target!r} of an object that is no tensor"
     elif not isinstance(node.target, str) and type(node.target).__name__ != "method_descriptor":
         message = f"calls {node.target!r}, which is no method of tensors"
     else:
@@ -202,21 +201,21 @@ def _method(node: Node) -> _Found:
     return "method", message, _OUTSIDE, str(node.target)
 
 
-# Modules with C functions that come with Python or torch, so that versions in the key cover them.
+# Modules with C functions of Python or torch: versions in the key cover them.
 _KNOWN_MODULES = ("torch", "builtins", "math", "cmath", "_operator", "_functools", "itertools")
 
 
-# Functions that torch's check leaves out. All that they do is in their arguments, which are in the
-# graph, and in the key: torch's version, and default dtypes of autocast.
+# Functions that torch's check refuses, but that depend only on their arguments, which are in the
+# graph, and on parts of the key: torch's version, and default dtypes of autocast.
 _ALSO_SAFE = (
     "torch.amp.autocast_mode._enter_autocast",
     "torch.amp.autocast_mode._exit_autocast",
-    # Sets what the key has, by its arguments; the names of the settings are a constant of torch's.
+    # Sets options that are in the key, by its arguments; the names of options are a constant.
     "torch.nn.attention._sdpa_kernel",
     "torch.nn.attention._backend_from_string",
-    # Makes the context of a custom autograd function while that is traced, and takes nothing.
+    # Makes the context of a custom autograd function during its trace; has no arguments.
     "torch.autograd.function.FunctionCtx",
-    # Dynamo puts these around what is differentiated forward.
+    # Dynamo puts these around forward-mode differentiation.
     "torch._functorch.predispatch._enter_dual_level",
     "torch._functorch.predispatch._exit_dual_level",
     "torch._functorch.predispatch._jvp_decrement_nesting",
@@ -225,16 +224,16 @@ _ALSO_SAFE = (
 
 
 def extra_cacheable_functions(gm: GraphModule) -> dict[str, str]:
-    """Return names of functions in ``gm`` that are safe and that torch's own check refuses."""
+    """Return names of safe functions in ``gm`` that torch's own check refuses."""
     targets = {node.target for node in call_nodes(gm)}
     return {internals.name_of(target): "" for target in targets if _is_also_safe(target)}
 
 
 def is_custom_function(target: object) -> bool:
-    """Return whether ``target`` is the operator that stands for a custom ``autograd.Function``.
+    """Return whether ``target`` is the operator for a custom ``autograd.Function``.
 
-    It has no code of its own: Dynamo has traced ``forward`` and ``backward`` into graphs inside of
-    the graph, which are in the key and checked with it, as is what the context was given.
+    It has no code of its own: Dynamo has traced ``forward`` and ``backward`` into inner graphs,
+    which are checked and in the key, like the values that the context was given.
     """
     return target is internals.custom_function.get()
 
@@ -255,7 +254,7 @@ def _is_safe_function(target: Function[object] | str) -> bool:
 
 
 def _is_known_to_torch(target: object) -> bool:
-    """Ask torch's own check, one function at a time: its rules are long, and change."""
+    """Run torch's own check on one function: its rules are long, and change."""
     from torch.fx import Graph
 
     try:
@@ -283,29 +282,29 @@ def _input_reasons(inputs: Iterable[object]) -> Iterator[BypassReason]:
 
 # -- passes over graphs
 #
-# torch puts into its key what users' passes say of themselves (``uuid()``), and bypasses graphs for
-# which they say nothing. Here their identity stands for them, if they have one. What runs before a
-# graph is lowered takes part in tracing: it needs no identity at the second level.
+# torch puts the ``uuid()`` of users' passes into its key, and bypasses if a pass has none. We use
+# their identity instead, if they have one. Passes that run before a graph is lowered take part in
+# tracing: at the second level they need no identity.
 
 
 class _Option(NamedTuple):
-    """An option of torch that takes users' code."""
+    """An option of torch for user code."""
 
     config: Config
     name: str
-    kind: type[CustomPass] | None  # from which code with a uuid() is derived
+    kind: type[CustomPass] | None  # the base class of code with a uuid()
     code: Literal["custom-pass", "custom-callable"] = "custom-pass"  # generates code, or traces
 
     @property
     def passes(self) -> list[object]:
-        """The user's code that it is set to; names of torch's own passes are left out."""
+        """The user code in the option; names of torch's own passes are left out."""
         value = getattr(self.config, self.name)
         given = value if isinstance(value, (list, tuple)) else [value]
         return [each for each in given if each and not isinstance(each, str)]
 
 
 def _options() -> Iterator[_Option]:
-    """Yield the options that are set to users' code."""
+    """Yield the options that are set to user code."""
     inductor, functorch = internals.inductor_config.get(), internals.functorch_config.get()
     graphs, nodes = internals.custom_graph_pass.get(), internals.custom_scheduler_pass.find()
     partitioner, estimator = internals.custom_partitioner.get(), internals.custom_estimator.get()
@@ -319,18 +318,18 @@ def _options() -> Iterator[_Option]:
         _Option(inductor, "_post_fusion_custom_pass", nodes),
         _Option(inductor, "_fuse_ddp_communication_passes", graphs),
         _Option(inductor, "custom_partitioner_fn", partitioner, "custom-callable"),
-        # torch leaves this one out of its key, and does not refuse it either.
+        # torch neither puts this option into its key nor refuses it.
         _Option(functorch, "joint_custom_pass", graphs, "custom-callable"),
         _Option(functorch, f"{budget}_solver", internals.custom_solver.get(), "custom-callable"),
         _Option(functorch, f"{budget}_runtime_estimator", estimator, "custom-callable"),
     ]
-    if internals.pre_grad_pass_timing.find() == "late":  # others have run on this graph already
+    if internals.pre_grad_pass_timing.find() == "late":  # otherwise they have run on this graph
         options.append(_Option(inductor, "pre_grad_custom_pass", graphs, "custom-callable"))
     return (option for option in options if option.passes)
 
 
 def pass_reasons(registered_version: RegisteredVersion) -> Iterator[BypassReason]:
-    """Yield a reason for each of users' passes that has no identity."""
+    """Yield a reason for each user pass without an identity."""
     for option in _options():
         for pass_ in option.passes:
             try:
@@ -351,7 +350,7 @@ def pass_reasons(registered_version: RegisteredVersion) -> Iterator[BypassReason
 def _pass_identity(
     kind: type[CustomPass] | None, pass_: object, registered_version: RegisteredVersion
 ) -> str | None:
-    """Return the identity of a pass that torch cannot ask for one; None if it can."""
+    """Return the identity of a pass without a usable ``uuid()``; None if it has one."""
     if kind is None:
         raise UnidentifiedError("has no uuid()", pass_)
     if isinstance(pass_, kind):
@@ -368,9 +367,9 @@ def _pass_identity(
 def described_passes(
     registered_version: RegisteredVersion = lambda _: None, *, traced: bool = False
 ) -> Iterator[None]:
-    """Give users' passes a ``uuid()`` while the block runs, for torch to ask for.
+    """Give user passes a ``uuid()`` for torch while the block runs.
 
-    Where a key has what was ``traced``, passes that took part in tracing need no identity.
+    If a key covers the ``traced`` graph, passes that took part in tracing need no identity.
     """
     with contextlib.ExitStack() as stack:
         for option in _options():
@@ -407,7 +406,7 @@ def _described(
     members = {
         "__call__": call,
         "uuid": lambda _: name,
-        # It is pickled with options that torch's key has as they are.
+        # torch's key pickles it with other options.
         "__reduce__": lambda _: (str, (name,)),
     }
     return type(kind.__name__, (kind,), members)()

@@ -1,7 +1,7 @@
-"""Watch everything of torch's that a program may replace, and say what it has replaced.
+"""Watch everything in torch that a program may replace, and find the replacements.
 
-Compiling reads namespaces, classes, tables, functions and operators of torch's: some fifty thousand
-objects. A look examines only the containers that were written to since the last one.
+Compiling reads namespaces, classes, tables, functions and operators of torch: some fifty thousand
+objects. A look examines only the containers that were written to since the last look.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from s3cache.util.snapshot import ABSENT, FUNCTIONS, Snapshot, are_identical, as
 
 _LISTED = (*_s3cache_autoload.PLACES, *internals.LATER_PLACES)
 _PYTHON = ("cmath", "math", "operator")
-# What Dynamo adds to the module of a function that it compiled, such as `torch.cond`. Only the code
-# that it made of that function calls it.
+# Names that Dynamo adds to the module of a function that it compiled, such as `torch.cond`. Only
+# the compiled code of that function uses them.
 _DYNAMOS = ("__compiled_fn_", "__resume_at_")
 
 
@@ -47,31 +47,31 @@ class Override(NamedTuple):
     """A value that replaces torch's own."""
 
     place: str
-    value: object  # ABSENT if nothing is there, or the file that put it there if no more is known
+    value: object  # ABSENT if it was removed; its file if only that is known
     how: str = "was replaced"
 
 
-#: Kinds of overrides that do not say what the new function or module does.
+#: Kinds of overrides that do not determine the new behaviour.
 ALTERED, AS_A_WHOLE = "was altered", "was replaced as a whole"
 
 
 class Container:
-    """A container of torch's, and what torch has in it."""
+    """A container of torch, and its original content."""
 
     def __init__(self, place: str, inside: Collection[object]) -> None:
         self.place = place
         self.inside = inside
-        self.first: dict[object, object] = {}  # what torch has in it, by name
+        self.first: dict[object, object] = {}  # the original content, by name
 
     @property
     def watched(self) -> Collection[object]:
-        """What a snapshot looks at."""
+        """The object that a snapshot watches."""
         if type(self.inside) is internals.ordered_set.get():
             return internals.inside_of_ordered_set(self.inside)
         return self.inside
 
     def start(self, first: dict[object, object] | None) -> list[Override]:
-        """Begin with what torch is known to have, or with what looks like torch's."""
+        """Begin with the known original content, or with values that look like torch's."""
         if first is not None:
             self.first = first
             return self.compare()
@@ -97,7 +97,7 @@ class Container:
         return found
 
     def settled(self) -> dict[object, object]:
-        """Return what torch has in it, without the numbers that it changes as it works."""
+        """Return the original content, without numbers that torch changes at run time."""
         return self.first
 
     def _override(self, name: object, value: object) -> Override:
@@ -111,7 +111,7 @@ class Container:
 
 
 class Table(Container):
-    """A table in which torch looks functions up; whatever is in it may be used."""
+    """A table in which torch looks functions up; every value in it may be used."""
 
     def is_foreign_at_first(self, name: object, value: object) -> bool:
         is_own = self.place.startswith(internals.DECOMPOSITIONS) and is_of_others(name)
@@ -166,7 +166,7 @@ class Namespace(Container):
         return hides_bases or is_foreign(new)
 
     def _is_changed_value(self, name: str, old: object, new: object) -> bool:
-        """Return True if a program has put another number, text or table there, and not torch."""
+        """Return True if a program, not torch, has set another number, text or table."""
         kinds = kinds_of_values()
         if name.startswith("__") or (type(old) not in kinds and type(new) not in kinds):
             return False
@@ -178,7 +178,7 @@ class Namespace(Container):
         return any(assigns(each, name) for each in codes)
 
     def settled(self) -> dict[object, object]:
-        # Other values of its own are the same in each process that comes here.
+        # Other values of torch are the same in every process at this point.
         return {
             name: value
             for name, value in self.first.items()
@@ -187,7 +187,7 @@ class Namespace(Container):
 
 
 def _is_same_code(old: object, new: object) -> bool:
-    """Return True if torch has made the same again, or only keeps Dynamo out of it."""
+    """Return True if torch made the same function again, or only hid it from Dynamo."""
     if internals.is_kept_from_dynamo(new, old):
         return True
     name = own_name(old)
@@ -221,10 +221,10 @@ class Constants(Container):
         if is_same_value(old, new):
             return False
         if type(old) is int and type(new) is int and isinstance(self.inside, list):
-            return False  # so Python counts in what cannot be assigned to
+            return False  # a counter of Python in a container that cannot be assigned to
         if old is not ABSENT:
             return True
-        # torch adds its own operators and functions as it works, and no new numbers.
+        # At run time torch adds its own operators and functions, but no new numbers.
         everything = (name, new, *self.first, *self.first.values())
         return is_foreign(new) or all(
             isinstance(each, SCALARS) or internals.is_dtype(each) for each in everything
@@ -237,18 +237,18 @@ def _is_starting(module: types.ModuleType | None) -> bool:
 
 
 class Surface:
-    """All of torch's containers and functions that there are by now."""
+    """All containers and functions of torch that exist so far."""
 
     def __init__(self) -> None:
         self._containers: Snapshot[Container] = Snapshot(internals.dict_version.get)
         self._overrides: dict[int, list[Override]] = {}  # by the id of a container
         self._listed: set[str] = set()
-        self._present: dict[str, int] = {}  # the ids of all modules at the last look, by name
-        self._modules: dict[str, types.ModuleType] = {}  # those that make code
-        self._seen: set[int] = set()  # tables, by their ids; they are kept
-        self._empty: dict[str, tuple[Collection[object], int]] = {}  # tables, by their places
-        #: What was there at the first look, where nothing says whether torch put it there: digests
-        #: of modules, classes and tables, and values in tables, by place.
+        self._present: dict[str, int] = {}  # ids of all modules at the last look, by name
+        self._modules: dict[str, types.ModuleType] = {}  # modules that generate code
+        self._seen: set[int] = set()  # ids of tables, which are kept alive
+        self._empty: dict[str, tuple[Collection[object], int]] = {}  # empty tables, by place
+        #: Content at the first look of unknown origin: digests of modules, classes and tables, and
+        #: values in tables, by place.
         self.unknown: dict[str, str] = {}
 
     def _watch_listed(self) -> None:
@@ -258,7 +258,7 @@ class Surface:
             if place in self._listed or there is None or _is_starting(sys.modules.get(module)):
                 continue
             if internals.makes_code(module) and ":" not in place:
-                continue  # it comes with the other modules
+                continue  # watched with the other modules
             if ":" in place and isinstance(there, dict):
                 container: Container = Table(place, there)
             else:
@@ -269,24 +269,24 @@ class Surface:
             self._seen.add(id(there))
 
     def _watch(self) -> None:
-        """Begin with what is imported by now of torch's modules."""
+        """Begin with the modules of torch that are imported so far."""
         self._watch_listed()
         for place, (table, depth) in [*self._empty.items()]:
             if _s3cache_autoload.baseline.get(place):
                 del self._empty[place]
                 self.add_constants(place, table, depth)
-        self._seen.add(id(internals.side_effectful.get()))  # a registry, which has its own check
+        self._seen.add(id(internals.side_effectful.get()))  # a registry with a separate check
         for name, module in sys.modules.copy().items():
             if self._present.get(name) == id(module):
                 continue
-            if name != internals.COMPILER and _is_starting(module):  # that one has run by now
+            if name != internals.COMPILER and _is_starting(module):  # the compiler has run
                 continue
             file = getattr(module, "__file__", None)
-            # Inductor's own products lie in modules of such names, too.
+            # Code that Inductor generated has such module names, too.
             is_torchs = isinstance(file, str) and file.startswith(internals.torch_directory())
             if is_torchs and name not in self._modules and internals.makes_code(name):
                 self._watch_module(name, module)
-            self._present[name] = id(module)  # once all of it is watched, whatever fails before
+            self._present[name] = id(module)  # last, in case something fails before
 
     def _watch_module(self, name: str, module: types.ModuleType) -> None:
         if type(module) is not types.ModuleType:
@@ -301,13 +301,13 @@ class Surface:
         self._modules[name] = module
 
     def _add(self, container: Container, place: str) -> None:
-        self._containers.add(container, container.watched)  # before: no write is missed
+        self._containers.add(container, container.watched)  # first, so that no write is missed
         first = _s3cache_autoload.baseline.get(place.replace(":", "."))
         found = container.start(first)
         if first is None:
             self.unknown[place] = digest_of(container.settled())
         elif isinstance(container, Constants) and all(is_plain(each.value) for each in found):
-            # Other modules of torch's fill some tables while they are imported.
+            # Other modules of torch fill some tables during their import.
             self.unknown.update((each.place, repr(each.value)) for each in found)
             container.first, found = internals.by_name(container.inside), []
         self._enter(container, found)
@@ -329,7 +329,7 @@ class Surface:
         if id(table) in self._seen or depth > _s3cache_autoload.MAX_DEPTH:
             return
         if not table:
-            self._empty[place] = (table, depth)  # until another module of torch's has filled it
+            self._empty[place] = (table, depth)  # until another module of torch fills it
             return
         inside = internals.by_name(table)
         if not all(map(is_constant, (*inside, *inside.values()))):
@@ -342,7 +342,7 @@ class Surface:
                 self.add_constants(f"{place}[{name}]", inner, depth + 1)
 
     def overrides(self) -> list[Override]:
-        """Return what replaced names of torch, and what was added where torch looks."""
+        """Return replacements of torch's names, and additions to its tables."""
         self._watch()
         for container in self._containers.changed():
             self._enter(container, container.compare())
@@ -361,23 +361,23 @@ class Surface:
 
 
 class WatchedOperators:
-    """The operators that this process has asked for by now, which object is each, and their tables.
+    """The operators that this process has used so far, with their objects and tables.
 
-    They lie in dictionaries: of a namespace of operators, and of each operator its overloads. They
-    come there as they are asked for.
+    They are in dictionaries: a namespace has operators, an operator has overloads. torch adds them
+    at their first use.
     """
 
     def __init__(self) -> None:
         self._places: Snapshot[dict[str, object]] = Snapshot(internals.dict_version.get)
         self._tables: Snapshot[Operator] = Snapshot(internals.dict_version.get)
-        self._first: dict[int, dict[object, object]] = {}  # what torch has in each, by id
+        self._first: dict[int, dict[object, object]] = {}  # the original content, by id
         self._overrides: dict[int, list[Override]] = {}  # by the id of a place or an operator
         self._is_trusted = False
 
     def watch(self, *, trusted: bool) -> None:
-        """Begin with the operators that there are by now, which may be ``trusted``.
+        """Begin with the operators that exist so far, which may be ``trusted``.
 
-        Others follow by themselves.
+        Later operators are added automatically.
         """
         import torch
 
@@ -387,7 +387,7 @@ class WatchedOperators:
         self._is_trusted = False
 
     def overrides(self) -> list[Override]:
-        """Return what differs from what torch has, in all places and tables."""
+        """Return the differences from the original content, in all places and tables."""
         for inside in self._places.changed():
             self._look_at_place(inside)
         for operator in self._tables.changed():
@@ -434,7 +434,7 @@ class WatchedOperators:
                 self._look_at_tables(operator, at_first=True)
 
     def _look_at_tables(self, operator: Operator, *, at_first: bool = False) -> None:
-        """See what was given to an operator (`py_impl`), or written into its tables."""
+        """Look at rules of an operator, given by `py_impl` or written into its tables."""
         found = []
         for table in internals.tables_of(operator):
             first = self._first.setdefault(id(table), {})

@@ -1,6 +1,6 @@
 """Components of torch's own key: one for each attribute of its details object.
 
-So what a newer torch adds to its details is in the key, too. torch's own pickler for keys makes the
+So attributes that a newer torch adds are in the key, too. torch's own pickler for keys makes the
 bytes of each value.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _LEFT_OUT = frozenset(name for fields in internals.CACHING_OPTIONS for name in fields.names)
 _SCALARS = (type(None), bool, int, float, complex, str)
 _ALL_CHARACTERS = 128 << 10
-# Numbers that count graphs of a process are in no key.
+# Counters of graphs in a process are in no key.
 _OF_THE_PROCESS = frozenset({"aot_id", "precompile_backend_id"})
 
 
@@ -56,7 +56,7 @@ def torch_components(
 ) -> Iterator[tuple[str, Finding]]:
     """Yield the name of each attribute of ``details``, and its component or reasons against it."""
     for name, value in vars(details).items():
-        if name in internals.CACHING_DETAILS.names:  # entries here are bundled in any case
+        if name in internals.CACHING_DETAILS.names:  # our entries are always bundled
             continue
         if name == internals.CURRENT_DEVICE and canonical.device is not None:
             continue
@@ -85,13 +85,13 @@ def _reasons(name: str, error: BaseException) -> list[BypassReason]:
         if isinstance(error, UnidentifiedError):
             fix = suggested_fix(error.about)
             return [BypassReason("config", f"an option of {name} {error}", fix, target=name)]
-    fix = "give what it holds a __reduce__ that does not depend on the process"
+    fix = "give its objects a __reduce__ that does not depend on the process"
     return [BypassReason("component", f"{name} has no stable bytes: {error}", fix, target=name)]
 
 
 # -- options
 
-# The last one of each kind: most graphs of a process are compiled under one configuration.
+# The last component of each kind: most graphs of a process have the same configuration.
 _last: dict[str, tuple[object, Component]] = {}
 
 
@@ -120,7 +120,7 @@ def _config_component(
 
 
 def _ordered(value: object, registered_version: RegisteredVersion) -> object:
-    """Return ``value`` with sets in one order for all processes, and identities of functions."""
+    """Return ``value`` with ordered sets, and identities in place of functions."""
     if isinstance(value, dict):
         return [
             (name, _ordered(value[name], registered_version)) for name in sorted(value, key=str)
@@ -137,7 +137,7 @@ def _ordered(value: object, registered_version: RegisteredVersion) -> object:
 def _changed(
     name: str, values: Mapping[str, object], canonical: CanonicalPickler
 ) -> dict[str, tuple[str, str]]:
-    """Return the options that are not as torch has them by default, and ``DEFAULT → `` of each."""
+    """Return the options without their default value, each with ``DEFAULT → ``."""
     configs: dict[str, Config] = {
         "autograd_config": internals.functorch_config.get(),
         "inductor_config": internals.inductor_config.get(),
@@ -157,7 +157,7 @@ def _changed(
 
 
 def _option_text(option: str, setting: object, canonical: CanonicalPickler) -> str:
-    """Return the setting as text; where that is not all of it, with digits of its digest."""
+    """Return the setting as text; if the text is incomplete, with digits of its digest."""
     ordered = _ordered(setting, canonical.registered_version)
     if _is_plain(ordered):
         return repr(setting)
@@ -166,7 +166,7 @@ def _option_text(option: str, setting: object, canonical: CanonicalPickler) -> s
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether ``repr`` says all of it, and nothing of the process that it is in."""
+    """Return whether ``repr`` is complete and does not depend on the process."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     return type(value) in _SCALARS
@@ -177,7 +177,7 @@ def unpicklable_options() -> Iterator[BypassReason]:
     configs: list[Config] = [internals.functorch_config.get(), internals.inductor_config.get()]
     for config in configs:
         ignored = (
-            *getattr(config, "_save_config_ignore", ()),  # not every module has both of them
+            *getattr(config, "_save_config_ignore", ()),  # some modules lack one of them
             *getattr(config, "_cache_config_ignore_prefix", ()),
         )
         for option, entry in config._config.items():
@@ -187,14 +187,14 @@ def unpicklable_options() -> Iterator[BypassReason]:
                 pickle.dumps(internals.read_quietly(config, option))
             except Exception as exc:  # noqa: BLE001 - whatever pickling meets
                 name = f"{config.__name__}.{option}"
-                fix = "set it to a function or class at the top of a module"
+                fix = "set it to a function or class at the top level of a module"
                 message = f"{name} cannot be pickled: {exc}"
                 yield BypassReason("config", message, fix, target=name)
 
 
 # -- texts for people
 #
-# They are in no digest: two components may differ where these are equal.
+# They are in no digest: different components may have equal texts.
 
 
 def _value_text(value: object) -> str:
@@ -215,7 +215,7 @@ def _value_text(value: object) -> str:
 
 
 def _item_text(value: object) -> str:
-    """Return a value in a few characters; none that differ by process, as addresses do."""
+    """Return a value in a few characters, without addresses, which differ by process."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -226,11 +226,11 @@ def _item_text(value: object) -> str:
 
 
 def _parts_of(value: object, canonical: CanonicalPickler) -> Mapping[str, str]:
-    """Return what a value that was just pickled consists of, so that a difference has a name."""
+    """Return the named parts of a value that was just pickled, to describe differences."""
     if canonical.codes:
         return bounded((("code", "\n".join(canonical.codes)),), _ALL_CHARACTERS)
     parts: Iterator[tuple[object, object]] = iter(())
-    if isinstance(value, dict):  # to ask for a Mapping takes 3 ms
+    if isinstance(value, dict):  # isinstance with Mapping takes 3 ms
         parts = iter(value.items())
     elif isinstance(value, (list, tuple)):
         parts = iter(enumerate(value))
@@ -264,16 +264,16 @@ def _part_text(value: object, canonical: CanonicalPickler, depth: int = 0) -> st
 
 # -- bytes
 #
-# The pickler asks a Python function about each object in a value. Most are of three kinds, of which
-# a training step has hundreds: inputs, sources of inputs, and graphs. Those become one text each
-# here, so that their parts are not asked about. The text holds all that torch's reduction holds.
+# The pickler calls a Python function for each object in a value. Most are of three kinds, and a
+# training step has hundreds: inputs, sources of inputs, and graphs. We convert each of them to one
+# text, so that no call is needed for its parts. The text is as complete as torch's reduction.
 
 
 class CanonicalPickler:
-    """Make bytes that depend on what a value is, and not on which of its items are one object.
+    """Makes bytes that depend on the content of a value, but not on the identity of its items.
 
-    torch's pickler writes a shared object once for each time it is met (``fast``). Some values
-    switch that off; here it holds for each value.
+    torch's pickler writes a shared object at every reference (``fast``). Some values switch that
+    off; here it applies to all values.
     """
 
     def __init__(
@@ -286,10 +286,10 @@ class CanonicalPickler:
     ) -> None:
         from torch.fx import GraphModule
 
-        self.device = device  # its index is left out
+        self.device = device  # the device to write without its index
         self.registered_version = registered_version
-        self.codes: list[str] = []  # of each graph in the last value, the outermost first
-        self.tensor_texts: dict[int, str] = {}  # of each in the last value, by its id, as it lives
+        self.codes: list[str] = []  # of the graphs in the last value, outermost first
+        self.tensor_texts: dict[int, str] = {}  # of tensors in the last value, by id
         self._traced = traced
         self._inherited = internals.inherited_reducer(pickler)
         self._identity_reducer = internals.same.get()
@@ -304,7 +304,7 @@ class CanonicalPickler:
         pickler.reducer_override = self._reduce
 
     def __call__(self, value: object) -> bytes:
-        """Return the bytes of ``value``; raise what torch's pickler raises where it has none."""
+        """Return the bytes of ``value``; raise the error of torch's pickler if it has none."""
         self.codes, self.tensor_texts = [], {}
         self._pickler.clear_memo()
         self._pickler.fast = True
@@ -317,7 +317,7 @@ class CanonicalPickler:
         return data
 
     def _reduce(self, value: object) -> object:
-        """Return what ``reducer_override`` of a pickler does: most values are torch's to reduce."""
+        """Implement ``reducer_override`` of a pickler; torch reduces most values."""
         reduced: object = None
         if type(value) is self._fake:
             reduced = self._tensor_text(value)
@@ -327,12 +327,12 @@ class CanonicalPickler:
             reduced = self._graph_parts(value)
         elif type(value) is type(self.device):
             reduced = str(without_index(cast("device", value), self.device))
-        elif type(value) is self._script:  # what a graph that takes an object gets while traced
+        elif type(value) is self._script:  # stands for an object that a graph takes as input
             real = getattr(value, internals.REAL_OBJECT)
             reduced = _mesh_text(real) if isinstance(real, self._mesh) else None
         elif isinstance(value, self._mesh):
             reduced = _mesh_text(value)
-        elif type(value) is self._state:  # what it will carry is not there yet
+        elif type(value) is self._state:  # it has no content yet
             reduced = "BackwardState"
         elif type(value) is self._table:
             table = cast("DecompositionTable", value).table
@@ -350,9 +350,9 @@ class CanonicalPickler:
         return text
 
     def _source_text(self, source: object) -> str | None:
-        """Return the source as an expression, or ``None`` if it holds what has none.
+        """Return the source as an expression, or ``None`` if a part has none.
 
-        Sources of the parameters of one module share the sources they begin with.
+        Sources of the parameters of a module share their base sources.
         """
         known = self._sources.get(id(source))
         if known is None:
@@ -362,7 +362,7 @@ class CanonicalPickler:
             text = None
             if None not in fields:
                 text = f"{kind.__module__}.{kind.__qualname__}({','.join(map(str, fields))})"
-            known = source, text  # an id is only good while its object lives
+            known = source, text  # keep the source alive, so that its id stays unique
             self._sources[id(source)] = known
         return known[1]
 
@@ -374,7 +374,7 @@ class CanonicalPickler:
         return f"{type(value).__qualname__}.{value.name}" if isinstance(value, enum.Enum) else None
 
     def _graph_parts(self, gm: GraphModule) -> tuple[object, str, object] | None:
-        """Return what torch's reducer does, without compiling the generated code to read it."""
+        """Return the result of torch's reducer, without compiling the generated code."""
         line_of = internals.line_for_global()
         if line_of is None:
             return None
@@ -401,7 +401,7 @@ class CanonicalPickler:
         return attributes, text, imports
 
     def _class_version(self, value: object) -> str:
-        """Return the version of a user's class of which the graph holds an object."""
+        """Return the registered version of a user's class with an object in the graph."""
         if not isinstance(value, type) or not internals.is_opaque_type.get()(value):
             return ""
         version = self.registered_version(value)
@@ -431,17 +431,17 @@ def _metadata_text(metadata: object) -> str:
     kind = cast("Hashable", type(metadata))
     try:
         return _text_of_fields(kind, _field_getter(kind)(metadata))
-    except TypeError:  # symbolic sizes have no hash; their text names symbols
+    except TypeError:  # symbolic sizes have no hash; their text has symbols
         return repr(metadata)
 
 
-@functools.lru_cache(maxsize=4096)  # layers have the same parameters over and over
+@functools.lru_cache(maxsize=4096)  # many layers have equal parameters
 def _text_of_fields(kind: Hashable, values: tuple[object, ...]) -> str:
     return repr(cast("Function[object]", kind)(*values))
 
 
 def _without_hash(value: object) -> object:
-    """Return what to pickle of an object of torch, such as DTensor's, less its ``hash()``."""
+    """Return the state to pickle of an object of torch, such as DTensor's, without ``hash()``."""
     if type(value).__module__.partition(".")[0] != "torch":
         return None
     make, arguments, state = (*value.__reduce_ex__(2), None)[:3]
@@ -451,9 +451,9 @@ def _without_hash(value: object) -> object:
 
 
 def _mesh_text(mesh: DeviceMesh, depth: int = 0) -> str:
-    """Return all that a mesh of devices is: its layout, this rank's place in it, its groups' names.
+    """Describe a device mesh: its layout, this rank's position, the names of its groups.
 
-    Not its ``hash()``, which differs between processes. Meshes that it is made of refer to it.
+    Leave out its ``hash()``, which differs between processes. Its parts may refer back to it.
     """
     import torch
 
@@ -470,5 +470,5 @@ def _mesh_text(mesh: DeviceMesh, depth: int = 0) -> str:
     fields = " ".join(f"{name}={plain(value)!r}" for name, value in state if name != "_hash")
     text = f"DeviceMesh({fields})"
     if " at 0x" in text:
-        raise ValueError(f"a device mesh holds what no other process has: {text}")
+        raise ValueError(f"a device mesh has an object that differs by process: {text}")
     return text

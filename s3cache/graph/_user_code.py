@@ -1,16 +1,16 @@
-"""Code of others that takes part in tracing a graph, or compiles it.
+"""Foreign code that takes part in tracing or compiling a graph.
 
-A graph names an operator and no more. Its kernel runs when the graph runs, and is in no entry. But
-its fake implementation, its backward formula, its rules for vmap and autocast, and its
-decomposition are called while the graph is traced. Dynamo leaves a tensor subclass in its graph as
-one tensor; AOTAutograd takes it apart, and runs its ``__torch_dispatch__``.
+A graph only has the name of an operator. The operator's kernel runs with the graph, and is in no
+entry. But its fake implementation, its backward formula, its rules for vmap and autocast, and its
+decomposition are called while the graph is traced. Dynamo treats a tensor subclass as one tensor;
+AOTAutograd unwraps it, and runs its ``__torch_dispatch__``.
 
-A user's backend hands compilers and decompositions to Inductor or to AOTAutograd as arguments, in
-place of torch's own; no graph names them, and torch's keys have none of them.
+A user's backend passes compilers and decompositions to Inductor or AOTAutograd as arguments, in
+place of torch's own; neither graphs nor torch's keys contain them.
 
-A graph with such code is shared at the second level, where what was traced is in the key, unless
-the user registered a version of it. Each function here returns what the key has of such code, or a
-reason for each piece that keeps the graph from a key.
+A graph with foreign code is shared at the second level only, where the traced graph is in the key,
+unless the user registered a version of the code. The functions here return the component of the key
+for such code, or a reason for each piece of code because of which the graph has no key.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def registered_versions(gm: GraphModule, registered_version: RegisteredVersion) -> str:
-    """Return the versions that the user registered what ``gm`` calls with."""
+    """Return the registered versions of the functions and operators that ``gm`` calls."""
     called = [*(type(module) for module in gm.modules()), *(n.target for n in call_nodes(gm))]
     versions = {
         f"{internals.name_of(target)}={version}"
@@ -54,8 +54,8 @@ def registered_versions(gm: GraphModule, registered_version: RegisteredVersion) 
 
 # -- custom operators
 
-# Keys under which a kernel runs when the graph runs. What is registered under any other is called
-# while the graph is traced.
+# Dispatch keys of kernels that run with the graph. Kernels under other keys are called while the
+# graph is traced.
 _AT_RUN_TIME = re.compile(
     r"debug|((Sparse|SparseCsr|Nested\w*?|Quantized)?"
     r"(CPU|CUDA|HIP|XPU|MPS|MTIA|HPU|PrivateUse1))(\[alias\])?"
@@ -78,7 +78,7 @@ def custom_operators(gm: GraphModule, registered_version: RegisteredVersion) -> 
 
 
 def traced_operators(gm: GraphModule, registered_version: RegisteredVersion) -> str:
-    """Return what Inductor reads of each custom operator: its schema and tags; and its version."""
+    """Return the schema and tags of each custom operator, which Inductor reads, and its version."""
     texts = (
         f"{each._schema} {sorted(map(str, each.tags))} {registered_version(each) or ''}"
         for each in _operators_in(gm)
@@ -87,10 +87,10 @@ def traced_operators(gm: GraphModule, registered_version: RegisteredVersion) -> 
 
 
 def refaked_operators(gm: GraphModule, registered_version: RegisteredVersion) -> Finding:
-    """Return the identities of fake implementations that see other inputs than those traced.
+    """Return the identities of fake implementations that get other inputs than in the trace.
 
-    Inductor calls a fake implementation again as it generates code. Its inputs are laid out as they
-    were traced, except where a tag of the operator, or an option of torch, leaves that to Inductor.
+    Inductor calls a fake implementation again while it generates code. The inputs have the layout
+    of the trace, unless a tag of the operator or an option of torch lets Inductor choose it.
     """
     texts: list[str] = []
     reasons: list[BypassReason] = []
@@ -118,7 +118,7 @@ def _operator_reason(code: str, message: str, operator: Operator, node: str) -> 
 
 
 def _operators_in(gm: GraphModule) -> dict[Operator, str]:
-    """Return operators that torch does not define, and a node that calls each."""
+    """Return the operators that torch does not define, with a node that calls them."""
     overload, packet = internals.operator.get(), internals.operator_packet.get()
     callers: dict[Operator, str] = {}
     targets: dict[object, str] = {node.target: node.name for node in call_nodes(gm)}
@@ -135,7 +135,7 @@ def _operators_in(gm: GraphModule) -> dict[Operator, str]:
 
 
 def _rules(operator: Operator) -> Iterator[str]:
-    """Yield what is called while ``operator`` is traced, and is not torch's."""
+    """Yield foreign functions that are called while ``operator`` is traced."""
     name = operator.name()
     definition = internals.custom_operators.get().get(name)
     if definition is not None:
@@ -157,7 +157,7 @@ def _rules(operator: Operator) -> Iterator[str]:
     for key in operator.py_kernels:
         yield f"its kernel for {key}"
     for key, path in internals.REGISTERED_AT.findall(internals.dispatch_dump.get()(name)):
-        # For a definition in Python, torch registers what dispatches to the functions above.
+        # For a definition in Python, torch registers kernels that call the functions above.
         of_torch = definition is not None and path.startswith(internals.torch_directory())
         if not of_torch and not _AT_RUN_TIME.fullmatch(key):
             yield f"its kernel for {key}"
@@ -167,10 +167,10 @@ def _rules(operator: Operator) -> Iterator[str]:
 
 
 def functions(gm: GraphModule, registered_version: RegisteredVersion) -> Finding:
-    """Return the identities of functions that torch's check knows by name, and that are others.
+    """Return the identities of functions with a name that torch's check accepts, but not torch's.
 
-    einops' are in its list, and count as torch's own. A function that ``functools.wraps`` made of
-    one of torch's bears the name of that one, and does not.
+    einops' functions are on torch's list, and count as torch's own. A function with
+    ``functools.wraps`` around one of torch's has its name, and does not.
     """
     texts: list[str] = []
     reasons: list[BypassReason] = []
@@ -189,7 +189,7 @@ def functions(gm: GraphModule, registered_version: RegisteredVersion) -> Finding
         try:
             texts.append(f"{name}: {identity(function, registered_version)}")
         except UnidentifiedError as exc:
-            message = f"calls what bears the name {name}, and {exc}"
+            message = f"calls a function with the name {name}, which {exc}"
             fix = suggested_fix(function)
             reasons.append(BypassReason("function", message, fix, caller.name, name))
     return reasons or " ".join(sorted(texts))
@@ -203,7 +203,7 @@ def subclasses(
 ) -> Finding:
     """Return the names of the tensor subclasses in a graph, and their versions.
 
-    What torch itself sets and takes back in their tables (``loss_parallel()``) is there, too.
+    Rules that torch itself temporarily adds to their tables (``loss_parallel()``) are included.
     """
 
     def version_of(carried: object) -> str | None:
@@ -232,7 +232,7 @@ def subclasses(
 
 
 def _foreign_code(kind: type, unversioned: Iterable[object]) -> Iterator[str]:
-    """Yield what is not torch's of the code behind a subclass."""
+    """Yield the foreign code behind a subclass."""
     if origin_of(kind).kind != "torch":
         yield "its class"
     for carried in unversioned:
@@ -242,7 +242,7 @@ def _foreign_code(kind: type, unversioned: Iterable[object]) -> Iterator[str]:
             yield f"a rule for {operator}"
 
 
-# Rules of torch's own: a thousand, and they stay.
+# Torch's own rules: about a thousand, and permanent.
 _rules_of_torch: dict[int, object] = {}
 
 
@@ -258,9 +258,9 @@ def _is_rule_of_torch(rule: object) -> bool:
 def _subclasses_in(
     gm: GraphModule, inputs: Iterable[object]
 ) -> dict[type, tuple[str, dict[int, object]]]:
-    """Return the classes of tensors that run code of their own, or carry code of others.
+    """Return the tensor classes that run their own code, or carry foreign code.
 
-    With each comes where it was met first, and what its tensors carry, by identity.
+    Each comes with the place of its first tensor, and the objects that its tensors carry, by id.
     """
     found: dict[type, tuple[str, dict[int, object]]] = {}
 
@@ -300,7 +300,7 @@ def _kinds(value: object) -> Iterator[tuple[type, list[object]]]:
 
 
 def _carried(context: object) -> Iterator[object]:
-    """Yield what a subclass keeps beside its tensors that has code, and is not torch's."""
+    """Yield foreign objects with code that a subclass keeps besides its tensors."""
     if isinstance(context, dict):
         context = [*context.keys(), *context.values()]
     if isinstance(context, (list, tuple, set, frozenset)):
@@ -314,7 +314,7 @@ def _carried(context: object) -> Iterator[object]:
 
 @functools.cache
 def _plain() -> tuple[type, ...]:
-    """Return the classes of tensors that do nothing of their own where a graph has them."""
+    """Return the tensor classes that run no code of their own in a graph."""
     import torch
 
     return torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, internals.fake_tensor.get()
@@ -324,13 +324,13 @@ def _plain() -> tuple[type, ...]:
 
 
 def context_hash(context_fn: object, registered_version: RegisteredVersion) -> object:
-    """Return what stands for a ``context_fn`` in a key: its ``cache_hash``, or its identity."""
+    """Return the ``cache_hash`` or identity of a ``context_fn``, for keys."""
     own = getattr(context_fn, "cache_hash", None)
     return identity(context_fn, registered_version) if own is None else own
 
 
 def context_hashes(gm: GraphModule, registered_version: RegisteredVersion) -> list[object]:
-    """Return those of all checkpointed regions of a graph, in its order."""
+    """Return the context hashes of all checkpointed regions of a graph, in order."""
     return [
         context_hash(context_fn, registered_version)
         for module in gm.modules()
@@ -345,9 +345,9 @@ def context_hashes(gm: GraphModule, registered_version: RegisteredVersion) -> li
 def compilers_component(
     given: Mapping[str, object], registered_version: RegisteredVersion
 ) -> Finding:
-    """Return how what compiles a graph differs from Inductor; a reason if it is not torch's.
+    """Return how the compilers of a graph differ from Inductor; a reason if they are foreign.
 
-    ``given`` is what compiles, by the name of the argument; a dict is a table of decompositions.
+    ``given`` has the compilers by name of the argument; a dict is a table of decompositions.
     """
     if not given:
         return None
@@ -362,7 +362,7 @@ def compilers_component(
             else:
                 text = _identity_of_torchs(value, registered_version)
         except UnidentifiedError as exc:
-            fix = "give a function that a module defines"
+            fix = "pass a function that a module defines"
             if hasattr(exc.about, "__qualname__"):
                 fix = suggested_fix(exc.about, f"if it depends on its inputs alone; or {fix}")
             return [BypassReason("custom-callable", f"is compiled by {name}, which {exc}", fix)]

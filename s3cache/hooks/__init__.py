@@ -1,9 +1,9 @@
-"""The functions of torch's compiler that are replaced, and what turns them on and off.
+"""Hooks that replace functions of torch's compiler, and the session that installs them.
 
-``_session`` installs them. ``_keys`` makes the key of a graph, and ``_lookups`` goes through the
-entries under it. ``_conditions`` and ``_kernels`` check and load one of them. ``_compiles`` follows
-what torch compiles after a miss, and saves it. Where ranks exchange data while they compile,
-``_ranks`` has them agree on hits.
+``_session`` installs and removes the hooks. ``_keys`` computes the key of a graph, and ``_lookups``
+goes through the entries under it. ``_conditions`` and ``_kernels`` check and load an entry.
+``_compiles`` follows a compile after a miss, and saves its result. If ranks exchange data while
+they compile, ``_ranks`` makes them agree on hits.
 """
 
 from s3cache.hooks._kernels import private_directory as private_directory

@@ -1,17 +1,18 @@
-"""Compiles that end in an entry: from the lookup that misses to the save, at both levels.
+"""Compiles that we save: from the lookup that misses to the save, at both levels.
 
 Between the two, torch compiles the graph's forward and backward. With ``bundled_autograd_cache``
-one entry holds a whole graph, which must be so for the graphs that s3cache saves and for no others.
-The option cannot simply be set: it would be part of torch's key, options are set for one thread
-only, and Inductor would ignore its cache of FX graphs, the second level here. It is set only for an
-FX graph that Inductor does not cache by itself.
+torch saves both in one entry. We need this for the graphs that s3cache saves, and only for them.
+Setting the option for a program would change torch's keys, would reach one thread only, and would
+make Inductor ignore its cache of FX graphs, which is our second level. So we set it only while an
+FX graph is compiled that Inductor does not cache by itself.
 
-What a compile finds out about the program beyond its key, an entry has as :class:`Conditions`.
+A compile relies on facts about the program that are not in its key. The entry stores them as
+:class:`Conditions`.
 
 torch's own ``save`` pickles an entry, records it for ``save_cache_artifacts``, and writes it to
-torch's directory: that write comes here. Result, kernels and description become a frame. What
-cannot be shared goes to torch's directory, as it would without s3cache. What the second level saves
-while a whole graph is compiled is provisional: the entry of the whole graph supersedes it.
+torch's directory. We intercept that write: result, kernels and description become a frame. Results
+that cannot be shared go to torch's directory, as without s3cache. Entries that the second level
+saves while a whole graph is compiled are provisional: the entry of the whole graph replaces them.
 """
 
 from __future__ import annotations
@@ -71,18 +72,18 @@ if TYPE_CHECKING:
 
 logger = logger_of("saves")
 
-# Components of keys of code that is made for a number of threads.
+# Components that are in the keys of code that depends on the number of threads.
 _OF_THREADS = {"cpp_runtime_thread_count", "torch.num_threads"}
-#: The attribute of a compiled graph that has what was noted of it.
+#: The attribute of a compiled graph that holds its FxInfo.
 FX_INFO = "s3cache_fx_info"
 
 
 class FxInfo(TypedDict):
-    """What is noted of an FX graph while it is lowered, until the entry is saved.
+    """Notes on an FX graph from its lowering to the save of its entry.
 
-    ``late`` is true for a backward that is lowered when it is first called. ``lowered`` is the
-    digest of the settings at that moment, if they have one. ``holds_rank`` is true where its code
-    may hold the number of the rank.
+    ``late`` is true for a backward that is lowered at its first call. ``lowered`` is the digest of
+    the settings at that moment, if they have one. ``holds_rank`` is true if the code may contain
+    the number of the rank.
     """
 
     sees_places: bool
@@ -96,7 +97,7 @@ def _unrecorded(what: str) -> NotSharableError:
 
 
 class Compile:
-    """One compile that is to end in an entry, from the lookup that missed to the next lookup."""
+    """One compile that we will save, from the lookup that missed to the next lookup."""
 
     def __init__(
         self,
@@ -109,33 +110,33 @@ class Compile:
         was_absent: bool = False,
     ) -> None:
         self.key = key
-        self.was_absent = was_absent  # no entry was under the key, in any tier
-        self.of_threads = of_threads  # whether code is made for the number of threads
+        self.was_absent = was_absent  # no tier had an entry under the key
+        self.of_threads = of_threads  # whether the code depends on the number of threads
         self.places = storage_offsets(inputs)
         self._sources = sources
-        # Sizes that are inputs: guards on these are in torch's entry.
+        # Sizes that are inputs: torch's entry has the guards on them.
         self._symbols = internals.symbols_of(inputs)
-        # How many of AOTAutograd's guards there are before, and on sizes; the same in the end.
+        # The numbers of AOTAutograd's guards and of guards on sizes, before and after the compile.
         self._before = _counts(context)
         self._until: tuple[int, int] | None = None
         self._dynamos = len(context.guards_context.dynamo_guards)
-        self._strays = False  # whether guards of Dynamo's own were added
-        # What it answers a first call on fake tensors with, if there was one.
+        self._strays = False  # whether Dynamo added guards of its own
+        # The outputs of a first call on fake tensors, if there was one.
         self.outputs: list[OutputDescription] | NotSharableError | None = None
 
     def end(self, context: TracingContext) -> None:
-        """Leave what is added from now on to another graph."""
+        """End the compile: guards that are added from now on belong to another graph."""
         self._until = self._until or _counts(context)
 
     def look(self, context: TracingContext) -> None:
-        """Count Dynamo's own guards, as long as it still has them."""
+        """Count Dynamo's own guards while it still has them."""
         if self._until is None:
             self._strays |= len(context.guards_context.dynamo_guards) != self._dynamos
 
     def added_guards(self, context: TracingContext) -> Iterator[tuple[str, list[int], list[int]]]:
-        """Yield the guards that compiling it has added, by index of the inputs."""
+        """Yield the guards that the compile has added, with the indices of their inputs."""
         if self._strays:
-            raise _unrecorded("guards of Dynamo's own")
+            raise _unrecorded("guards that Dynamo added")
         until, _ = self._until or _counts(context)
         for guard in context.guards_context.aotautograd_guards[self._before[0] : until]:
             known = internals.sources_of_guard(guard)
@@ -145,21 +146,21 @@ class Compile:
             yield kind, self._indices(some), self._indices(others)
 
     def added_sizes(self, context: TracingContext) -> Iterator[tuple[str, dict[str, str]]]:
-        """Yield the guards on sizes that it has added and that torch's entry leaves out."""
+        """Yield the added guards on sizes that torch's entry leaves out."""
         _, until = self._until or _counts(context)
         for guard in internals.shape_guards(context)[self._before[1] : until]:
             if guard.expr.free_symbols <= self._symbols:
                 continue
             named = internals.named_symbols(context, guard.expr.free_symbols)
             if named is None:
-                raise _unrecorded(f"a guard on something that has no name ({guard.expr})")
+                raise _unrecorded(f"a guard on a value without a name ({guard.expr})")
             yield internals.written(guard.expr), named
 
     def _indices(self, sources: Sequence[object]) -> list[int]:
         try:
             return [self._sources.index(source) for source in sources]
         except ValueError:
-            raise _unrecorded("a guard on something that is no input") from None
+            raise _unrecorded("a guard on a value that is no input") from None
 
 
 def _counts(context: TracingContext) -> tuple[int, int]:
@@ -167,7 +168,7 @@ def _counts(context: TracingContext) -> tuple[int, int]:
 
 
 def note_conditions(entry: AOTResult, compile_: Compile | None) -> None:
-    """Put what the code in ``entry`` relies on into it, before it is pickled."""
+    """Store the conditions of the code in ``entry`` on it, before it is pickled."""
     context = internals.current_tracing_context.get()()
     if compile_ is None or context is None:
         raise _unrecorded("its compile was not observed")
@@ -178,7 +179,7 @@ def note_conditions(entry: AOTResult, compile_: Compile | None) -> None:
             raise _unrecorded("the compile of its forward or backward was not observed")
         infos.append(info)
     if any(info["late"] and info["lowered"] is None for info in infos):
-        raise _unrecorded("the settings that its backward was lowered under have no digest")
+        raise _unrecorded("the settings under which its backward was lowered have no digest")
     conditions: Conditions = {
         "guards": list(compile_.added_guards(context)),
         "sizes": list(compile_.added_sizes(context)),
@@ -191,18 +192,18 @@ def note_conditions(entry: AOTResult, compile_: Compile | None) -> None:
 
 @dataclass(eq=False, kw_only=True)
 class Save(CacheCall):
-    """One save of torch's."""
+    """One call of torch's ``save``."""
 
     level: Level
     key: str
     result: Result
-    is_shared: bool  # whether it is ours; what torch keeps to itself stays as torch made it
-    in_directory: bool = True  # whether torch keeps in its directory what cannot be shared
+    is_shared: bool  # whether we save it; otherwise torch does, unchanged
+    in_directory: bool = True  # whether torch's directory gets results that cannot be shared
 
 
 @dataclass(eq=False)
 class Compiles:
-    """Follows compiles, each known by its tracing context, and saves what comes of them."""
+    """Follows compiles by their tracing contexts, and saves their results."""
 
     _engine: Engine
     _state: CompileState
@@ -228,7 +229,7 @@ class Compiles:
             compile_.end(context)
 
     def begin(self, lookup: Lookup) -> None:
-        """Have what is compiled after this lookup, a miss, end in an entry."""
+        """Save what torch compiles after this lookup, which missed."""
         key = str(lookup.key)
         of_threads = not _OF_THREADS.isdisjoint(self._keys.known(key).components)
         try:
@@ -248,11 +249,11 @@ class Compiles:
             self._bypasses.failed(logger, "a graph will not be cached as a whole", exc)
 
     def is_compiling_entry(self) -> bool:
-        """Return whether what is compiled now will be part of an entry."""
+        """Return whether the current compile will be part of an entry."""
         return self._current()[1] is not None
 
     def force_bundling(self) -> bool:
-        """Have torch bundle the current FX graph if it will be part of an entry."""
+        """Make torch bundle the current FX graph if it will be part of an entry."""
         options = self._state.fx_options
         if options is not None:
             functorch = internals.functorch_config.get()
@@ -296,7 +297,7 @@ class Compiles:
         started = time.monotonic_ns()
         info = self._fx_info(gm, compile_, is_backward=bool(kwargs.get("is_backward")))
         with contextlib.ExitStack() as options, self._state.changed(fx_options=options):
-            # A graph that does nothing is not compiled at all, unless torch bundles.
+            # torch compiles a graph without operators only if it bundles.
             if not (internals.asks_fx_cache() and internals.count_calls.get()(gm.graph)):
                 self.force_bundling()
             graph = original(gm, *args, **kwargs)
@@ -305,13 +306,13 @@ class Compiles:
                 compile_.look(context)
             info["holds_rank"] = self._may_hold_rank(graph)
             setattr(graph, FX_INFO, info)
-        # torch notes it only where it does not bundle, and takes a backward's from here.
+        # torch sets it only if it does not bundle, and reads that of a backward here.
         if graph._time_taken_ns is None:
             graph._time_taken_ns = time.monotonic_ns() - started
         return graph
 
     def _may_hold_rank(self, graph: CompiledGraph) -> bool:
-        """Return whether code of the graph that is compiled may hold the number of this rank."""
+        """Return whether the code of the current graph may contain the number of this rank."""
         traced = self._state.collectives
         if traced is None:
             return False
@@ -320,7 +321,7 @@ class Compiles:
         return collectives_of(graph.source_code) != traced
 
     def _fx_info(self, gm: GraphModule, compile_: Compile, *, is_backward: bool) -> FxInfo | None:
-        """Return what to note of an FX graph that will be lowered; ``None`` if it cannot be."""
+        """Return the notes on an FX graph that will be lowered; ``None`` if it cannot be saved."""
         late = is_backward and not self._state.depth
         try:
             lowered = None
@@ -353,7 +354,7 @@ class Compiles:
         if wrapper.needs_post_compile and compile_ is not None:
             from s3cache.hooks._first_calls import describe_outputs
 
-            try:  # in the strides that Inductor chose: the original has put them there
+            try:  # with the strides that Inductor chose: the original has set them
                 compile_.outputs = describe_outputs(wrapper.out_metas, runtime_metadata)
             except NotSharableError as exc:
                 compile_.outputs = exc
@@ -377,7 +378,7 @@ class Compiles:
         content = original(entry, *args, **kwargs)
         if content is None and isinstance(saving, Save) and saving.is_shared:
             what = internals.find_unpicklable_field.get()(entry) or "as a whole"
-            message = f"what it was compiled to cannot be pickled ({what})"  # torch has logged why
+            message = f"its compiled code cannot be pickled ({what})"  # torch has logged why
             self._refused(saving, "entry", internals.bypass_error.get()(message))
         return content
 
@@ -396,12 +397,12 @@ class Compiles:
             level=FX, key=key, result=graph, is_shared=is_shared, in_directory=in_directory
         )
         if is_shared:
-            given.arguments["local"] = True  # that write comes here, for the remote alone too
-            graph._fx_graph_cache_debug_lines = []  # the header of the entry has them
+            given.arguments["local"] = True  # we intercept this write, for a remote alone too
+            graph._fx_graph_cache_debug_lines = []  # they are in the header of our entry
         self._run(saving, partial(original, *given.args, **given.kwargs))
 
     def _run(self, saving: Save, save: Callable[[], None], *others: object) -> None:
-        """Have torch save what is made portable before, ``others`` with it, unless that fails."""
+        """Make the result and ``others`` portable and let torch save; save nothing on a failure."""
         with self._state.entered(saving), contextlib.ExitStack() as stack:
             is_ready = not saving.is_shared
             if saving.is_shared:
@@ -422,24 +423,24 @@ class Compiles:
 
     def _write(self, original: Callable[[str, bytes], None], key: str, content: bytes) -> None:
         saving = self._state.current
-        # Not in a save, this is torch.compiler.load_cache_artifacts.
+        # A write outside of a save comes from torch.compiler.load_cache_artifacts.
         if not isinstance(saving, Save) or not (
             (saving.is_shared and self._share(saving, content)) or not saving.in_directory
         ):
             original(key, content)
 
     def _share(self, saving: Save, content: bytes) -> bool:
-        """Save what torch has pickled; return whether it is shared."""
+        """Save the pickle that torch made; return whether it is shared."""
         key, name, is_saved = saving.key, saving.level.name, False
         with internals.shown("s3cache.save", name) as about, self._refusing(saving):
-            unpickled(content)  # as the next process will: it would refuse it every time
+            unpickled(content)  # if this fails here, it would fail in every other process
             artifact = self._artifact(saving, content)
             frame, left = artifact.encode(key), artifact.meta.get(LEFT)
             saved = self._engine.save(
                 key,
                 frame,
                 level=name,
-                # The entry of the whole graph may soon replace it; other machines wait for this.
+                # The entry of the whole graph may soon replace it, unless other machines wait.
                 provisional=not self._has_lease(key)
                 and (bool(left) or (saving.level is FX and self.is_compiling_entry())),
                 remote=internals.tiers_asked(name).remote,
@@ -448,7 +449,7 @@ class Compiles:
             is_saved = isinstance(saved, Saved)
             leading, place = self._state.leading, place_of(saving.result)
             if is_saved and leading is not None and leading.leads(key):
-                # Others compile at once, side by side, what serves this rank alone.
+                # Others need not wait for an entry that serves this rank alone.
                 leading.landed = place is None or place["rank"] is place["alone"] is None
             if is_saved and left:
                 self._kernels.winners.watch(decode(frame), graphs_of(saving.result))
@@ -469,7 +470,7 @@ class Compiles:
         return compile_ is not None and compile_.was_absent
 
     def _place(self, saving: Save) -> Place | None:
-        """Return where the code that is saved can run; None if wherever its key is found."""
+        """Return where the saved code can run; None if it can run wherever its key is looked up."""
         graphs = graphs_of(saving.result)
         if saving.level is FX:
             holds_rank = self._may_hold_rank(saving.result)
@@ -488,7 +489,7 @@ class Compiles:
         }
 
     def _artifact(self, saving: Save, content: bytes) -> Artifact:
-        """Return what is saved of a compiled graph, which torch has pickled as ``content``."""
+        """Make the artifact of a compiled graph that torch has pickled as ``content``."""
         result, key = saving.result, self._keys.known(saving.key)
         graphs = graphs_of(result)
         conditions, place = conditions_of(result), place_of(result)
@@ -522,12 +523,12 @@ class Compiles:
             raise outputs
         if outputs is None and FIRST_CALL in self._keys.known(saving.key).components:
             raise NotSharableError(
-                "fakify-first-call", "torch has not said what its first call returns"
+                "fakify-first-call", "the outputs of its first call are not known"
             )
         device = self._keys.known(saving.key).device
         for each in outputs or ():
             if device and each.get("device") == device:
-                each["device"] = device.partition(":")[0]  # the current one, wherever it is used
+                each["device"] = device.partition(":")[0]  # the current device of the rank
         return outputs
 
     def _saved_whole(self, saving: Save, saved: Saved, size: int) -> None:
@@ -537,7 +538,7 @@ class Compiles:
         self._engine.record(Event("save", now, elapsed_s, saving.key, size))
         if not internals.tiers_asked("aot").remote and internals.tiers_asked("fx").remote:
             return
-        for graph in graphs_of(saving.result):  # nothing needs their own entries any more
+        for graph in graphs_of(saving.result):  # their own entries are no longer needed
             if isinstance(graph, internals.compiled_graph.get()) and graph._fx_graph_cache_key:
                 variant = variant_of(graph.guards_expr, described(None, place_of(graph)))
                 self._engine.supersede(graph._fx_graph_cache_key, variant)
@@ -546,7 +547,7 @@ class Compiles:
 
     @contextlib.contextmanager
     def _refusing(self, saving: Save) -> Iterator[None]:
-        """Leave what fails in the block unshared: the user's program goes on."""
+        """Do not share the graph if the block fails; the user's program goes on."""
         try:
             yield
         except CorruptError as exc:
@@ -558,7 +559,7 @@ class Compiles:
             self._bypasses.failed(logger, "a compiled graph is not shared", exc)
 
     def _refused(self, saving: Save, code: Code, error: Exception) -> None:
-        """Count and log something that was compiled and cannot be shared."""
+        """Count and log a compiled graph that cannot be shared."""
         reasons, what = [BypassReason(code, str(error))], "a compiled graph is not shared"
         if saving.level is FX:
             self._bypasses.note(what, reasons)
@@ -569,7 +570,7 @@ class Compiles:
 
 
 def _made_by(graphs: Sequence[object]) -> dict[str, str]:
-    """Return what made an entry, and for which devices, for people."""
+    """Return the versions and devices that an entry was made with, for people to read."""
     import torch
 
     devices = {str(device) for graph in graphs for device in getattr(graph, "device_types", ())}

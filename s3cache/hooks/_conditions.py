@@ -1,10 +1,11 @@
-"""What compiled code relies on beside its key: noted with the entry, checked on a hit.
+"""Conditions of compiled code beyond its key: stored with the entry, checked on a hit.
 
-While it compiles, torch finds out more about a program than its key says, and tells Dynamo to guard
-some of that: inputs that are one tensor, or that overlap in one storage. It writes absolute places
-in storages into the code, and lowers a backward under the settings of the moment. None of it
-happens on a hit. So it is noted on torch's own entry, in plain data, and goes wherever that goes:
-into ours, into torch's directory, into the artifacts of ``torch.compiler.save_cache_artifacts``.
+While torch compiles, it learns more about a program than its key says. It makes Dynamo guard some
+of these facts: that two inputs are one tensor, or overlap in one storage. It writes absolute
+offsets in storages into the code, and lowers a backward under the current settings. A hit skips all
+of this. So we store the facts as plain data on torch's own result. They are saved wherever torch
+saves it: in our entry, in torch's directory, in the artifacts of
+``torch.compiler.save_cache_artifacts``.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ _LOCAL = re.compile(r"L\['(\w+)'\]")  # a variable of the function that is compi
 class Conditions(TypedDict):
     """Plain data, pickled with torch's entry.
 
-    ``guards`` are kinds of AOTAutograd's guards and the inputs that each is on, by index.
-    ``sizes`` are conditions on sizes that torch's entry leaves out, since some of them are no
-    inputs (that of a storage): expressions, with the symbols in them and their sources.
-    ``places`` says where inputs begin in storages; nil if the code does not depend on it.
-    ``lowered`` is a digest of the settings that the backward was lowered under, if that was at the
-    first call of it and not with the forward; ``of_threads`` what it was made with.
+    ``guards`` are AOTAutograd's guards: the kind, and the indices of the inputs. ``sizes`` are
+    conditions on sizes that torch's entry leaves out, because some of the sizes are no inputs (such
+    as that of a storage): expressions, with their symbols and sources. ``places`` are the offsets
+    of inputs in their storages; nil if the code does not depend on them. ``lowered`` is a digest of
+    the settings under which the backward was lowered, if that was at its first call and not with
+    the forward. ``of_threads`` says whether they include the number of threads.
     """
 
     guards: list[tuple[str, list[int], list[int]]]
@@ -60,20 +61,20 @@ class Conditions(TypedDict):
     of_threads: bool
 
 
-#: The attribute of torch's results that says where their code can run.
+#: The attribute of torch's results that holds the Place of their code.
 PLACE = "s3cache_place"
-#: The attribute of a compiled graph that has what torch remembers of the fastest configurations of
-#: its kernels, by the digest of their source.
+#: The attribute of a compiled graph that holds the fastest configurations of its kernels, as torch
+#: remembers them, by the digest of their source.
 REMEMBERED = "s3cache_winners"
 
 
 class Place(TypedDict):
-    """Where code can run that could not run wherever its key is found; plain data as well.
+    """Limits on where code can run, beyond its key; plain data as well.
 
-    ``device`` is the accelerator that it was made for, such as ``cuda:0``, if its key is that of
-    every equal device; else nil. ``alone`` says why it cannot be moved to another one; nil if it
-    can. ``rank`` is set if the code may hold the number of a rank: that rank, with a digest of
-    all groups.
+    ``device`` is the accelerator that the code was made for, such as ``cuda:0``, if all equal
+    devices share its key; else nil. ``alone`` says why the code cannot be moved to another device;
+    nil if it can. ``rank`` is set if the code may contain the number of a rank: that rank, with a
+    digest of all process groups.
     """
 
     device: str | None
@@ -82,7 +83,7 @@ class Place(TypedDict):
 
 
 class NotSharableError(Exception):
-    """A compiled graph cannot be saved: no entry could hold it, or its code relies on too much."""
+    """A compiled graph cannot be saved: an entry cannot express it, or not its conditions."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -93,17 +94,17 @@ class NotSharableError(Exception):
 
 
 def conditions_of(entry: object) -> Conditions | None:
-    """Return what the code in ``entry`` relies on; ``None`` if nothing was noted."""
+    """Return the conditions of the code in ``entry``; ``None`` if it has none."""
     noted: object = getattr(entry, CONDITIONS, None)
     if noted is None:
         return None
     if not isinstance(noted, Mapping) or set(noted) != set(Conditions.__annotations__):
-        raise CorruptError("entry", "notes something unknown of what its code relies on")
+        raise CorruptError("entry", "has conditions of an unknown kind")
     return cast("Conditions", noted)
 
 
 def graphs_of(result: object) -> list[CompiledGraph]:
-    """Return what Inductor compiled of a result of torch's: itself, or forward and backward."""
+    """Return the graphs in a result of torch that Inductor compiled: itself, or both directions."""
     if isinstance(result, internals.compiled_graph.get()):
         return [result]
     whole = cast("AOTResult", result)
@@ -111,12 +112,12 @@ def graphs_of(result: object) -> list[CompiledGraph]:
 
 
 def place_of(entry: object) -> Place | None:
-    """Return where the code in ``entry`` can run; ``None`` if wherever its key is found."""
+    """Return where the code in ``entry`` can run; ``None`` if wherever its key is looked up."""
     return cast("Place | None", getattr(entry, PLACE, None))
 
 
 def described(conditions: Conditions | None, place: Place | None = None) -> str | None:
-    """Return what a hit needs beside torch's own guards, as text; ``None`` if nothing."""
+    """Describe what a hit requires beyond torch's own guards; ``None`` if nothing."""
     relied: dict[str, object] = {}
     if conditions is not None:
         relied |= {name: conditions[name] for name in ("guards", "sizes", "places")}
@@ -130,12 +131,12 @@ def described(conditions: Conditions | None, place: Place | None = None) -> str 
 def misfits(
     conditions: Conditions, inputs: Sequence[object], sources: Sequence[object]
 ) -> Iterator[str]:
-    """Yield why the code may not be called with ``inputs``, for which a graph is looked up."""
+    """Yield the reasons why the code may not be called with ``inputs``, those of a lookup."""
     context = internals.current_tracing_context.get()()
     places = conditions["places"]
     if places is not None and places != (here := storage_offsets(inputs)):
-        # As 2@8/48: the input, its first element, the bytes of the storage.
-        yield f"inputs begin in storages at {places} in the entry, at {here} here"
+        # Formatted as 2@8/48: the input, its first element, the bytes of the storage.
+        yield f"offsets of inputs in storages are {places} in the entry, {here} here"
     for expression, named in conditions["sizes"]:
         text = _SYMBOL.sub(lambda match: as_written(named.get(match[0], match[0])), expression)  # noqa: B023
         if (
@@ -150,10 +151,10 @@ def misfits(
         ):
             continue
         names = ", ".join(_input_name(i, sources) for i in (*some, *others))
-        yield f"{names} share memory otherwise in the entry"
+        yield f"{names} share memory in another way in the entry"
 
 
-# How torch names the sizes that are inputs, in the guards of its entries, by number.
+# torch's name for the input size with this number, in the guards of its entries.
 _NUMBERED = re.compile(r"L\['t(\d+)'\]")
 
 
@@ -163,7 +164,7 @@ def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
     names = [
         as_written(internals.name_of_size(size) or f"size {i}") for i, size in enumerate(sizes)
     ]
-    values = [int(size.node.hint) for size in sizes]  # which guards nothing
+    values = [int(size.node.hint) for size in sizes]  # a hint adds no guard
     failures = []
     for guard in expression.split(" and "):
         if not internals.holds_of_sizes(guard, sizes, values):
@@ -175,7 +176,7 @@ def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
 
 
 def as_written(source: str) -> str:
-    """Return ``L['x'].size()[0]`` as the compiled function would have it: ``x.size()[0]``."""
+    """Return ``L['x'].size()[0]`` as the user would write it: ``x.size()[0]``."""
     return _LOCAL.sub(r"\1", source)
 
 
@@ -185,12 +186,12 @@ def _input_name(number: int, sources: Sequence[object]) -> str:
 
 
 def add_guards(conditions: Conditions, sources: Sequence[object]) -> None:
-    """Have Dynamo guard what it guarded when the entry was compiled, of inputs from ``sources``."""
+    """Add the guards that Dynamo had when the entry was compiled, on inputs from ``sources``."""
     if not conditions["guards"] and not conditions["sizes"]:
         return
     context = internals.current_tracing_context.get()()
     if context is None:
-        raise CorruptError("entry", "has guards, and nothing checks them here")
+        raise CorruptError("entry", "has guards, which cannot be checked here")
     try:
         guards = [
             internals.guard_on(kind, [sources[i] for i in some], [sources[i] for i in others])
@@ -203,25 +204,25 @@ def add_guards(conditions: Conditions, sources: Sequence[object]) -> None:
     context.guards_context.aotautograd_guards.extend(guards)
 
 
-# -- backwards: those that are lowered late, and those that compiled autograd asks for
+# -- backwards: those that are lowered late, and those that compiled autograd needs
 #
-# torch lowers most backwards when they are first called, under the settings of that moment: a
-# program with strict settings at ``.backward()`` gets a strict backward, even if they were not
-# strict at the forward. A key is made at the forward. So an entry says what its backward was
-# lowered under. A hit compares that at the first call of its own backward. If it differs, the
-# backward is lowered here and now, from the graph that torch keeps in the entry.
+# torch lowers most backwards at their first call, under the settings at that moment: a program
+# with strict settings at ``.backward()`` gets a strict backward, even if they were not strict at
+# the forward. A key is computed at the forward. So an entry stores a digest of the settings of its
+# backward. A hit compares it at the first call of its own backward. If it differs, the backward is
+# lowered again at once, from the graph that torch keeps in the entry.
 
 
 def deserialize_backward(original: Function[object], module: BackwardModule) -> object:
-    """Make the graph of a backward from its text by a tracer that sees every operator.
+    """Rebuild the graph of a backward from its text, with a tracer that sees every operator.
 
-    Compiled autograd asks a hit for that graph. torch's plain tracing of the text sees an operator
+    Compiled autograd needs the graph of a hit. torch's own tracing of the text sees an operator
     only if one of its direct arguments is a proxy. So it fails on ``expand(x, [6, s0])``. It also
-    runs operators without arguments of the graph at once: a backward that draws random numbers
-    would have the same numbers in every step.
+    runs operators without arguments from the graph at once: a backward that draws random numbers
+    would use the same numbers in every step.
     """
     if module.args[0].get("_tracer_cls") is not None:
-        return original(module)  # not AOTAutograd's: its own tracer knows how
+        return original(module)  # not from AOTAutograd: torch's tracer handles it
     return _traced(module)
 
 
@@ -231,9 +232,9 @@ def settings_of_backward(
     *,
     of_threads: bool,
 ) -> str | None:
-    """Return a digest of the settings that torch would lower a backward under now.
+    """Return a digest of the settings under which torch would lower a backward now.
 
-    ``options`` are those that the program gave for the compile of its forward.
+    ``options`` are those of the program for the compile of its forward.
     """
     inductor = internals.inductor_config.get()
     with contextlib.ExitStack() as stack:
@@ -250,14 +251,14 @@ def attach_backward(
     registered_version: Callable[[object], str | None],
     as_before: Callable[[], bool] | None = None,
 ) -> None:
-    """Have the callable that ``entry`` is about to become compare at its first backward."""
+    """Make the callable of ``entry`` compare the settings at its first backward."""
     compiled, metadata = entry.compiled_bw, entry.runtime_metadata
     if compiled is None or conditions["lowered"] is None:
         return
     module = entry.serialized_bw_module
     options, compiler = dict(state.options), state.backward_compiler  # of the forward's compile
-    # Memory of inputs that the code reuses, which torch refuses to do where a graph is kept for
-    # another backward: it asks before the first call.
+    # Inputs with memory that the code reuses. torch does not reuse it if the graph is kept for
+    # another backward; it decides that before the first call.
     donated = metadata.bw_donated_idxs
     if donated:
         metadata.bw_donated_idxs = []
@@ -275,7 +276,7 @@ def attach_backward(
             is_same = as_before is not None and as_before()
             if not kept and (is_same or settings() == conditions["lowered"]):
                 return lowered
-            logger.info("a backward of a hit is lowered again, under the settings of now")
+            logger.info("a backward of a hit is lowered again, under the current settings")
             assert compiler is not None
             with _new_trace(metadata) as fake:
                 return compiler(_as_serialized(module), [fake(value) for value in args])

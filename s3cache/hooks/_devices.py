@@ -1,15 +1,16 @@
-"""Entries that ranks share: whether code may hold the rank or the device that it was made for.
+"""Entries that ranks share: find a rank or device index in code, and replace the device index.
 
-A key has no index of the current accelerator (``graph/_key.py``): a graph on ``cuda:0`` in one rank
-and the same graph on ``cuda:3`` in another one find one entry. The entry says for which device it
-was made. On another one, its code, its kernels and its metadata get the index of that.
+A key does not contain the index of the current accelerator (``graph/_key.py``): a graph on
+``cuda:0`` in one rank and the same graph on ``cuda:3`` in another rank share an entry. The entry
+names the device that it was made for. On another device, its code, kernels and metadata get the
+index of that device.
 
-That is only done where every mention of a device in the code is of a form that is known here. Any
-other code may do anything with the index, so its entry serves that device alone.
+We replace the index only if we know the form of every mention of a device in the code. Otherwise
+the code may do anything with the index, and the entry serves that device alone.
 
-The rank of a process can get into code after the key was made: passes of torch that merge
-collectives write the rank's place in the merged buffer into the graph (pytorch issue 188332). So
-code that calls other collectives than the graph that was traced serves that rank alone.
+The rank of a process can get into code after the key was computed: passes of torch that merge
+collectives write the rank's offset in the merged buffer into the graph (pytorch issue 188332). So
+code that calls other collectives than the traced graph serves that rank alone.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 
 
 def misplaced(place: Place, *, movable: bool = True) -> str | None:
-    """Return why the code of an entry cannot be used by this rank, on its device, or None.
+    """Return why this rank cannot use the code of an entry on its device, or None.
 
-    ``movable`` says whether it can get the index of another device.
+    ``movable`` says whether the code can get the index of another device.
     """
     if place["rank"] is not None and place["rank"] != (here := rank_of_process()):
-        return f"its code may hold the number of {place['rank']}; this is {here or 'no rank'}"
+        return f"its code may contain the number of {place['rank']}; this is {here or 'no rank'}"
     if place["device"] is None or place["device"] == (device := str(_here(place["device"]))):
         return None
     if place["alone"] is not None:
-        return f"its code is for {place['device']} alone, this is {device}: {place['alone']}"
+        return f"its code is for {place['device']} only, this is {device}: {place['alone']}"
     return None if movable else f"it is for {place['device']}, this is {device}"
 
 
 def _here(made_for: str) -> device:
-    """Return the current device of the kind that code was made for; its key has no index."""
+    """Return the current device, of the kind that the code was made for."""
     import torch
 
     kind = torch.device(made_for).type
@@ -78,7 +79,7 @@ def collectives_of(source: str) -> Counter[str]:
 
 
 def _counted(operators: Iterable[tuple[str, str]]) -> Counter[str]:
-    # One that writes into its input, or into a buffer, is the same one.
+    # Variants that write into the input or into a buffer count as the same collective.
     names = (
         name.removesuffix("_out").removesuffix("_")
         for namespace, name in operators
@@ -88,7 +89,7 @@ def _counted(operators: Iterable[tuple[str, str]]) -> Counter[str]:
 
 
 def rank_of_process() -> str | None:
-    """Return this process's rank and a digest of all groups of the job; None outside of a job."""
+    """Return the rank with a digest of all process groups of the job; None outside of a job."""
     groups = internals.groups_of_ranks()
     if groups is None:
         return None
@@ -99,7 +100,7 @@ def rank_of_process() -> str | None:
 
 # -- the device
 
-# Each way in which Inductor writes the index of a device, after its kind; N stands for the index.
+# All forms in which Inductor writes the index of a device; N stands for the index.
 _SITES = (
     r"(?<=type='cuda', index=)N\b",
     r"(?<=type='hip', index=)N\b",
@@ -112,7 +113,7 @@ _SITES = (
     r"(?<=\braw_stream)N\b",
     r"(?<=\bsemaphores_cuda_)N\b",
 )
-# Words about devices that say nothing of which one.
+# Words about devices that do not depend on the index.
 _WORDS = frozenset(
     {
         *(
@@ -128,12 +129,12 @@ _WORDS = frozenset(
         *("_DeviceGuard", "set_device", "set_driver_to_gpu", "default_generators"),
         *("stream", "get_raw_stream", "_cuda_getCurrentRawStream"),
         *("empty_strided_cuda", "_empty_strided_cuda"),
-        # Of code that torch writes for every device (``compile_on_one_rank``).
+        # In code that torch generates for every device (``compile_on_one_rank``).
         *("current_device", "_coor_device_idx"),
     }
 )
 _ABOUT_DEVICES = re.compile(r"\w*(?:cuda|hip|device|stream)\w*", re.IGNORECASE)
-# The body of a kernel, which is given its arguments and knows of no device.
+# The body of a kernel, which gets arguments only and does not depend on the device.
 _BODY = re.compile(r"^@triton\.jit$.*?^'''", re.MULTILINE | re.DOTALL)
 
 
@@ -142,7 +143,7 @@ def _index_in(source: str, index: int) -> re.Pattern[str]:
 
 
 def why_alone(graphs: Iterable[CompiledGraph], on: str) -> str | None:
-    """Return why code that was made for the device ``on`` cannot be moved, or None if it can."""
+    """Return why code for the device ``on`` cannot be moved to another one, or None if it can."""
     import torch
 
     made_for = torch.device(on)
@@ -153,19 +154,19 @@ def why_alone(graphs: Iterable[CompiledGraph], on: str) -> str | None:
             return "it is for several devices"
         code = _BODY.sub("'''", _COMMENT.sub("", graph.source_code))
         code = _index_in(code, made_for.index).sub("", code)
-        marks = {"cuda:", "stream", "raw_stream", "semaphores_cuda_"}  # what is left of a site
+        marks = {"cuda:", "stream", "raw_stream", "semaphores_cuda_"}  # remainders of known forms
         unknown = {*_ABOUT_DEVICES.findall(code)} - _WORDS - marks
         if unknown:
-            return f"it says {min(unknown)}, and what it does with the device is not known"
+            return f"it contains {min(unknown)}, which may use the device in an unknown way"
         if other := re.search(r"\b(?:cuda:|index=)\d", code):
             return f"it names another device ({other[0]})"
     return None
 
 
 def moved_here(content: bytes, place: Place) -> object:
-    """Return what is in the verified bytes of an entry, for the current device.
+    """Unpickle the verified bytes of an entry for the current device.
 
-    :func:`misplaced` has found nothing against it.
+    Call it only if :func:`misplaced` returned None.
     """
     import torch
 
@@ -209,7 +210,7 @@ def moved_here(content: bytes, place: Place) -> object:
 def _move_graph(graph: CompiledGraph, made_for: device, here: device) -> None:
     before, pattern = graph.source_code, _index_in(graph.source_code, made_for.index)
     graph.source_code = pattern.sub(str(here.index), before)
-    # One process may have this graph on several devices.
+    # A process may have this graph on several devices.
     graph.cache_key = f"{graph.cache_key}_{here.index}"
     graph.device_idxs = type(graph.device_idxs)([here.index])
     internals.move_boxed_index(graph, here.index)

@@ -1,13 +1,13 @@
-"""What torch keeps in directories: the hash of its own source, and caches that are not signed.
+"""torch's directories: remember the hash of its source, and replace caches that are not signed.
 
-torch reads and hashes all its Python files in each process that looks up a key. The result only
-changes with the files: here it is kept with a fingerprint of their names, sizes and times, and with
-a listing of them, as to list hundreds of directories takes as long as to ask about the files.
+torch reads and hashes all its Python files in each process that looks up a key. We keep the hash
+with a fingerprint of names, sizes and times of the files. We also keep the list of files: listing
+hundreds of directories takes as long as reading the times of the files.
 
-What torch writes to its caches is not signed: code of graphs, which it runs if there is a file
-under its name, libraries, kernels of Triton, profiles and graphs that it unpickles. With
-``trust="require"`` torch gets a directory of its own for as long as the policy stays the same.
-Where that is not possible, because this torch has other internals, it has no caches at all.
+Files in torch's caches are not signed: code of graphs, which torch runs if the file exists,
+libraries, kernels of Triton, profiles, and graphs that it unpickles. With ``trust="require"`` torch
+gets a separate directory for each policy. If this is not possible, because this torch has other
+internals, its caches are off.
 """
 
 from __future__ import annotations
@@ -37,21 +37,20 @@ logger = logger_of("trust")
 # -- torch's hash of its own source
 
 _FILE = "installation"
-_MAX_BYTES = 1 << 20  # it has a tenth of that
+_MAX_BYTES = 1 << 20  # ten times what is usual
 _SKIPPED = ("__pycache__", "lib", "include", "bin", "share")
 _SOURCES = (".py", ".so", ".cpp", ".ld")
-# Two changes within the resolution of a file system's clock have one time.
+# Two changes within the resolution of a file system's clock have the same time.
 _SETTLED_NS = 2 * 10**9
 
-#: Directories by path: when each was changed, and the names of the source files in it.
+#: Directories by path: the time of the last change, and the names of the source files.
 Listing: TypeAlias = "dict[str, tuple[int, list[str]]]"
 
 
 def remember_installation(directory: str) -> None:
-    """Give torch the hash that an earlier process computed; else compute it, and keep it.
+    """Give torch the hash that an earlier process computed; else compute it and keep it.
 
-    A file that is not this user's own is not read, and the process does not wait for a disk that
-    hangs: then the hash is computed, and not kept.
+    If the file belongs to another user, or the disk hangs, compute the hash and do not keep it.
     """
     executor = DeadlineExecutor.of(os.path.abspath(directory))
     try:
@@ -74,7 +73,7 @@ def remember_installation(directory: str) -> None:
 
 
 def _digest(key: str, fingerprint: str) -> str:
-    """Return what binds the hash to the installation, and shows that it was written whole."""
+    """Return a digest that binds the hash to the installation and detects partial writes."""
     return hashlib.sha256(f"{key} {fingerprint}".encode()).hexdigest()
 
 
@@ -99,7 +98,7 @@ def _write(directory: str, content: bytes) -> None:
 
 
 def listing_of(root: str, known: object = None) -> Listing:
-    """Return all source files below ``root``; what is ``known`` of them, if that is up to date."""
+    """Return all source files below ``root``: the ``known`` listing if it is up to date."""
     with contextlib.suppress(OSError, AttributeError, TypeError, ValueError):
         kept = cast("Listing", known)
         is_changed = (os.stat(place).st_mtime_ns != at for place, (at, _) in kept.items())
@@ -110,7 +109,7 @@ def listing_of(root: str, known: object = None) -> Listing:
     while places:
         place = places.pop()
         names: list[str] = []
-        changed = os.stat(place).st_mtime_ns  # before: a change meanwhile is seen next time
+        changed = os.stat(place).st_mtime_ns  # first, so that the next time sees a later change
         with os.scandir(place) as entries:
             for entry in entries:
                 if entry.name.endswith(_SOURCES):
@@ -136,11 +135,11 @@ def fingerprint_of(listing: Listing) -> str:
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 
-# -- torch's caches where only what is signed may be used
+# -- torch's caches, if only signed entries may be used
 
 
 def lock_down(engine: Engine, patches: Patches, *, supported: bool = True) -> None:
-    """Keep torch from using what is not signed; where that fails, it has no caches."""
+    """Keep torch from using unsigned files; if this fails, turn its caches off."""
     try:
         if supported:
             install_lockdown(engine.policy.digest, patches)
@@ -148,21 +147,21 @@ def lock_down(engine: Engine, patches: Patches, *, supported: bool = True) -> No
     except Exception:
         patches.close()
         logger.warning(
-            "torch cannot be kept from what is not signed, so it has no caches", exc_info=True
+            "torch cannot be kept from using unsigned files, so its caches are off", exc_info=True
         )
     try:
         disable_torch_caches(patches)
     except Exception:
-        logger.warning("torch may use what is not signed", exc_info=True)
+        logger.warning("torch may use unsigned files", exc_info=True)
 
 
 def install_lockdown(policy: str, patches: Patches) -> None:
-    """Give torch directories of its own for this ``policy``, and nothing from elsewhere.
+    """Give torch separate directories for this ``policy``, and keep it from all other caches.
 
     Remote profiles, and artifacts that programs load into its caches, are not used.
     """
     name = f"s3cache-{policy}"
-    with contextlib.suppress(OSError):  # others may sit where it is to be
+    with contextlib.suppress(OSError):  # another user may own the directory
         internals.cache_dir.get()()  # sets the variable first, unless it is set
     for variable in internals.DIRECTORIES:
         before = os.environ.get(variable)
@@ -172,13 +171,13 @@ def install_lockdown(policy: str, patches: Patches) -> None:
         patches.callback(forget)
         patches.callback(internals.clear_caches.get())
         _set_variable(variable, place, patches)
-        internals.clear_caches.get()()  # some remember where their files are
+        internals.clear_caches.get()()  # some remember the paths of their files
     patches.wrap(internals.populate_caches, _populate_with_nothing)
     patches.wrap(internals.remote_profiles, lambda _: None)
 
 
 def lock_down_triton(policy: str, patches: Patches) -> None:
-    """Give Triton, which is imported, a directory of its own for this ``policy``."""
+    """Give Triton, which is already imported, a separate directory for this ``policy``."""
     try:
         from triton import knobs
 
@@ -187,26 +186,26 @@ def lock_down_triton(policy: str, patches: Patches) -> None:
             place, forget = kept_directory(os.path.join(before, name))
             patches.callback(forget)
             _set_variable("TRITON_CACHE_DIR", place, patches)
-            if "dir" in vars(knobs.cache):  # set in Python, which the variable does not change
+            if "dir" in vars(knobs.cache):  # set in Python, which overrides the variable
                 knobs.cache.dir = place
                 patches.callback(setattr, knobs.cache, "dir", before)
     except Exception:
-        logger.warning("Triton may use what is not signed", exc_info=True)
+        logger.warning("Triton may use unsigned files", exc_info=True)
 
 
 def _populate_with_nothing(original: Function[object], _: object) -> object:
     logger.warning(
         "trust is 'require', and artifacts of "
-        "torch.compiler.load_cache_artifacts are not signed: none is loaded"
+        "torch.compiler.load_cache_artifacts are not signed: they are not loaded"
     )
     return original({})
 
 
 def disable_torch_caches(patches: Patches) -> None:
-    """Turn all of torch's caches off, by a public option and the environment alone.
+    """Turn all of torch's caches off, with a public option and the environment alone.
 
-    What torch writes on its way goes to a directory that is removed in the end. Processes that this
-    one starts inherit the environment.
+    torch's files go to a directory that is removed at the end. Child processes inherit the
+    environment.
     """
     for variable in internals.DIRECTORIES:
         place, forget = private_directory()
@@ -228,9 +227,9 @@ def _set_variable(variable: str, value: str, patches: Patches) -> None:
 
 
 def kept_directory(path: str) -> tuple[str, Callable[[], None]]:
-    """Return a directory that no other user can write to or exchange, and a clean-up function.
+    """Return a directory that other users can neither write nor replace, and a clean-up function.
 
-    It is ``path``, which stays, unless other users can change it.
+    It is ``path``, which is kept, unless other users can change that.
     """
     try:
         own_directory(path)

@@ -1,12 +1,12 @@
-"""Backwards that are lowered with their forwards, so that one entry has both at once.
+"""Lower backwards together with their forwards, so that other ranks can wait for the whole graph.
 
-torch lowers most backwards when they are first called. Until then there is no entry of the whole
-graph, and no rank may wait for one: code of the program runs in between, which may need an answer
-of that very rank. So the rank that has claimed a graph lowers the backward before it goes on. The
-others wait, and load the entry: they trace and partition nothing.
+torch lowers most backwards at their first call. Until then the whole graph has no entry, and ranks
+must not wait for one: user code runs in between, and may need an answer from a waiting rank. So the
+rank that has claimed a graph lowers the backward before it goes on. The other ranks wait and load
+the entry: they trace and partition nothing.
 
 The program must not notice. torch still asks for the backward at its first call, under the settings
-of that moment. It gets what was lowered early if it would make the same now.
+at that moment. It gets the early result if it would produce the same one now.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Early:
     def __post_init__(self) -> None:
         there = inspect.signature(internals.make_autograd_function.get()).parameters
         if lacking := " ".join(name for name in internals.LOWERING if name not in there):
-            raise UnsupportedTorchError(f"torch makes a backward of other things than {lacking}")
+            raise UnsupportedTorchError(f"torch does not pass {lacking} to a backward")
 
     @around(internals.make_autograd_function)
     def _make_autograd_function(
@@ -49,20 +49,20 @@ class Early:
     ) -> object:
         given = inspect.signature(original).bind(*args, **kwargs)
         compile_ = self._compiles.led()
-        # torch has lowered it already where its sizes are inputs.
+        # torch has already lowered a backward with sizes as inputs.
         if compile_ is not None and given.arguments["compiled_bw_func"] is None:
             self._lower(compile_, given.arguments)
         return original(*given.args, **given.kwargs)
 
     def _lower(self, compile_: Compile, given: AutogradArguments) -> None:
-        """Lower a backward, save the entry, and give torch what returns it when asked."""
+        """Lower a backward, save the entry, and give torch a function that returns it later."""
         lower, save, late = (
             given[name] for name in ("bw_compiler", "try_save_cache_entry", "lazy_backward_info")
         )
         config, metadata, options = given["aot_config"], given["fw_metadata"], self._state.options
         donated = metadata.bw_donated_idxs
         try:
-            # As at its first call: its entry says under which settings it was lowered.
+            # As at a first call: the entry then has a digest of the settings.
             with internals.lowering_backward(config), self._state.changed(depth=0):
                 early = lower(internals.copied(late.bw_module), late.placeholder_list)
         except Exception as exc:  # noqa: BLE001 - torch raises it if the backward is ever called
@@ -71,10 +71,10 @@ class Early:
         save(early, late.bw_module, metadata, config)
         info = getattr(early, FX_INFO, None)
         if info is None or info["lowered"] is None:
-            return  # there is nothing to compare: it is lowered again
+            return  # without notes we cannot compare: torch lowers it again
 
         def lower_late(module: GraphModule, values: list[object]) -> object:
-            # Memory that the code reuses, but for a graph that is kept for another backward.
+            # The code reuses memory of inputs, unless the graph is kept for another backward.
             is_same = (metadata.bw_donated_idxs or []) == (donated or []) and info[
                 "lowered"
             ] == settings_of_backward(options, self._version_of, of_threads=compile_.of_threads)

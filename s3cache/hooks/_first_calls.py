@@ -1,11 +1,10 @@
-"""First calls on fake tensors, by which DDPOptimizer learns the layout of a graph's outputs.
+"""First calls on fake tensors, from which DDPOptimizer learns the layout of a graph's outputs.
 
-It compiles a model as several graphs, one after the other, and calls each once on fake tensors
-(``fakify_first_call``). The code answers with fake outputs in the strides that Inductor chose.
-torch takes those from the graph that it has traced, and does not cache such graphs: a hit has
-traced nothing. Here they are described when the graph is compiled, and a hit makes its outputs from
-that. Sizes may be expressions of the graph's symbols, which have the same names wherever the key is
-the same.
+DDPOptimizer compiles a model as several graphs and calls each once on fake tensors
+(``fakify_first_call``). The code returns fake outputs with the strides that Inductor chose. torch
+makes them from the traced graph, so it does not cache such graphs: a hit traces nothing. We
+describe the outputs when the graph is compiled, and a hit makes fake outputs from the description.
+Sizes may be expressions of the graph's symbols, which have equal names under equal keys.
 """
 
 from __future__ import annotations
@@ -24,11 +23,12 @@ if TYPE_CHECKING:
 
 
 class OutputDescription(TypedDict, total=False):
-    """One output, as it is saved. Sizes and numbers are expressions.
+    """The saved description of one output. Sizes and numbers are expressions.
 
-    Either empty (no output), or a ``number``, or ``same`` (the index of an earlier output that is
-    the same object), or all the rest (a tensor). It begins ``offset`` elements inside of a storage
-    of its own of so many ``bytes``, or of that of the earlier output with index ``within``.
+    It is empty (no output), or has a ``number``, or has ``same`` (the index of an earlier output
+    that is the same object), or describes a tensor with all other fields. The tensor begins
+    ``offset`` elements into its own storage of ``bytes``, or into the storage of the earlier output
+    with index ``within``.
     """
 
     number: str
@@ -57,10 +57,10 @@ def describe_outputs(
     metas = *(metadata.subclass_inp_meta or ()), *(metadata.subclass_fw_graph_out_meta or ())
     is_wrapped = any(not isinstance(meta, plain) for meta in metas)
     if metadata.tokens or metadata.is_rng_op_functionalized or is_wrapped:
-        raise _undescribed("what the graph returns is changed before its caller sees it")
+        raise _undescribed("the graph's outputs are changed before the caller gets them")
     described: list[OutputDescription] = []
-    objects: dict[int, int] = {}  # the first output that is each object
-    storages: dict[object, int] = {}  # the first output in each
+    objects: dict[int, int] = {}  # the index of the first output that is this object
+    storages: dict[object, int] = {}  # the index of the first output in this storage
     for index, output in enumerate(outputs):
         earlier = objects.setdefault(id(output), index)
         if output is None:
@@ -114,21 +114,21 @@ def _expression(number: object) -> str:
 
 
 def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] | None) -> None:
-    """Have the callable that ``entry`` is about to become answer its first call with fake outputs.
+    """Make the callable of ``entry`` answer its first call with fake outputs.
 
-    Raises CorruptError if they are not described.
+    Raises CorruptError if the entry does not describe them.
     """
     context = internals.current_tracing_context.get()()
     assert context is not None
     if described is None:
-        raise CorruptError("first_call", "is not there")
-    # torch keeps it for the backward of each graph, and asserts that it is there.
+        raise CorruptError("first_call", "is missing")
+    # torch keeps it for the backward of each graph, and asserts that it is set.
     context.fw_metadata = entry.runtime_metadata
     outputs: list[object] = []
     try:
         for one in cast("Sequence[OutputDescription]", described):
             outputs.append(_fake_output(context, one, outputs))
-    # torch 2.15 asserts that it knows a symbol.
+    # torch 2.15 raises AssertionError for an unknown symbol.
     except (AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError) as exc:
         raise CorruptError("first_call", f"describes no output: {exc!r}") from exc
     answers = [outputs]
@@ -141,9 +141,9 @@ def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] 
         def forward(inputs: list[object]) -> object:
             if not answers:
                 return real(inputs)
-            # Right before this first call torch has put the graph on its list of graphs to compile
-            # a backward for, last first. A hit brings its backward along; were it left there, the
-            # backward of a graph that missed would be compiled with its metadata.
+            # Right before this call torch put the graph on its list of graphs without a backward.
+            # A hit has its backward. If the graph stayed on the list, torch would compile the
+            # backward of a graph that missed with the metadata of this one.
             split = context.ddp_optimizer_ctx
             if split is not None and split.metadata_per_bucket:
                 split.metadata_per_bucket.pop()

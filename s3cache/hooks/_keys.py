@@ -1,8 +1,8 @@
-"""How hooks are installed, what they share about the compile under way, and the hooks at keys.
+"""Install hooks, hold the state of the current compile, and compute keys.
 
-torch comes by here first in a lookup: ``autograd_cache_key`` checks a graph, collects what it
-depends on and digests that; Inductor does the same with each FX graph. Checks and digest are those
-of :mod:`s3cache.graph`.
+A lookup of torch begins here: ``autograd_cache_key`` checks a graph, collects its inputs and
+digests them. Inductor does the same with each FX graph. We replace checks and digest with those of
+:mod:`s3cache.graph`.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ _Method = TypeVar("_Method", bound=Function[object])
 
 _ABSENT = object()
 _MARK = "s3cache_around"
-# Arguments by which AOTAutograd compiles a graph other than by Inductor.
+# Arguments that make AOTAutograd compile a graph with something other than Inductor.
 _COMPILERS = ("bw_compiler", "decompositions", "fw_compiler", "inference_compiler", "partition_fn")
-# A key is needed from the lookup that misses until the save, which for a backward graph that is
-# compiled late may be many graphs later.
+# A key is needed from the lookup that misses to the save. For a backward that is compiled late,
+# many other graphs may come between.
 _MAX_KEYS = 1024
-# Details of components take more memory, and an entry does without them.
+# Details of components take more memory, and entries do not need them.
 _MAX_WITH_DETAILS = 64
 
 
 def around(*functions: Internal[F]) -> Callable[[_Method], _Method]:
-    """Mark a method as a hook: :meth:`Patches.install` puts it in the place of these functions.
+    """Mark a method as a hook: :meth:`Patches.install` replaces these functions with it.
 
-    It is called with the original function, and then with what that is called with.
+    It is called with the original function, followed by the arguments of the call.
     """
 
     def mark(method: _Method) -> _Method:
@@ -75,7 +75,7 @@ def around(*functions: Internal[F]) -> Callable[[_Method], _Method]:
 
 
 class Patches(contextlib.ExitStack):
-    """Stack of replaced functions, which :meth:`close` puts back, last first."""
+    """Stack of replaced functions. :meth:`close` restores them, last first."""
 
     def install(self, hooks: object) -> None:
         """Install every hook of an object, see :func:`around`."""
@@ -84,7 +84,7 @@ class Patches(contextlib.ExitStack):
                 self.wrap(function, getattr(hooks, name))
 
     def wrap(self, internal: Internal[F], around: Function[object]) -> None:
-        """Have ``around(original, *args, **kwargs)`` called in the place of a function.
+        """Replace a function with ``around(original, *args, **kwargs)``.
 
         ``original`` is the plain function. A static or class method stays one.
         """
@@ -96,9 +96,9 @@ class Patches(contextlib.ExitStack):
         def replacement(*args: object, **kwargs: object) -> object:
             return around(original, *args, **kwargs)
 
-        # Keys describe a user's original as before.
+        # Keys describe the original function, which may be the user's.
         vars(replacement)[ORIGINAL_ATTR] = original
-        old = vars(owner).get(name, _ABSENT)  # absent where the owner inherits it
+        old = vars(owner).get(name, _ABSENT)  # absent if the owner inherits it
         setattr(owner, name, type(present)(replacement) if wrapped else replacement)
         if old is _ABSENT:
             self.callback(delattr, owner, name)
@@ -110,22 +110,22 @@ class Patches(contextlib.ExitStack):
 class CacheCall:
     """One call of torch into its cache, from start to end.
 
-    torch swallows what its cache raises. The first error is kept here, so that strict mode can
-    raise it where torch does not swallow errors any more.
+    torch swallows errors of its cache. The first one is kept here, so that strict mode can raise it
+    where torch no longer swallows errors.
     """
 
     inputs: Sequence[object] = ()  # of the graph, once its key is computed
     key: str | None = None  # of the graph, if it has one
-    reasons: tuple[BypassReason, ...] = ()  # why it has none
-    error: Exception | None = None  # the first thing that went wrong
-    kernels: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt, if one is
+    reasons: tuple[BypassReason, ...] = ()  # why the graph has no key
+    error: Exception | None = None  # the first error
+    kernels: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt, if any
     modules: dict[str, str] = field(default_factory=dict)  # its Python code, by torch's paths
     code_of: Callable[[str], CodeType | None] = lambda _: None  # its code, compiled
-    has_triton: bool = False  # whether it has kernels of Triton
+    has_triton: bool = False  # whether it has Triton kernels
 
     @property
     def codes(self) -> str:
-        """The codes of its reasons, each once."""
+        """The codes of the reasons, without duplicates."""
         return " ".join(dict.fromkeys(reason.code for reason in self.reasons))
 
     def record_error(self, error: Exception) -> None:
@@ -133,7 +133,7 @@ class CacheCall:
         self.error = self.error or error
 
     def raise_error(self, *, strict: bool) -> None:
-        """Raise what went wrong, if anything did, in strict mode."""
+        """Raise the first error, if there is one, in strict mode."""
         if strict and self.error is not None:
             raise self.error
 
@@ -150,11 +150,11 @@ class Leading:
     """One compile of a graph, at either level, for which other processes may wait.
 
     Attributes:
-        claim: what they wait for, once this process has it.
+        claim: the claim that this process holds and others wait for.
         key: of the graph.
-        began: when that was, on the monotonic clock.
-        landed: whether what they wait for was saved.
-        count: is called with the key and the seconds that the compile took.
+        began: when the claim was taken, on the monotonic clock.
+        landed: whether the entry was saved.
+        count: called with the key and the duration of the compile in seconds.
     """
 
     claim: Claim | None = None
@@ -168,13 +168,13 @@ class Leading:
         return self.claim is not None and self.key == key
 
     def end(self) -> None:
-        """Count what was compiled here under a claim, and release that."""
+        """Count the compile under the claim, and release the claim."""
         if self.claim is not None and self.count is not None:
             self.count(self.key, time.monotonic() - self.began)
         self.release()
 
     def release(self) -> None:
-        """Let others go on; if the disk fails, they do so at their bound."""
+        """Let others go on. If the disk fails, they go on when their wait ends."""
         claim, self.claim = self.claim, None
         if claim is not None:
             with contextlib.suppress(S3CacheError):
@@ -183,25 +183,25 @@ class Leading:
 
 @dataclass(eq=False)
 class CompileState(threading.local):
-    """State of the compile under way on this thread; each hook sets its fields and resets them."""
+    """State of the current compile on this thread. Hooks set and reset its fields."""
 
-    # What ``torch.compile(options=...)`` has asked Inductor for.
+    # The options that ``torch.compile(options=...)`` gave to Inductor.
     options: Mapping[str, object] = field(default_factory=dict)
-    depth: int = 0  # how many calls of AOTAutograd the thread is in
+    depth: int = 0  # of nested calls of AOTAutograd
     backward_compiler: Function[Function[object]] | None = None  # of the innermost one
-    # What a program has given to compile the graph by, by name of the argument.
+    # The program's own compilers for the graph, by name of the argument.
     user_compilers: Mapping[str, object] = field(default_factory=dict)
-    # The call of torch into its cache. One may come inside another, and ends first.
+    # The innermost call of torch into its cache. Calls may be nested.
     current: CacheCall | None = None
-    # Puts back an option that was set for the FX graph that is compiled.
+    # Restores an option that was set for the current FX graph.
     fx_options: contextlib.ExitStack | None = None
-    # Who waits for the graph that is compiled; None outside of that.
+    # The claims of the current compile; None outside of a compile.
     leading: Leading | None = None
-    # How often the FX graph that is compiled calls each collective, in a job of several ranks.
+    # How often the current FX graph calls each collective, in a job of several ranks.
     collectives: Mapping[str, int] | None = None
-    # Where lookups of graphs are noted for the frame that Dynamo traces, if they are.
+    # The lookups of the frame that Dynamo traces, if they are recorded.
     lookups: list[CacheCall] | None = None
-    # Kernels of each module that is being loaded, the outermost first.
+    # Kernels of the modules that are being loaded, outermost module first.
     loading: list[set[str]] = field(default_factory=list)
 
     @property
@@ -227,9 +227,9 @@ class CompileState(threading.local):
 
     @contextlib.contextmanager
     def claiming(self) -> Iterator[None]:
-        """Let lookups in the block claim what they miss; release that at its end."""
+        """Let lookups in the block claim missing entries; release the claims at its end."""
         if self.leading is not None and self.leading.claim is not None:
-            yield  # one graph inside of another: its claim covers both
+            yield  # a nested graph: the outer claim covers both
             return
         leading = Leading()
         try:
@@ -244,8 +244,8 @@ class CompileState(threading.local):
         with self.changed(options={**self.options, **(asked or {})}):
             return original(*args, **kwargs)
 
-    # A user's backend may call compile_fx or AOTAutograd with compilers or decompositions of its
-    # own, which the graph does not show. Programs may have imported compile_fx before.
+    # A user's backend may call compile_fx or AOTAutograd with its own compilers or decompositions,
+    # which are not visible in the graph. Programs may have imported compile_fx before.
     @around(internals.aot_module)
     def _aot_module(self, original: Function[object], *args: object, **kwargs: object) -> object:
         inner = internals.inner_compiler(kwargs.get("fw_compiler"))
@@ -260,7 +260,7 @@ class CompileState(threading.local):
 
 
 class Registry:
-    """Functions that the user has registered: their output depends on inputs and version alone."""
+    """Registered functions of the user: their output depends only on inputs and version."""
 
     def __init__(self) -> None:
         self._versions: dict[str, str] = {}
@@ -271,15 +271,15 @@ class Registry:
         if not name or "<" in name:
             raise ConfigError(
                 f"function {function!r}",
-                "has no name that other processes share",
-                "define it at the top of a module",
+                "has no name that other processes can import",
+                "define it at the top level of a module",
             )
         if not version:
             raise ConfigError(f"function {name}", "has no version", "give one, e.g. version='1'")
         self._versions[name] = version
 
     def version_of(self, function: object) -> str | None:
-        """Return the version that the user gave, if any. An operator stands for its overloads."""
+        """Return the registered version, or None. An operator includes its overloads."""
         if not self._versions:
             return None
         version = self._versions.get(internals.name_of(function))
@@ -290,7 +290,7 @@ class Registry:
 
     @contextlib.contextmanager
     def accepted(self, more: Mapping[str, str]) -> Iterator[None]:
-        """Have torch's own check accept them, and ``more``, while the block runs."""
+        """Make torch's own check accept them, and ``more``, while the block runs."""
         if not self._versions and not more:
             yield
             return
@@ -301,7 +301,7 @@ class Registry:
 
 
 class KeyHook:
-    """Makes keys, or says why a graph has none; remembers keys until they are saved."""
+    """Computes keys, or the reasons why a graph has none; remembers keys until the save."""
 
     def __init__(self, registry: Registry, calls: CompileState) -> None:
         self._registry = registry
@@ -313,9 +313,9 @@ class KeyHook:
     def is_shared(self, key: str | None) -> bool:
         """Return whether entries under ``key`` are shared.
 
-        They are not if it is torch's stand-in or another library's, nor inside ``fresh_cache()``,
-        which asks for a new compile. All of its callers put Triton's directory into Inductor's,
-        which a program that merely moves its cache seldom does.
+        They are not if torch or another library made the key up, nor inside ``fresh_cache()``,
+        which requests a new compile. We detect it by Triton's directory inside Inductor's: a
+        program that only moves its cache rarely does that.
         """
         if key not in self._keys:
             return False
@@ -325,16 +325,16 @@ class KeyHook:
         return os.environ.get("TRITON_CACHE_DIR") != os.path.join(directory, "triton")
 
     def know(self, key: str) -> None:
-        """Have entries under ``key`` shared, which was made in another process."""
+        """Share entries under ``key``, which another process computed."""
         self._keys.setdefault(key, Key({}))
 
     def described_passes(self) -> contextlib.AbstractContextManager[None]:
-        """Let torch ask users' passes for a description while the block runs."""
+        """Let torch call the users' passes for a description while the block runs."""
         traced = isinstance(self._calls.current, FxKeying)
         return described_passes(self.version_of, traced=traced)
 
     def known(self, key: str) -> Key:
-        """Return what a key is made of, as far as that is remembered."""
+        """Return the components of a key, as far as they are remembered."""
         return self._keys.get(key, Key({}))
 
     @around(internals.autograd_cache_key)
@@ -346,7 +346,7 @@ class KeyHook:
         *args: object,
         **kwargs: object,
     ) -> tuple[str, list[str]]:
-        """Record the key in the current call, or why the graph has none."""
+        """Record the key in the current call, or the reasons why the graph has none."""
         with self._calls.entered(self._calls.current or CacheCall()) as call:
             call.inputs = inputs
             try:
@@ -356,7 +356,7 @@ class KeyHook:
                 call.key, call.reasons = None, call.reasons or _reasons_for(exc)
                 call.record_error(exc)
                 raise
-            # An option has torch make up a key for a graph that has none.
+            # With an option, torch makes up a key for a graph that has none.
             call.key, call.reasons = made[0], ()
             return made
 
@@ -365,7 +365,7 @@ class KeyHook:
         call = self._calls.current
         inputs = () if call is None else call.inputs
         self._refuse(bypass_reasons(gm, inputs, self.version_of))
-        # torch refuses first calls on fake tensors; an entry here has room for those.
+        # torch refuses graphs with a first call on fake tensors; our entries support them.
         with (
             self._registry.accepted(extra_cacheable_functions(gm)),
             internals.first_calls_unasked(),
@@ -375,8 +375,8 @@ class KeyHook:
 
     @around(internals.operator_cacheable)
     def _operator_cacheable(self, original: Callable[[object], bool], operator: object) -> bool:
-        # Keys here hold all of a custom autograd function. torch has an option to accept them,
-        # which would be in the key of every graph.
+        # Our keys cover a custom autograd function completely. torch has an option to accept them,
+        # but it would be in the key of every graph.
         return is_custom_function(operator) or original(operator)
 
     @around(internals.init_backends)
@@ -396,7 +396,7 @@ class KeyHook:
         key = key_of(value, pickler, self.version_of, compilers=compilers)
         if not isinstance(key, Key):
             self._refuse(key)
-            raise AssertionError("no key, and no reason")
+            raise AssertionError("a graph has neither a key nor a reason")
         self._remember((internals.AUTOGRAD_PREFIX.find() or "a") + key.digest, key)
         return key.digest
 
@@ -404,7 +404,7 @@ class KeyHook:
     def _fx_check_cacheable(
         self, original: Function[None], gm: GraphModule, *args: object, **kwargs: object
     ) -> None:
-        """Record in the current call why a graph has no key here; torch may have one of its own."""
+        """Record in the current call why a graph has no key; torch may still compute its own."""
         call = self._calls.current
         if not isinstance(call, FxKeying):
             original(gm, *args, **kwargs)
@@ -429,7 +429,7 @@ class KeyHook:
             call.record_error(exc)
         if not isinstance(key, Key):
             call.reasons = tuple(key)
-            # Without our reducer, torch's own key is made as it would be without us.
+            # Without our reducer, torch computes its own key as it would without s3cache.
             pickler.__dict__.pop("reducer_override", None)
             pickler.fast = False
             pickler.clear_memo()
@@ -441,10 +441,10 @@ class KeyHook:
     def debug_lines(
         self, original: Function[list[str]], pickler: KeyPickler, value: object
     ) -> list[str]:
-        """Have torch log the components of a key that was made here (*hash details*)."""
+        """Make torch log the components of our keys (*hash details*)."""
         call = self._calls.current
         key = None if call is None else self._keys.get(call.key or "")
-        # The details of whole graphs are of a subclass.
+        # The details of a whole graph have a subclass.
         if key is None or not isinstance(value, internals.fx_key_details.get()):
             return original(pickler, value)
         components = key.components.items()
@@ -470,7 +470,7 @@ class KeyHook:
 
 
 def _reasons_for(error: Exception) -> tuple[BypassReason, ...]:
-    """Return why torch gave a graph up; code ``error`` if it was not on purpose."""
+    """Return why torch does not cache a graph; code ``error`` if it failed."""
     if options := tuple(unpicklable_options()):
         return options
     if isinstance(error, internals.bypass_error.get()):
@@ -478,14 +478,14 @@ def _reasons_for(error: Exception) -> tuple[BypassReason, ...]:
     return (BypassReason("error", repr(error)),)
 
 
-# -- kernels of torch's dispatcher, which does not say later what replaced one of torch's
+# -- kernels of torch's dispatcher, which cannot tell later which kernels were replaced
 
 
 def watch_registrations(failed: Callable[[Exception], None]) -> Callable[[], None]:
-    """Record kernels, and note what torch has by itself, from the end of ``import torch`` or now.
+    """Record registered kernels, and torch's own state, from the end of ``import torch`` or now.
 
-    ``failed`` is called with what keeps it from that: keys cannot be trusted then. Returns a
-    function that puts torch back as it was, and forgets them.
+    ``failed`` is called with the error if this is not possible: then keys cannot be trusted.
+    Returns a function that restores torch and forgets the records.
     """
     patches = Patches()
     early = internals.TORCH not in sys.modules

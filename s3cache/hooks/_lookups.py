@@ -1,13 +1,13 @@
 """Lookups at the two levels of torch's caches: whole graphs (AOT), and FX graphs.
 
-AOTAutograd traces a graph of Dynamo's into a forward and a backward, and Inductor compiles each.
-An entry of the first level holds both. Where there is none, torch asks the second level for each
-FX graph: of graphs that cannot be cached as a whole, of forwards without a compiled backward, of
-graphs that other programs hand to Inductor.
+AOTAutograd traces a graph from Dynamo into a forward and a backward, and Inductor compiles both.
+An entry of the first level contains both. Without one, torch looks each FX graph up at the second
+level: graphs that cannot be cached as a whole, forwards without a compiled backward, graphs that
+other programs pass to Inductor.
 
-torch's own lookups run as they are, with their counters, trace artifacts and time-out extensions.
-They make a key (``_keys``) and go through the entries under it. Each is unpickled, its guards are
-evaluated, and torch makes a callable of the one that fits. Each lookup is recorded.
+torch's own lookups run unchanged, with their counters, trace artifacts and time-out extensions.
+They compute a key (``_keys``) and go through the entries under it. Each entry is unpickled and its
+guards are evaluated. torch makes a callable of the first that fits. Every lookup is recorded.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ if TYPE_CHECKING:
 
 logger = logger_of("lookups")
 
-#: What torch compiles at a level.
+#: The result of a compile at a level.
 Result: TypeAlias = "AOTResult | CompiledGraph"
-#: What torch goes through in a lookup: result, its pickle, whether it is of this machine.
+#: A candidate of torch's lookup: result, its pickle, whether it is from the local tier.
 Candidate: TypeAlias = tuple[Result, bytes, bool]
-# Under one key there may be any number of entries, of which these say enough.
+# How many rejected entries of a key are recorded.
 _MAX_REJECTED = 16
 
 
 class Level(NamedTuple):
-    """A level of torch's caches, and where torch has what both levels have."""
+    """A level of torch's caches, with the internals of torch that both levels have."""
 
     name: LevelName
     label: str  # in logs
@@ -77,7 +77,7 @@ class Level(NamedTuple):
     write: Internal[Function[None]]
     asks_remote: Internal[Function[bool]]
     remote_cache: Internal[Function[object]]
-    uses_torchs_remote: Internal[Function[bool]]  # as torch's own options have it
+    uses_torchs_remote: Internal[Function[bool]]  # according to torch's own options
 
 
 AOT = Level(
@@ -104,7 +104,7 @@ LEVELS = (AOT, FX)
 
 
 def compile_ns(result: Result) -> tuple[int, int]:
-    """Return what compiling the forward and the backward took."""
+    """Return how long the forward and the backward took to compile."""
     if isinstance(result, internals.compiled_graph.get()):
         return int(result._time_taken_ns or 0), 0
     whole = cast("AOTResult", result)
@@ -113,28 +113,28 @@ def compile_ns(result: Result) -> tuple[int, int]:
 
 @dataclass(eq=False, kw_only=True)
 class Lookup(CacheCall):
-    """One lookup of torch's."""
+    """One lookup of torch."""
 
     level: Level
-    sources: Sequence[object] = ()  # where Dynamo takes each input from
-    agreement: Agreement | None = None  # with other ranks on a hit, where they have to agree
+    sources: Sequence[object] = ()  # Dynamo's sources of the inputs
+    agreement: Agreement | None = None  # of ranks on a hit, if they have to agree
     entries: CandidateLookup | None = None  # under its key, once torch asks for them
-    hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is one of ours
-    result: object = None  # what was unpickled of it
-    # Says of a graph that was not traced whether settings are as they were when it was made.
+    hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is ours
+    result: object = None  # unpickled from the hit
+    # For a graph that was not traced: whether settings are unchanged since it was compiled.
     as_before: Callable[[], bool] | None = None
-    about: dict[str, object] = field(default_factory=dict)  # what torch's traces show of it
+    about: dict[str, object] = field(default_factory=dict)  # shown in torch's traces
     saved_s: float = 0.0  # seconds of compiling that the accepted entry has saved
-    left: Sequence[tuple[str, str]] = ()  # kernels of it that are still to be measured, and why
-    # Functions that say why each entry was not used.
+    left: Sequence[tuple[str, str]] = ()  # its kernels that must still be measured, and why
+    # For each entry that was not used, a function that returns the reasons.
     rejected: list[Callable[[], Iterable[str]]] = field(default_factory=list)
 
     def withdraw(self) -> None:
-        """Have torch check and rebuild no entry of ours any more."""
+        """Forget the current entry: torch no longer checks or rebuilds it."""
         self.hit, self.result, self.kernels = None, None, None
 
     def reject(self, error: Exception) -> None:
-        """Set the current entry aside, which cannot be used."""
+        """Set the current entry aside because it cannot be used."""
         assert self.entries is not None
         assert self.hit is not None
         self.record_error(error)
@@ -143,20 +143,20 @@ class Lookup(CacheCall):
         self.withdraw()
 
     def hit_of(self, result: object) -> Hit | None:
-        """Return the entry that ``result`` was unpickled from, if it was one of ours."""
+        """Return the entry that ``result`` was unpickled from, if it is ours."""
         return self.hit if self.result is result else None
 
 
 @dataclass(eq=False)
 class Lookups:
-    """Puts a cache before torch's own directories; each hook names what it replaces."""
+    """Looks entries up before torch searches its own directories."""
 
     _engine: Engine
     _state: CompileState
     _keys: KeyHook
     _bypasses: Bypasses
     _kernels: Kernels
-    compiles: Compiles = field(init=False)  # once torch's compiler is there
+    compiles: Compiles = field(init=False)  # once torch's compiler is imported
     lowers_early: bool = False  # whether a backward is lowered with its forward
 
     def install(self, patches: Patches) -> None:
@@ -168,10 +168,10 @@ class Lookups:
 
     def _asks_remote(self, level: Level, original: Callable[[], bool]) -> bool:
         ours = self._engine.has_remote and internals.tiers_asked(level.name).remote
-        return original() or ours  # torch logs it, too
+        return original() or ours  # call it always: torch logs in it
 
     def _current(self, level: Level) -> Lookup | None:
-        """Return the lookup at this level that torch is in, if any."""
+        """Return torch's current lookup at this level, if any."""
         call = self._state.current
         return call if isinstance(call, Lookup) and call.level is level else None
 
@@ -197,7 +197,7 @@ class Lookups:
                 from s3cache.hooks._ranks import agreement_on
 
                 lookup.agreement = agreement_on(gm, inputs)
-            if self.compiles.contexts:  # so that a hit does not go there
+            if self.compiles.contexts:  # a hit alone needs no call
                 self.compiles.end()
             try:
                 result = original(mod, inputs, config, *args, **kwargs)
@@ -226,10 +226,10 @@ class Lookups:
         lowered: Sequence[str | None],
         as_before: Callable[[], bool],
     ) -> Function[object] | None:
-        """Return the callable of the graph under ``key``, which was not traced; None on a miss.
+        """Return the callable of an untraced graph under ``key``; None on a miss.
 
-        ``lowered`` are digests of the settings where it was, without and with threads, and
-        ``as_before`` says whether those of now are as they were when this was called.
+        ``lowered`` are digests of the settings of its backward, without and with threads.
+        ``as_before`` returns whether the settings are unchanged since this call.
         """
         self._keys.know(key)
         lookup = Lookup(level=AOT, key=key, inputs=inputs, sources=sources)
@@ -279,7 +279,7 @@ class Lookups:
                     from s3cache.hooks._first_calls import fake_first_call
 
                     fake_first_call(entry, hit.entry.header.meta.get("first_call"))
-                # What is rebuilt behaves on later calls as what is compiled here.
+                # A rebuilt callable must behave like one that was compiled here.
                 conditions = conditions_of(entry)
                 if conditions is not None:
                     attach_backward(
@@ -292,7 +292,7 @@ class Lookups:
                 if hit is None:
                     raise
                 lookup.reject(exc)
-                # A miss to torch: it compiles, and what it saves replaces the entry.
+                # For torch this is a miss: it compiles, and its save replaces the entry.
                 raise internals.miss_error.get()(f"s3cache: {exc}") from exc
             _agree(lookup)
         if hit is not None:
@@ -323,7 +323,7 @@ class Lookups:
         if made[0] is None:
             self._refuse_compile()
         if made[0] is None and self.compiles.force_bundling():
-            return None, None  # torch would leave out what an entry of the whole graph needs
+            return None, None  # else torch would drop parts that the entry of the graph needs
         return made
 
     @around(internals.fx_lookup)
@@ -359,22 +359,22 @@ class Lookups:
             return graph, info
 
     def _refuse_compile(self) -> None:
-        """Raise, where a miss is to be an error, what `s3cache explain` says of the last one."""
+        """Raise MissError with the explanation of the last miss, if ``on_miss`` is ``error``."""
         if self._engine.settings.on_miss != "error":
             return
-        what = "a graph, of which nothing is recorded"
-        with contextlib.suppress(ConfigError):  # that is so
-            # As users ask for it: what explains lookups is made of them, and not the reverse.
+        what = "a graph without a record"
+        with contextlib.suppress(ConfigError):  # nothing is recorded
+            # Through the public API: this room must not import the one that explains lookups.
             explained = sys.modules["s3cache"].explain()
             whole = [each for each in explained.explanations if each.record.level == "aot"]
             what = " ".join(repr(whole[-1]).split()) if whole else what
-        raise MissError(f"on_miss is error, and this would be compiled: {what}")
+        raise MissError(f"on_miss is error, but this graph would be compiled: {what}")
 
     def _refuse_left(self, lookup: Lookup) -> None:
-        """Raise, where a miss is to be an error, if a hit has kernels that are to be measured."""
+        """Raise MissError if a hit has kernels left to measure and ``on_miss`` is ``error``."""
         if self._engine.settings.on_miss == "error" and lookup.left:
             what = "; ".join(f"{kernel}: {reason}" for kernel, reason in lookup.left)
-            raise MissError(f"on_miss is error, and this is left to do on a hit: {what}")
+            raise MissError(f"on_miss is error, but a hit has kernels left to measure: {what}")
 
     # -- both
 
@@ -392,7 +392,7 @@ class Lookups:
                 yield from self._entries(lookup)
             lookup.withdraw()
         if self._engine.policy.level == "require":
-            return  # torch's own are not signed
+            return  # torch's own entries are not signed
         if lookup is not None and level is FX and internals.ranks_must_agree():
             return
         for candidate in original(cls, *args, **kwargs):
@@ -414,7 +414,7 @@ class Lookups:
                 claim=partial(self._claim, lookup),
                 handed=level is FX and self._is_compiling_entry(),
             )
-            if level is FX and internals.ranks_must_agree():  # on the whole graph, they have
+            if level is FX and internals.ranks_must_agree():  # they agree on whole graphs only
                 lookup.entries.force_miss(Reason.RANKS)
                 return
             for hit in lookup.entries:
@@ -431,14 +431,14 @@ class Lookups:
                     else:
                         continue
                     if not isinstance(result, level.result.get()):
-                        raise CorruptError("entry", f"holds a {type(result).__name__}")
+                        raise CorruptError("entry", f"contains a {type(result).__name__}")
                     why = _misfits(lookup, result)
-                    # What torch rebuilds has the kernels of this entry alone.
+                    # torch must rebuild it from the kernels of this entry only.
                     lookup.result, lookup.modules = result, {}
                     lookup.kernels = Artifact.kernels_of(hit.entry)
                     lookup.code_of = Artifact.codes_of(hit.entry)
                     fits = not any(why())
-                except Exception as exc:  # noqa: BLE001 - whatever unpickling meets
+                except Exception as exc:  # noqa: BLE001 - unpickling may raise anything
                     lookup.reject(exc)
                     continue
                 if not fits:
@@ -448,14 +448,14 @@ class Lookups:
                 if lookup.hit is not None:  # torch asks for another one
                     guards = result.guards_expr or ""
                     lookup.rejected.append(partial(failing_guards, guards, lookup.inputs))
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
+        except Exception as exc:  # noqa: BLE001 - the user's program must go on
             lookup.record_error(exc)
-            self._bypasses.failed(logger, "a lookup failed, which is a miss", exc)
+            self._bypasses.failed(logger, "a lookup failed and counts as a miss", exc)
 
     def _claim(self, lookup: Lookup) -> Waited | None:
         """Claim a graph, or wait for the process that compiles it."""
         leading = self._state.leading
-        # Who holds a claim does not wait, and no rank waits for one that may need its answer.
+        # A process with a claim does not wait; nor does a rank that must answer other ranks.
         if leading is None or leading.claim is not None or internals.ranks_exchange():
             return None
         if lookup.level is AOT and not self._saves_at_once(lookup):
@@ -466,30 +466,30 @@ class Lookups:
             leading.began, leading.count = time.monotonic(), self._engine.led
             if waited.in_vain:
                 logger.warning(
-                    "%s has compiled a graph for longer than %.0f s: it is compiled here too %s",
+                    "%s has compiled a graph for more than %.0f s; this process compiles it too %s",
                     waited.holder, waited.seconds, pointer("waited"),
                 )  # fmt: skip
         return waited
 
     def _saves_at_once(self, lookup: Lookup) -> bool:
-        """Return whether a graph that misses is saved as a whole before the program goes on.
+        """Return whether a missing graph is saved as a whole before the program goes on.
 
-        One that has a backward is, if that is lowered with the forward.
+        A graph with a backward is, if the backward is lowered with the forward.
         """
-        if internals.sync_lookups.find():  # ranks exchange data once each has looked it up
+        if internals.sync_lookups.find():  # after a lookup, ranks exchange data
             return False
         if not internals.needs_backward(lookup.inputs):
             return True
         return self.lowers_early and not internals.compiled_autograd.get()
 
     def _accept(self, lookup: Lookup, hit: Hit, result: Result) -> None:
-        """Count a hit that was made into a callable."""
+        """Count a hit once torch has made a callable of it."""
         assert lookup.entries is not None
         lookup.entries.accept(hit)
         leading = self._state.leading
         if leading is not None and leading.leads(lookup.key):
             leading.landed = True
-            leading.release()  # the next one need not wait until this is loaded
+            leading.release()  # others need not wait until this process has loaded it
         if lookup.has_triton:
             lookup.left = self._left(hit, result)
         lookup.saved_s = saved_s = sum(compile_ns(result)) / 1e9
@@ -498,19 +498,19 @@ class Lookups:
         logger.info("hit %s (%s), %.1f s of compiling saved", lookup.key, where, saved_s)
 
     def _left(self, hit: Hit, result: Result) -> Sequence[tuple[str, str]]:
-        """Return the kernels of a hit that are still to be measured; see that it is sealed then."""
+        """Return the kernels of a hit that must still be measured; seal the entry after that."""
         try:
             winners, graphs = self._kernels.winners, graphs_of(result)
             left = winners.left(graphs)
-            if left and place_of(result) == hit.entry.header.meta.get("place"):  # was not moved
+            if left and place_of(result) == hit.entry.header.meta.get("place"):  # not moved
                 winners.watch(hit.entry, graphs, is_ours=False)
-        except Exception as exc:  # noqa: BLE001 - it is a hit all the same
+        except Exception as exc:  # noqa: BLE001 - the hit remains valid
             self._bypasses.failed(logger, "an entry is not sealed", exc)
             return ()
         return left
 
     def _ended(self, lookup: Lookup, *, of_whole: bool = False) -> None:
-        """Count and record how a lookup ended, if torch got as far as to ask for entries."""
+        """Count and record the outcome of a lookup, if torch asked for entries."""
         if lookup.entries is None:
             return
         outcome, key = lookup.entries.close(), str(lookup.key)
@@ -541,17 +541,17 @@ class Lookups:
                 parts={} if is_hit else known.parts,
             )
             self._engine.record(record)
-        except Exception as exc:  # noqa: BLE001 - no training run ends for a record
+        except Exception as exc:  # noqa: BLE001 - a failed record must not end the program
             self._bypasses.failed(logger, "a lookup is not recorded", exc)
 
 
 def _only_if_asked(level: Level, original: Callable[[], object]) -> object:
-    """Return torch's own remote cache where its options ask for that."""
+    """Return torch's own remote cache if its options enable it."""
     return original() if level.uses_torchs_remote.get()() else None
 
 
 def _is_usable(lookup: Lookup, place: Place, *, movable: bool = True) -> bool:
-    """Return whether the code of an entry can be used by this rank, on its device."""
+    """Return whether this rank can use the code of an entry on its device."""
     from s3cache.hooks._devices import misplaced
 
     why = misplaced(place, movable=movable)
@@ -561,7 +561,7 @@ def _is_usable(lookup: Lookup, place: Place, *, movable: bool = True) -> bool:
 
 
 def _agree(lookup: Lookup) -> None:
-    """Go on with a hit if all other ranks hit too, so far, where they have to agree."""
+    """Raise torch's miss error unless all ranks have hit so far, if they have to agree."""
     if lookup.agreement is not None and not lookup.agreement.all_hit():
         if lookup.entries is not None:
             lookup.entries.force_miss(Reason.RANKS)
@@ -569,22 +569,22 @@ def _agree(lookup: Lookup) -> None:
 
 
 def _misfits(lookup: Lookup, result: Result) -> Callable[[], Iterable[str]]:
-    """Return what says why ``result`` does not fit torch's inputs, beside torch's own guards.
+    """Return a function that yields why ``result`` does not fit, beyond torch's own guards.
 
     Raises:
-        CorruptError: it can be used nowhere.
+        CorruptError: ``result`` can never be used.
     """
     conditions = conditions_of(result) if lookup.level is AOT else None
     if conditions is not None:
         return partial(misfits, conditions, lookup.inputs, lookup.sources)
-    if lookup.level is AOT and lookup.hit is not None:  # an entry of ours
-        raise CorruptError("entry", "does not say what its code relies on")
+    if lookup.level is AOT and lookup.hit is not None:  # our own entry
+        raise CorruptError("entry", "has no conditions")
     return tuple
 
 
 @contextlib.contextmanager
 def _rolled_back_on_error() -> Iterator[None]:
-    """Take back what a half rebuilt callable has added to the rest of the compile."""
+    """On an error, remove what a partly rebuilt callable has added to the compile."""
     context = internals.current_tracing_context.get()()
     if context is None:
         yield
@@ -600,14 +600,14 @@ def _rolled_back_on_error() -> Iterator[None]:
         raise
 
 
-# -- what is recorded of a lookup
+# -- records of lookups
 
 
 def _in_words(why: Callable[[], Iterable[str]]) -> str:
     text = ""
-    with contextlib.suppress(Exception):  # what an entry has guards on may not be here at all
+    with contextlib.suppress(Exception):  # guarded values may not exist here
         text = "; ".join(why())
-    return text or "what it relies on does not hold"
+    return text or "its conditions do not hold"
 
 
 _NO_FILE = re.compile(r"<(?!stdin>|string>)")
@@ -617,7 +617,7 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 def users_line() -> tuple[str, int, str] | None:
     """Return file, line and function of the first frame outside of torch that called the compiler.
 
-    Users' backends are between our caller and Dynamo: frames that they called do not count.
+    Frames between our caller and Dynamo belong to users' backends and do not count.
     """
     compiler, torchs = _places()
     found = None
@@ -636,6 +636,6 @@ def users_line() -> tuple[str, int, str] | None:
 def _places() -> tuple[str, tuple[str, ...]]:
     torch = internals.torch_directory()
     stdlib = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-    # The frames of the standard library that may be in between.
+    # Files of the standard library with frames in between.
     between = (stdlib + "contextlib.py", stdlib + "functools.py", stdlib + "threading.py")
     return os.path.join(torch, "_dynamo") + os.sep, (torch, _OURS, *between)

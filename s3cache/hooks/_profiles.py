@@ -1,17 +1,17 @@
-"""Share Dynamo's automatic dynamic shapes: what one machine learned, the next one starts with.
+"""Shape profiles: share Dynamo's automatic dynamic shapes between machines.
 
-Dynamo takes each size for a constant until it sees another one, and compiles again then. So a first
-batch of another size than any before would miss on the next machine. What turned out to change is
-shared as one entry for a program, under a key made of the code that it compiled first. It only
-decides what Dynamo traces as a symbol; guards and keys are as if Dynamo had found out by itself.
+Dynamo treats each size as a constant until it sees another value, and then compiles again. So a new
+machine that begins with a new batch size would miss. A program shares the sizes that changed as one
+entry, under a key made of the code that it compiled first. The profile only decides which sizes
+Dynamo traces as symbols. Guards and keys are the same as if Dynamo had learned this itself.
 
 A program can need its sizes to be constants: ``math.gcd(x.shape[0], 4)`` does not compile with
-``fullgraph=True`` where the size is a symbol. So profiles are off unless a user turns them on, and
-never make a symbol of a Python number.
+``fullgraph=True`` if the size is a symbol. So profiles are off unless a user turns them on, and
+they never make a Python number a symbol.
 
-A frame of kind ``shapes`` has one section, ``profile``: msgpack, a list with the fingerprint of a
-piece of code, the name of a tensor (``L['x']``), and flags of its sizes and of its strides that
-change. It names no values: not the sizes that were seen.
+A frame of kind ``shapes`` has one section, ``profile``: msgpack, a list with the fingerprint of
+code, the name of a tensor (``L['x']``), and flags for its sizes and for its strides that change. It
+contains no values, so not the sizes themselves.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ if TYPE_CHECKING:
 
 logger = logger_of("saves")
 
-#: Which of a tensor's sizes, or strides, change; ``None`` where nothing is known.
+#: Which sizes, or strides, of a tensor change; ``None`` if unknown.
 Flags: TypeAlias = "tuple[bool, ...] | None"
 Changing: TypeAlias = tuple[Flags, Flags]
 
 
 class Profile:
-    """What changes of a tensor from call to call, by the fingerprint of the code and its name."""
+    """The sizes and strides that change between calls, by code fingerprint and tensor name."""
 
     def __init__(self) -> None:
         self.inputs: dict[tuple[str, str], Changing] = {}
 
     def add(self, code: str, name: str, changing: Changing) -> bool:
-        """Add what is known of a tensor; return whether that was news."""
+        """Add flags of a tensor; return whether the profile changed."""
         known = self.inputs.get((code, name), (None, None))
         merged = _merged(known[0], changing[0]), _merged(known[1], changing[1])
         self.inputs[code, name] = merged
         return merged != known
 
     def encode(self, key: str) -> bytes:
-        """Return a frame under ``key``; profiles that say the same are one variant."""
+        """Return a frame under ``key``; equal profiles have equal variants."""
         content: bytes = msgpack.packb([(*one, *self.inputs[one]) for one in sorted(self.inputs)])
         return frame.encode(
             kind="shapes",
@@ -72,10 +72,10 @@ class Profile:
         )
 
     def update(self, entry: Frame) -> None:
-        """Add all that a verified frame says.
+        """Add the profile in a verified frame.
 
         Raises:
-            CorruptError: it is of another kind or schema, or holds something else.
+            CorruptError: the frame has another kind or schema, or is malformed.
         """
         content = section_of(entry, "shapes", "profile")
         try:
@@ -84,7 +84,7 @@ class Profile:
                 for code, name, sizes, strides in msgpack.unpackb(content)
             ]
         except (TypeError, ValueError, msgpack.UnpackException) as exc:
-            raise CorruptError("profile", f"is none ({exc!r})") from None
+            raise CorruptError("profile", f"is malformed ({exc!r})") from None
         for each in said:
             self.add(*each)
 
@@ -93,12 +93,12 @@ def _flags(plain: object) -> Flags:
     if plain is None:
         return None
     if not isinstance(plain, list) or not {*map(type, plain)} <= {bool}:
-        raise ValueError(f"{str(plain)[:80]} is not what changes of a tensor")
+        raise ValueError(f"{str(plain)[:80]} is no list of flags")
     return tuple(plain)
 
 
 def _merged(ours: Flags, theirs: Flags) -> Flags:
-    """Return what changes by either; of two numbers of dimensions the larger one counts."""
+    """Return the union of both; if the numbers of dimensions differ, the larger one."""
     if ours is None or theirs is None:
         return theirs if ours is None else ours
     if len(ours) != len(theirs):
@@ -107,13 +107,13 @@ def _merged(ours: Flags, theirs: Flags) -> Flags:
 
 
 class ShapeProfiles:
-    """Gives Dynamo the sizes that changed elsewhere, and saves those that change here."""
+    """Gives Dynamo the sizes that changed on other machines, and saves those that change here."""
 
     def __init__(self, engine: Engine, bypasses: Bypasses) -> None:
         self._engine = engine
         self._bypasses = bypasses
         self._key = ""
-        self._known = Profile()  # from elsewhere and here
+        self._known = Profile()  # of this and other machines
         self._fingerprints: dict[CodeType, str] = {}
         self._unsaved = False
 
@@ -127,7 +127,7 @@ class ShapeProfiles:
         *args: object,
         **kwargs: object,
     ) -> ShapeState:
-        # Ranks that compile together tell each other what they know; ours may differ.
+        # Ranks that compile together exchange their own profiles; ours may differ.
         if tx.distributed_state is not None or not internals.automatic_dynamic_shapes.get():
             return original(tx, name, entry, *args, **kwargs)
         code = ""
@@ -152,14 +152,14 @@ class ShapeProfiles:
                 self._engine.save(self._key, self._known.encode(self._key), level="shapes")
 
     def _code(self, code: CodeType) -> str:
-        """Return the fingerprint of ``code``; the first one names the program, which is fetched."""
+        """Return the fingerprint of ``code``; on the first call fetch the program's profile."""
         if code not in self._fingerprints:
             first = self._fingerprints[code] = code_fingerprint(code)
             if not self._key:
                 tag = internals.cache_key_tag.get()
                 parts = "shapes", installed_version(), platform.python_version(), tag, first
                 self._key = f"{SHAPE_KEYS}{hashlib.sha256(repr(parts).encode()).hexdigest()}"
-                # Not closed: it is no lookup of a graph, and not counted as one.
+                # Not closed, so that it does not count as a lookup of a graph.
                 lookup = self._engine.candidates(self._key, "shapes")
                 for hit in lookup:
                     try:
@@ -171,10 +171,10 @@ class ShapeProfiles:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Warn of an error in the block, which no compile may fail for."""
+        """Warn of an error in the block instead of failing the compile."""
         try:
             yield
         except Exception as exc:
             if self._engine.settings.strict:
                 raise
-            self._bypasses.failed(logger, "what changes is not shared", exc)
+            self._bypasses.failed(logger, "the shape profile is not shared", exc)

@@ -1,10 +1,9 @@
-"""Ranks: hits that they agree on, and how many compile workers they have together.
+"""Ranks: make them agree on hits, and bound their compile workers.
 
-Where an option of torch has ranks exchange data while they compile, they agree on hits.
-
-A rank that hits does not take part in the exchange, and one that misses would wait for it for ever.
-So a hit is only used if all ranks hit. Each rank writes whether it does to the store of the default
-process group, which needs no collective: a rank that never comes does not stop the others.
+With some options of torch, ranks exchange data while they compile. A rank that hits does not take
+part in the exchange, and a rank that misses would wait for it forever. So a hit is only used if all
+ranks hit. Each rank writes its outcome to the store of the default process group. This needs no
+collective: a rank that never arrives does not block the others.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ if TYPE_CHECKING:
 
 logger = logger_of("ranks")
 
-# How long a rank that hits waits for the others. They trace the same program; what differs is
-# mostly how long each waits for its bucket, and how busy its machine is.
+# How long a rank that hits waits for the others. All trace the same program. They differ mostly in
+# the latency of the bucket and in the load of the machine.
 TIMEOUT_S = 60.0
 _POLL_S = 0.005
 _HIT, _MISS = "hit", "miss"
 
-# Numbers the lookups of each graph. They never start again: a store may outlive a process group.
+# Numbers of the lookups of each graph. They are never reused: a store may outlive a process group.
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-# Stores in which ranks ran out of time, as some rank takes no part. Others wait for it once.
+# Stores in which ranks timed out because a rank takes no part. We wait for such a rank once.
 _timed_out: weakref.WeakSet[SharedStore] = weakref.WeakSet()
 
 
 class Agreement:
-    """What all ranks say of one lookup, in a ``store`` that they share; without it, always no.
+    """The agreement of all ranks on one lookup, in a shared ``store``; without one, always a miss.
 
-    The first to write the outcome of a round decides it, and a rank only writes "hit" once all have
-    said so. So the outcome is the same on all ranks, however late one of them is, and each knows it
-    in bounded time. ``name`` is the same on all of them for the same lookup, and for no other one.
+    The first rank to write the outcome of a round decides it. A rank writes "hit" only after all
+    ranks have reported a hit. So all ranks get the same outcome in bounded time, even if one is
+    late. ``name`` identifies the lookup and is equal on all ranks.
     """
 
     def __init__(
@@ -55,35 +54,35 @@ class Agreement:
         self._store: SharedStore = store
         self._ranks = ranks
         self._timeout_s = timeout_s
-        # First the entry is there and fits, then it is a callable. torch adds what an entry guards
-        # to what it knows of sizes as it loads it, so most misses have to be known before that.
+        # Round 1: the entry exists and fits. Round 2: torch has loaded it. Loading adds the guards
+        # of the entry to torch's knowledge of sizes, so most misses must be detected before.
         self._rounds = [] if store is None else [f"{name}/found", f"{name}/loaded"]
 
     def all_hit(self) -> bool:
-        """Say that this rank hits so far; return whether all others do. To be called twice."""
+        """Report that this rank hits; return whether all ranks do. Call it once per round."""
         is_hit = bool(self._rounds) and self._decide(self._rounds.pop(0), hits=True)
         if not is_hit:
             self._rounds.clear()
         return is_hit
 
     def close(self) -> None:
-        """Say that this rank does not hit, unless it has said so in all rounds."""
+        """Report a miss of this rank in all rounds that are left."""
         if self._rounds:
             self._decide(self._rounds[0], hits=False)
             self._rounds.clear()
 
     def _decide(self, place: str, *, hits: bool) -> bool:
-        """Return whether all ranks hit in a round, once that is decided."""
+        """Return whether all ranks hit in a round; wait until that is decided."""
         try:
             outcome = _HIT if hits and self._are_all_here(place) else _MISS
-            # Writes it where no rank has; returns what is there.
+            # Writes the outcome if there is none; returns the stored one.
             return bool(self._store.compare_set(place, "", outcome).decode() == _HIT)
         except Exception:
             logger.warning("ranks cannot agree: a miss %s", pointer("ranks"), exc_info=True)
             return False
 
     def _are_all_here(self, place: str) -> bool:
-        """Count this rank in; return whether it is the last one, else wait for the outcome."""
+        """Count this rank; return whether it is the last one, else wait for the outcome."""
         if self._store.add(f"{place}/hits", 1) == self._ranks:
             return True
         timeout_s = 0.0 if self._store in _timed_out else self._timeout_s
@@ -95,8 +94,8 @@ class Agreement:
             if timeout_s:
                 _timed_out.add(self._store)
                 logger.warning(
-                    "not all %d ranks have looked a graph up within %.0f s: hits that they have to "
-                    "agree on are misses from now on %s",
+                    "not all %d ranks looked a graph up within %.0f s: from now on, hits that "
+                    "ranks have to agree on are misses %s",
                     self._ranks, timeout_s, pointer("ranks"),
                 )  # fmt: skip
             break
@@ -104,10 +103,10 @@ class Agreement:
 
 
 def bounded_workers(threads: Callable[[], int]) -> int:
-    """Return how many compile workers a rank has, so that those of a machine fit its cores.
+    """Return how many compile workers a rank may have, so that all of a machine fit its cores.
 
-    A number that the environment gives holds for each rank, as it does to torch, and so does one
-    that follows from cores that a rank has for itself.
+    A number from the environment applies to each rank, as in torch. So does a number that torch
+    derives from cores that are reserved for the rank.
     """
     asked, cores = threads(), os.cpu_count() or 1
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -120,11 +119,11 @@ def bounded_workers(threads: Callable[[], int]) -> int:
 
 
 def agreement_on(gm: GraphModule, inputs: Sequence[object]) -> Agreement:
-    """Return the agreement on the lookup of a graph that is under way."""
+    """Return the agreement on the current lookup of a graph."""
     import torch.distributed as dist
 
     try:
-        # Not the key: it may name this rank's device, or its place in a mesh.
+        # Not the key: it may contain this rank's device or its position in a mesh.
         graph = hashlib.sha256("\n".join(_lines(gm, inputs)).encode()).hexdigest()[:32]
         name = f"s3cache/{graph}/{next(_numbers[graph])}"
         return Agreement(internals.default_store.get()(), name, dist.get_world_size())
@@ -134,7 +133,7 @@ def agreement_on(gm: GraphModule, inputs: Sequence[object]) -> Agreement:
 
 
 def _lines(gm: GraphModule, inputs: Sequence[object]) -> Iterator[str]:
-    """Yield lines that are equal on all ranks that compile the same graph, and on no others."""
+    """Yield lines that are equal on two ranks if and only if they compile the same graph."""
     import torch
 
     yield f"grad {torch.is_grad_enabled()}"

@@ -1,11 +1,12 @@
-"""Recall: give back what Dynamo made of a frame in another process, without tracing it again.
+"""Recall: reuse Dynamo's result for a frame from another process, without tracing it again.
 
-A key of the frame is made before anything is traced: its code, the compiler, options, the machine.
-Under it are candidates. Each says what Dynamo read and what it found; one walk over the live
-objects tells whether all of it is the same. If so the graph is looked up by its key, the bytecode
-is installed, and torch's own guards are built when they are first asked, at the next call.
+The key of a frame is computed before it is traced: its code, the compiler, options, the machine.
+Under the key are candidates. A candidate lists everything that Dynamo read, with the values; one
+walk over the live objects compares them. If all are equal, the graph is looked up by its key and
+the bytecode is installed. torch's own guards are built when they are first evaluated, at the next
+call.
 
-In mode ``check`` Dynamo traces anyway, and what comes of it is compared.
+In mode ``check`` Dynamo traces anyway, and both results are compared.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 logger = logger_of("recall")
 
 _MAX_CANDIDATES = 16
-# Components of a graph's key that are about code of others: what it does is in no frame.
+# Components of a graph's key for foreign code: the frame does not describe its behaviour.
 _OF_OTHERS = {
     *("graph.operators", "graph.functions", "graph.subclasses", "graph.versions"),
     *("graph.constants", "compile.compilers", "inputs.bounds"),
@@ -69,7 +70,7 @@ _OF_OTHERS = {
 
 @dataclass(eq=False)
 class _Call:
-    """One frame that Dynamo is about to compile, and under which key it is kept."""
+    """One frame that Dynamo is about to compile, with its key."""
 
     frame: Frame
     key: str
@@ -87,7 +88,7 @@ class _Recalled:
 
 
 class _Stack(threading.local):
-    """The traces that this thread is in, the innermost last."""
+    """The current traces of this thread, innermost last."""
 
     def __init__(self) -> None:
         self.recordings: list[Recording] = []
@@ -112,7 +113,7 @@ class Recall:
         self._is_ready = False
         self._patches = Patches()
         self._checks = engine.settings.recall == "check"
-        # Code that goes on after a graph break, by what it belongs to: one for all instances.
+        # Code that resumes after a graph break, by its function: shared by all instances.
         self._resumes: weakref.WeakKeyDictionary[types.CodeType, dict[bytes, types.CodeType]] = (
             weakref.WeakKeyDictionary()
         )
@@ -153,19 +154,19 @@ class Recall:
         return result
 
     def _call(self, given: Mapping[str, DynamoObject]) -> _Call | None:
-        """Return what identifies a frame; None if it is not to be recalled."""
+        """Return the frame with its key; None if it cannot be recalled."""
         if given.get("export") or given.get("package") is not None:
             return None
         code = given["code"]
         if dynamo.asks_for_guards(given["hooks"]):
-            self._refuse("filter", "has functions of the user's for guards or frames", code)
+            self._refuse("filter", "has user functions that filter guards or frames", code)
             return None
         limit, _ = internals.exceeds_recompile_limit.get()(given["cache_size"], given["compile_id"])
         if limit:
             return None
         compiler = dynamo.compiler_of(given["compiler_fn"])
         if compiler is None:
-            self._refuse("backend", "is compiled by another backend than Inductor", code)
+            self._refuse("backend", "is compiled by a backend other than Inductor", code)
             return None
         state = dynamo.state_of_process()
         if state is None:
@@ -175,7 +176,7 @@ class Recall:
         settings = settings_text(self._keys.version_of)
         options = dynamo.options_of_dynamo()
         if settings is None or options is None:
-            self._refuse("settings", "is compiled under options that have no text", code)
+            self._refuse("settings", "is compiled with options that have no text form", code)
             return None
         import torch
 
@@ -204,7 +205,7 @@ class Recall:
         return _Call(frame, key, state[0], given["compile_id"], settings, given["compiler_fn"])
 
     def _found(self, call: _Call) -> _Recalled | None:
-        """Return the candidate for which all is as it was, if there is one."""
+        """Return a candidate that matches the live objects, if there is one."""
         candidates: list[Candidate] = []
         lookup = self._engine.candidates(call.key, "recall")
         for hit in lookup:
@@ -229,7 +230,7 @@ class Recall:
         return None
 
     def _rebuilt(self, call: _Call, found: _Recalled) -> object | None:
-        """Return what Dynamo would have returned; None if the graph is not there."""
+        """Return what Dynamo would have returned; None if the graph missed."""
         candidate, walk, frame = found.candidate, found.walk, call.frame
         values: dict[str, object] = {}
         names: dict[str, str] = {}
@@ -296,7 +297,7 @@ class Recall:
         self, call: _Call, recording: Recording, result: object, found: _Recalled | None
     ) -> None:
         code = dynamo.guarded_code(result)
-        if code is None:  # it is skipped, or runs as it is
+        if code is None:  # Dynamo skips it, or runs it unchanged
             self._record("traced", call.frame.code, call.began)
             return
         try:
@@ -327,7 +328,7 @@ class Recall:
                 self._engine.recalls.count("agreed")
                 self._record("agreed", call.frame.code, call.began)
             else:
-                self._disagreed(call, "tracing made something else of it")
+                self._disagreed(call, "tracing gives another result")
             return
         self._record("traced", call.frame.code, call.began)
         if self._engine.settings.mode in ("read-write", "write-only"):
@@ -335,9 +336,9 @@ class Recall:
             self._engine.recalls.count("saved")
 
     def _settings(self, call: _Call) -> list[str | None]:
-        """Return digests of the settings that a backward would be lowered under now.
+        """Return digests of the settings under which a backward would be lowered now.
 
-        The first is for code that takes nothing from the number of threads.
+        The first is for code that does not depend on the number of threads.
         """
         inductor = internals.inductor_config.get()
         with contextlib.ExitStack() as stack:
@@ -352,7 +353,7 @@ class Recall:
     def _disagreed(self, call: _Call, why: str) -> None:
         self._engine.recalls.count("disagreed")
         self._record("disagreed", call.frame.code, call.began)
-        logger.warning("recall would have been wrong of %s: %s", call.frame.code.co_name, why)
+        logger.warning("recall of %s would have been wrong: %s", call.frame.code.co_name, why)
 
     def _refuse(
         self, reason: FrameCode, why: str, code: types.CodeType, began: float | None = None
@@ -363,14 +364,14 @@ class Recall:
         logger.info("a frame is not recalled (%s): %s %s %s", reason, name, why, more)
 
     def _record(self, ended: str, code: types.CodeType, began: float | None) -> None:
-        """Record how a frame ended, for reports and traces."""
+        """Record the outcome of a frame, for reports and traces."""
         now, where = time.time(), f"{code.co_filename}:{code.co_firstlineno}"
         elapsed_s = max(now - (began or now), 0.0)
         self._engine.record(Event("frame", now, elapsed_s, f"{code.co_name} {where}", ended=ended))
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Warn of an error in the block, which no compile may fail for."""
+        """Warn of an error in the block instead of failing the compile."""
         try:
             yield
         except Exception as exc:
@@ -380,7 +381,7 @@ class Recall:
 
     @around(internals.compiler_config)
     def _compiler_config(self, original: Function[object], backend: DynamoObject) -> object:
-        """Say what torch.compile asks of Inductor, without importing that for it."""
+        """Answer torch.compile's question to Inductor without importing Inductor."""
         if internals.COMPILER in sys.modules:
             return original(backend)
         inductor = internals.inductor_config.get()
@@ -395,7 +396,7 @@ class Recall:
         return internals.without_graph(original)(*args, **kwargs)
 
     def install(self, patches: Patches) -> None:
-        """Install every hook, those into what is not imported yet once it is needed.
+        """Install every hook; hooks into modules that are not imported yet follow later.
 
         This runs in the middle of a program's imports, so it imports nothing.
         """
@@ -408,7 +409,7 @@ class Recall:
         patches.callback(when_imported(internals.DDP_OPTIMIZER, around_parts))
 
     def _make_ready(self) -> None:
-        """Install what makes an entry into a callable, where torch has not asked for that yet."""
+        """Install the hooks that make a callable of an entry, unless they are installed."""
         self._ready()
         if not self._is_ready:
             self._patches.wrap(internals.post_compile_hit, self._post_compile_hit)
@@ -425,7 +426,7 @@ class Recall:
                 recording.refuse(exc)
         return compiled
 
-    # -- what Dynamo meets while it traces
+    # -- while Dynamo traces
 
     @around(internals.build_variable)
     def _build_variable(
@@ -461,7 +462,7 @@ class Recall:
         if recording is None or recording.candidate is None:
             return original(manager, *args, **kwargs)
         given = inspect.signature(original).bind(manager, *args, **kwargs)
-        given.arguments["save_guards"] = True  # which has it keep conditions on sizes as text
+        given.arguments["save_guards"] = True  # so that it keeps conditions on sizes as text
         built = original(*given.args, **given.kwargs)
         if manager.shape_code_parts is not None:
             recording.candidate.expressions = [*manager.shape_code_parts.python_code_parts.exprs]
@@ -488,7 +489,7 @@ def _whole(content: bytes) -> types.CodeType:
 
 
 def _guards_of(candidate: Candidate) -> object:
-    """Return the guards of a frame, each with its source as text, whatever order they are in."""
+    """Return the guards of a frame with their sources as text, independent of their order."""
     return sorted(
         repr([kind, candidate.rows[number], args, kwargs, found])
         for kind, number, args, kwargs, found in candidate.guards

@@ -48,17 +48,17 @@ _P = ParamSpec("_P")
 class Session:
     """One cache behind torch, from :func:`enable` to :func:`disable`.
 
-    torch's compiler is not imported here: the hooks go in when the program first needs it. Those
-    that carry the cache go in together, or not at all. Any other can fail alone: one warning says
-    which feature is off. Where torch is not supported no hook is installed, and torch has no caches
-    of its own where only what is signed may be used.
+    torch's compiler is not imported here: hooks are installed when the program first imports it.
+    The hooks that the cache requires are installed together, or not at all. Any other hook can fail
+    alone: a warning names the feature that is off. If torch is not supported, no hook is installed,
+    and torch's own caches are off if only signed entries may be used.
     """
 
     def __init__(self, engine: Engine, *, supported: bool = True) -> None:
         self.engine = engine
         self.supported = supported
         self._patches = Patches()
-        self._locked = Patches()  # apart, as they stay where no hook can be installed
+        self._locked = Patches()  # separate: they stay even if no hook can be installed
         self._early_failures: list[Exception] = []
         self._loads = False
         self._undo = undo = contextlib.ExitStack()
@@ -79,13 +79,13 @@ class Session:
             undo.callback(when_imported(internals.COMPILER, self._install))
             cancel = without_collections(internals.HEAVY_MODULES)
             undo.callback(cancel)
-            undo.callback(when_imported(internals.COMPILER, cancel))  # little is left by then
+            undo.callback(when_imported(internals.COMPILER, cancel))  # few are left by then
             undo.callback(parse_templates_later())
             for each in internals.NETWORKX_USERS:
                 undo.callback(import_later(each, "networkx"))
 
     def close(self) -> None:
-        """Put torch back as it was, and finish the uploads."""
+        """Restore torch and finish the uploads."""
         self._undo.close()
 
     def _install(self) -> None:
@@ -96,8 +96,8 @@ class Session:
             if internals.is_untested():
                 check_names()
                 internals.warn_of_release(
-                    "is newer than any release that was tried",
-                    "every name that the cache needs is there, so it is on",
+                    "is newer than any release that was tested",
+                    "it has every name that the cache needs, so the cache is on",
                 )
             self._install_hooks()
         except Exception as exc:
@@ -107,7 +107,7 @@ class Session:
             if self.engine.settings.strict:
                 raise
             logger.warning(
-                "this torch is not as expected; it compiles without a cache: %s %s",
+                "this torch has other internals than expected; it compiles without a cache: %s %s",
                 exc,
                 pointer("UnsupportedTorchError"),
                 exc_info=not isinstance(exc, UnsupportedTorchError),
@@ -116,7 +116,7 @@ class Session:
     def _install_hooks(self) -> None:
         engine, state, keys, bypasses, kernels = self._parts
         compiles = Compiles(engine, state, keys, kernels, bypasses)
-        # What carries the cache: this all goes in, or nothing.
+        # The hooks that the cache requires: all of them, or none.
         for hooks in (state, keys):
             self._patches.install(hooks)
         self._install_loading()
@@ -129,11 +129,13 @@ class Session:
             require(internals.STAND_IN)
             StandIn(bypasses).install(self._patches)
 
-        # What can fail alone.
+        # Features that can fail alone.
         feature, directory = self._try, engine.settings.local_dir
         feature(internals.TORCH_KEY, lambda _: remember_installation(directory))
         feature(internals.KEY_LOGS, lambda p: p.wrap(internals.fx_debug_lines, keys.debug_lines))
-        feature(internals.TRACES, lambda _: None)  # warns; each event is left out by itself
+        feature(
+            internals.TRACES, lambda _: None
+        )  # warns only: traces check for the names themselves
         if engine.settings.shape_profile:
             from s3cache.hooks._profiles import ShapeProfiles
 
@@ -175,7 +177,7 @@ class Session:
         return Lookups(engine, state, keys, bypasses, kernels)
 
     def _install_loading(self) -> None:
-        """Install what makes an entry into a callable, once."""
+        """Install the hooks that make a callable of an entry, once."""
         if self._loads:
             return
         self._patches.install(self._parts[-1])
@@ -186,7 +188,7 @@ class Session:
         self._loads = True
 
     def _install_recall(self) -> None:
-        """Install what recalls frames; it needs no compiler, so it goes in before that."""
+        """Install recall before torch's compiler is imported; it does not need it."""
 
         def install(patches: Patches) -> None:
             from s3cache.hooks._recall import Recall
@@ -235,22 +237,22 @@ registry = Registry()
 def active() -> Cache | None:
     """Return the cache that torch.compile uses now, if any.
 
-    Enables the one that the environment asks for, which otherwise waits for the first compile.
+    If the environment configures a cache, enable it now and not at the first compile.
     """
     _s3cache_autoload.enable_if_asked()
     return _session.engine if _session is not None and _session.supported else None
 
 
 def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
-    """Have every ``torch.compile`` of this process look up, and share, what it compiles.
+    """Enable the cache for every ``torch.compile`` of this process.
 
-    Replaces what an earlier call has enabled. Settings and store options may also come from the
+    Replaces the cache of an earlier call. Settings and store options may also come from the
     environment; see :meth:`s3cache.Cache.open`.
 
     Returns:
-        The cache. Where this torch is not supported, one that does nothing (``mode="off"``); one
-        warning says so, and :func:`active` has none. With ``trust="require"`` torch's own caches
-        are off then too, as their content is not signed.
+        The cache. If this torch is not supported, a warning says so, the returned cache does
+        nothing (``mode="off"``), and :func:`active` returns None. With ``trust="require"`` torch's
+        own caches are then off too, because their content is not signed.
 
     Raises:
         ConfigError: the URL or a setting cannot be used.
@@ -271,16 +273,16 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
             raise
         set_current(engine)
         if engine.settings.summary or engine.settings.metrics_file:
-            atexit.unregister(_print_summary)  # once, however often this is called
+            atexit.unregister(_print_summary)  # so that it is registered once
             atexit.register(_print_summary)
         return engine
 
 
 def enable_by_environment() -> None:
-    """Call :func:`enable` once, as the environment has it; an error is one warning, and no cache.
+    """Call :func:`enable` once, if the environment configures a cache; warn if it fails.
 
     Raises:
-        S3CacheError: what keeps it from that, where the environment says strict.
+        S3CacheError: enabling failed, and the environment sets strict mode.
     """
     global _tried_environment
     with _mutex:
@@ -293,7 +295,7 @@ def enable_by_environment() -> None:
             if is_strict_by_environment():
                 raise
             logger.warning(
-                "not enabled, so this compiles without a cache: %s %s",
+                "not enabled; this process compiles without a cache: %s %s",
                 exc,
                 pointer(code_of(exc)),
                 exc_info=None if isinstance(exc, S3CacheError) else exc,
@@ -301,7 +303,7 @@ def enable_by_environment() -> None:
 
 
 def disable() -> None:
-    """Put torch back exactly as it was; wait for uploads, ``exit_timeout_s`` at most."""
+    """Restore torch exactly; wait for uploads, at most ``exit_timeout_s``."""
     _s3cache_autoload.cancel()
     with _mutex:
         _close()
@@ -317,7 +319,7 @@ def enabled(url: str | None = None, **options: Unpack[Options]) -> Iterator[Cach
 
 
 def register_cacheable(function: _F, *, version: str) -> _F:
-    """Promise that what ``function`` returns depends on its arguments and ``version`` alone.
+    """Declare that the result of ``function`` depends only on its arguments and ``version``.
 
     Graphs that call it can then be cached; the version is part of their key.
 
@@ -329,12 +331,12 @@ def register_cacheable(function: _F, *, version: str) -> _F:
 
 
 def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs) -> Report:
-    """Find out what of ``function(*args, **kwargs)`` can be cached, and what cannot and why.
+    """Report which graphs of ``function(*args, **kwargs)`` can be cached, and why others cannot.
 
-    It is called once, traced as ``torch.compile`` would and run without being compiled; what it
-    does to its arguments happens. ``function`` may be a module, and may be compiled already: then
-    with its own options. Compiled code of this process is dropped, so do this before training.
-    Where a cache is enabled it is asked what it has of each graph.
+    ``function`` is called once: traced like ``torch.compile`` traces it, and run uncompiled. Side
+    effects on its arguments happen. It may be a module, and may be compiled already: then its own
+    options apply. Compiled code of this process is dropped, so call this before training. If a
+    cache is enabled, the report says which graphs it has.
 
     Raises:
         Exception: what ``function`` raises.
@@ -351,15 +353,15 @@ def backend(
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Function[object]:
-    """Compile for ``torch.compile(backend="s3cache")``: by Inductor, with the cache.
+    """Compile with Inductor and the cache: ``torch.compile(backend="s3cache")``.
 
-    It is configured by the environment, unless it is enabled already; ``mode`` and ``options`` are
-    those of ``torch.compile``. torch finds it through the entry point group
+    The environment configures the cache, unless it is already enabled. ``mode`` and ``options`` are
+    those of ``torch.compile``. torch finds this function through the entry point group
     ``torch_dynamo_backends``.
     """
     if active() is None:
         enable_by_environment()
-    # What ``backend="inductor"`` stands for; it checks mode and options.
+    # The same as ``backend="inductor"``, which checks mode and options.
     compiled: Function[object] = internals.inductor_backend.get()(mode, options, None)(
         gm, example_inputs
     )
@@ -374,14 +376,14 @@ def _close() -> None:
 
 
 def _print_summary() -> None:
-    """Print the counts of the cache that was enabled last, once its uploads are over."""
+    """Print the counts of the last enabled cache, after its uploads have ended."""
     cache = current_cache()
     if cache is None:
         return
     settings = cache.settings
     if settings.summary:
         rank, stats = os.environ.get("RANK"), cache.stats()
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no stderr
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # stderr may be missing
             if settings.summary == "json":
                 counts = {"rank": rank, "pid": os.getpid(), **stats.in_numbers()}
                 sys.stderr.write(f"{json.dumps(counts)}\n")
@@ -394,7 +396,7 @@ def _print_summary() -> None:
 
 def _after_fork_in_child() -> None:
     global _mutex
-    _mutex = threading.RLock()  # the thread that held it is not in the child
+    _mutex = threading.RLock()  # the thread that held it does not exist in the child
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

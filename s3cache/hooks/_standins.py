@@ -1,9 +1,9 @@
-"""Compiles for a GPU that is not there (``s3cache warm --target``): no entry may hold its results.
+"""Compiles on a stand-in for a GPU (``s3cache warm --target``): save no wrong values.
 
-Kernels do nothing on the stand-in for a GPU. So a value that torch computes on the device while it
-compiles is wrong, and what it measures says nothing. Constants are computed on the processor
-instead, as far as every device computes the same ones. A graph for which anything else was launched
-while it was compiled is not saved.
+Kernels do nothing on the stand-in. So values that torch computes on the device during a compile are
+wrong, and measurements are meaningless. Constants are computed on the processor instead, by
+operators with equal results on every device. If anything else was launched while a graph was
+compiled, the graph is not saved.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from s3cache.hooks._watching import Bypasses
     from s3cache.torch_api.protocols import TracingContext
 
-# Operators that round exactly, so that processors and GPUs agree to the last bit.
+# Operators that round exactly: processors and GPUs agree to the last bit.
 _EXACT = frozenset(
     """full scalar_tensor add sub rsub mul div neg abs sign eq ne lt le gt ge where minimum maximum
     clamp clamp_min clamp_max logical_and logical_or logical_not logical_xor bitwise_and bitwise_or
     bitwise_not bitwise_xor ceil floor trunc convert_element_type""".split()  # noqa: SIM905
 )
-# Operators that call cuDNN, which needs a driver that works.
+# Operators that call cuDNN, which needs a real driver.
 _OF_CUDNN = (
     "convolution convolution_backward _scaled_dot_product_cudnn_attention "
     "_scaled_dot_product_cudnn_attention_backward _cudnn_rnn _cudnn_rnn_backward "
@@ -46,13 +46,13 @@ _OF_CUDNN = (
 )
 _NOT_THERE = BypassReason(
     "target",
-    "torch computed or measured something on a GPU that is not there",
+    "torch computed or measured something on the stand-in for a GPU",
     "compile it on a machine that has the GPU",
 )
 
 
 class StandIn:
-    """Keeps what a stand-in for a GPU cannot know out of entries. Any thread may compile."""
+    """Keeps values and measurements of a stand-in out of entries. Any thread may compile."""
 
     def __init__(self, bypasses: Bypasses) -> None:
         import torch
@@ -62,8 +62,8 @@ class StandIn:
         for name, version in here.items():
             if said.get(name) != version:
                 raise UnsupportedTorchError(
-                    f"the job runs {name} {version}, not {said.get(name)} as s3cache warm does: no "
-                    "machine of the target looks up its keys"
+                    f"the job runs {name} {version}, but s3cache warm runs {said.get(name)}: the "
+                    "target never looks up these keys"
                 )
         library = ctypes.CDLL(None)
         self._launches: Callable[[], int] = library.s3cache_launches
@@ -73,7 +73,7 @@ class StandIn:
         self._computed: weakref.WeakSet[TracingContext] = weakref.WeakSet()
 
     def install(self, patches: Patches) -> None:
-        """Install all hooks; without one of them nothing may be saved."""
+        """Install all hooks; if one cannot be installed, nothing may be saved."""
         import torch
 
         patches.install(self)
@@ -108,7 +108,7 @@ class StandIn:
             self._has_computed()  # a backward may be lowered much later
 
     def _has_computed(self) -> bool:
-        """Return whether anything was launched for the graph that is compiled."""
+        """Return whether anything was launched since the current graph began to compile."""
         context = internals.current_tracing_context.get()()
         if context is None:
             return True
@@ -118,7 +118,7 @@ class StandIn:
 
     @around(internals.launch_kernel)
     def _launch(self, original: Function[object], *args: object, **kwargs: object) -> object:
-        # Without a first launch nothing is measured, and entries say what is left to measure.
+        # Kernels that are never launched are never measured; entries list them as unmeasured.
         is_compiling = getattr(self._began, "at", None) is not None
         return original(*args, **kwargs) if is_compiling else None
 
@@ -162,7 +162,7 @@ class StandIn:
 def _empty_results(
     operator: Function[object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> object:
-    """Return tensors like those that an operator returns, without a value."""
+    """Return tensors with the layout of an operator's results, without values."""
     import torch
 
     tree_map, mode = internals.tree_map.get(), internals.fake_mode.get()()

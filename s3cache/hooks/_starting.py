@@ -1,6 +1,6 @@
-"""Import less with torch's compiler: what a hit does not need is made where it is first used.
+"""Defer work in the import of torch's compiler that a hit does not need.
 
-Each of these fails alone, and silently: torch then does at once what it would have done later.
+Each of these may fail alone, and silently: torch then does the work at import.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def parse_templates_later() -> Callable[[], None]:
-    """Have the templates that torch's compiler makes at its import parsed at their first use.
+    """Parse the templates in torch's compiler at their first use, not at its import.
 
-    They are of kernels for GPUs; to parse them takes longer than most of that import. Returns a
-    function that cancels this for those that are not made by then.
+    They are templates of GPU kernels; parsing them takes longer than most of the import. Returns a
+    function that ends this for templates that are created later.
     """
     undo = contextlib.ExitStack()
 
@@ -50,7 +50,7 @@ def _deferring(environment: Environment) -> type[Template]:
             later.__dict__["parse"] = functools.partial(parse, *args, **kwargs)
             return later
 
-        def __getattr__(self, name: str) -> object:  # all that templates have, but for methods
+        def __getattr__(self, name: str) -> object:  # for all attributes that are not methods
             names: dict[str, object] = self.__dict__
             if parse_now := cast("Function[Template] | None", names.get("parse")):
                 names.update(parse_now().__dict__)

@@ -1,8 +1,8 @@
-"""What people learn of a program: why graphs are not cached, and what the commands find out.
+"""Report why graphs are not cached, check a function, and watch the progress of a process.
 
-``s3cache.check`` installs the hook of keys alone. torch traces the function as usual; where it
-would look a graph up, the graph is keyed and then runs uncompiled. The commands ``check`` and
-``warm`` watch a process that runs as usual, and notes how far it is.
+``s3cache.check`` installs the hook for keys only. torch traces the function as usual; instead of a
+lookup, the key of the graph is computed and the graph runs uncompiled. The commands ``check`` and
+``warm`` watch a normal process, which records its progress.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TRACED = re.compile(r'File "([^"\n]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]*))?
 
 
 class Bypasses:
-    """Counts and records bypasses and failures, and warns of them. Any thread may use it."""
+    """Counts, records and logs bypasses and failures. Any thread may use it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -66,7 +66,7 @@ class Bypasses:
         *,
         key: str = "",
     ) -> None:
-        """Record a graph that was not looked up, or not saved under the key that missed."""
+        """Record a graph that was not looked up, or was not saved after a miss under ``key``."""
         if not self._engine.settings.record:
             return
         try:
@@ -80,7 +80,7 @@ class Bypasses:
                 reasons=tuple({**each.as_dict(), "line": _line_of(gm, each)} for each in reasons),
             )
             self._engine.record(record)
-        except Exception:  # no training run ends for a record
+        except Exception:  # a failed record must not end the program
             logger.debug("a graph is not recorded", exc_info=True)
 
     def warn(
@@ -92,15 +92,15 @@ class Bypasses:
     ) -> None:
         """Count a graph that is not cached for ``reasons``, and log them.
 
-        A reason is a warning, with the way out, when it first occurs. After that, and once there
-        were as many warnings as a log can bear, it is a line at level INFO. ``error`` is what led
-        to the reason of that name: a mistake of ours needs its traceback.
+        The first occurrence of a reason is a warning, with the fix. Later ones, and all after the
+        first 50 warnings, are lines at level INFO. ``error`` is the exception behind the reason
+        ``error``: a bug of ours needs a traceback.
         """
         self._engine.count_bypass({reason.code for reason in reasons})
         shown = reasons[:_MAX_SHOWN]
         new: set[tuple[Code, str]] = set()
         with self._mutex:
-            # In strict mode it is raised instead.
+            # Strict mode raises it instead.
             if len(self._warned) < _MAX_WARNED and not self._engine.settings.strict:
                 new = {(each.code, each.target) for each in shown} - self._warned
                 self._warned |= new
@@ -108,7 +108,7 @@ class Bypasses:
         for index, reason in enumerate(shown):
             if index:
                 lines.append(f"  and ({reason.code}): {reason}")
-            if reason.fix:  # on a line of its own, to be pasted
+            if reason.fix:  # on its own line, so that users can paste it
                 lines.append(f"    {reason.fix}")
         if len(reasons) > len(shown):
             lines.append(f"  and {len(reasons) - len(shown)} more")
@@ -143,7 +143,7 @@ class Bypasses:
 
 
 def _line_of(gm: GraphModule | None, reason: BypassReason) -> str:
-    """Return the line of the user's program that a reason is about, as ``file:line: code``."""
+    """Return the line of the user's program that caused a reason, as ``file:line: code``."""
     module = gm.get_submodule(reason.module) if gm is not None and reason.module else gm
     for node in getattr(getattr(module, "graph", None), "nodes", ()):
         if node.name == reason.node:
@@ -161,7 +161,7 @@ def checked(
     kwargs: Mapping[str, object],
     probe: Callable[[str], str] | None = None,
 ) -> Report:
-    """Return the report of :func:`s3cache.check`; ``probe`` says what the cache has of a key."""
+    """Return the report of :func:`s3cache.check`; ``probe`` looks a key up in the cache."""
     import torch
 
     state, graphs = CompileState(), []
@@ -175,7 +175,7 @@ def checked(
         *others: object,
         **__: object,
     ) -> object:
-        """Take the place of AOTAutograd's cache: each graph is a hit, on the graph itself."""
+        """Replace AOTAutograd's cache: every lookup returns the graph itself."""
         nodes = len(internals.graph_module_of(mod).graph.nodes)
         internals.stand_in_for_metadata()
         with state.entered(CacheCall()) as call:
@@ -183,7 +183,7 @@ def checked(
                 key = internals.name_of_key(mod, inputs, config, others)
                 components = dict(keys.known(key).components)
                 if not components:
-                    raise KeyError(key)  # torch made it up
+                    raise KeyError(key)  # a key that torch made up
                 graphs.append(Graph(nodes, key, components, ()))
             except Exception as exc:  # noqa: BLE001 - the report says it
                 reasons = call.reasons or (BypassReason("error", repr(exc)),)
@@ -191,7 +191,7 @@ def checked(
         return internals.loaded(_eagerly(mod), config)
 
     take_baseline(early=False)
-    # What is compiled already keeps the options that it was given.
+    # A compiled function keeps its own options.
     is_compiled = isinstance(function, internals.optimized_module.get()) or hasattr(
         function, internals.ORIGINAL_CALLABLE
     )
@@ -201,7 +201,7 @@ def checked(
     try:
         patches.install(state)
         patches.install(keys)
-        # Asked even where torch's caches are off: that is one of the reasons to report.
+        # Also if torch's caches are off: the report names that as a reason.
         patches.wrap(internals.should_use_local_cache, lambda _: True)
         patches.wrap(internals.try_load, load)
         compiled(*args, **kwargs)
@@ -210,11 +210,11 @@ def checked(
             for reason in internals.graph_break_reasons.get()
         )
     except BaseException:
-        torch.set_grad_enabled(grad)  # a graph that raises half-way leaves it changed
+        torch.set_grad_enabled(grad)  # a graph that raises may leave it changed
         raise
     finally:
         patches.close()
-        torch.compiler.reset()  # none of the callables made here may run again
+        torch.compiler.reset()  # the callables made here must not run again
     asked = (
         graph if probe is None or graph.key is None else replace(graph, entry=probe(graph.key))
         for graph in graphs
@@ -227,17 +227,17 @@ def _eagerly(mod: Module) -> Callable[[Sequence[object]], object]:
     count = len(graph.find_nodes(op="placeholder")) if graph is not None else None
 
     def run(inputs: Sequence[object]) -> object:
-        # A graph module that holds its parameters takes those from itself, not from the list.
+        # A graph module with its own parameters does not take them from the list.
         return mod(*(inputs if count is None else inputs[len(inputs) - count :]))
 
     return run
 
 
 class Progress:
-    """Notes what a process does, in its records, where :data:`s3cache.settings.WATCHED` is set.
+    """Records the progress of a process if :data:`s3cache.settings.WATCHED` is set.
 
-    That is when it begins and ends to compile, where Dynamo breaks a graph, and what torch would
-    not even look up. Any thread may compile.
+    It records when the process starts and stops compiling, graph breaks, and graphs that torch does
+    not look up. Any thread may compile.
     """
 
     def __init__(self, engine: Engine, bypasses: Bypasses) -> None:
@@ -248,7 +248,7 @@ class Progress:
         self._breaks = 0
 
     def install(self, patches: Patches) -> None:
-        """Begin, perhaps inside the first compile: it is what imports torch's compiler."""
+        """Begin, perhaps inside the first compile, which imports torch's compiler."""
         patches.install(self)
         self._engine.record({"compiling": False, "at": time.time()})
 
@@ -265,13 +265,13 @@ class Progress:
             self._count_compiles(-1)
 
     def _count_compiles(self, added: int) -> None:
-        with self._mutex, contextlib.suppress(Exception):  # no training run ends for a note
+        with self._mutex, contextlib.suppress(Exception):  # a failed note must not end the program
             before, self._compiling = self._compiling, self._compiling + added
             if not (before and self._compiling):
                 self._engine.record({"compiling": bool(self._compiling), "at": time.time()})
             if added < 0:
                 reasons = internals.graph_break_reasons.get()
-                if len(reasons) < self._breaks:  # the program has had Dynamo forget
+                if len(reasons) < self._breaks:  # the program has reset Dynamo
                     self._breaks = 0
                 for reason in reasons[self._breaks :]:
                     self._engine.record({"graph_break": internals.describe_break(reason)})
@@ -281,6 +281,6 @@ class Progress:
     def _should_use_local_cache(self, original: Callable[[], bool]) -> bool:
         answer = original()
         if not (answer or any(internals.tiers_asked("aot"))):
-            with contextlib.suppress(Exception):  # no training run ends for a note
+            with contextlib.suppress(Exception):  # a failed note must not end the program
                 self._bypasses.record("aot", [*process_bypass_reasons()])
         return answer

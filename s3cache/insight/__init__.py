@@ -1,9 +1,9 @@
-"""Explain misses, report what was looked up, and check an installation.
+"""Explain misses, report lookups, and check an installation.
 
 :func:`explain` finds the entry nearest to a lookup that missed and shows how its key differs.
-:func:`sum_up` counts what processes recorded, :func:`page` and :func:`trace` show it, and
-:func:`manifest` has the keys that were used. :func:`examine` is the doctor: a verdict for each
-thing that a cache needs, and a fix where it fails.
+:func:`sum_up` counts the records of processes, :func:`page` and :func:`trace` show them, and
+:func:`manifest` lists the keys that were used. :func:`examine` is the doctor: it checks everything
+that a cache needs, and suggests a fix for each fault.
 """
 
 from s3cache.insight._differences import Difference as Difference

@@ -38,7 +38,7 @@ class Difference:
     Attributes:
         text: the difference, in one line.
         old, new: the value of the entry, and that of the lookup.
-        diff: lines of code that differ, as ``diff -u`` has them.
+        diff: lines of code that differ, in the format of ``diff -u``.
         follows: whether another difference causes this one.
     """
 
@@ -55,9 +55,9 @@ class Difference:
 
 
 def differences(old: Record, new: Record) -> list[Difference]:
-    """Return the differences between the key of an entry, ``old``, and that of a lookup.
+    """Return the differences between the key of an entry, ``old``, and the key of a lookup.
 
-    Those that another one causes come last: another torch has other options.
+    Differences that another one causes come last: another torch has other options.
     """
     names = dict.fromkeys([*_LABELS, *sorted({*old.components, *new.components})])
     differing = [name for name in names if _digest(old, name) != _digest(new, name)]
@@ -65,7 +65,7 @@ def differences(old: Record, new: Record) -> list[Difference]:
     found = [
         replace(each, follows=name in implied)
         for name in differing
-        # A component with nothing to say in its own way is described like any other.
+        # A component without a result from its own function is described like any other.
         for each in [*_OWN_WAYS.get(name, _in_general)(name, old, new)]
         or _in_general(name, old, new)
     ]
@@ -93,7 +93,7 @@ _IMPLIED = {
     "machine.isa": {"torch.cpu_capability"},
     "machine.arch": {"machine.isa", "torch.cpu_capability", "torch.build", "python.abi"},
 }
-# What users call some components, which are shown first, in this order.
+# Labels of components for users; these components are shown first, in this order.
 _LABELS = {
     "s3cache.schema": "format of entries (the release of s3cache)",
     "torch.version": "torch",
@@ -116,7 +116,7 @@ _LABELS = {
     "torch.overrides": "functions of torch that were replaced",
     "torch.precision": "fp32_precision",
 }
-# Their details are those that differ from a default: `1 → 2`.
+# The details of these list only values that differ from a default: `1 → 2`.
 _OPTIONS = ("inductor_config", "autograd_config")
 
 
@@ -124,7 +124,7 @@ _OPTIONS = ("inductor_config", "autograd_config")
 
 
 def _in_general(name: str, old: Record, new: Record) -> Iterator[Difference]:
-    """Describe a component by its details, else as a whole."""
+    """Describe a component by its details, or else as a whole."""
     label = _LABELS.get(name, name)
     before, now = _text(old, name), _text(new, name)
     ours, theirs = _parts(old, name), _parts(new, name)
@@ -141,13 +141,13 @@ def _in_general(name: str, old: Record, new: Record) -> Iterator[Difference]:
     elif before != now:
         yield _arrow(name, label, before, now)
     else:
-        yield Difference(name, f"{label} differs in what its words do not show: {_short(now)}")
+        yield Difference(name, f"{label} differs in a part that is not shown: {_short(now)}")
 
 
 def _arrow(name: str, label: str, old: str, new: str) -> Difference:
     text = f"{label} {_short(old)} → {_short(new)}"
     if all(re.fullmatch(_DIGEST, each.strip("'")) for each in (old or new, new or old)):
-        how = "is defined otherwise" if old and new else "is not there" if old else "is new"
+        how = "has another definition" if old and new else "is missing" if old else "is new"
         text = f"{label} {how}"
     return Difference(name, text, old, new)
 
@@ -158,7 +158,7 @@ def _short(text: str) -> str:
 
 
 def _with_defaults(options: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of options, with the default of each that only ``others`` have set."""
+    """Return the values of options, with the defaults of those that only ``others`` set."""
     defaults = {name: text.partition(" → ")[0] for name, text in others.items()}
     values = {name: text.partition(" → ")[2] for name, text in options.items()}
     return dict(sorted({**defaults, **values}.items()))
@@ -183,7 +183,7 @@ def _code(name: str, old: Record, new: Record) -> Iterator[Difference]:
     count = max(sum(line[:1] == sign for line in lines) for sign in "+-")
     text = f"graph: {count} {'node differs' if count == 1 else 'nodes differ'}"
     if not count:
-        text = "graph: the same code, and functions, constants or attributes that differ"
+        text = "graph: the same code, but other functions, constants or attributes"
     diff = "\n".join(lines[:_DIFF_LINES])
     yield Difference(name, text, _text(old, name), _text(new, name), diff)
 
@@ -195,7 +195,7 @@ def _inputs(name: str, old: Record, new: Record) -> Iterator[Difference]:
     if len(before) != len(now):
         yield _arrow(name, "inputs:", str(len(before)), str(len(now)))
         return
-    # The program's name of each input: `[L['x'], L['y']]`.
+    # The names of inputs in the program: `[L['x'], L['y']]`.
     names = _pieces(_parts(new, "aot_config").get("aot_autograd_arg_pos_to_source", "")[1:-1])
     called = {str(number): f" ({source})" for number, source in enumerate(names)}
     for number, text in now.items():
@@ -205,7 +205,7 @@ def _inputs(name: str, old: Record, new: Record) -> Iterator[Difference]:
 
 
 _TENSOR = "TensorMetadata("
-# Follow from the shape of a tensor.
+# These follow from the shape of a tensor.
 _OF_SHAPE = ("stride", "storage_bytes", "memory_format")
 
 
@@ -243,7 +243,7 @@ _OWN_WAYS: dict[str, Callable[[str, Record, Record], Iterator[Difference]]] = {
 }
 
 
-# -- texts taken to pieces: `name=value` of a mode, of a tensor; `operator: digest`
+# -- parsing texts: `name=value` of a mode or a tensor; `operator: digest`
 
 
 _DIGEST = r"[0-9a-f]{32}(?:[0-9a-f]{32})?"
@@ -254,30 +254,30 @@ _pieces = _PIECE.findall
 
 
 def _fields(text: str) -> dict[str, str]:
-    """Return values or digests by name, where ``text`` is a list of such pairs; else nothing."""
+    """Return values or digests by name if ``text`` is a list of such pairs; else nothing."""
     pairs = [piece.partition("=") for piece in _pieces(text)]
     are_fields = all(equals and re.fullmatch(r"[\w.]*", name) for name, equals, _ in pairs)
     return {one: value for one, _, value in pairs} if are_fields else dict(_DIGESTED.findall(text))
 
 
-# -- the nearest entry, among those that this machine or the remote knows
+# -- the nearest entry among those of this machine and of the remote
 
-# Details and code are compared of so many entries that are equally near, the latest ones.
+# Among equally near entries, compare details and code of the latest ones, at most this many.
 _COMPARED = 16
 _COMPARED_CHARACTERS = 20_000
-# A listing ends after so many names; a page of S3 has a thousand.
+# A listing ends after this many names; a page of S3 has a thousand.
 _MAX_NAMES = 8000
-# Headers are read of so many entries, the latest ones: some megabytes.
+# Read the headers of the latest entries, at most this many: some megabytes.
 _MAX_HEADERS = 256
-# No larger entry is read whole.
+# A larger entry is not read whole.
 _MAX_WHOLE_BYTES = 64 << 20
-# For everything that is read of the remote.
+# For all reads of the remote together.
 _TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
 class Neighbor:
-    """An entry that a miss is compared with, as a record of it, and where it is known from."""
+    """An entry to compare a miss with: a record of it, and the source of that record."""
 
     record: Record
     where: str
@@ -292,11 +292,11 @@ def nearest(
     latest. Only entries older than the miss count.
 
     Args:
-        complete: adds the details of a neighbor's components, where they can be read.
+        complete: adds the details of a neighbor's components, if they can be read.
     """
 
     def likeness(neighbor: Neighbor) -> tuple[bool, int]:
-        """Return whether the graphs are equal, and how many components are."""
+        """Return whether the graphs are equal, and how many components are equal."""
         old, components = neighbor.record, missed.components.items()
         common = sum(digest == _digest(old, name) for name, (digest, _) in components)
         return _digest(old, _GRAPH) == _digest(missed, _GRAPH), common
@@ -316,7 +316,7 @@ def nearest(
         return None
     older.sort(key=itemgetter(0, 1), reverse=True)
     is_same, common = older[0][0]
-    # The code of another graph says more than components: let near ones compete by their code.
+    # For another graph, code is a better measure than components: compare the code of near ones.
     least = is_same, common if is_same else common - 2
     near = [each for alike, _, each in older if alike >= least]
     return max(map(complete, near[:_COMPARED]), key=nearness)
@@ -338,8 +338,8 @@ def recorded_neighbors(runs: Iterable[Run]) -> list[Neighbor]:
 class StoredEntries:
     """Find neighbors among the entries of the remote, or of the local tier, by their headers.
 
-    Nothing is read before it is needed, and nothing more after the first failure, which
-    :attr:`problem` says. Entries that are damaged or not trusted are skipped.
+    Reads happen when they are needed and stop at the first failure, which is in :attr:`problem`.
+    Damaged and untrusted entries are skipped.
     """
 
     def __init__(self, where: str, open_place: Callable[[], Place] | None) -> None:
@@ -376,11 +376,11 @@ class StoredEntries:
         return replace(neighbor, record=replace(record, parts=self._parts.get(name, {})))
 
     def _wait(self, work: Coroutine[Any, Any, _T]) -> _T | None:
-        """Return its result, or None with :attr:`problem` set if it fails or time is over."""
+        """Return the result, or None with :attr:`problem` set if it fails or times out."""
         try:
             return background().wait(work, max(0.0, self._deadline - time.monotonic()))
         except concurrent.futures.TimeoutError:
-            self.problem = f"not all of it was read within {_TIMEOUT_S:g} s"
+            self.problem = f"it was not completely read within {_TIMEOUT_S:g} s"
         except S3CacheError as exc:
             self.problem = str(exc)
         return None

@@ -36,7 +36,7 @@ from s3cache.util.text import counted
 
 _T = TypeVar("_T")
 
-#: A ``fault`` keeps the cache from doing its work, a ``warning`` does not.
+#: A ``fault`` keeps the cache from working, a ``warning`` does not.
 Verdict: TypeAlias = Literal["ok", "warning", "fault", "skipped"]
 
 #: The names of the checks; ``docs/doctor.md`` has a section on each.
@@ -52,10 +52,10 @@ class Check:
     """The result of one check.
 
     Attributes:
-        name: what was checked; ``s3cache explain`` takes it.
+        name: the name of the check; ``s3cache explain`` takes it.
         found: the problem, or that there is none.
-        fix: what to do about a warning or a fault.
-        code: what ``s3cache explain`` says more of, beside the check itself, if anything.
+        fix: how to fix a warning or a fault.
+        code: another code for ``s3cache explain`` besides the check itself, if any.
     """
 
     name: Name
@@ -66,7 +66,7 @@ class Check:
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """Return the codes to read on about; none where all is well."""
+        """Return the codes to look up in the docs; none if the check is ok."""
         if self.verdict in ("ok", "skipped"):
             return ()
         return (self.name, self.code) if self.code else (self.name,)
@@ -81,7 +81,7 @@ _FIXES: dict[type[S3CacheError], str] = {
 
 
 def _failed(name: Name, error: S3CacheError, fix: str = "") -> Check:
-    """Return the fault that an error is, with a fix for errors of its kind unless one is given."""
+    """Return an error as a fault; without ``fix``, with the fix for its class."""
     if isinstance(error, ConfigError):
         found, fix = f"{error.thing} {error.cause}", error.fix
         return Check(name, "fault", found, fix, code_of(error))
@@ -92,12 +92,12 @@ def _failed(name: Name, error: S3CacheError, fix: str = "") -> Check:
 def examine(
     url: str | None = None, *, may_write: bool = True, programs: bool = True, timeout_s: float = 15
 ) -> Iterator[Check]:
-    """Yield the result of every check, each in bounded time; one fault explains the next.
+    """Yield the result of every check, each in bounded time; a fault may cause later ones.
 
     Args:
-        may_write: whether to write an object into the remote, and to try to remove it.
+        may_write: whether to write an object into the remote, and try to remove it.
         programs: whether to start torch and the compiler, which takes seconds.
-        timeout_s: how long any one check of the remote may take.
+        timeout_s: the limit on each check of the remote.
     """
     try:
         settings, _ = Settings.load(url)
@@ -115,17 +115,17 @@ def examine(
     yield from check_trust(settings)
 
 
-# -- settings, and which entries they trust
+# -- settings and trust
 
 
 def check_settings(settings: Settings, url: str | None) -> Iterator[Check]:
-    """Check where each setting came from, and for variables that nothing reads."""
+    """List the origin of each setting, and find unknown environment variables."""
     origins = []
     for field in fields(Settings):
         variable = f"S3CACHE_{field.name.upper()}"
         is_argument = field.name == "url" and url is not None
         if is_argument or os.environ.get(variable):
-            # Neither keys nor what may contain one are shown.
+            # Do not show keys, nor settings that may contain one.
             is_secret = not field.repr or field.name in ("url", "trusted_keys")
             value = "" if is_secret else f"={getattr(settings, field.name)}"
             origins.append(f"{field.name}{value} from {'--url' if is_argument else variable}")
@@ -136,7 +136,7 @@ def check_settings(settings: Settings, url: str | None) -> Iterator[Check]:
         found = "is off: nothing is looked up or saved"
         yield Check("mode", "warning", found, "set mode=read-write", "disabled")
     if settings.url is None:
-        found = "there is none: nothing is shared with other machines"
+        found = "is not configured: nothing is shared with other machines"
         yield Check("remote", "warning", found, "set S3CACHE_URL")
         return
     try:
@@ -148,7 +148,7 @@ def check_settings(settings: Settings, url: str | None) -> Iterator[Check]:
 
 
 def check_trust(settings: Settings) -> Iterator[Check]:
-    """Check which signers are trusted, and whether readers with the same keys use our entries."""
+    """List trusted signers; check that readers with the same keys use our entries."""
     try:
         policy = settings.trust_policy()
         named = settings.signing_key or ""
@@ -164,7 +164,7 @@ def check_trust(settings: Settings) -> Iterator[Check]:
         yield Check("trust", "ok", f"{policy.level}: {names}")
     if signer is None:
         if policy.level == "require" and settings.mode in ("read-write", "write-only"):
-            found = "what is saved here is not signed: readers with the same keys do not use it"
+            found = "entries from here are not signed: readers with the same keys do not use them"
             fix = "set signing_key, or mode=read-only"
             yield Check("signing", "warning", found, fix, "untrusted")
         return
@@ -173,8 +173,8 @@ def check_trust(settings: Settings) -> Iterator[Check]:
         signature = sign(digest, signer, audience=audience, issued_s=now_s, ttl_s=0)
         policy.check(digest, pack([signature]))
     except UntrustedError as exc:
-        found = f"what key {signer.name} signs for {audience} here is a miss here: {exc}"
-        fix = f"add to trusted_keys: {audience}={signer.name}:..., as keygen printed it"
+        found = f"entries that key {signer.name} signs here for {audience} miss here: {exc}"
+        fix = f"add to trusted_keys: {audience}={signer.name}:..., as printed by keygen"
         yield Check("signing", "fault", found, fix, "untrusted")
     else:
         yield Check("signing", "ok", f"key {signer.name} for {audience}")
@@ -182,7 +182,7 @@ def check_trust(settings: Settings) -> Iterator[Check]:
 
 # -- the remote
 
-#: The object that is written: not the name of an entry, and the same each time.
+#: The object to write: not the name of an entry, and always the same.
 _PROBE = "s3cache-doctor/probe"
 _PROBE_BYTES = 1 << 20
 _TRIES = 5
@@ -213,7 +213,7 @@ def _examine_remote(
 
 
 def _credentials(options: S3Options, timeout_s: float) -> Check:
-    """Check where the credentials come from. A program that is asked for them may hang."""
+    """Check where the credentials come from. A ``credential_process`` may hang."""
     from s3cache.store import credentials_source
 
     fix = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or anonymous=true"
@@ -222,7 +222,7 @@ def _credentials(options: S3Options, timeout_s: float) -> Check:
     except S3CacheError as exc:
         return _failed("credentials", exc, f"{fix}; look at the profile's credential_process")
     if source is None:
-        return Check("credentials", "fault", "there are none", fix, "denied")
+        return Check("credentials", "fault", "were not found", fix, "denied")
     return Check("credentials", "ok", f"from {source}")
 
 
@@ -242,7 +242,7 @@ def check_remote(
     slow_s: float = 0.5,
     now: Callable[[], float] = time.time,
 ) -> Iterator[Check]:
-    """Yield what the credentials can do in a store, how fast it is, and whether clocks agree."""
+    """Check the permissions in a store, its latency, and whether the clocks agree."""
     data = os.urandom(_PROBE_BYTES)
 
     async def allowed(name: Name, work: Awaitable[object]) -> Check:
@@ -252,20 +252,20 @@ def check_remote(
     async def conditional_put() -> Check:
         with contextlib.suppress(PreconditionError):
             await store.put(_PROBE, data, mode="create")
-            found = "an object that is there was overwritten"
+            found = "an existing object was overwritten"
             return Check("conditional-put", "fault", found, "use another server")
         if await store.atomic_create():
-            return Check("conditional-put", "ok", "the server lets one of several writers win")
-        found = "the server ignores If-None-Match: of writers that race, the last one wins"
-        fix = "nothing is lost by it; a newer server honours it"
+            return Check("conditional-put", "ok", "of several writers, exactly one succeeds")
+        found = "the server ignores If-None-Match: of several writers, the last one wins"
+        fix = "no entry is lost by this; a newer server supports it"
         return Check("conditional-put", "warning", found, fix)
 
     async def read_back() -> Check:
         there = await store.get(_PROBE)
         if there is None or bytes(there) != data:
-            found, fix = "is not what was written", "look at what is in between"
+            found, fix = "differs from the written bytes", "check proxies in between"
             return Check("read-back", "fault", found, fix, "corrupt")
-        return Check("read-back", "ok", "is what was written")
+        return Check("read-back", "ok", "equals the written bytes")
 
     async def clock() -> Check:
         info = await store.head(_PROBE)
@@ -273,10 +273,10 @@ def check_remote(
         if abs(apart_s) < _SKEW_WARNED_S:
             return Check("clock", "ok", "agrees with the store's")
         found = f"is {abs(apart_s):.0f} s {'ahead of' if apart_s > 0 else 'behind'} the store's"
-        fix = "have it set by NTP: chrony, or systemd-timesyncd"
+        fix = "synchronize it by NTP: chrony, or systemd-timesyncd"
         if abs(apart_s) < _SKEW_S:
             return Check("clock", "warning", found, fix)
-        found += ": S3 refuses requests, signatures expire wrongly"
+        found += ": S3 refuses requests, and signatures expire too early or too late"
         return Check("clock", "fault", found, fix, "denied")
 
     async def latency() -> Check:
@@ -297,9 +297,9 @@ def check_remote(
         except AccessDeniedError:
             return Check("delete", "ok", "not allowed, as it should be")
         if not is_shared_by_rights:
-            return Check("delete", "ok", "allowed, as for everybody who may write here")
-        found = "allowed: anyone with these credentials can empty the cache; training needs none"
-        fix = "take s3:DeleteObject away (infra/aws/s3cache-policy.json), unless you operate it"
+            return Check("delete", "ok", "allowed, as for every writer here")
+        found = "allowed: these credentials can empty the cache; training does not need that"
+        fix = "revoke s3:DeleteObject (infra/aws/s3cache-policy.json), unless you operate the cache"
         return Check("delete", "warning", found, fix)
 
     checks: dict[Name, Callable[[], Coroutine[Any, Any, Check]]] = {
@@ -314,21 +314,21 @@ def check_remote(
     }
     for name, check in checks.items():
         if name == "put" and not may_write:
-            yield Check("put", "skipped", "not tried: nothing is to be written")
+            yield Check("put", "skipped", "not tried: writing is off")
             return
         try:
             yield _wait(check(), timeout_s)
         except S3CacheError as exc:
             yield _failed(name, exc)
             if name == "put" or (name == "list" and not isinstance(exc, AccessDeniedError)):
-                return  # nothing after it can go better
+                return  # later checks would fail too
 
 
-# -- the local directory, and where code is loaded from
+# -- the local directory, and loading code from memory
 
 
 def check_local_dir(settings: Settings) -> Iterator[Check]:
-    """Check that it can be used, is private, and has room, within some seconds."""
+    """Check within seconds that the local directory is usable, private, and has room."""
     if not settings.local:
         yield Check("local-directory", "skipped", "there is no local tier: local=false")
         return
@@ -355,7 +355,7 @@ def check_execution(sysctl: Path = Path("/proc/sys/vm/memfd_noexec")) -> Check:
     """Check that code can be loaded from memory, as each hit needs."""
     with contextlib.suppress(OSError):
         if sysctl.read_text(encoding="ascii").strip() == "2":  # from Linux 6.3
-            found = "the system loads no code from memory (vm.memfd_noexec=2), which hits need"
+            found = "hits load code from memory, which this system forbids (vm.memfd_noexec=2)"
             return Check("execution", "fault", found, "sysctl vm.memfd_noexec=1", "machine")
     return Check("execution", "ok", "code may be loaded from memory")
 
@@ -366,7 +366,7 @@ _TORCH = (sys.executable, "-W", "ignore", "-m", "s3cache.torch_api")
 
 
 def check_torch(timeout_s: float = 180.0, command: Sequence[str] = _TORCH) -> Check:
-    """Check, in a process of its own, that the installed torch has all that s3cache uses."""
+    """Check, in a separate process, that the installed torch has every name that s3cache uses."""
     code, output = _run(command, timeout_s)
     last = (output.strip().splitlines() or [f"cannot be imported (exit code {code})"])[-1]
     if code == 0:
@@ -376,7 +376,7 @@ def check_torch(timeout_s: float = 180.0, command: Sequence[str] = _TORCH) -> Ch
     missing = [line.split()[-1] for line in output.splitlines() if line.startswith("MISSING")]
     if missing and "not supported" not in last:
         last = f"{last}: {', '.join(missing[:3])}"
-    fix = "use a torch that docs/compatibility.md names, as it was released"
+    fix = "use an unmodified release of torch that docs/compatibility.md lists"
     return Check("torch", "fault", last, fix, "UnsupportedTorchError")
 
 
@@ -385,9 +385,9 @@ def check_compiler(timeout_s: float = 20.0) -> Check:
     wanted = os.environ.get("CXX")
     names = [wanted] if wanted else ["g++", "clang++", "c++"]
     path = next(filter(None, map(shutil.which, names)), None)
-    fix = "install g++, or name one by CXX"
+    fix = "install g++, or set CXX"
     if path is None:
-        found = f"there is none ({', '.join(names)}): hits need none, misses cannot be compiled"
+        found = f"was not found ({', '.join(names)}): hits do not need it, misses do"
         return Check("compiler", "warning", found, fix)
     code, output = _run([path, "--version"], timeout_s)
     if code == 0:
@@ -396,7 +396,7 @@ def check_compiler(timeout_s: float = 20.0) -> Check:
 
 
 def _run(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
-    """Return the exit code and all output; -1 and why if it could not run to its end."""
+    """Return the exit code and all output; -1 and the reason if it did not run to its end."""
     try:
         done = subprocess.run(  # noqa: S603 - a compiler, or ourselves
             [*command],

@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from s3cache.settings import Options
 
 _REASONS = {str(reason): reason.text for reason in Reason}
-# The latest runs: a miss is compared with their lookups.
+# A miss is compared with the lookups of this many latest runs.
 _MAX_RUNS = 16
 _GRAPHS = {"aot": "graph", "fx": "FX graph"}
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """Why one lookup ended as it did; as text, it says so in words.
+    """The explanation of one lookup; ``str`` gives it in words.
 
     Attributes:
         entry: the key of the nearest entry, if one is known.
-        known_from: where that entry is known from.
-        differences: between the entry's key and the lookup's; those that follow from others last.
-        processes: of a job of several, the processes of this lookup: ``ranks 0-7``.
-        times: how many lookups that are.
+        known_from: the source of that entry.
+        differences: between the keys of entry and lookup; those that follow from others last.
+        processes: in a job of several processes, those with this lookup: ``ranks 0-7``.
+        times: the number of such lookups.
     """
 
     record: Record
@@ -60,12 +60,12 @@ class Explanation:
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """Return the codes to read on about: none where the differences say it all."""
+        """Return the codes to look up in the docs; none if the differences explain the miss."""
         return () if self.entry else tuple(self.record.reason.split())
 
     @property
     def line(self) -> str:
-        """Return in one line what differs or was rejected, else why."""
+        """Return the differences or rejections in one line, else the reason."""
         found = [each.text for each in self.differences if not each.follows]
         return "; ".join([*self.record.rejected, *found, *reasons_of(self.record)]) or self.why
 
@@ -107,14 +107,14 @@ class Explanation:
 
 @dataclass(frozen=True, repr=False)
 class Explained:
-    """A run of one process, or of all of a job, and each lookup that did not hit, explained.
+    """The run of a process, or of all processes of a job, with explanations of all non-hits.
 
     Attributes:
-        run: its name, or the first one's.
-        processes: of a job of several, in words: ``ranks 0-7``.
-        hits: how many lookups hit; of a key that was asked for, how many of it.
-        explanations: of the others, the oldest first.
-        complete: whether all its lookups were recorded.
+        run: the name of the (first) run.
+        processes: in a job of several processes, which: ``ranks 0-7``.
+        hits: the number of hits; with a key, of that key.
+        explanations: of the other lookups, oldest first.
+        complete: whether all lookups were recorded.
         unasked: why the remote could not be read, or not completely.
     """
 
@@ -127,7 +127,7 @@ class Explained:
     processes: str = ""
 
     def as_dict(self) -> dict[str, object]:
-        """Return all of it as plain data."""
+        """Return the explanations as plain data."""
         return {**vars(self), "explanations": [each.as_dict() for each in self.explanations]}
 
     def __repr__(self) -> str:
@@ -138,7 +138,7 @@ class Explained:
         ranks = f", {self.processes}" if self.processes else ""
         of = f"run {self.run} of {self.program}{ranks}: "
         notes = [
-            "" if self.complete else "there were more lookups than are recorded of one process",
+            "" if self.complete else "there were more lookups than one process records",
             f"the remote could not be read: {self.unasked}" if self.unasked else "",
             footer(code for each in self.explanations for code in each.codes),
         ]
@@ -148,7 +148,7 @@ class Explained:
 
 
 def reasons_of(record: Record) -> list[str]:
-    """Return the reasons of a bypass, each in a line."""
+    """Return the reasons of a bypass, one line each."""
     parts = ([each.get(name) for name in ("message", "line", "fix")] for each in record.reasons)
     return [". ".join(part.rstrip(".") for part in each if part) for each in parts]
 
@@ -161,16 +161,16 @@ def explain(
 ) -> Explained:
     """Explain why lookups missed or were bypassed: in this process, else in the last recorded one.
 
-    Each miss is compared with the nearest entry among those that the last 16 processes of this
-    machine have looked up, and the 256 latest of the first 8,000 in the local tier and in the
-    remote. torch is not needed. The processes of one job on this machine are explained together.
+    A miss is compared with the nearest entry. Candidates are the lookups of the last 16 processes
+    of this machine, and the 256 latest of the first 8,000 entries in the local tier and in the
+    remote. torch is not needed. The processes of a job on this machine are explained together.
 
     Args:
         what: the name of a run, a key that was looked up, or the beginning of either. A program
-            stands for its last run: its path, the end of that, or the name of its module.
-        url: the remote, if neither this process nor the environment names it.
-        remote: False to leave the remote alone.
-        options: settings that say where records and the remote are, such as ``local_dir``.
+            means its last run; give its path, the end of the path, or the name of its module.
+        url: the remote, if neither this process nor the environment configures it.
+        remote: False to not read the remote.
+        options: settings that locate records and the remote, such as ``local_dir``.
 
     Raises:
         ConfigError: there is no such run, key or program, or nothing is recorded.
@@ -195,7 +195,7 @@ def explain(
         known = recorded_neighbors({each.name: each for each in (*job, *latest)}.values())
 
         def find(missed: Record) -> Neighbor | None:
-            """Return the nearest entry: what is recorded goes before the tier and the remote."""
+            """Return the nearest entry: from records, else from the local tier and the remote."""
             found: dict[tuple[str, str], Neighbor] = {}
             for each in (*known, *tier.neighbors, *entries.neighbors):
                 found.setdefault((each.record.level, each.record.key), each)
@@ -206,7 +206,7 @@ def explain(
         explanations = tuple(
             replace(_explained(each.record, find), processes=ranks(each.runs), times=len(each.runs))
             for each in lookups
-            # The FX graphs of a whole graph that missed were looked up because of that.
+            # The FX graphs of a whole graph are only looked up because the graph missed.
             if each.record.outcome != "hit"
             and (not each.record.of_whole or each.record.reason == Reason.WAITED)
         )
@@ -239,7 +239,7 @@ def _explained(record: Record, find: Callable[[Record], Neighbor | None]) -> Exp
 
 
 def _chosen(settings: Settings, latest: Sequence[Run], what: str) -> tuple[list[Run], str]:
-    """Return the last recorded run that is meant, with its job; and the key, if one is meant."""
+    """Return the last recorded run that matches, with its job; and the key, if ``what`` is one."""
     heads = [*recorded(settings.local_dirs, heads=True)]
     keyed = [
         run
@@ -252,8 +252,8 @@ def _chosen(settings: Settings, latest: Sequence[Run], what: str) -> tuple[list[
     if not found:
         raise ConfigError(
             f"explain {what}".rstrip(),
-            f"no such run, key or program is on record in {settings.local_dir}",
-            "s3cache run PROGRAM leaves a record (with record and local not off)",
+            f"no such run, key or program is recorded in {settings.local_dir}",
+            "s3cache run PROGRAM makes a record (unless record or local is off)",
         )
     job = next(job for job in in_jobs(heads) if any(each.name == found[0].name for each in job))
     names = {each.name for each in job}
@@ -261,7 +261,7 @@ def _chosen(settings: Settings, latest: Sequence[Run], what: str) -> tuple[list[
 
 
 def _is_of(run: Run, program: str) -> bool:
-    """Return whether ``program`` is the module of a run, its path, or the end of it."""
+    """Return whether ``program`` is the module of a run, its path, or the end of its path."""
     if program and program in (run.module, run.module.removesuffix(".__main__")):
         return True
     files = (run.file, run.file.removesuffix(f"{os.sep}__main__.py"))
@@ -271,7 +271,7 @@ def _is_of(run: Run, program: str) -> bool:
 
 
 def _of_this_process() -> Run | None:
-    """Return the lookups in memory, if a cache was enabled here and has looked something up."""
+    """Return the lookups in memory, if a cache was enabled here and had a lookup."""
     caches = sys.modules.get("s3cache.cache")
     run: Run | None = None if caches is None else caches.recorded()
     if run is None or not run.records:

@@ -1,7 +1,7 @@
-"""Sum up runs: as numbers, as the keys that they used, as a page of HTML, and as a trace.
+"""Sum up runs: as totals, as a list of keys, as a page of HTML, and as a trace.
 
 Keys, paths and reasons come from records that others may have written, so the page escapes all of
-them. Its own policy forbids scripts and everything from elsewhere.
+them. Its content policy forbids scripts and external resources.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ EXPECTED = frozenset(
     map(str, (Reason.ABSENT, Reason.GUARD, Reason.DISABLED, Reason.FORCED, Reason.RANKS))
 )
 
-_REFUSED = "refused: "  # how a frame ended, and then the code
+_REFUSED = "refused: "  # the outcome of a frame, followed by the code
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums of some runs, over the lookups for which :func:`is_counted`.
+    """Totals of some runs, over the lookups for which :func:`is_counted`.
 
     Attributes:
-        outcomes: how many lookups ended so, by outcome and reason; the most frequent first.
-        hits, misses, bypasses: how many in all.
-        spared_s: seconds that compiling what was hit took where it was compiled.
-        waited_s: seconds that compiling threads waited for lookups.
-        unused, unused_bytes: entries that were fetched, by a job profile or a prefetch, and that
-            their process did not look up.
-        frames: how many frames ended so: ``recalled``, ``traced``, ``refused: CODE``, ``agreed`` or
-            ``disagreed``; the most frequent first, and empty where recall is off.
-        ports: how lookups of other compilers' files ended, by compiler; not in the other sums.
-        left: kernels of hits that were still to be measured, each with the reason.
-        shared: who compiled for others, and who waited for whom, each process in a line; empty
-            where no process waited.
-        complete: whether all lookups of these runs are on record.
+        outcomes: the number of lookups by outcome and reason; most frequent first.
+        hits, misses, bypasses: the numbers of lookups in all.
+        spared_s: the time in seconds that compiling the hits took when they were compiled.
+        waited_s: the time in seconds that compiling threads waited for lookups.
+        unused, unused_bytes: entries that a job profile or a prefetch fetched and that their
+            process did not look up.
+        frames: the number of frames by outcome: ``recalled``, ``traced``, ``refused: CODE``,
+            ``agreed`` or ``disagreed``; most frequent first, and empty if recall is off.
+        ports: the outcomes of lookups of other compilers' files, by compiler; not in other totals.
+        left: kernels of hits that must still be measured, each with the reason.
+        shared: which process compiled for others, and which waited for which, a line for each;
+            empty if no process waited.
+        complete: whether all lookups of these runs are recorded.
     """
 
     outcomes: Mapping[tuple[str, str], int]
@@ -66,20 +66,20 @@ class Totals:
 
     @property
     def hit_rate(self) -> float | None:
-        """Return the share of lookups that hit; ``None`` where nothing was looked up."""
+        """Return the share of lookups that hit; ``None`` if there were no lookups."""
         lookups = self.hits + self.misses
         return self.hits / lookups if lookups else None
 
     @property
     def codes(self) -> list[str]:
-        """Return the reasons of misses, bypasses and frames about which something may be done."""
+        """Return the reasons of misses, bypasses and frames that a user may be able to fix."""
         reasons = [reason.split() for outcome, reason in self.outcomes if outcome != "hit"]
         reasons += [[each.removeprefix(_REFUSED)] for each in self.frames if _REFUSED in each]
         return [*dict.fromkeys(code for codes in reasons for code in codes if code not in EXPECTED)]
 
     @property
     def frames_in_words(self) -> str:
-        """Return ``frames: 2 recalled, 1 refused: object``; ``""`` where there are none."""
+        """Return ``frames: 2 recalled, 1 refused: object``; ``""`` if there are no frames."""
         counts = ", ".join(f"{count} {printable(ended)}" for ended, count in self.frames.items())
         return f"frames: {counts}" if counts else ""
 
@@ -124,7 +124,7 @@ def sum_up(runs: Sequence[Run]) -> Totals:
 
 
 def _shared(runs: Sequence[Run]) -> list[str]:
-    """Return what each process compiled while others could wait, and for whom it waited."""
+    """Return a line for each process: its compiles under a claim, and its waits for others."""
     names = _names(runs)
     lines, anyone_waited = [], False
     for run in runs:
@@ -145,19 +145,19 @@ def _shared(runs: Sequence[Run]) -> list[str]:
 
 
 def _names(runs: Sequence[Run]) -> dict[str, str]:
-    """Return what processes are called, by their ids: by rank, where they have one."""
+    """Return names of processes by their ids: the rank, if they have one."""
     return {str(run.pid): f"rank {run.rank}" if run.rank else f"process {run.pid}" for run in runs}
 
 
 def _for_whom(ended: str, names: Mapping[str, str]) -> str:
-    """Return how a wait ended, with the holder's name: ``for rank 0``, ``in vain for rank 0``."""
+    """Return the outcome of a wait, with the holder: ``for rank 0``, ``in vain for rank 0``."""
     how, _, holder = ended.rpartition("for ")
-    pid = "" if holder.endswith(")") else holder.partition("@")[0]  # of a lease: elsewhere
+    pid = "" if holder.endswith(")") else holder.partition("@")[0]  # of a lease: on another machine
     return f"{how}for {names.get(pid, printable(holder))}"
 
 
 def _unused(run: Run) -> Iterator[int]:
-    """Yield the sizes of what the run fetched under keys of graphs that it did not look up."""
+    """Yield the sizes of entries that the run fetched for graphs that it did not look up."""
     looked_up = {record.key for record in run.records}
     for event in run.events:
         if (event.event, event.ended) == ("download", "done"):
@@ -167,9 +167,9 @@ def _unused(run: Run) -> Iterator[int]:
 
 
 def is_counted(record: Record) -> bool:
-    """Return whether a lookup counts as one of a graph.
+    """Return whether a lookup counts.
 
-    A miss of an FX graph does not if its whole graph missed.
+    A miss of an FX graph does not count if its whole graph missed.
     """
     if record.level in get_args(Port):
         return False
@@ -177,12 +177,12 @@ def is_counted(record: Record) -> bool:
 
 
 def name_of(outcome: str, reason: str) -> str:
-    """Return the outcome of a lookup, and its tier or reason."""
+    """Return the outcome of a lookup with its tier or reason."""
     return f"{outcome}: {reason}" if reason else outcome
 
 
 def manifest(runs: Sequence[Run]) -> str:
-    """Return the keys that ``runs`` hit, and those that they saved something under, one to a line.
+    """Return the keys that ``runs`` hit, and those of entries they saved, one per line.
 
     It leaves out misses that were not saved. Shape profiles and frames are not recorded.
     """
@@ -191,7 +191,7 @@ def manifest(runs: Sequence[Run]) -> str:
     keys = dict.fromkeys([*hits, *saves])
     lines = [f"# {counted(len(keys), 'key')} that {' '.join(run.name for run in runs)} used"]
     if not all(run.complete for run in runs):
-        lines.append("# there were more, of which there is no record")
+        lines.append("# there were more keys, which are not recorded")
     return "".join(f"{line}\n" for line in [*lines, *keys])
 
 
@@ -199,18 +199,18 @@ def manifest(runs: Sequence[Run]) -> str:
 #
 # The format: "Trace Event Format"
 # (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
-# Times are of the Unix clock, in microseconds, as those of torch's own events of compiling are.
+# Times are Unix times in microseconds, like those of torch's own compile events.
 
 
 _LOOKUPS, _COMPILES, _FRAMES, _SHARED, _TRANSFERS = 1, 2, 3, 4, 5
 
 
 def trace(runs: Sequence[Run]) -> str:
-    """Return what ``runs`` looked up, compiled, saved and transferred, as one trace.
+    """Return the lookups, compiles, saves and transfers of ``runs`` as one trace.
 
-    Each process has its own section, by rank, with a lane for lookups, one for compiles and saves,
-    one for frames where recall is on, one for what it compiled for others and waited for, and as
-    many for transfers as were under way at once.
+    Each process has its own section, by rank. It has a lane for lookups, one for compiles and
+    saves, one for frames if recall is on, one for compiles under claims and waits, and as many
+    lanes for transfers as ran at once.
     """
     names = _names(runs)
     events = [
@@ -268,15 +268,15 @@ def _span(lane: int, of: Record | Event, name: str, args: object) -> dict[str, o
     return {"ph": "X", "tid": lane, "ts": begin, "dur": took, **what}
 
 
-# -- one page of HTML that loads nothing, runs nothing, and may be mailed
+# -- one page of HTML that loads nothing, runs nothing, and can be mailed
 
-# A page with more rows is slow to open; the numbers above the table are of all.
+# A page with more rows is slow to open; the totals above the table count all lookups.
 _MAX_ROWS = 2_000
-_INCOMPLETE = "These runs looked up more than is on record"
+_INCOMPLETE = "These runs had more lookups than are recorded"
 
 
 def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
-    """Return the lookups of ``runs`` as one page of HTML, with what explains them."""
+    """Return the lookups of ``runs`` as one page of HTML, with explanations."""
     causes = {(each.record.key, each.record.time): each.line for each in explanations}
     title = ", ".join(dict.fromkeys(run.program for run in runs if run.program))
     totals = sum_up(runs)
@@ -296,7 +296,7 @@ def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
     if totals.frames:
         tiles["frames recalled"] = f"{totals.frames.get('recalled', 0):,}"
     left = max(len(found) - _MAX_ROWS, 0)
-    more = f"{left:,} more lookups are left out here, and counted above" if left else ""
+    more = f"{left:,} more lookups are not shown here, but counted above" if left else ""
     notes = [totals.frames_in_words.capitalize(), *totals.ports_in_words, *totals.left_in_words]
     notes += totals.shared
     notes.append("" if totals.complete else _INCOMPLETE)
@@ -314,7 +314,7 @@ def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
 
 
 def _bars(outcomes: Mapping[tuple[str, str], int]) -> str:
-    """Draw a bar for each outcome, the most frequent first."""
+    """Draw a bar for each outcome, most frequent first."""
     most = max(outcomes.values(), default=0)
     return "".join(
         f'<span>{escape(name_of(*ended))}</span><span class="bar {_kind_of(*ended)}" '
@@ -324,7 +324,7 @@ def _bars(outcomes: Mapping[tuple[str, str], int]) -> str:
 
 
 def _kind_of(outcome: str, reason: str) -> str:
-    """Return ``local``, ``remote``, ``miss`` or ``bypass``, as which an unknown outcome counts."""
+    """Return ``local``, ``remote``, ``miss`` or ``bypass``; unknown outcomes are ``bypass``."""
     if outcome == "hit":
         return "local" if reason == "local" else "remote"
     return "miss" if outcome == "miss" else "bypass"

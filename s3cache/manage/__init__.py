@@ -1,7 +1,7 @@
-"""List, choose, verify, copy and remove entries of a store or a local tier; run programs.
+"""List, select, verify, copy and remove entries of a store or a local tier; run programs.
 
-No entry is unpickled, and torch is not needed. The headers of entries are not verified beyond
-their signatures. :mod:`~s3cache.manage.programs` checks, warms and measures programs.
+Entries are never unpickled, and torch is not needed. Of headers, only signatures are verified.
+:mod:`~s3cache.manage.programs` checks and warms programs, and measures a bucket.
 """
 
 from __future__ import annotations

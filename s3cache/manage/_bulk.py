@@ -1,7 +1,7 @@
 """Open a remote or a local tier; list, verify, copy and remove its entries in bounded memory.
 
-Work on entries raises StoreError if a store refuses, or cannot answer; what was done by then stays
-done.
+Functions raise StoreError if a store refuses a request or does not answer. Changes that were made
+before are kept.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _CLOSE_S = 5.0
-# Objects that are looked at together, which bounds the memory.
+# How many objects are processed together, which bounds the memory.
 _BATCH = 256
-# A store that retries remembers the names of a listing, so a bucket is listed in sixteenths.
+# A retrying store remembers the names of a listing, so a bucket is listed in 16 parts.
 _PREFIXES = tuple(f"{entries.NAMES}{digit}" for digit in "0123456789abcdef")
-# Bytes of objects that are in memory at once. A larger object is read alone.
+# How many bytes of objects may be in memory at once. A larger object is read alone.
 _MAX_BYTES = 256 << 20
 
 logger = logger_of()
@@ -60,24 +60,24 @@ _Advance: TypeAlias = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Place(contextlib.AbstractContextManager["Place"]):
-    """A store of entries and who is trusted there; as a context manager it is closed at the end."""
+    """A store of entries and its trust policy; as a context manager it closes the store."""
 
     store: Store
     is_local: bool
     policy: Policy
 
     async def to_upload(self) -> set[str]:
-        """Return the names in a local tier that are still to be uploaded; none for a remote."""
+        """Return the pending uploads in a local tier; none for a remote."""
         return await self.store.recorded() if isinstance(self.store, TierStore) else set()
 
     def __exit__(self, *_: object) -> None:
-        """Close the store, waiting a few seconds at most."""
+        """Close the store within a few seconds."""
         with contextlib.suppress(S3CacheError, concurrent.futures.TimeoutError):
             background().wait(self.store.aclose(), _CLOSE_S)
 
 
 def url_of(settings: Settings) -> str:
-    """Return the remote's URL, or raise ConfigError where there is none."""
+    """Return the remote's URL, or raise ConfigError if there is none."""
     if settings.url is None:
         raise ConfigError("the cache", "has no URL", "give --url, or set S3CACHE_URL")
     return settings.url
@@ -91,12 +91,12 @@ def open_place(
     to_fill: bool = False,
     **options: Unpack[Options],
 ) -> Place:
-    """Open the remote that ``url`` and the environment name, or this machine's tier of it.
+    """Open the remote of ``url`` and the environment, or the local tier for that remote.
 
     Args:
-        in_tier: the tier, not the remote.
-        of_all: what the tier holds of all remotes.
-        to_fill: make a missing directory, as a job would; else a missing one is an error.
+        in_tier: open the local tier, not the remote.
+        of_all: include the entries of all remotes in the local tier.
+        to_fill: create a missing directory, like a job; without this, it is an error.
     """
     settings, of_store = Settings.load(url, **options)
     policy = settings.trust_policy()
@@ -117,14 +117,14 @@ def open_place(
 
 
 class Scan:
-    """The entries of a place that are chosen, in batches: the memory does not grow.
+    """The selected entries of a place, in batches, in bounded memory.
 
-    Where a selection names entries of a remote, nothing else is listed: one request for each key.
-    Once all batches were read, ``absent`` has the names that no entry has, and a value that no
-    header has is a warning: it may be misspelt.
+    If a selection names entries of a remote, only those are listed: one request for each key.
+    After the last batch, ``absent`` has the names without an entry. A value that no header has
+    causes a warning: it may be misspelt.
 
     Args:
-        headers: read headers even where nothing is chosen by them; one request each.
+        headers: read headers even if the selection does not need them; one request each.
     """
 
     def __init__(
@@ -171,23 +171,23 @@ class Scan:
         return [item for item in there if self.selection.chooses(item)]
 
     async def read_header(self, item: Item) -> Item | None:
-        """Return ``item`` with its header, or with what is wrong with it; None if it is gone."""
+        """Return ``item`` with its header, or with its error; None if the object is gone."""
         try:
             head = await read_head(self.place.store, item.name, self.place.policy.check)
             if head is None:
                 return None
             entries.check_place(item.place, head.header)
             if head.size != item.size:
-                raise CorruptError("frame", f"is of {head.size} bytes, and {item.size} are there")
+                raise CorruptError("frame", f"has {item.size} bytes instead of {head.size}")
         except (CorruptError, UntrustedError) as exc:
             return replace(item, problem=exc)
         return replace(item, about=_about(head))
 
 
 def _about(head: Head) -> dict[str, Any]:
-    """Return the fields by which one chooses; one that is not as we write it is left empty.
+    """Return the fields for selections; malformed fields are empty.
 
-    Nothing proves who the signers are.
+    The names of signers are not verified.
     """
     header = head.header
     made_by, components = (
@@ -218,10 +218,10 @@ def _text(value: object) -> str:
 
 @dataclass
 class BatchResult:
-    """Counts of the outcomes of many entries, with the failures.
+    """Counts of outcomes for many entries, with the failures.
 
-    ``gone`` were removed by others in the meantime, ``kept`` are not uploaded yet, or sound after
-    all, and ``size`` are the bytes of those that are done.
+    ``gone`` entries were removed by others meanwhile, ``kept`` entries are not uploaded yet or
+    turned out to be sound, and ``size`` is the number of bytes of those that are done.
     """
 
     done: int = 0
@@ -238,7 +238,7 @@ class BatchResult:
 
 
 async def verify(scan: Scan, advance: _Advance) -> BatchResult:
-    """Read each entry whole, and check every digest, its place, and its signatures."""
+    """Read every entry completely, and check all digests, its name, and its signatures."""
 
     async def one(item: Item) -> str:
         return "gone" if await _verified(scan.place, item) is None else "done"
@@ -247,9 +247,9 @@ async def verify(scan: Scan, advance: _Advance) -> BatchResult:
 
 
 async def age_beyond(scan: Scan, max_bytes: int) -> float:
-    """Return the age in seconds, in whole minutes, from which entries exceed ``max_bytes`` in all.
+    """Return the age in seconds beyond which entries exceed ``max_bytes`` in all.
 
-    That counts the latest first. Infinity means that all of them fit.
+    The latest entries count first. The age is in whole minutes; infinity means that all fit.
     """
     sizes: Counter[int] = Counter()
     async for batch in scan.batches():
@@ -263,10 +263,9 @@ async def age_beyond(scan: Scan, max_bytes: int) -> float:
 
 
 async def remove(scan: Scan, keep: Container[str], advance: _Advance) -> BatchResult:
-    """Remove each entry, except those with a name in ``keep``.
+    """Remove all entries except those with a name in ``keep``.
 
-    An entry that was chosen because it could not be used is read again: it may have been the
-    network.
+    An entry that was selected because it was unusable is read again: the network may have failed.
     """
 
     async def one(item: Item) -> str:
@@ -283,26 +282,26 @@ async def remove(scan: Scan, keep: Container[str], advance: _Advance) -> BatchRe
 
 
 async def copy(scan: Scan, target: Place, advance: _Advance) -> BatchResult:
-    """Copy each entry into ``target``, verified on its way; done again it copies what is left.
+    """Copy every entry into ``target`` and verify it on the way; a second call copies the rest.
 
-    An entry that the target has with the same digest, signed or not, is left alone; nothing but
-    its header is read. Another entry of the same variant stays in a remote that a local tier is
-    copied to, and where a trusted key has signed it; else it may be forged, and is replaced. In a
-    local tier an entry keeps its name; in a remote it is published as if it were saved there.
-    Transient errors of a server are counted.
+    If the target has an entry with the same digest, and signed likewise, only its header is read
+    and it stays. Another entry of the same variant stays if the copy is from a local tier to a
+    remote, or if a trusted key has signed it; otherwise it may be forged, and is replaced. In a
+    local tier an entry keeps its name; in a remote it is published like a new entry. Transient
+    errors of a server are counted.
     """
     source, admit = scan.place, scan.place.policy.check
     replaceable = entries.Replaceable(everything=not source.is_local)
 
     async def has(name: str, head: Head) -> bool:
-        """Return whether the target has the entry of that head, or one that stays there."""
+        """Return whether the target has this entry, or another one that must stay."""
         store, wanted = target.store, (head.digest, bool(head.signatures))
         for each in [name] if target.is_local else entries.names_of(head.header):
             with contextlib.suppress(CorruptError, UntrustedError):
                 there = await read_head(store, each, admit)
                 if there is None or there.header.variant != head.header.variant:
                     continue
-                # An entry has one digest, signed or not: the signed one replaces the other.
+                # The digest does not cover signatures: a signed entry replaces an unsigned one.
                 is_same = (there.digest, bool(there.signatures)) == wanted
                 stays = is_same or admit(there.digest, there.signatures) is not None
                 info = await store.head(each) if stays else None
@@ -341,10 +340,9 @@ async def _verified(place: Place, item: Item) -> Frame | None:
 async def _each(
     scan: Scan, work: Callable[[Item], Awaitable[str | Exception]], advance: _Advance
 ) -> BatchResult:
-    """Count the results of ``work``, each the name of a count or why it failed.
+    """Run ``work`` on all items and count its results: the name of a count, or a failure.
 
-    It works on several items at once. The first StoreError is raised when the others of its batch
-    have ended.
+    It works on several items at once. The first StoreError is raised after its batch has ended.
     """
     result, budget = BatchResult(), Budget(_MAX_BYTES)
 

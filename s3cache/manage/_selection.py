@@ -1,4 +1,4 @@
-"""Choose entries by their names, sizes, ages and headers, and read manifests that name them."""
+"""Select entries by name, size, age and header, and read manifests."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from s3cache import entries
 from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
 
 _NAMESPACE = re.compile(r"[0-9a-f]{16}/(?=v1/)")
-# Where a CorruptError says that a later release wrote the frame: it may well be sound.
+# The subject of a CorruptError for a frame of a later release, which may be sound.
 _NEWER = "frame version"
-# What keys begin with of entries that are used without a record of it.
+# Prefixes of keys with entries that are used without a record.
 _UNHIT = (entries.JOB_KEYS, entries.SHAPE_KEYS, entries.RECALL_KEYS)
 
-#: What a header says by which entries are chosen and grouped.
+#: Fields of headers for selecting and grouping entries.
 HEADER_FIELDS = ("kind", "torch", "device", "tag", "signer")
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One object of a store: its header, if it was read, or why that cannot be used.
+    """One object of a store with its header, if it was read, or the error in it.
 
-    ``modified`` is Unix time; in the local tier that of its last use.
+    ``modified`` is a Unix time; in the local tier it is the last use.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Item:
 
     @property
     def place(self) -> str:
-        """Return its name without the directory that a local tier keeps for each remote."""
+        """Return the name without the local tier's directory for the remote."""
         return _NAMESPACE.sub("", self.name, count=1)
 
     @property
@@ -50,29 +50,29 @@ class Item:
         return time.time() - self.modified
 
     def values(self, field: str) -> tuple[str, ...]:
-        """Return the values of a field of its header: an entry may have several signers."""
+        """Return the values of a header field: an entry may have several signers."""
         value: Any = self.about[field] if self.about else ()
         return tuple(filter(None, (value,) if isinstance(value, str) else value))
 
     def has(self, field: str, wanted: str) -> bool:
-        """Return whether a field has a value; ``2.13`` means torch 2.13.0, and ``2.1`` does not."""
+        """Return whether a field has a value; ``2.13`` matches torch 2.13.0, ``2.1`` does not."""
         begins = tuple(f"{wanted}{mark}" for mark in ".+") if field == "torch" else ()
         return any(value == wanted or value.startswith(begins) for value in self.values(field))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The entries that meet every condition given here; all entries where there is none.
+    """Conditions on entries; an entry must meet all of them. Without conditions, all entries match.
 
-    Each has the name of the option that sets it. Times are in seconds since the last change, or use
-    in a local tier, until ``now``. An entry with a header that cannot be read meets no condition on
-    headers but ``unreadable`` or ``untrusted``; with both, either is enough.
+    A condition has the name of its option. Times are in seconds since the last change (in a local
+    tier: the last use) until ``now``. An entry with an unreadable header meets no condition on
+    headers except ``unreadable`` or ``untrusted``; if both are set, one of them is enough.
 
     Attributes:
-        key: keys that begin with one of these.
-        manifest: keys, or names of entries below a remote.
-        never_hit: the keys that were hit; entries under other keys are chosen.
-        unreadable: those that are damaged or out of place, but not those of a later release.
+        key: prefixes of keys.
+        manifest: keys, or names of entries in a remote.
+        never_hit: the keys that were hit; entries under other keys match.
+        unreadable: damaged or misplaced entries, but not those of a later release.
     """
 
     key: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class Selection:
 
     @property
     def asked(self) -> dict[str, tuple[str, ...]]:
-        """Return the values of headers by which it chooses, by field."""
+        """Return the wanted values of headers, by field."""
         return {field: values for field in HEADER_FIELDS if (values := getattr(self, field))}
 
     @property
@@ -101,7 +101,7 @@ class Selection:
         return self.unreadable or self.untrusted or bool(self.asked)
 
     def may_choose(self, item: Item) -> bool:
-        """Return whether the conditions on what a listing says hold."""
+        """Return whether ``item`` meets the conditions that a listing can decide."""
         key, named, hit = item.key, self.manifest, self.never_hit
         age_s = self.now - item.modified
         return (
@@ -113,7 +113,7 @@ class Selection:
         )
 
     def chooses(self, item: Item) -> bool:
-        """Return whether all conditions hold for ``item`` with its header."""
+        """Return whether ``item``, with its header, meets all conditions."""
         if self.unreadable or self.untrusted:
             problem = item.problem
             is_damaged = isinstance(problem, CorruptError) and problem.where != _NEWER
@@ -126,16 +126,16 @@ class Selection:
 
 
 def read_manifest(where: str, lines: Iterable[str]) -> frozenset[str]:
-    """Return the keys, and names of objects, that a manifest has.
+    """Return the keys and names of objects in a manifest.
 
-    A line is a key, the name of an object as ``v1/3/KEY.0``, or what ``s3cache ls --json`` prints
-    of one; what follows a ``#`` is a comment.
+    A line is a key, the name of an object (``v1/3/KEY.0``), or a line of ``s3cache ls --json``.
+    Text after a ``#`` is a comment.
 
     Args:
-        where: what errors call it.
+        where: the name of the manifest in errors.
 
     Raises:
-        ConfigError: a line is something else.
+        ConfigError: a line is none of these.
     """
     found = set()
     for number, line in enumerate(lines, 1):
@@ -151,7 +151,7 @@ def read_manifest(where: str, lines: Iterable[str]) -> frozenset[str]:
             key = ""
         if not key or (name != key and not name.startswith(entries.name_prefix(key))):
             thing, problem = f"manifest {where}, line {number}", f"{text[:60]!r} names no entry"
-            fix = "give one key to a line, or what s3cache ls --json prints"
+            fix = "write one key per line, or the output of s3cache ls --json"
             raise ConfigError(thing, problem, fix)
         found.add(name)
     return frozenset(found)

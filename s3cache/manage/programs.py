@@ -1,9 +1,9 @@
-"""Run a program in child processes, and follow it by the records that they write.
+"""Run a program in child processes, and follow it through the records that they write.
 
 :func:`check_program` finds out which graphs of a program can be cached. :func:`warm` runs a job
-until the remote has what it compiles. Both read the lookups that its processes record in the local
-tier (:mod:`s3cache.records`), and their progress if :data:`s3cache.settings.WATCHED` is set.
-:func:`bench` times a user's own bucket.
+until the remote has all entries that it compiles. Both read the lookups that the processes record
+in the local tier (:mod:`s3cache.records`), and their progress, which
+:data:`s3cache.settings.WATCHED` turns on. :func:`bench` measures a bucket.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from s3cache.store import Store
 from s3cache.tier import background
 from s3cache.torch_api import installed_version, internals
 
-#: How a program ended: by itself; as it compiles nothing more, or enough; out of time; by Ctrl-C.
+#: How a program ended: by itself, after a quiet time, after enough graphs, by timeout, by Ctrl-C.
 End: TypeAlias = Literal["itself", "quiet", "graphs", "timeout", "interrupted"]
 
 _POLL_S = 0.5
 _TERMINATE_S = 30.0
 _STDERR = 2
-# A graph that missed and is not saved after so many times the quiet time never will be.
+# A graph that missed and is not saved within this many quiet times is given up.
 _UNSAVED_FACTOR = 10
 _CALL_S = 30.0
 
 
 @dataclass(frozen=True)
 class _Look:
-    """What the processes of a program have recorded so far, and its exit code once it has ended."""
+    """The records of a program's processes so far, and its exit code once it has ended."""
 
     runs: Sequence[Run] = ()
     exit_code: int | None = None
@@ -59,21 +59,21 @@ class _Look:
 
     @property
     def missed(self) -> dict[str, bool]:
-        """Return the keys of whole graphs that missed, and whether an entry was saved then."""
+        """Return the keys of whole graphs that missed, and whether an entry was saved later."""
         saved = {each.name for run in self.runs for each in run.events if each.event == "save"}
         return {each.key: each.key in saved for each in self.lookups if each.outcome == "miss"}
 
     @property
     def is_saved(self) -> bool:
-        """Whether all that missed is saved, but for what cannot be."""
+        """Whether all graphs that missed are saved, except those that cannot be."""
         refused = {each.key for each in self.lookups if each.outcome == "bypass"}
         return all(saved or key in refused for key, saved in self.missed.items())
 
     @property
     def quiet_s(self) -> float:
-        """Return for how long nothing was compiled or looked up; -1 if nothing ever was.
+        """Return the time since the last compile or lookup; -1 if there was none.
 
-        A process that was killed while it compiled does not count as compiling.
+        A process that was killed during a compile does not count as compiling.
         """
         if any(run.compiling and _is_alive(run.pid) for run in self.runs):
             return 0.0
@@ -98,14 +98,14 @@ def _watch(
     *,
     to_stderr: bool = False,
 ) -> tuple[End, _Look]:
-    """Run a command with the cache on in all its processes, as one job; return how it ended.
+    """Run a command as one job with the cache on in all processes; return how it ended.
 
-    ``enough`` gets a look at it every half second, and once more when it has ended by itself; it
-    returns why to end it, if at all. All processes that are left get SIGTERM, and after half a
-    minute SIGKILL.
+    ``enough`` is called with the records every half second, and once after the command has ended;
+    it returns a reason to end the job, or None. Remaining processes get SIGTERM, and SIGKILL after
+    half a minute.
     """
     ours = {"S3CACHE_LOCAL_DIR": root, "S3CACHE_AUTOLOAD": "1", "S3CACHE_RECORD": "1", WATCHED: "1"}
-    if not job_here():  # then each rank is one of a job already
+    if not job_here():  # else the ranks already belong to a job
         ours[JOB] = secrets.token_hex(4)
 
     before = {run.name for run in recorded([root], heads=True)}
@@ -118,7 +118,7 @@ def _watch(
         )
     except OSError as exc:
         cause = f"cannot be run ({exc.strerror})"
-        raise ConfigError(f"command {command[0]}", cause, "give another") from None
+        raise ConfigError(f"command {command[0]}", cause, "give another command") from None
     deadline = time.monotonic() + timeout_s
     look = _Look()
     try:
@@ -152,21 +152,20 @@ def check_program(
     graphs: float = math.inf,
     to_stderr: bool = False,
 ) -> Report:
-    """Run ``program``, which is what follows ``python``, until it has shown enough.
+    """Run ``program``, the arguments of ``python``, and report which graphs can be cached.
 
-    That is when it has compiled something and then nothing for ``quiet_s``, when so many ``graphs``
-    were looked up, and after ``timeout_s``; each may be infinite. It compiles as usual, with
-    s3cache over a temporary local tier alone: each graph goes the whole way, to a saved entry or to
-    the reasons why there is none.
+    The run ends ``quiet_s`` after the last compile, after lookups of ``graphs`` graphs, or after
+    ``timeout_s``; each may be infinite. The program compiles as usual, with a temporary local tier
+    as its cache: every graph is saved, or has the reasons why it is not.
 
     Raises:
-        UnsupportedTorchError: nothing would be cached, for this torch is not supported.
-        ConfigError: it cannot be run.
+        UnsupportedTorchError: this torch is not supported, so nothing would be cached.
+        ConfigError: the program cannot be run.
     """
     if not internals.is_supported():
         raise UnsupportedTorchError(
-            f"torch {installed_version()} is not supported, so nothing of it is cached; use one "
-            "that docs/compatibility.md names"
+            f"torch {installed_version()} is not supported, so nothing is cached; use a release "
+            "that docs/compatibility.md lists"
         )
 
     def enough(look: _Look) -> End | None:
@@ -191,7 +190,7 @@ def check_program(
 
 
 def _graphs(lookups: Sequence[Record]) -> tuple[Graph, ...]:
-    """Return each graph once, with the reasons of one that was refused when it was saved."""
+    """Return each graph once, with the reasons if its save was refused."""
     refused: dict[str, Record] = {}
     found: dict[object, list[Record]] = {}
     for record in lookups:
@@ -224,23 +223,24 @@ def warm(
     url: str | None = None,
     target: str | None = None,
 ) -> dict[str, Any]:
-    """Run ``command`` with the cache on until it has looked something up and then compiled nothing
-    for ``quiet_s``, what missed is saved, and all is uploaded; then end all its processes.
+    """Run ``command`` with the cache on until all its entries are uploaded; then end the job.
 
-    With the file of a ``target``, it compiles for the GPU that this describes, see
-    :mod:`s3cache.target`.
+    That is when it has compiled nothing for ``quiet_s`` after a lookup, and all missed graphs are
+    saved and uploaded. With ``target``, a file, it compiles for the GPU that the file describes,
+    see :mod:`s3cache.target`.
 
     Returns:
-        Plain data. Of the lookups of whole graphs that were ``misses``, so many were ``added``.
+        Plain data. ``misses`` counts the missed lookups of whole graphs, ``added`` those of them
+        that were saved.
 
     Raises:
-        ConfigError: the settings name no remote or no local tier, or there is no such program.
+        ConfigError: no remote or no local tier is configured, or there is no such program.
         StoreError: the local tier cannot be used.
     """
     settings, _ = Settings.load(url)
     environment = {**os.environ, "S3CACHE_URL": url_of(settings)}
     if not settings.local:
-        raise ConfigError("the local tier", "is off", "leave S3CACHE_LOCAL out for this")
+        raise ConfigError("the local tier", "is off", "unset S3CACHE_LOCAL")
     left = 0
 
     def enough(look: _Look) -> End | None:
@@ -252,10 +252,10 @@ def warm(
 
     with open_place(url, in_tier=True) as place, ExitStack() as stack:
         if target is not None:
-            from s3cache.target import entered
+            from s3cache.target import stand_in
 
             environment.pop("CUDA_VISIBLE_DEVICES", None)
-            environment |= stack.enter_context(entered(target))
+            environment |= stack.enter_context(stand_in(target))
         end, look = _watch(command, settings.local_dir, environment, enough, timeout_s)
     counts = Counter(each.outcome for each in look.lookups)
     is_done = end not in ("timeout", "interrupted") and not look.exit_code and not left
@@ -273,7 +273,7 @@ def warm(
 
 # -- measuring a bucket
 
-# Requests of each kind: bytes, and how many; the first one connects, and is not counted.
+# The size and number of requests of each kind; the first one connects, and is not counted.
 _REQUESTS = {
     "small_put": (4 << 10, 20),
     "small_get": (4 << 10, 20),
@@ -286,12 +286,11 @@ _REQUESTS = {
 def bench(url: str | None, *, advance: Callable[[int], object]) -> dict[str, Any]:
     """Time requests to a store, one by one.
 
-    All objects are written below ``s3cache-bench/`` there, and removed at the end if that is
-    allowed.
+    All objects are written below ``s3cache-bench/``, and removed at the end if that is allowed.
 
     Returns:
-        Plain data: ``url``, ``prefix``, ``storage`` with the times of each kind of request, and how
-        many objects were ``removed`` and are ``left``.
+        Plain data: ``url``, ``prefix``, ``storage`` with the times of each kind of request, and the
+        numbers of objects that were ``removed`` and are ``left``.
     """
     prefix = f"s3cache-bench/{secrets.token_hex(6)}-"
     with open_place(url, to_fill=True) as place:
@@ -311,14 +310,14 @@ def bench(url: str | None, *, advance: Callable[[int], object]) -> dict[str, Any
                 median_s = median(seconds)
                 speed = {"mb_s": size / max(median_s, 1e-9) / 1e6} if size > 1 << 20 else {}
                 found[name] = {"median_s": median_s, "seconds": seconds, "bytes": size, **speed}
-        finally:  # however it ends, also by Ctrl-C
+        finally:  # also after Ctrl-C
             removed, left = background().wait(_clean(store, prefix), None)
     about = {"url": store.url, "prefix": prefix}
     return {**about, "storage": found, "removed": removed, "left": left}
 
 
 async def _clean(store: Store, prefix: str) -> tuple[int, int]:
-    """Remove what was written, and return how many objects are gone, and how many are left."""
+    """Remove the objects; return how many were removed, and how many are left."""
     names = [info.key async for info in store.list(prefix)]
     for gone, name in enumerate(names):
         try:

@@ -1,4 +1,4 @@
-"""Recall: what Dynamo made of a frame, kept as plain data and held against live objects."""
+"""Recall: Dynamo's result for a frame as plain data, and its comparison with live objects."""
 
 from s3cache.recall._candidate import Candidate as Candidate
 from s3cache.recall._candidate import renamed as renamed

@@ -1,8 +1,8 @@
-"""What is kept of a frame: all that Dynamo read, the guards, the bytecode and the graph it calls.
+"""Candidates: Dynamo's reads, guards and bytecode of a frame, and the graph that it calls.
 
-A frame of kind ``recall`` has one section, ``frame``: msgpack of a :class:`Candidate`'s fields, by
-name. Its bytecode is Python's own (``marshal``), so a key has the version of Python. Candidates
-under one key differ in what they hold.
+An entry of kind ``recall`` has one section, ``frame``: msgpack of the fields of a
+:class:`Candidate`, by name. The bytecode is in Python's own format (``marshal``), so its key
+includes the version of Python. Candidates under one key differ in their content.
 """
 
 from __future__ import annotations
@@ -27,30 +27,29 @@ _OF_ONE_KEY = frozenset({"TYPE_MATCH", "DICT_CONTAINS", "DICT_NOT_CONTAINS"})
 
 @dataclass
 class Candidate:
-    """What Dynamo made of a frame, as plain data; sources are numbers of rows.
+    """Dynamo's result for a frame, as plain data. A source is the number of a row.
 
     Attributes:
-        rows: sources, each of which may refer to those before it.
-        reads: source, digest of its content, the first read of the very same object, and whether
-            it is a parameter or a buffer of a module.
-        guards: kind, source, arguments by place and by name, and what the guard found.
-        sizes: sizes and strides of tensors by source; nil is any.
-        symbols: sources of numbers that may be any number that the expressions hold of.
+        rows: sources; a row may refer to earlier rows.
+        reads: source, digest of its content, the first read of the same object, and whether it is
+            a parameter or a buffer of a module.
+        guards: kind, source, positional and keyword arguments, and the value that was guarded.
+        sizes: sizes and strides of tensors by source; nil matches any.
+        symbols: sources of numbers that are bound by the expressions only.
         expressions: conditions on sizes and numbers, in Python.
-        key_order: sources of dictionaries of which the order matters.
-        absent: names in the code that was traced that a module lacked, by the module; ``""`` is
-            the frame's own.
-        libraries: top packages with the version and digest of each.
+        key_order: sources of dictionaries with an order that matters.
+        absent: names in the traced code that a module lacks, by module; ``""`` is the frame's own.
+        libraries: top-level packages, each with version and digest.
         imports: modules by the global name that Dynamo gave them.
         code: the bytecode.
-        resumes: code that goes on after a graph break, by placeholder, and its own name.
-        graphs: key and sources of the inputs of each graph; of DDP's parts there may be several.
+        resumes: code that resumes after a graph break, by placeholder, with its name.
+        graphs: key and input sources of each graph; DDP may split a frame into several.
         split: how DDP's parts are put together, see ``torch_api/dynamo.py``; nil for one graph.
-        compiled: the placeholder of what the bytecode calls.
-        facts: how inputs lie in memory, as text.
-        dynamic: inputs that Dynamo remembers sizes of, by its names.
-        lowered: digests of the settings that a backward would be lowered under.
-        outcome: a digest of what came of the trace, to compare two of them.
+        compiled: the placeholder of the function that the bytecode calls.
+        facts: the layout of inputs in memory, as text.
+        dynamic: inputs with sizes that Dynamo remembers, by Dynamo's names.
+        lowered: digests of the settings under which a backward would be lowered.
+        outcome: a digest of the result of the trace, to compare two traces.
     """
 
     rows: list[Any] = field(default_factory=list)
@@ -74,14 +73,14 @@ class Candidate:
     outcome: bytes = b""
 
     def takes_all_of(self, table: int) -> bool:
-        """Return whether more was asked of a dictionary than what is under single keys."""
+        """Return whether the frame reads a dictionary in other ways than by single keys."""
         return table in self.key_order or any(
             number == table and kind not in _OF_ONE_KEY for kind, number, *_ in self.guards
         )
 
     @property
     def wildcards(self) -> int:
-        """How many sizes and numbers may be any: a candidate without them fits better."""
+        """The number of sizes and numbers that match any value; fewer is a better fit."""
         dims = sum(each.count(None) for _, *both in self.sizes for each in both)
         return int(dims + len(self.symbols))
 
@@ -98,7 +97,7 @@ class Candidate:
 
     @property
     def variant(self) -> str:
-        """What tells it from others: what was read and what came of it."""
+        """A digest of reads and result, which tells candidates under one key apart."""
         parts = [self.rows, self.reads, self.guards, self.sizes, self.expressions, self.outcome]
         return hashlib.sha256(msgpack.packb(parts)).hexdigest()[:32]
 
@@ -107,7 +106,7 @@ class Candidate:
         """Read a verified frame.
 
         Raises:
-            CorruptError: it is of another kind or schema, or holds something else.
+            CorruptError: the frame has another kind or schema, or is malformed.
         """
         try:
             values = msgpack.unpackb(bytes(section_of(entry, _KIND, _SECTION)))
@@ -117,7 +116,7 @@ class Candidate:
         except CorruptError:
             raise
         except Exception as exc:
-            raise CorruptError("entry", f"is no recalled frame ({exc})") from exc
+            raise CorruptError("entry", f"is no candidate of recall ({exc})") from exc
 
 
 # -- bytecode
@@ -127,14 +126,14 @@ _ODD = "s3cache constant"
 
 
 def portable(code: types.CodeType, write: Callable[[object], object]) -> types.CodeType:
-    """Return code with constants of torch's, which ``marshal`` refuses, as plain data."""
+    """Return code with constants of torch, which ``marshal`` refuses, as plain data."""
     return _with_constants(
         code, lambda each: each if (made := write(each)) is None else (_ODD, made)
     )
 
 
 def restored(code: types.CodeType, read: Callable[[object], object]) -> types.CodeType:
-    """Return code with the constants that :func:`portable` wrote as data."""
+    """Return code with the original constants; the inverse of :func:`portable`."""
     return _with_constants(
         code, lambda each: read(each[1]) if type(each) is tuple and each[:1] == (_ODD,) else each
     )
@@ -150,7 +149,7 @@ def _with_constants(code: types.CodeType, change: Callable[[Any], object]) -> ty
 
 
 def renamed(code: types.CodeType, names: Mapping[str, str]) -> types.CodeType:
-    """Return code with other global names, inside of nested code as well."""
+    """Return code with other global names, also in nested code."""
     constants = tuple(
         renamed(each, names) if isinstance(each, types.CodeType) else each
         for each in code.co_consts
@@ -160,7 +159,7 @@ def renamed(code: types.CodeType, names: Mapping[str, str]) -> types.CodeType:
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    """Return all global names and attributes in code, inside of nested code as well."""
+    """Return all global names and attributes in code, also in nested code."""
     found = set(code.co_names)
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
@@ -169,7 +168,7 @@ def names_in(code: types.CodeType) -> set[str]:
 
 
 def constants_in(code: types.CodeType) -> Iterator[object]:
-    """Yield all constants in code, those of nested code as well."""
+    """Yield all constants in code, also in nested code."""
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
             yield from constants_in(each)
@@ -181,7 +180,7 @@ def packed(code: types.CodeType) -> bytes:
     """Return code as bytes.
 
     Raises:
-        ValueError: it holds a constant that Python's own compiler does not make.
+        ValueError: the code has a constant that Python's own compiler never makes.
     """
     return marshal.dumps(code)
 
@@ -190,5 +189,5 @@ def unpacked(content: bytes) -> types.CodeType:
     """Return the code in the bytes of a verified entry."""
     found = marshal.loads(content)  # noqa: S302
     if not isinstance(found, types.CodeType):
-        raise CorruptError("entry", "holds no code")
+        raise CorruptError("entry", "contains no code")
     return found

@@ -1,11 +1,11 @@
-"""What stands for an object that Dynamo read, in place of its identity.
+"""Describe an object that Dynamo read by its content instead of its identity.
 
-Dynamo guards functions, classes and modules by identity, which says nothing in another process.
+Dynamo guards functions, classes and modules by identity, which is meaningless in another process.
 Here each object becomes a text that is equal in another process only if Dynamo would read the same
-from it: of a function its code, defaults and closure; of a class all its members and those of its
-bases; of a module of a network or any other object its class and the names of its attributes; of a
-tensor its metadata. What is behind an attribute, an item or a variable that Dynamo went on to read
-has a text of its own, as Dynamo asks for each of them by a source.
+from it. The text of a function has its code, defaults and closure; that of a class all its members
+and those of its bases; that of an ``nn.Module`` or another object its class and the names of its
+attributes; that of a tensor its metadata. If Dynamo goes on to read an attribute, an item or a
+variable, the value has its own source and its own text.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _TABLE_KINDS: Final = (dict, OrderedDict)
 _VIEWS: Final[tuple[type, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
 _SHORT = 200
 _MAX_PARTS = 20_000
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: what a class statement makes
-# Of each class, and no code.
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+# Members that every class has and that are no code.
 _NO_MEMBERS = frozenset(
     """
     __abstractmethods__ __annotations__ __annotate__ __annotate_func__
@@ -52,7 +52,7 @@ _NATIVE = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
 )
-#: What has a text as code.
+#: Types of objects that are described as code.
 _CODE = (
     types.FunctionType,
     types.MethodType,
@@ -67,14 +67,14 @@ _CODE = (
     functools._lru_cache_wrapper,
     *_NATIVE,
 )
-#: Attributes of a function that change what Dynamo makes of a call, and run code as it traces.
+#: Attributes of a function that change how Dynamo treats a call, and run code during the trace.
 _MARKS = re.compile(r"_dynamo_marked_constant|_torchdynamo_\w+|_dynamo_\w+")
 _HARMLESS_MARKS = frozenset({"_torchdynamo_inline", "_torchdynamo_orig_callable"})
-#: Methods of classes that run as Dynamo traces, and may read anything.
+#: Methods that Dynamo runs while it traces; they may read anything.
 _RUN_BY_DYNAMO = frozenset(
     {"__class_getitem__", "__instancecheck__", "__subclasscheck__", "__subclasshook__"}
 )
-#: Modules in C with functions that depend on their arguments alone, and those that do not.
+#: C modules with functions that depend only on their arguments, and the exceptions.
 _PURE = frozenset(
     """
     _abc _bisect _collections _collections_abc _functools _heapq _operator _sre _string _struct
@@ -82,25 +82,25 @@ _PURE = frozenset(
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
 _NOT_PURE = frozenset({"builtins.id", "builtins.hash", "builtins.input", "builtins.open"})
-#: Classes of objects that Dynamo asks nothing of.
+#: Classes of objects that Dynamo does not look into.
 _OPAQUE = frozenset({"torch._C._distributed_c10d.Logger", "torch._C._distributed_c10d.Reducer"})
 _TABLES = ("_parameters", "_buffers", "_modules")
-#: Variables of the environment that torch sets as it compiles, and settings of s3cache.
+#: Environment variables that torch sets while it compiles, and settings of s3cache.
 NOT_COMPARED: Final = re.compile(
     "_?TORCHINDUCTOR_|TRITON_|KMP_|TORCH_WARM_POOL|CUBLAS_WORKSPACE|S3CACHE_"
 )
 
 
 class UnknownContentError(Exception):
-    """Nothing says what an object is, so a frame that reads it is not recalled."""
+    """An object has no text, so a frame that reads it cannot be recalled."""
 
 
 class Contents:
-    """Texts of objects; what it has read once it remembers, so it is for one moment.
+    """Makes texts of objects. It remembers them, so objects must not change during its life.
 
     Attributes:
-        codes: all compiled code that is in those texts, with the globals it runs under.
-        modules: all modules that are in those texts.
+        codes: all code objects in the texts, with their globals.
+        modules: all modules in the texts.
     """
 
     def __init__(self) -> None:
@@ -125,17 +125,17 @@ class Contents:
         return known[1]
 
     def of_environment(self, table: dict[bytes, bytes]) -> str:
-        """Return the names of environment variables, but for those that say nothing."""
+        """Return the names of environment variables, except those that are not compared."""
         return str(sorted(name for name in table if not NOT_COMPARED.match(os.fsdecode(name))))
 
     def whole(self, value: object) -> str:
-        """Return the text of an object with all of its elements, if it has any."""
+        """Return the text of an object including its elements, if it has any."""
         return (
             self._item(value, _Refs(self)) if isinstance(value, (list, tuple)) else self.of(value)
         )
 
     def knows(self, value: object) -> bool:
-        """Return whether the text of an object is in one of those that were asked for."""
+        """Return whether an object is described in one of the texts so far."""
         return id(value) in self._texts or id(value) in self._parts
 
     def _of(self, value: object, *, is_state: bool) -> str:
@@ -195,18 +195,18 @@ class Contents:
             raise UnknownContentError(f"a table by {type(key).__qualname__}")
         return self._item(key, _Refs(self))
 
-    # -- code: what is called, classes and modules
+    # -- code: callables, classes and modules
     #
-    # Each has a text of its own, with numbers in place of others that it refers to. The text of the
-    # whole are those of all that it leads to, in the order in which they are met. So it does not
-    # matter what was looked at before, nor whether they lead back to each other.
+    # Each object has its own text, with numbers in place of the objects that it refers to. The full
+    # text joins the texts of all objects that are reachable, in the order of the walk. So it does
+    # not depend on earlier calls, and cycles are no problem.
 
     def _code(self, root: object) -> str:
-        """Return the text of something that is called, or is a class, with all it leads to."""
+        """Return the text of a callable or a class with all objects reachable from it."""
         numbers: dict[int, int] = {id(root): 0}
         met: list[object] = [root]
         lines: list[str] = []
-        for value in met:  # grows as others are met
+        for value in met:  # grows during the loop
             part = self._part(value)
             assert part is not None
             text, refs = part
@@ -220,7 +220,7 @@ class Contents:
         return lines[0] if len(lines) == 1 else f"{lines[0][:_SHORT]} {_digest(lines)}"
 
     def _part(self, value: object) -> tuple[str, list[object]] | None:
-        """Return the text of one such object, and those that it refers to; None for another."""
+        """Return the text of one object and the objects it refers to; None if it is no code."""
         known = self._parts.get(id(value))
         if known is None:
             refs = _Refs(self)
@@ -257,7 +257,7 @@ class Contents:
         if isinstance(value, _NATIVE):
             return _native(value)
         if type(value).__module__ == "torch._ops":
-            # Higher-order operators are of many classes, and hold nothing that differs.
+            # Higher-order operators have many classes, and no state.
             return f"operator {value}"
         if isinstance(value, types.CodeType):
             self.note(value, {})
@@ -265,9 +265,9 @@ class Contents:
         return None
 
     def _item(self, value: object, refs: _Refs) -> str:
-        """Return what stands for something that code holds; Dynamo reads more of it if it must.
+        """Return the text of an object inside code; Dynamo has a source for it if it reads more.
 
-        Of what is neither code nor a constant this is its class alone, by name.
+        An object that is neither code nor a constant is described by the name of its class.
         """
         kind = type(value)
         if kind in _PLAIN:
@@ -289,7 +289,7 @@ class Contents:
             if _MARKS.fullmatch(mark) and mark not in _HARMLESS_MARKS:
                 if is_torch_file(code.co_filename):
                     continue
-                raise UnknownContentError(f"{function.__qualname__}, which bears {mark}")
+                raise UnknownContentError(f"{function.__qualname__}, which has {mark}")
         self.note(code, function.__globals__)
         held = [self._item(content_of(each), refs) for each in function.__closure__ or ()]
         given = [self._item(each, refs) for each in function.__defaults__ or ()]
@@ -301,7 +301,7 @@ class Contents:
         return f"function {name} {_digest_of_code(code)} {held} {given} {named} {sorted(marks)}"
 
     def note(self, code: types.CodeType, names: dict[str, object]) -> None:
-        """Note code, and what is inside of it, that runs under global names."""
+        """Note code and its nested code with the global names that it runs under."""
         if code not in self.codes:
             self.codes[code] = names
             for constant in code.co_consts:
@@ -348,23 +348,23 @@ class _Refs:
         self._contents = contents
 
     def add(self, value: object) -> bool:
-        """Add code; return whether it is any."""
+        """Add an object if it is code; return whether it is."""
         if not isinstance(value, _CODE) and type(value).__module__ != "torch._ops":
             return False
-        self.values.append(unwrap_patch(value))  # hooks of s3cache do what torch does
+        self.values.append(unwrap_patch(value))  # hooks of s3cache behave like the originals
         return True
 
 
 def _check_native(value: object) -> None:
-    """Refuse a function in C that may give something else in another process.
+    """Refuse a C function that may return something else in another process.
 
-    Dynamo calls some as it traces, and what it traced has what they gave.
+    Dynamo calls some of them during the trace, and their results are in the traced code.
     """
     module = getattr(value, "__self__", None)
     if isinstance(value, types.BuiltinFunctionType) and isinstance(module, types.ModuleType):
         package = module.__name__.partition(".")[0]
         if package not in _PURE or f"{package}.{value.__name__}" in _NOT_PURE:
-            raise UnknownContentError(f"{package}.{value.__name__}, which asks the process")
+            raise UnknownContentError(f"{package}.{value.__name__}, which depends on the process")
 
 
 def _native(value: object) -> str:
@@ -376,9 +376,9 @@ def _native(value: object) -> str:
 
 
 def _registered(kind: type) -> list[str]:
-    """Return the names of the classes that were registered as subclasses.
+    """Return the names of the classes that were registered as virtual subclasses.
 
-    Libraries register theirs with Python's own, whenever they are imported.
+    Libraries may register classes with Python's own at any import.
     """
     dump = importlib.import_module("_abc")._get_dump
     found = [each for reference in dump(kind)[0] if (each := reference()) is not None]
@@ -413,9 +413,9 @@ def _digest_of_code(code: types.CodeType) -> str:
 
 
 def _attributes(value: object) -> list[str]:
-    """Return the names of attributes that an object has by itself, in their order.
+    """Return the names of an object's own attributes, in order.
 
-    Some of torch's have a random part.
+    Some names that torch sets have a random part.
     """
     found = getattr(value, "__dict__", None)
     return [_UUID.sub("", str(name)) for name in found] if isinstance(found, dict) else []
@@ -425,7 +425,7 @@ _UUID = re.compile(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}")
 
 
 def _module_text(module: Module) -> str:
-    """Return what a module of a network has, by name: what is behind each is read by itself."""
+    """Return the names in an ``nn.Module``; Dynamo has a source for each value that it reads."""
     state = vars(module)
     tables = [
         [f"{name}-" if each is None else name for name, each in state.get(table, {}).items()]
@@ -445,17 +445,17 @@ def is_environment(value: object) -> bool:
 
 
 def tensor_guarded(tensor: Tensor) -> str:
-    """Return what torch's own guard looks at of a tensor, but for its class and sizes."""
+    """Return the properties of a tensor that torch's own guard checks, except class and sizes."""
     keys = dynamo.dispatch_keys(tensor)
     return f"{tensor.dtype} {tensor.device} {tensor.requires_grad} {tensor.dim()} {keys}"
 
 
 def _tensor_text(tensor: Tensor, *, is_state: bool) -> str:
-    """Return what Dynamo, and what is compiled, may depend on of a tensor, but for its sizes."""
+    """Return the properties of a tensor that compiled code may depend on, except its sizes."""
     import torch
 
     state = dict(getattr(tensor, "__dict__", None) or {})
-    if is_state or isinstance(tensor, torch.nn.Parameter):  # Dynamo marks them as it traces
+    if is_state or isinstance(tensor, torch.nn.Parameter):  # Dynamo marks them during the trace
         state.pop("_dynamo_static_input_type", None)
     marks = sorted(f"{name}={_shallow(value)}" for name, value in state.items())
     parts: list[object] = [

@@ -1,4 +1,4 @@
-"""What Dynamo reads while it traces a frame, and what becomes of it: a candidate for next time."""
+"""Record what Dynamo reads while it traces a frame, and make a candidate of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from s3cache.stats import FrameCode
 from s3cache.torch_api import dynamo, internals
 from s3cache.torch_api.dynamo import NotPlainError, Scope, Source, SourceWriter
 
-# Sources of what is no object before the frame runs, or of what is checked as part of the process.
+# Sources without an object before the frame runs, or that are checked as part of the process.
 _OF_NO_OBJECT = frozenset(
     """
     ConstantSource GlobalStateSource NumpyTensorSource FloatTensorSource ShapeEnvSource
@@ -39,7 +39,7 @@ _OF_NO_OBJECT = frozenset(
 
 
 class RefusedError(Exception):
-    """A frame cannot be recalled; ``code`` says why in a word."""
+    """A frame cannot be recalled; ``code`` is the short reason."""
 
     def __init__(self, code: FrameCode, message: str) -> None:
         super().__init__(message)
@@ -58,15 +58,15 @@ class Frame:
 
 @dataclass(eq=False)
 class Recording:
-    """One trace of a frame: hooks tell it what Dynamo meets."""
+    """The record of one trace of a frame, filled by hooks."""
 
     frame: Frame
     reads: list[tuple[Source, object]] = field(default_factory=list)
     sourceless: list[object] = field(default_factory=list)
-    lookups: list[Any] = field(default_factory=list)  # of graphs, as they ended
+    lookups: list[Any] = field(default_factory=list)  # of graphs, with their outcomes
     dynamic: list[str] = field(default_factory=list)
     refused: RefusedError | None = None
-    candidate: Candidate | None = None  # once the trace is over, before its guards are built
+    candidate: Candidate | None = None  # set after the trace, before guards are built
     split: list[Any] | None = None  # how DDP's parts are called
     _graph: Any = None
     _reads_environment: bool = False
@@ -83,19 +83,19 @@ class Recording:
             self.refused = error
 
     def traced(self, graph: Any, *, filtered: bool) -> None:
-        """Write down what was read, while all of it is as it was.
+        """Store the reads while all objects are still unchanged.
 
         Raises:
-            Exception: what keeps the frame from being recalled.
+            Exception: the frame cannot be recalled.
         """
         if filtered:
-            raise RefusedError("filter", "has a filter for guards of the user's")
+            raise RefusedError("filter", "has a user's filter for guards")
         if graph.random_calls:
             raise RefusedError("random", "draws random numbers in Python")
         if graph.aotautograd_guards:
             raise RefusedError("aliasing", "has inputs that share memory")
         if graph.torch_function_subclass_inlined or graph.torch_function_mode_stack:
-            raise RefusedError("subclass", "runs __torch_function__ of the user's")
+            raise RefusedError("subclass", "runs a user's __torch_function__")
         self._graph = graph
         made = Candidate()
         scope = Scope(self.frame.variables, self.frame.names)
@@ -109,7 +109,7 @@ class Recording:
         places: dict[str, int] = {}
 
         seen: set[Source] = set()
-        # Modules say by themselves whether they have hooks.
+        # The text of a module says whether it has hooks.
         modules = {dynamo.plain(each) for each, value in self.reads if dynamo.is_module(value)}
         guarded = [
             each.originating_source
@@ -127,7 +127,7 @@ class Recording:
             seen.add(source)
             number = writer.number(source)
             there = scope.value(source)
-            # An attempt to trace the frame that was given up may have imported it.
+            # An earlier attempt to trace the frame may have imported it.
             alias = str(getattr(source, "global_name", ""))
             if alias.startswith(dynamo.IMPORT) and isinstance(there, types.ModuleType):
                 imports[alias] = there.__name__
@@ -160,12 +160,12 @@ class Recording:
         self.candidate, self._writer, self._scope = made, writer, scope
 
     def _check_code(self, graph: Any, contents: Contents, made: Candidate) -> None:
-        """See that all code that took part is in what was written down."""
+        """Check that the reads describe all code that took part in the trace."""
         codes = dict(contents.codes)
         contents.note(self.frame.code, self.frame.names)
         codes = contents.codes
         absent: dict[str, set[str]] = {}
-        mentioned: set[str] = set()  # in the code that was traced
+        mentioned: set[str] = set()  # names in the traced code
         read: dict[str, dict[str, Any]] = {}  # modules, by name
         libraries: dict[str, str] = {}
         strings = [value for _, value in self.reads if type(value) is str]
@@ -177,7 +177,7 @@ class Recording:
             names = codes.get(code)
             if names is None:
                 if origin.kind != "library":
-                    raise RefusedError("code", f"runs {code.co_name}, which nothing names")
+                    raise RefusedError("code", f"runs {code.co_name}, which has no source")
                 package = origin.name.partition(" ")[0]
                 libraries[package] = origin.name
                 continue
@@ -187,7 +187,7 @@ class Recording:
             where = "" if names is self.frame.names else str(names.get("__name__", ""))
             read[where] = names
         if self._reads_environment and (own := next(filter(NOT_COMPARED.match, strings), None)):
-            raise RefusedError("source", f"may ask for {own}, which is not compared")
+            raise RefusedError("source", f"may read {own}, which is not compared")
         read |= {each.__name__: vars(each) for each in contents.modules}
         for where, names in read.items():
             absent[where] = {name for name in mentioned if name not in names}
@@ -206,13 +206,13 @@ class Recording:
                 not in ("torch", "python")
             )
             if unknown:
-                raise RefusedError("code", f"uses {value!r}, which nothing names")
+                raise RefusedError("code", f"uses {value!r}, which has no source")
 
     def finished(self, code: types.CodeType, *, has_places: bool) -> Candidate:
-        """Return the candidate, with the bytecode that the frame became.
+        """Return the candidate with the final bytecode of the frame.
 
         Raises:
-            RefusedError: it cannot be recalled.
+            RefusedError: the frame cannot be recalled.
         """
         made = self.candidate
         if made is None:
@@ -270,7 +270,7 @@ class Recording:
 
 
 def _resume(placeholder: str, value: types.FunctionType) -> list[Any]:
-    if value.__closure__ is not None:  # it makes the function, of a closure
+    if value.__closure__ is not None:  # a factory that makes the function with a closure
         inside = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
         code = inside["code"].cell_contents
         factory = True
@@ -295,7 +295,7 @@ _NOWHERE = ""
 
 
 def code_text(code: types.CodeType) -> str:
-    """Return all of code but where it lies."""
+    """Return the text of code without its location."""
     inner = [
         code_text(each) if isinstance(each, types.CodeType) else f"{type(each).__name__} {each!r}"
         for each in code.co_consts
@@ -315,7 +315,7 @@ def digest(text: str) -> bytes:
 
 
 def is_dense(value: object) -> bool:
-    """Return whether a value is a tensor that has sizes and strides of its own."""
+    """Return whether a value is a tensor with its own sizes and strides."""
     import torch
 
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
@@ -336,7 +336,7 @@ def _is_same(there: object, read: object) -> bool:
 
 
 def _alias(value: object, first: dict[int, int], number: int) -> int:
-    """Return the first read of the very same object, or ``number``."""
+    """Return the number of the first read of the same object, or ``number``."""
     if value is None or isinstance(
         value,
         (

@@ -1,4 +1,4 @@
-"""One walk over the live objects that a candidate was made from: is each as it was?"""
+"""Compare a candidate with the live objects of a frame, in one walk."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from s3cache.torch_api.dynamo import Places, Tree
 
 
 class Walk:
-    """A candidate held against a frame.
+    """The comparison of a candidate with a frame.
 
     Attributes:
-        difference: what is not as it was, in words; ``""`` if nothing.
+        difference: the first difference in words; ``""`` if there is none.
     """
 
     def __init__(self, candidate: Candidate, frame: Frame) -> None:
@@ -79,7 +79,7 @@ class Walk:
         if made.graphs:
             has_places = made.facts[0] == "True"
             if placement(self._inputs, has_places=has_places) != made.facts[1:]:
-                return "where inputs lie in memory"
+                return "the layout of inputs in memory"
         return ""
 
     def _check(self, kind: str, number: int, args: list[Any], kwargs: dict[str, Any]) -> bool:
@@ -98,19 +98,19 @@ class Walk:
         return [self._places.at(each) for _, numbers in self._candidate.graphs for each in numbers]
 
     def graphs(self) -> Iterator[tuple[str, list[Any], list[Any]]]:
-        """Yield the key of each graph with its inputs, as they are now, and their sources."""
+        """Yield the key of each graph with its current inputs and their sources."""
         for key, numbers in self._candidate.graphs:
             sources = [self._places.source(number) for number in numbers]
             yield key, [*map(self._places.at, numbers)], sources
 
     def seen(self) -> list[tuple[str, object]]:
-        """Return what Dynamo would remember of inputs, by its names."""
+        """Return the inputs with sizes that Dynamo would remember, by Dynamo's names."""
         return [(name, self._places.at(number)) for name, number in self._candidate.dynamic]
 
     def guards(self, state: object) -> Callable[[dict[str, object]], Any]:
-        """Return what builds torch's guards at the next call if they hold for it, else None.
+        """Return a function that builds torch's guards at the next call, or None if they fail.
 
-        The tree is made of live values, so it is only built while each of them is as it is now.
+        The guards are made from live values, so they are only built while the values are unchanged.
         """
         made, frame, places = self._candidate, self._frame, self._places
         before = self._state(places)
@@ -143,8 +143,8 @@ class Walk:
         return build
 
     def _state(self, places: Places) -> list[object]:
-        """Return all that the guards ask of the values that they are about."""
-        # torch's tree asks for the order of some tables, of which no guard of its own says so.
+        """Return the state of all guarded values that the guards check."""
+        # torch also checks the order of some tables, without a separate guard.
         found: list[object] = [
             [key if type(key) is str else _Same(key) for key in dict(places.at(number))]
             for number in self._candidate.key_order
@@ -165,7 +165,7 @@ class Walk:
 
 
 class _Same:
-    """An object by its identity."""
+    """An object that is compared by identity."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -179,7 +179,7 @@ class _Same:
 def _guarded_state(
     kind: str, value: Any, args: list[Any], is_symbol: bool, sizes: list[Any] | None
 ) -> object:
-    """Return what torch's guard of a kind would look at, besides the class."""
+    """Return the state that torch's guard of a kind checks, besides the class."""
     if kind == "TENSOR_MATCH":
         static = sizes and [
             [None if one is None else other for one, other in zip(some, found, strict=False)]
@@ -201,7 +201,7 @@ def _guarded_state(
         return value if type(value) is bool else value is None
     if kind == "CLOSURE_MATCH" and isinstance(value, types.FunctionType):
         return _Same(value.__code__)
-    if isinstance(value, types.MethodType):  # which is made where it is looked up
+    if isinstance(value, types.MethodType):  # every access makes a new one
         return [_Same(value.__func__), _Same(value.__self__)]
     if isinstance(value, types.BuiltinFunctionType):
         return [value.__name__, _Same(value.__self__)]

@@ -1,11 +1,11 @@
 """Byte stores behind one small async protocol, and wrappers that nest over any of them.
 
 Stores: :class:`MemoryStore`, :class:`FileStore`, :class:`S3Store`; :func:`open_store` makes one
-from a URL. Wrappers, named by what they do, hold the store they wrap as ``inner``::
+from a URL. Wrappers are named by their effect; their ``inner`` is the wrapped store::
 
     BreakingStore(RetryingStore(MeteredStore(S3Store(...)), policy), breaker)
 
-A wrapper of one's own is a :class:`WrapperStore` that overrides one method.
+To write a wrapper, subclass :class:`WrapperStore` and override one method.
 """
 
 from s3cache.store._base import MAX_KEY_BYTES as MAX_KEY_BYTES

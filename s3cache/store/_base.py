@@ -1,12 +1,12 @@
 """The store protocol, a store in memory, and the wrappers that add retries, metrics or a breaker.
 
-Every store and every wrapper promises what :class:`Store` says and passes the same contract suite.
-The wrappers nest in this order::
+Every store and every wrapper keeps the promises of :class:`Store` and passes the same contract
+suite. The wrappers nest in this order::
 
     BreakingStore(RetryingStore(MeteredStore(store), retry_policy), breaker)
 
-The breaker belongs outside the retries: what reaches a store inside them is cut off by
-cancellation, which says nothing about the server, and a server that hangs must open it too.
+The breaker belongs outside the retries: attempts inside them are cut off by cancellation, which
+would not count as a failure, but a server that hangs must open the breaker too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logger_of("storage")
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 PutMode: TypeAlias = Literal["overwrite", "create"]
-#: Says for the size of an object, in bytes, whether its body is to be read.
+#: Decides by the size of an object, in bytes, whether to read its body.
 AcceptSize: TypeAlias = Callable[[int], bool]
 
 _T = TypeVar("_T")
@@ -50,7 +50,7 @@ _T = TypeVar("_T")
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html
 MAX_KEY_BYTES = 900
 
-# Each segment is a file name that no file system folds into another one.
+# Each segment is a file name that no file system confuses with another name.
 _SEGMENT = "[a-z0-9_=-][a-z0-9_.=-]{0,199}"
 _KEY = re.compile(f"{_SEGMENT}(/{_SEGMENT})*")
 
@@ -65,14 +65,14 @@ def check_key(key: str) -> str:
     if not is_key(key):
         raise ConfigError(
             f"key {key[:80]!r}",
-            "is not made of segments of a-z 0-9 _ . = - with '/' between them, or too long",
+            "is too long, or does not consist of segments of a-z 0-9 _ . = - separated by '/'",
             "use a relative path such as 'ab/cdef.0'",
         )
     return key
 
 
 def is_key(key: str) -> bool:
-    """Return whether ``key`` can name an object: :func:`check_key` as a question."""
+    """Return whether ``key`` can name an object, see :func:`check_key`."""
     return len(key) <= MAX_KEY_BYTES and _KEY.fullmatch(key) is not None
 
 
@@ -95,7 +95,7 @@ _OS_ERRORS: Mapping[type[StoreError], str] = {
 
 @contextlib.contextmanager
 def os_errors(op: str, where: str, key: str = "") -> Iterator[None]:
-    """Turn any ``OSError`` of the block into the :class:`StoreError` that fits its ``errno``."""
+    """Convert an ``OSError`` in the block to the :class:`StoreError` for its ``errno``."""
     try:
         yield
     except OSError as exc:
@@ -109,7 +109,7 @@ def os_errors(op: str, where: str, key: str = "") -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store knows about one object without reading it."""
+    """The metadata of an object."""
 
     key: str
     size: int  # bytes
@@ -118,7 +118,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class NotAccepted:
-    """The answer of ``get`` where the object is there, but its ``size`` in bytes was refused."""
+    """The answer of ``get`` for an object that exists, but with a ``size`` that was refused."""
 
     size: int
 
@@ -127,17 +127,17 @@ class NotAccepted:
 class Store(Protocol):
     """Bytes under keys, asynchronously.
 
-    Which keys there are says :func:`check_key`. A store is used from one event loop, by any number
-    of tasks at once.
+    :func:`check_key` defines legal keys. A store is used from one event loop, by any number of
+    concurrent tasks.
 
     Every method raises :class:`~s3cache.errors.TransientError` or
-    :class:`~s3cache.errors.PermanentError` (or a subclass) where the store cannot answer, and
+    :class:`~s3cache.errors.PermanentError` (or a subclass) if the store fails, and
     :class:`~s3cache.errors.ConfigError` for an illegal key.
     """
 
     @property
     def url(self) -> str:
-        """Where this store is, for messages: no credentials in it."""
+        """The location of this store for messages, without credentials."""
         ...
 
     def __repr__(self) -> str:
@@ -155,17 +155,17 @@ class Store(Protocol):
     ) -> Buffer | NotAccepted | None:
         """Return the whole object, or None if there is none.
 
-        It is one version of the object as some ``put`` wrote it, never a mixture or a fragment.
+        It is one version of the object as written by one ``put``, never a mixture or a fragment.
 
-        ``accept_size`` is called with the object's size, on the event loop, before the memory for
-        the body is taken; where it returns False, the answer is :class:`NotAccepted`. It is not
-        called for an absent object, and is called again where the object is read again: because a
-        try failed, or because another version took its place.
+        ``accept_size`` is called with the object's size, on the event loop, before memory for the
+        body is allocated; if it returns False, the answer is :class:`NotAccepted`. It is not called
+        for an absent object. It is called again if the object is read again, after a failure or
+        because another version replaced it.
         """
         ...
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        """Return ``length`` bytes from ``start``, fewer where it ends, or None if it is absent."""
+        """Return ``length`` bytes from ``start``, fewer at the end, or None if it is absent."""
         ...
 
     async def head(self, key: str) -> ObjectInfo | None:
@@ -180,26 +180,26 @@ class Store(Protocol):
         mode: PutMode = "overwrite",
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Write the whole object or fail: no reader ever sees a fragment of it.
+        """Write the whole object or fail: no reader ever sees a fragment.
 
-        With ``mode="create"`` an object already there is left alone and
-        :class:`~s3cache.errors.PreconditionError` is raised. Where the store is
+        With ``mode="create"`` an existing object stays and
+        :class:`~s3cache.errors.PreconditionError` is raised. If the store has
         :attr:`atomic_create`, exactly one of several concurrent creators succeeds.
-        A failed ``put`` may have been committed all the same (the answer got lost).
+        A failed ``put`` may still have been committed (if the answer was lost).
 
-        ``metadata`` (ASCII names and values, 2 KiB in all) describes the object to a person who
-        looks at the bucket. Stores that have no place for it drop it; nothing reads it back.
+        ``metadata`` (ASCII names and values, 2 KiB in all) describes the object to people who look
+        at the bucket. Stores without support drop it; it is never read back.
         """
         ...
 
     async def delete(self, key: str) -> None:
-        """Remove the object; no error where there is none."""
+        """Remove the object; no error if there is none."""
         ...
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        """Yield all objects with keys below ``prefix`` (a string, not a path), in any order.
+        """Yield all objects with keys that begin with ``prefix`` (any string), in any order.
 
-        Those written or deleted meanwhile may be missing; names that are no keys are not listed.
+        Objects that are written or deleted meanwhile may be missing. Illegal keys are not listed.
         """
         after = None
         while True:
@@ -212,27 +212,27 @@ class Store(Protocol):
     async def list_page(
         self, prefix: str, after: str | None = None
     ) -> tuple[Sequence[ObjectInfo], str | None]:
-        """Return one page of :meth:`list`, and where the next page begins.
+        """Return one page of :meth:`list`, and the token of the next page.
 
-        ``after`` is what came with the page before. The last page comes with None.
+        ``after`` is the token from the previous page. The last page has the token None.
         """
         ...
 
     async def atomic_create(self) -> bool:
-        """Return whether ``put(mode="create")`` lets exactly one of several racing writers win."""
+        """Return whether exactly one of several concurrent ``put(mode="create")`` succeeds."""
         return True
 
     async def connect(self) -> None:
-        """Connect before the first call needs it; does nothing where there is nothing to open."""
+        """Connect before the first call needs it; do nothing if there is nothing to open."""
         return
 
     async def aclose(self) -> None:
-        """Release connections and files. Calling it twice does nothing."""
+        """Release connections and files. A second call does nothing."""
         return
 
 
 class MemoryStore(Store):
-    """A store in this process's memory, for tests and trials; closed, it keeps its objects."""
+    """A store in this process's memory, for tests; it keeps its objects after a close."""
 
     def __init__(self, name: str = "") -> None:
         self._url = f"memory://{name}"
@@ -276,8 +276,8 @@ class MemoryStore(Store):
 class WrapperStore(Store):
     """Passes every call on to ``inner``; closing the wrapper closes ``inner``.
 
-    A wrapper overrides :meth:`_around` for calls of any kind, and a verb's own method for that one.
-    Each page of a listing is a call.
+    A wrapper overrides :meth:`_around` to change all calls, or the method of a verb to change that
+    verb. Each page of a listing is a call.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -287,9 +287,9 @@ class WrapperStore(Store):
         return f"{type(self).__name__}({self.inner!r})"
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Make one call to ``inner`` by awaiting ``call()``, as often as that takes.
+        """Make one call to ``inner`` by awaiting ``call()``, as often as necessary.
 
-        ``key`` is a listing's prefix for each page of it, ``""`` for the store as a whole.
+        For a page of a listing, ``key`` is the prefix; for the store as a whole, ``""``.
         """
         return await call()
 
@@ -331,32 +331,31 @@ class WrapperStore(Store):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to keep trying."""
+    """Limits on attempts and time."""
 
-    attempts: int  # tries in all, the first one included
-    total_timeout_s: float  # from the first try to giving up; the running attempt is cut off
-    attempt_timeout_s: float  # after which one attempt is cut off
-    # The pause before try n + 1 is drawn from [0, base_delay_s * 2**(n-1)], so that clients that
-    # failed together do not come back together:
+    attempts: int  # in all, including the first one
+    total_timeout_s: float  # from the first attempt; the running attempt is cut off
+    attempt_timeout_s: float  # of one attempt, which is then cut off
+    # The pause before attempt n + 1 is drawn from [0, base_delay_s * 2**(n-1)], so that clients
+    # that failed together do not come back together:
     # https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
     base_delay_s: float = 0.1
-    max_delay_s: float = 10.0  # no pause is longer
+    max_delay_s: float = 10.0  # the longest pause
 
 
 class RetryingStore(WrapperStore):
-    """Repeats calls that raise :class:`~s3cache.errors.TransientError`, as ``policy`` says.
+    """Repeats calls that raise :class:`~s3cache.errors.TransientError`, according to ``policy``.
 
-    The error that ends it is the last attempt's own, with ``attempts`` and ``elapsed_s`` filled
-    in. An attempt that takes too long is cancelled and counts as a ``TransientError``. The
-    ``CircuitOpenError`` of a breaker, which spares the caller the wait, is not retried.
+    The final error is that of the last attempt, with ``attempts`` and ``elapsed_s`` filled in. An
+    attempt that takes too long is cancelled and counts as a ``TransientError``. The
+    ``CircuitOpenError`` of a breaker is not retried.
 
     If the answer to ``put(mode="create")`` is lost, the next attempt finds its own object. So
     after a failed attempt an object with the same bytes counts as written; one with other bytes
     raises :class:`~s3cache.errors.PreconditionError`. Two writers of the same bytes may both
     succeed.
 
-    ``policy`` bounds each page of a listing, not the whole, and the consumer's own time does not
-    count.
+    ``policy`` bounds each page of a listing, not the whole. The consumer's own time does not count.
     """
 
     def __init__(self, inner: Store, policy: RetryPolicy) -> None:
@@ -395,7 +394,7 @@ class RetryingStore(WrapperStore):
     async def _repeat(
         self, attempt: Callable[[], Awaitable[_T]], error: TransientError, elapsed_s: float
     ) -> _T:
-        """Go on after a first attempt that failed. Most calls never need tenacity's machinery."""
+        """Retry after a failed first attempt. Most calls succeed and never use tenacity."""
         import tenacity as t
 
         policy, failed = self.policy, [error]
@@ -434,15 +433,15 @@ class RetryingStore(WrapperStore):
         await self._around("put", key, attempt)
 
     async def atomic_create(self) -> bool:
-        if self._is_atomic is None:  # every upload asks
+        if self._is_atomic is None:  # remember it: every upload asks
             self._is_atomic = await super().atomic_create()
         return self._is_atomic
 
 
 class BreakingStore(WrapperStore):
-    """Fails at once with ``CircuitOpenError`` while the server is down, as ``breaker`` says.
+    """Fails at once with ``CircuitOpenError`` while ``breaker`` is open.
 
-    Transient failures count; every answer is a success, be it "denied" or "not there".
+    Transient failures count; every answer is a success, also "denied" and "absent".
     """
 
     def __init__(self, inner: Store, breaker: Breaker) -> None:

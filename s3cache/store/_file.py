@@ -1,15 +1,15 @@
-"""Objects as files below one private directory, and the store that they make.
+"""Objects as files below a private directory, and a store of them.
 
 Layout, every name below ``root``::
 
     objects/<segment>+/.../<segment>    one file an object; "/" in a key makes a directory
     staging/<random>                    being written; renamed into objects/ when complete
 
-A directory's name ends in ``+``, which no key has, so a key may be a prefix of another. All else is
-not ours (NFS puts ``.nfs...`` where an open file is deleted).
+A directory's name ends in ``+``, which no key has, so a key may be a prefix of another. Other names
+are ignored (NFS creates ``.nfs...`` when an open file is deleted).
 
-Writers never touch a visible file: they stage, flush and rename, so a reader in any process sees
-whole objects only. What was not written to for an hour was left by a killed writer, and is swept.
+Writers never change a visible file: they stage, flush and rename, so readers in any process only
+see whole objects. A staged file that is an hour old belongs to a killed writer, and is removed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from s3cache.util.threads import DeadlineExecutor, close_unshared, open_unshared
 _T = TypeVar("_T")
 
 _SWEPT_AFTER_S = 3_600.0
-# A directory of more names is drawn from: not that of the few places that share a local tier.
+# Directories with more names are sampled; that of the remotes in a local tier has few.
 _MANY_NAMES = 64
 
-# The time limit of a FileStore, in those of a local disk, and a second more for so many bytes.
+# The time limit of a FileStore as a multiple of a local disk's, and the bytes per extra second.
 _TIMES_AS_LONG = 3
 _BYTES_A_SECOND = 8 << 20
 _MAX_TRANSFER_S = 600.0
@@ -58,22 +58,22 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def is_writable_by_others(status: os.stat_result) -> bool:
-    """Return whether users other than the owner may write there: others, or a group with members.
+    """Return whether users other than the owner may write: others, or a group with members.
 
-    A user's private group (the default of useradd, which goes with umask 002) has that user's
-    number and no other members.
+    A user's private group (the default of useradd, with umask 002) has the user's number and no
+    other members.
     """
     if status.st_mode & stat.S_IWOTH or not status.st_mode & stat.S_IWGRP:
         return bool(status.st_mode & stat.S_IWOTH)
     if status.st_gid != status.st_uid:
         return True
-    import grp  # rarely needed: few directories may be written by a group
+    import grp  # rarely needed: few directories are writable by a group
     import pwd
 
     try:
         members = grp.getgrgid(status.st_gid).gr_mem
         return members not in ([], [pwd.getpwuid(status.st_uid).pw_name])
-    except KeyError:  # a number without a name is the user's alone
+    except KeyError:  # a group without a name has no other members
         return False
 
 
@@ -87,9 +87,9 @@ def make_parents(path: str) -> None:
 
 
 class Directory:
-    """An open directory that only its owner, us, can write in; closed with its last reference.
+    """An open directory that only we, its owner, can write to; closed with its last reference.
 
-    It is checked when it is opened, and worked in by ``fd``, also after it is renamed or replaced.
+    It is checked when it is opened, and used through ``fd``, even after it is renamed or replaced.
     Code that uses ``fd`` keeps a reference until the call has returned.
     """
 
@@ -99,7 +99,7 @@ class Directory:
         self.fd = fd
         self.path = path
         self._status = os.fstat(fd)
-        self._entered: dict[str, Directory] = {}  # never changed, but replaced: threads share it
+        self._entered: dict[str, Directory] = {}  # shared by threads: replace it, never change it
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError, AttributeError, TypeError):
@@ -111,7 +111,7 @@ class Directory:
 
         Raises:
             ConfigError: it is a symbolic link, no directory, another user's, or writable by
-                others; or anybody may rename what is in a directory above it.
+                others; or others may rename entries of a directory above it.
         """
         if make:
             make_parents(path)
@@ -122,16 +122,16 @@ class Directory:
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 raise ConfigError(
                     f"directory {path}",
-                    f"lies in {above}, in which anybody may rename it (mode {mode:04o})",
+                    f"is in {above}, where any user may rename it (mode {mode:04o})",
                     f"run: chmod o-w {above}, or chmod +t {above}",
                 )
         return directory
 
     def enter(self, *names: str, make: bool = False) -> Directory:
-        """Open the directory at ``names`` below this one; missing ones are made if ``make`` is set.
+        """Open the directory at ``names`` below this one; with ``make``, create missing ones.
 
-        The last three in each stay open. The first and the last are checked again on each call,
-        also whether their names still lead there; one between only where it was removed.
+        In each directory, the last three stay open. Every call checks the first and the last again,
+        also that their names still lead there. Those between are checked only if they were removed.
 
         Raises:
             ConfigError: one is a symbolic link, another user's, or writable by others.
@@ -146,17 +146,17 @@ class Directory:
                 except FileNotFoundError:
                     if depth == 1 or os.fstat(directory.fd).st_nlink:
                         raise
-                    self._entered = {}  # it was removed, while it was open here
+                    self._entered = {}  # it was removed while it was open here
                     return self.enter(*names, make=make)
                 directory._entered = {**dict([*directory._entered.items()][-2:]), name: known}
             directory = known
         return directory
 
     def _is_at(self, name: str, dir_fd: int) -> bool:
-        """Return whether ``name`` leads here; raise ConfigError if others can write here now."""
+        """Return whether ``name`` still leads here; raise ConfigError if others can write here."""
         try:
             status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-        except OSError:  # opening it says what is wrong
+        except OSError:  # opening it will report the error
             return False
         if is_same := os.path.samestat(status, self._status):
             _check_directory(status, self.path)
@@ -184,7 +184,7 @@ class Directory:
 
     @contextlib.contextmanager
     def scan(self) -> Iterator[Iterator[os.DirEntry[str]]]:
-        # Of a descriptor, two concurrent readers would get some of the entries each.
+        # Two concurrent readers of one descriptor would each get a part of the entries.
         fd = os.open(".", _FLAGS, dir_fd=self.fd)
         try:
             with os.scandir(fd) as entries:
@@ -199,8 +199,8 @@ class Directory:
     def open_private(self, name: str, flags: int) -> int:
         """Open a file that only this user's caches write; ``close_unshared`` closes it.
 
-        What was planted under its name while others could write here is removed: its owner may
-        change it, or it leads our writes elsewhere. So ``flags`` must not have ``O_TRUNC``.
+        A file that another user planted under this name is removed: its owner could change it, or
+        it could redirect our writes. So ``flags`` must not have ``O_TRUNC``.
         """
         while True:
             try:
@@ -225,7 +225,7 @@ class Directory:
             undo.callback(close_unshared, fd)
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(fd).st_nlink:  # else it was removed: others use a new one
+                if os.fstat(fd).st_nlink:  # else it was removed, and others use a new file
                     undo.pop_all()
                     return fd
         return None
@@ -256,7 +256,7 @@ class ObjectFiles:
     A missing ``root`` is made with mode 0700, and its parents with 0755 at most.
 
     Raises:
-        ConfigError: another user can write in ``root`` or exchange it, and so run code in every
+        ConfigError: another user can write to ``root`` or replace it, and so run code in every
             reader; see :meth:`Directory.at`.
         StoreError: it cannot be created.
     """
@@ -270,19 +270,19 @@ class ObjectFiles:
                 self.directory(name, make=True)
             self.directory()
         if create:
-            with contextlib.suppress(ReadOnlyError):  # it can be read all the same
+            with contextlib.suppress(ReadOnlyError):  # it can still be read
                 self.sweep()
 
     def directory(self, *names: str, make: bool = False) -> Directory:
-        """Return the root, or a directory in it, to work in by its descriptor."""
-        # The root stays open, wherever it is moved; if it was removed another one is looked for.
+        """Return the root, or a directory in it."""
+        # The root stays open even if it is moved; if it was removed, open it again.
         directory = self._root
         if directory is None or not os.fstat(directory.fd).st_nlink:
             directory = self._root = Directory.at(self.root, make=make)
         return directory.enter(*names, make=make)
 
     def _place_of(self, key: str, *, make: bool = False) -> tuple[Directory, str]:
-        """Return the directory that holds the object, and what its file is called in it."""
+        """Return the directory of the object, and the name of its file."""
         return self.directory(*_parents(check_key(key)), make=make), key.rpartition("/")[2]
 
     # -- reading
@@ -292,13 +292,13 @@ class ObjectFiles:
     ) -> bytes | None:
         """Return the object's bytes, or ``length`` of them from ``start``; None if absent.
 
-        With ``is_use`` the object is marked as used just now.
+        With ``is_use`` the object is marked as used now.
         """
         if length is not None:
             check_range(start, length)
         data = None
         with os_errors("get", self.url, key), _absent_is_fine():
-            # Do not wait for the other end of a pipe that was put there.
+            # Do not wait for the other end of a planted pipe.
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             directory, name = self._place_of(key)
             fd = os.open(name, flags, dir_fd=directory.fd)
@@ -308,7 +308,7 @@ class ObjectFiles:
                     left = max(status.st_size - start, 0)
                     data = _read(fd, left if length is None else min(length, left), start)
                     if is_use:
-                        # On a disk that became read-only the bytes are good all the same.
+                        # On a disk that became read-only the bytes are still valid.
                         with contextlib.suppress(OSError):
                             mark_used(fd)
             finally:
@@ -325,7 +325,7 @@ class ObjectFiles:
         return None
 
     def walk(self, prefix: str = "", *, one_in: int = 1) -> Iterator[ObjectInfo]:
-        """Yield all objects below ``prefix``; of directories of many names, one in ``one_in``."""
+        """Yield all objects below ``prefix``; sample one in ``one_in`` in large directories."""
         above, slash, _ = prefix.rpartition("/")
         if above and not is_key(above):
             return
@@ -335,12 +335,12 @@ class ObjectFiles:
     # -- writing
 
     def write(self, key: str, data: Buffer, *, create: bool = False) -> None:
-        """Write or replace the object, atomically; bytes and name have reached the disk then.
+        """Write or replace the object, atomically; on return, bytes and name are on the disk.
 
-        With ``create`` exactly one of several writers wins.
+        With ``create`` exactly one of several writers succeeds.
 
         Raises:
-            PreconditionError: with ``create``, the object exists; it was left alone.
+            PreconditionError: with ``create``, the object exists; it was not changed.
         """
         with self.staged(key, data, durable=True) as staged:
             try:
@@ -349,9 +349,9 @@ class ObjectFiles:
                 error = PreconditionError("already exists", op="put", store=self.url, key=key)
                 raise error from None
             parents = _parents(key)
-            for depth in range(len(parents), -1, -1):  # those above may be new
+            for depth in range(len(parents), -1, -1):  # parents may be new
                 directory = self.directory(*parents[:depth])
-                os.fsync(directory.fd)  # fdatasync need not: a directory's size counts no names
+                os.fsync(directory.fd)  # fdatasync need not write new names
 
     def delete(self, key: str) -> None:
         """Remove the object, if there is one."""
@@ -363,7 +363,7 @@ class ObjectFiles:
     def staged(self, key: str, data: Buffer, *, durable: bool) -> Iterator[Staged]:
         """Write ``data`` to a staged file, for the block to move or remove.
 
-        With ``durable`` the bytes have reached the disk. If the block fails nothing is left.
+        With ``durable`` the bytes have reached the disk. If the block fails, no file remains.
         """
         check_key(key)
         with os_errors("put", self.url, key):
@@ -381,14 +381,14 @@ class ObjectFiles:
                     (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(staged.fd)
                 yield staged
             except BaseException:
-                with contextlib.suppress(OSError):  # moved, or left to the sweep
+                with contextlib.suppress(OSError):  # moved, or left for sweep()
                     os.unlink(name, dir_fd=directory.fd)
                 raise
             finally:
                 os.close(staged.fd)
 
     def sweep(self) -> None:
-        """Remove what killed writers left in staging."""
+        """Remove staged files of killed writers."""
         with os_errors("sweep", self.url), _absent_is_fine():
             directory = self.directory("staging")
             for name in directory.names():
@@ -399,7 +399,7 @@ class ObjectFiles:
 
 
 class Staged(NamedTuple):
-    """A file that is being written, and the place it is to be moved to."""
+    """A staged file, and its final place."""
 
     directory: Directory
     name: str
@@ -408,7 +408,7 @@ class Staged(NamedTuple):
     target_name: str
 
     def replaced_bytes(self) -> int | None:
-        """Return the size of the object that is there, or None."""
+        """Return the size of the object that it will replace, or None."""
         try:
             status = os.stat(self.target_name, dir_fd=self.target.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -416,11 +416,11 @@ class Staged(NamedTuple):
         return status.st_size if _is_object(status) else None
 
     def drop(self) -> None:
-        """Remove it, so that what is in its place stays."""
+        """Remove the staged file, so that an existing object stays."""
         os.unlink(self.name, dir_fd=self.directory.fd)
 
     def place(self, *, create: bool = False) -> None:
-        """Move it to its place; with ``create``, nothing must be there."""
+        """Move it to its place; with ``create``, only if no object is there."""
         # Unlike rename, link refuses an existing name, on NFS too.
         move = os.link if create else os.replace
         fds = {"src_dir_fd": self.directory.fd, "dst_dir_fd": self.target.fd}
@@ -431,25 +431,25 @@ class Staged(NamedTuple):
 
 def mark_used(fd: int) -> None:
     """Set the file's time of last change to now."""
-    # The kernel's own clock for files ticks only every few milliseconds.
+    # The kernel's own time stamps only advance every few milliseconds.
     now = time.time_ns()
     os.utime(fd, ns=(now, now))
 
 
 def _parents(key: str) -> list[str]:
-    """Return the names of the directories below the root that hold the object."""
+    """Return the names of the object's directories below the root."""
     return ["objects", *(f"{parent}+" for parent in key.split("/")[:-1])]
 
 
 def _walk(directory: Directory, done: str, prefix: str, one_in: int) -> Iterator[ObjectInfo]:
-    """Yield objects in a directory, where keys begin with ``done``; not all that go meanwhile."""
+    """Yield objects in a directory, with keys that begin with ``done``; removed ones may lack."""
     with _absent_is_fine():
         names = directory.names()
         if len(names) > _MANY_NAMES:
             names = names[secrets.randbelow(one_in) :: one_in]
         for name in names:
             key = done + (f"{name[:-1]}/" if name.endswith("+") else name)
-            with _absent_is_fine(), contextlib.suppress(ConfigError):  # gone, or not ours
+            with _absent_is_fine(), contextlib.suppress(ConfigError):  # removed, or not ours
                 if key.endswith("/") and (key.startswith(prefix) or prefix.startswith(key)):
                     yield from _walk(directory.enter(name), key, prefix, one_in)
                 elif key.startswith(prefix) and is_key(key):
@@ -459,7 +459,7 @@ def _walk(directory: Directory, done: str, prefix: str, one_in: int) -> Iterator
 
 
 def _is_object(status: os.stat_result) -> bool:
-    """Return whether it is a file of ours: one that another user planted is no object."""
+    """Return whether it is a file of this user: another user's planted file is no object."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
@@ -474,18 +474,18 @@ def _absent_is_fine() -> Iterator[None]:
 
 def _read(fd: int, size: int, start: int) -> bytes:
     data = b""
-    # One read gives at most 2 GiB.
+    # One read returns at most 2 GiB.
     while len(data) < size and (more := os.pread(fd, size - len(data), start + len(data))):
         data += more
     return data
 
 
 class FileStore(Store):
-    """A store of files below ``root``, which any processes on any machines may share.
+    """A store of files below ``root``, which processes on any machines may share.
 
-    So on NFS, EFS or Lustre it is a remote. ``put`` has reached the disk when it returns. File
-    system calls run on other threads. One that hangs (a dead NFS server) fails as a
-    ``TransientError`` after 15 s, and those after it at once, until the file system answers again.
+    So on NFS, EFS or Lustre it is a remote. When ``put`` returns, the object has reached the disk.
+    File system calls run on other threads. A call that hangs (a dead NFS server) fails as a
+    ``TransientError`` after 15 s, and later calls fail at once, until the file system answers.
 
     Raises:
         ConfigError: ``root`` is not a private directory of this user.
@@ -510,7 +510,7 @@ class FileStore(Store):
             if not accept_size(info.size):
                 return NotAccepted(info.size)
             data = await self.get_range(key, 0, info.size + 1)
-            if data is None or len(data) <= info.size:  # else a larger one has taken its place
+            if data is None or len(data) <= info.size:  # else a larger object replaced it
                 return data
         return None
 
@@ -536,7 +536,7 @@ class FileStore(Store):
         self._at_close.close()
 
     async def _call(self, work: Callable[[], _T], *, size: int = 0) -> _T:
-        """Return what ``work`` does on another thread, within the store's time limit."""
+        """Run ``work`` on another thread, within the store's time limit; return its result."""
         more_s = (_TIMES_AS_LONG - 1) * self._executor.limit_s
         more_s += min(size / _BYTES_A_SECOND, _MAX_TRANSFER_S)
         return await self._executor.run(work, more_s=more_s)

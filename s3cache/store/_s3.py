@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-# Enough to fill a connection-limited link, few enough to leave small requests their share.
+# Enough to use the bandwidth, few enough to leave connections for small requests.
 _PARTS_AT_ONCE = 8
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
 MIN_PART_BYTES = 5 * 2**20
 _MAX_PARTS = 10_000
-# What a request of an upload in parts waits before each try, at most.
+# The longest pauses before the attempts of a request in a multipart upload.
 _PAUSES_S = (0.0, 1.0, 4.0, 16.0)
 _ABORT_TIMEOUT_S = 5.0
 _CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
 
-# The name of the object that the server is asked with, under the store's prefix. It is no key.
+# The name of the object for testing the server, under the store's prefix. It is no legal key.
 _PROBE_NAME = ".s3cache-probe"
 _PROBE_TEXT = b"s3cache asks with this object whether the server honours If-None-Match: *\n"
 
@@ -55,23 +55,23 @@ _PROBE_TEXT = b"s3cache asks with this object whether the server honours If-None
 class S3Store(Store):
     """A :class:`~s3cache.store.Store` in one bucket, under one prefix.
 
-    The client is opened by the first call (about 0.8 s, see :meth:`connect`) and belongs to the
-    event loop that made it. Where its credentials are refused the next call looks for others, as
-    far as they were left to botocore. Nothing is retried here but parts of an upload, so that one
-    lost request does not have all of them sent again: wrap the store for the rest.
+    The client is opened by the first call (about 0.8 s, see :meth:`connect`) and belongs to that
+    event loop. If its credentials are refused, the next call loads new ones, unless they were given
+    as options. Only parts of an upload are retried here, so that a lost request does not repeat all
+    of them: wrap the store for other retries.
 
     The server verifies the SHA-256 of every uploaded body, as it is part of the signature. A
     download is one version of an object: parts of two versions are never joined. Large objects are
-    read in parallel ranges, and written in parallel parts; but with ``put(mode="create")`` in one
-    request, which holds 5 GiB at most, where CompleteMultipartUpload ignores the condition (all
-    but AWS and MinIO).
+    read in parallel ranges, and written in parallel parts. But if CompleteMultipartUpload ignores
+    the condition (on all servers except AWS and MinIO), ``put(mode="create")`` uses one request,
+    which is limited to 5 GiB.
 
     With ``conditional_create="auto"`` the first ``put(mode="create")`` writes a marker named
-    ``.s3cache-probe``, which is no key, under the prefix to learn whether the server honours
+    ``.s3cache-probe``, which is no legal key, under the prefix, to test whether the server supports
     ``If-None-Match``.
 
-    The answer to HEAD has no body, so :meth:`head` gives ``None`` for a missing bucket too. In a
-    versioned bucket :meth:`delete` hides an object and frees nothing.
+    The answer to HEAD has no body, so :meth:`head` returns ``None`` for a missing bucket too. In a
+    versioned bucket, :meth:`delete` hides an object and frees no space.
     """
 
     def __init__(self, options: S3Options) -> None:
@@ -103,7 +103,7 @@ class S3Store(Store):
         return self._url
 
     async def connect(self) -> None:
-        """Open the client now, mostly on another thread, so that no call pays for it.
+        """Open the client now, mostly on another thread, so that calls need not wait for it.
 
         Raises:
             ClosedError: the store is closed, or in use on another event loop.
@@ -165,7 +165,7 @@ class S3Store(Store):
             is_large = len(body) > self._options.multipart_bytes
             if not (is_large and await self._put_in_parts(client, target, body)):
                 answer = await client.put_object(Body=_Body(body), **target)
-                _ = answer["ETag"]  # which a portal that wants a login does not give
+                _ = answer["ETag"]  # missing in the answer of a login portal
 
         await self._call("put", key, put)
 
@@ -190,9 +190,9 @@ class S3Store(Store):
                     listed["LastModified"].timestamp(),
                 )
                 for listed in page.get("Contents", ())
-                if listed["Key"].startswith(path)  # some proxies lose the request's query
+                if listed["Key"].startswith(path)  # some proxies drop the request's query
             ]
-            # Consoles make an object "dir/" for a directory; that and the probe's name are no keys.
+            # Consoles create an object "dir/" for a directory; this and the probe are no keys.
             keys = [info for info in infos if is_key(info.key)]
             token = page["NextContinuationToken"] if page["IsTruncated"] else None
             if token is not None and token == after:
@@ -204,20 +204,20 @@ class S3Store(Store):
         return page
 
     async def atomic_create(self) -> bool:
-        """Return whether the server honours ``If-None-Match: *``.
+        """Return whether the server supports ``If-None-Match: *``.
 
-        With ``conditional_create="native"`` it is assumed to.
+        With ``conditional_create="native"`` this is assumed.
         """
         return bool(await self._call("atomic_create", "", self._may_condition))
 
     async def aclose(self) -> None:
-        """Close all connections; calls under way fail. Calling it twice does nothing."""
+        """Close all connections; running calls fail. A second call does nothing."""
         await self._clients.aclose()
 
     # -- calls
 
     async def _call(self, op: str, key: str, work: Callable[[Any], Awaitable[_T]]) -> _T | None:
-        """Return what ``work`` makes of a client; None if the server says the object is absent."""
+        """Run ``work`` with a client; return its result, or None if the object is absent."""
         try:
             return await work(await self._clients.get())
         except Exception as error:
@@ -230,7 +230,7 @@ class S3Store(Store):
                 self._clients.refuse()
             if ours is error:
                 raise
-            # Errors before an answer may repeat the URL of a proxy, with its password.
+            # Errors without an answer may contain the URL of a proxy, with its password.
             raise ours from (error if error_status(error) else None)
 
     def _path(self, key: str) -> str:
@@ -239,10 +239,10 @@ class S3Store(Store):
     # -- creating
 
     async def _may_condition(self, client: Any) -> bool:
-        """Return whether ``If-None-Match: *`` can be relied on; ask the server once.
+        """Return whether the server supports ``If-None-Match: *``; test it once.
 
-        AWS, MinIO and Ceph RGW honour it on a write; others ignore or refuse it. Where the marker
-        may not be written it is taken to be honoured. A failure is not remembered.
+        AWS, MinIO and Ceph RGW support it on a write; others ignore or refuse it. If the marker may
+        not be written, support is assumed. A failure is not remembered.
         """
         if self._options.conditional_create != "auto":
             return self._options.conditional_create == "native"
@@ -253,7 +253,7 @@ class S3Store(Store):
 
     async def _probe(self, client: Any) -> bool:
         # The second round distinguishes a server that has just created the marker (412 now) from
-        # one that ignores the condition (200 again). Once the marker exists, one round will do.
+        # one that ignores the condition (200 again). If the marker exists, one round is enough.
         marker = {**self._for_write, "Key": self._prefix + _PROBE_NAME, "IfNoneMatch": "*"}
         for _ in range(2):
             try:
@@ -278,7 +278,7 @@ class S3Store(Store):
     # -- writing in parts
 
     async def _put_in_parts(self, client: Any, target: dict[str, Any], body: memoryview) -> bool:
-        """Write an object in parts; return False where the server would ignore ``IfNoneMatch``."""
+        """Write an object in parts; return False if the server would ignore ``IfNoneMatch``."""
         condition = {name: target[name] for name in target if name == "IfNoneMatch"}
         others = {name: target[name] for name in target if name != "IfNoneMatch"}
         begun = await client.create_multipart_upload(**others)
@@ -299,7 +299,7 @@ class S3Store(Store):
                 server = begun["ResponseMetadata"]["HTTPHeaders"].get("server", "")
                 if not server.lower().startswith(("amazons3", "minio")):
                     return False
-                # S3 looks at the condition last, after all the bytes.
+                # S3 checks the condition last, after it has received all bytes.
                 await self._require_absent(client, target["Key"])
             parts = await concurrently(send, range(0, len(body), size), at_once=_PARTS_AT_ONCE)
             whole = {"MultipartUpload": {"Parts": parts}, **part_of, **condition}
@@ -307,7 +307,7 @@ class S3Store(Store):
             written = True
             return True
         finally:
-            if not written:  # what cannot be freed is for the bucket's lifecycle rule
+            if not written:  # if this fails, the bucket's lifecycle rule removes the parts
                 abort = client.abort_multipart_upload(**upload, **self._common)
                 with contextlib.suppress(Exception):
                     await asyncio.wait_for(abort, _ABORT_TIMEOUT_S)
@@ -332,12 +332,12 @@ class S3Store(Store):
     async def _read(
         self, client: Any, path: str, accept_size: AcceptSize | None
     ) -> Buffer | NotAccepted:
-        """Return the object, of one version, in as many ranges as it takes."""
+        """Read one version of the object, in as many ranges as necessary."""
         part_bytes = self._options.part_bytes
         answer = await self._get_range(client, path, 0, part_bytes)
         if answer is None:  # an empty object has no first byte
             return b""
-        async with answer["Body"]:  # as aiohttp's response, which is closed if it was not read
+        async with answer["Body"]:  # aiohttp's response, which is closed if it was not read
             total, is_range = self._total_bytes(answer)
             if accept_size is not None and not accept_size(total):
                 return NotAccepted(total)
@@ -348,7 +348,7 @@ class S3Store(Store):
 
         async def read_part(start: int) -> None:
             into = view[start : start + part_bytes]
-            # The ETag is compared here, not sent as If-Match: Ceph RGW wants it without its quotes.
+            # Compare the ETag here instead of sending If-Match: Ceph RGW wants it without quotes.
             part = await self._get_range(client, path, start, len(into))
             if part is not None:
                 async with part["Body"]:
@@ -361,7 +361,7 @@ class S3Store(Store):
         return whole
 
     def _total_bytes(self, answer: Mapping[str, Any]) -> tuple[int, bool]:
-        """Return the object's size, and if the answer is a range of it: some servers know none."""
+        """Return the object's size, and whether the answer is a range; some servers send none."""
         stated = answer.get("ContentRange")
         if stated is None:
             size = answer["ContentLength"]
@@ -380,7 +380,7 @@ class S3Store(Store):
 
 async def _fill(into: memoryview, body: Any) -> None:
     filled = 0
-    # As it came: read(n) would copy it, and what is left of it again.
+    # Chunks as they arrive: read(n) would copy each, and the remainder again.
     while chunk := await body.content.readany():
         if filled + len(chunk) > len(into):
             raise TransientError(f"more than {len(into)} bytes came")
@@ -391,16 +391,16 @@ async def _fill(into: memoryview, body: Any) -> None:
 
 
 async def _persistently(request: Callable[[], Awaitable[Mapping[str, Any]]]) -> Any:
-    """Return the ETag in the answer to a request, and repeat it where that may help.
+    """Return the ETag in the answer to a request; repeat the request if that may help.
 
-    A server refuses to complete an upload twice. So what is raised is the first failure, even if
-    the last is another: who tries again finds what is there.
+    A server refuses to complete an upload twice. So raise the first failure, even if the last one
+    differs: a later attempt of the caller finds the object.
     """
     failure: Exception | None = None
     for pause_s in _PAUSES_S:
         await asyncio.sleep(random.uniform(0, pause_s))  # noqa: S311 - no secret
         try:
-            return (await request())["ETag"]  # Ceph RGW gives an empty one
+            return (await request())["ETag"]  # empty from Ceph RGW
         except Exception as error:  # noqa: BLE001 - what remains is raised
             failure, ours = failure or error, translate(error, op="put", store="")
             if not isinstance(ours, TransientError):
@@ -413,7 +413,7 @@ async def _persistently(request: Callable[[], Awaitable[Mapping[str, Any]]]) -> 
 async def concurrently(
     work: Callable[[_T], Awaitable[_R]], items: Iterable[_T], *, at_once: int = 16
 ) -> list[_R]:
-    """Return the results in order; a failure or cancellation ends all, and none runs on."""
+    """Return the results in order; a failure or cancellation cancels all of them."""
     limit = asyncio.Semaphore(at_once)
 
     async def one(item: _T) -> _R:
@@ -433,7 +433,7 @@ async def concurrently(
 class _Body:
     """Bytes as a file for botocore (hashing) and as an async iterable for aiohttp (sending).
 
-    Plain bytes would be copied, with a warning of aiohttp; a memoryview botocore refuses.
+    aiohttp would copy plain bytes, with a warning; botocore refuses a memoryview.
     """
 
     def __init__(self, view: memoryview) -> None:

@@ -1,4 +1,4 @@
-"""The one place that knows aioboto3: how clients are made, used and replaced."""
+"""Clients of aioboto3: make, use and replace them. No other module depends on aioboto3."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 CHUNK_BYTES = 256 << 10
-# Where rights are just too narrow, a new client is refused again: so few are made.
+# If permissions are too narrow, a new client is refused too, so make few of them.
 _RENEW_EVERY_S = 120.0
-# For opening a client, which may ask for credentials on a thread that the exit waits for.
+# For opening a client, which may load credentials on a thread that the exit waits for.
 _OPEN_TIMEOUT_S = 30.0
-# What S3Store reads of the answers to the requests of which there are many.
+# The fields that S3Store reads from answers to the most frequent requests.
 _READ_OF_GET, _READ_OF_PUT = {"Body", "ContentLength", "ContentRange", "ETag"}, {"ETag"}
 
 
 class Clients:
     """One client at a time, opened by the first call that needs it.
 
-    botocore renews credentials with a date. Others may be renewed from outside: in a file, in the
-    environment, by ``aws sso login``. So once they are refused, the next call gets a new client,
-    which looks for them again. Calls under way with the former one fail, and may be tried again.
+    botocore renews credentials with an expiry date. Others may be renewed externally: in a file, in
+    the environment, by ``aws sso login``. So after a refusal the next call gets a new client, which
+    loads credentials again. Running calls with the old client fail, and may be tried again.
     """
 
     def __init__(self, options: S3Options) -> None:
@@ -46,7 +46,7 @@ class Clients:
         self._closed = False
         self._refused = False
         self._renew_from = float("-inf")
-        # Those that were given to us do not change.
+        # Credentials from options do not change.
         self._is_renewable = options.access_key is None and not options.anonymous
 
     async def get(self) -> Any:
@@ -57,7 +57,7 @@ class Clients:
         """
         loop = asyncio.get_running_loop()
         if self._client is not None and loop is not self._loop:
-            raise ClosedError("the store is in use on another event loop; open one for each")
+            raise ClosedError("the store is in use on another event loop; open a store for each")
         if self._client is not None and not self._refused:
             return self._client
         async with self._opening:
@@ -71,7 +71,7 @@ class Clients:
             return self._client
 
     def refuse(self) -> None:
-        """Note that the server does not accept the credentials, or that botocore found none."""
+        """Note that the server refused the credentials, or that botocore found none."""
         now = time.monotonic()
         if self._client is not None and self._is_renewable and now >= self._renew_from:
             self._renew_from = now + _RENEW_EVERY_S
@@ -91,13 +91,13 @@ class Clients:
 async def _new_client(options: S3Options) -> Any:
     """Return an open aioboto3 client; ``await client.close()`` ends it.
 
-    It is made on another thread with an event loop of its own: importing botocore and reading its
-    models takes 0.7 s, during which the caller's loop goes on. Nothing in a client is bound to a
-    loop before its first request, which opens the connection pool.
+    It is made on another thread with its own event loop: importing botocore and reading its models
+    takes 0.7 s, while the caller's loop goes on. A client is not bound to a loop before its first
+    request, which opens the connection pool.
     """
-    if threads_are_greenlets():  # which share one thread, where no second loop can run
+    if threads_are_greenlets():  # they share one thread, so no second loop can run
         return await _open_client(options)
-    # All of it on the loop, imports too: a forked child must not inherit half a module.
+    # Import on the loop too: a forked child must not inherit a partly imported module.
     return await asyncio.to_thread(_run_on_new_loop, lambda: _open_client(options))
 
 
@@ -113,21 +113,21 @@ def _run_on_new_loop(work: Callable[[], Awaitable[_T]]) -> _T:
 
 async def _open_client(options: S3Options) -> Any:
     import aioboto3
-    import aioboto3.s3.inject  # what the first client would import
+    import aioboto3.s3.inject  # else the first client would import it
     from aiobotocore.config import AioConfig
     from botocore import UNSIGNED
 
-    await asyncio.sleep(0)  # a fork need not wait for the rest too
+    await asyncio.sleep(0)  # so that a fork need not wait for the rest too
     s3: dict[str, Any] = {"payload_signing_enabled": True}
-    if options.addressing_style != "auto":  # else what ~/.aws/config says
+    if options.addressing_style != "auto":  # else ~/.aws/config decides
         s3["addressing_style"] = options.addressing_style
     runtime = f"python/{platform.python_version()} {platform.system().lower()}"
     config = AioConfig(
         http_session_cls=_http_session(),
-        # RetryingStore owns the retries; 1 is the first try.
+        # RetryingStore does the retries; 1 is the first attempt.
         retries={"total_max_attempts": 1, "mode": "standard"},
-        # The signature covers the body's SHA-256, so that each server verifies it. botocore's own
-        # checksums come as trailers, which Ceph RGW 16 and others refuse.
+        # The signature covers the body's SHA-256, which every server verifies. botocore's own
+        # checksums are trailers, which Ceph RGW 16 and others refuse.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3=s3,
@@ -137,9 +137,9 @@ async def _open_client(options: S3Options) -> Any:
         max_pool_connections=options.max_pool_connections,
         tcp_keepalive=True,
         proxies={"http": options.proxy, "https": options.proxy} if options.proxy else None,
-        # In full, for botocore would assemble its own for each request.
+        # Complete, because botocore would assemble its own for each request.
         user_agent=f"s3cache/{__version__} aioboto3/{aioboto3.__version__} {runtime}",
-        parameter_validation=False,  # ours are right
+        parameter_validation=False,  # our parameters are valid
     )
     session = aioboto3.Session(
         botocore_session=_session(options),
@@ -169,9 +169,10 @@ def _session(options: S3Options) -> Any:
 
 @cache
 def _model_loader() -> Any:
-    """Return one loader of botocore for all stores: its models are read once in a process.
+    """Return botocore's loader for all stores, so that a process reads its models once.
 
-    They lack what we do not use, with which botocore would spend a quarter of a request's CPU.
+    We remove unused parts of the models, with which botocore would spend a quarter of a request's
+    CPU time.
     """
     from botocore.loaders import create_loader
 
@@ -188,23 +189,22 @@ def _model_loader() -> Any:
 
 
 def _drop_expect(params: dict[str, Any], **_: Any) -> None:
-    # A file body makes botocore add "Expect: 100-continue", and aiohttp then waits for an answer
-    # that some servers and proxies never give. It would also cost a round trip for each write.
+    # For a file body botocore adds "Expect: 100-continue", and aiohttp then waits for an answer
+    # that some servers and proxies never send. It would also cost a round trip for each write.
     params["headers"].pop("Expect", None)
 
 
 def _follow_no_redirect(params: dict[str, Any], **_: Any) -> None:
-    # By HEAD botocore asks for the region of a bucket that is elsewhere, and would ask again if
-    # that were answered by another redirect, and so on.
+    # After a redirect botocore sends HEAD to find the bucket's region. It would repeat this without
+    # end if the answer were another redirect.
     params["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 @cache
 def _http_session() -> Any:
-    """Return the class of HTTP sessions that clients are to have.
+    """Return the class of HTTP sessions for clients, which follow no redirects.
 
-    aiohttp follows a redirect to any server, with session token and the customer's key: these
-    follow none.
+    aiohttp would follow a redirect to any server, with session token and the customer's key.
     """
     from aiobotocore.httpsession import AIOHTTPSession
 
@@ -217,7 +217,7 @@ def _http_session() -> Any:
 
 
 async def _within(timeout_s: float, work: Awaitable[_T]) -> _T:
-    """Await ``work``, which may ask a program, a metadata service or STS for credentials."""
+    """Await ``work``, which may get credentials from a program, a metadata service or STS."""
     from botocore.exceptions import CredentialRetrievalError
 
     try:
@@ -230,12 +230,12 @@ async def _within(timeout_s: float, work: Awaitable[_T]) -> _T:
 
 
 def credentials_source(options: S3Options, timeout_s: float) -> str | None:
-    """Return where the credentials of a client would come from, or None if there are none.
+    """Return the source of a client's credentials, or None if there are none.
 
-    For a thread of its own: it imports botocore, and runs an event loop.
+    Call it on a separate thread: it imports botocore, and runs an event loop.
 
     Raises:
-        AccessDeniedError: they cannot be had within ``timeout_s``.
+        AccessDeniedError: the credentials cannot be loaded within ``timeout_s``.
         PermanentError: botocore cannot use its configuration.
     """
     if options.anonymous:
@@ -245,7 +245,7 @@ def credentials_source(options: S3Options, timeout_s: float) -> str | None:
 
     async def find() -> Any:
         found = await _session(options).get_credentials()
-        if found is not None:  # some are only fetched when they are used
+        if found is not None:  # some are only loaded at their first use
             await found.get_frozen_credentials()
         return found
 

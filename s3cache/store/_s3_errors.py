@@ -1,7 +1,7 @@
-"""What botocore, aiohttp and the socket raise, as s3cache's errors: one table and one function.
+"""Translate errors of botocore, aiohttp and sockets to s3cache's: one table and one function.
 
 botocore is not imported here: exceptions are recognized by the names of their classes, so that
-this module costs nothing before a client exists.
+this module is cheap before a client exists.
 """
 
 from __future__ import annotations
@@ -47,11 +47,10 @@ _CERTIFICATES = "set ca_bundle=/path/to/ca.pem or AWS_CA_BUNDLE"
 _CONNECT = "check endpoint_url, DNS, firewall and that the server runs"
 
 # Rows are "names | cause | fix". A name is an error code of the server, an HTTP status for codes
-# that are not listed, or the class of an exception raised before there was an answer. What none of
-# them names is a defect, ours or a library's: trying again would only make it slow, and the caller
-# of a cache must not see it raw. Codes of AWS:
-# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
-# XMinio*: https://github.com/minio/minio/blob/master/cmd/api-errors.go
+# that are not listed, or the class of an exception without an answer. Any other error is a bug,
+# ours or a library's: a retry would not help, and the caller of a cache must not see it raw. AWS's
+# codes: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html XMinio*:
+# https://github.com/minio/minio/blob/master/cmd/api-errors.go
 _TABLE: dict[type[StoreError], str] = {
     AccessDeniedError: f"""
         InvalidAccessKeyId InvalidClientTokenId | the access key is not known here | {_CREDENTIALS}
@@ -120,8 +119,8 @@ for _kind, _rows in _TABLE.items():
 
 
 def _answer(error: Exception) -> tuple[int, str, str]:
-    """Return status (0 without an answer), code (none where it had no body) and message."""
-    # botocore's ClientError carries the parsed answer; aiohttp has a ClientError without
+    """Return status (0 without an answer), code (empty without a body) and message."""
+    # botocore's ClientError has the parsed answer; aiohttp's ClientError does not
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         return 0, "", ""
@@ -134,13 +133,13 @@ def _answer(error: Exception) -> tuple[int, str, str]:
 
 
 def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3CacheError:
-    """Return ``error`` as one of s3cache's; one of ours is returned as it is."""
+    """Translate ``error`` to an error of s3cache; return our own errors unchanged."""
     if isinstance(error, S3CacheError):
         return error
     status, code, message = _answer(error)
     if not status and not code:
         names = [kind.__name__ for kind in type(error).__mro__]
-        # It says nothing about the server, whatever library wrapped it.
+        # The server is not at fault, even if a library wrapped the error.
         if any(isinstance(each, MemoryError) for each in causes(error)):
             names = ["memory"]
         elif "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -148,11 +147,11 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
         kind, cause, fix = next(_ROWS[name] for name in names if name in _ROWS)
         detail = f"{type(error).__name__}: {error}"
     else:
-        # An error under "200 OK" is a failure found too late.
+        # An error under "200 OK" is a failure after the server sent the status.
         other = "InternalError" if status >= 500 or status < 300 else "refused"
         kind, cause, fix = _ROWS.get(code) or _ROWS.get(str(status)) or _ROWS[other]
         detail = f"{status} {code} {message}"
-    # One line, no page of HTML from a proxy, and no password of one.
+    # One line, without an HTML page or a password of a proxy.
     detail = re.sub(r"//\S*@", "//", " ".join(detail.split()))[:300]
     return kind(f"{cause} ({detail}); {fix}", op=op, store=store, key=key)
 
@@ -163,7 +162,7 @@ def error_status(error: Exception) -> int:
 
 
 def is_absent(error: Exception) -> bool:
-    """Return whether the server says that the object is not there.
+    """Return whether the server reports that the object is absent.
 
     The answer to HEAD has no body, so a missing bucket looks the same.
     """
@@ -171,7 +170,7 @@ def is_absent(error: Exception) -> bool:
 
 
 def refuses_condition(error: Exception) -> bool:
-    """Return whether the server says that it does not know ``If-None-Match`` on a write."""
+    """Return whether the server reports that it does not support ``If-None-Match`` on a write."""
     status, code, message = _answer(error)
     is_named = status == 400 and "if-none-match" in message.lower()
     return is_named or status == 501 or code == "NotImplemented"

@@ -1,4 +1,4 @@
-"""Where a store is and how to talk to it, from a URL, arguments and the environment.
+"""The location and options of a store, from a URL, arguments and the environment.
 
 ::
 
@@ -6,11 +6,12 @@
     file:///absolute/directory?create=false
     memory://name
 
-An option comes, in this order, from an argument, the URL, the environment variable
-``S3CACHE_<OPTION>`` (S3 only), botocore's own configuration. Credentials are refused in URLs.
+An option comes from an argument, else from the URL, else from the environment variable
+``S3CACHE_<OPTION>`` (S3 only), else from botocore's own configuration. Credentials are refused in
+URLs.
 
-botocore takes 0.5 s to import, with the GIL held, so it is not imported here. The server is found
-as botocore finds it: an option, ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the profile in use
+botocore takes 0.5 s to import, with the GIL held, so it is not imported here. The endpoint is
+found like in botocore: an option, ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the profile in use
 (https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html).
 """
 
@@ -39,7 +40,7 @@ AddressingStyle: TypeAlias = Literal["auto", "path", "virtual"]
 Encryption: TypeAlias = Literal["none", "AES256", "aws:kms", "aws:kms:dsse", "C"]
 ConditionalCreate: TypeAlias = Literal["auto", "native", "check"]
 
-# What one PUT can hold: https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
+# The limit of one PUT: https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
 _MAX_PUT_BYTES = 5 * 2**30
 # prefix, "/" and key share the 1,024 bytes of an S3 key
 _MAX_PREFIX_BYTES = 1024 - 1 - MAX_KEY_BYTES
@@ -48,7 +49,7 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 # Never in a URL (they end up in logs, tickets and process lists), never in a repr.
 _SECRETS = frozenset({"access_key", "secret_key", "session_token", "sse_c_key"})
-# What other tools call them, so that a credential under a foreign name is refused as one too.
+# Names in other tools, so that a credential under another name is refused too.
 _LOOKS_SECRET = ("secret", "password", "passwd", "token", "access_key", "accesskey", "credential")
 _EXAMPLES = "use s3://bucket/prefix, file:///directory or memory://name"
 _NO_CREDENTIALS = (
@@ -59,10 +60,10 @@ _NO_CREDENTIALS = (
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """Say where an S3 store is and how to talk to it; see docs/configuration.md.
+    """The location and options of an S3 store; see docs/configuration.md.
 
-    What is ``None`` is left to botocore's own chain: ``AWS_*`` variables, ``~/.aws/config``,
-    web identity, SSO, container and instance metadata.
+    Options that are ``None`` are left to botocore's own chain: ``AWS_*`` variables,
+    ``~/.aws/config``, web identity, SSO, container and instance metadata.
 
     Raises:
         ConfigError: a value cannot be used, or two contradict each other.
@@ -102,7 +103,7 @@ class S3Options:
 
     @property
     def endpoint(self) -> str | None:
-        """Return the server that requests will go to, or None for AWS."""
+        """Return the server for requests, or None for AWS."""
         if self.endpoint_url is not None:
             return self.endpoint_url
         if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
@@ -112,9 +113,9 @@ class S3Options:
 
     @property
     def identity(self) -> str:
-        """Return where the bytes are and how they are encrypted; it names what is kept locally.
+        """Return the location and encryption of the store, as the name of its local entries.
 
-        So no process uploads what another one saved with another encryption.
+        So a process never uploads entries that were saved with another encryption.
         """
         place = self._place
         encryption = (self.sse, self.sse_kms_key_id, self.sse_c_key)
@@ -125,7 +126,7 @@ class S3Options:
 
     @property
     def url(self) -> str:
-        """Return bucket, prefix and endpoint, with ``allow_http`` where needed, to parse again."""
+        """Return bucket, prefix and endpoint, with ``allow_http`` if needed, to parse again."""
         is_exposed = _is_exposed(self.endpoint, self.proxy)
         return f"{self._place}&allow_http=true" if is_exposed else self._place
 
@@ -138,7 +139,7 @@ class S3Options:
 
 
 class StoreOptions(TypedDict, total=False):
-    """Arguments of :func:`open_store` beside the URL; ``None`` counts as not given."""
+    """Arguments of :func:`open_store` besides the URL; ``None`` means not given."""
 
     create: bool | str | None
 
@@ -169,7 +170,7 @@ class StoreOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class FileLocation:
-    """A directory, ``file:///absolute/path``; with ``create`` it is made if it is not there."""
+    """A directory, ``file:///absolute/path``; with ``create``, a missing one is created."""
 
     path: str
     create: bool = option(True, FLAG)
@@ -185,7 +186,7 @@ class FileLocation:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLocation:
-    """A store in this process, one to a name: ``memory://name``."""
+    """A store in this process, one per name: ``memory://name``."""
 
     name: str
 
@@ -197,22 +198,22 @@ class MemoryLocation:
 
 _Location: TypeAlias = "S3Options | FileLocation | MemoryLocation"
 
-# What each scheme takes beside what is in the URL itself.
+# The options of each scheme, besides the parts of the URL itself.
 _OPTIONS: dict[str, frozenset[str]] = {
     "s3": frozenset(_options.kinds(S3Options)) - {"bucket", "prefix"},
     "file": frozenset(_options.kinds(FileLocation)),
     "memory": frozenset(),
 }
-#: Names of all options that some store has.
+#: Names of all options of stores.
 STORE_OPTIONS = _OPTIONS["s3"] | _OPTIONS["file"]
 
 _memory_stores: dict[str, Store] = {}
 
 
 def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
-    """Return the store at ``url``; nothing is sent or opened yet, and botocore is not imported.
+    """Return the store at ``url``, without opening it or importing botocore.
 
-    Two ``memory://`` URLs of one name are one store.
+    Equal ``memory://`` URLs are the same store.
 
     Raises:
         ConfigError: the URL or an option cannot be used; see :func:`parse_url`.
@@ -226,9 +227,10 @@ def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
 
 
 def parse_url(url: str, **options: Unpack[StoreOptions]) -> _Location:
-    """Return what ``url``, ``options`` and the environment say, typed and checked.
+    """Combine ``url``, ``options`` and the environment, typed and checked.
 
-    ``options`` win over the URL, the URL over the environment; one that is ``None`` says nothing.
+    ``options`` take precedence over the URL, and the URL over the environment; ``None`` means not
+    given.
 
     Raises:
         ConfigError: unknown scheme, option or value; a credential in the URL; no bucket or path.
@@ -237,7 +239,7 @@ def parse_url(url: str, **options: Unpack[StoreOptions]) -> _Location:
         parts = urlsplit(url)
         _ = parts.port if parts.scheme == "s3" else None
     except ValueError:
-        # Neither the URL nor what urlsplit says of it: it may hold a password.
+        # Show neither the URL nor urlsplit's message: they may contain a password.
         raise ConfigError("store URL", "cannot be read", _EXAMPLES) from None
     scheme, path = parts.scheme, parts.path
     if not scheme:
@@ -245,14 +247,14 @@ def parse_url(url: str, **options: Unpack[StoreOptions]) -> _Location:
     if scheme not in _OPTIONS:
         fix = _options.did_you_mean(scheme, _OPTIONS, _EXAMPLES)
         raise ConfigError(f"store URL scheme {scheme!r}", "is not known", fix)
-    # A secret key may have a '/' in it, so that what follows looks like a path.
+    # A secret key may contain a '/', so that the rest of it looks like a path.
     if "@" in parts.netloc or (scheme == "s3" and ":" in parts.netloc):
         raise ConfigError(
             f"store URL {scheme}://…",
-            "holds a user name, a password or a port where the bucket's name is",
+            "has a user name, a password or a port in place of the bucket's name",
             f"{_NO_CREDENTIALS}; a server goes into endpoint_url=...",
         )
-    # What stands before an '@' may be a password, even in unlikely places.
+    # Text before an '@' may be a password, even in unlikely places.
     shown = f"{scheme}://" + ("…" if "@" in path else parts.netloc + path)
     query = _query(parts, shown)
     arguments = {name: value for name, value in options.items() if value is not None}
@@ -261,7 +263,7 @@ def parse_url(url: str, **options: Unpack[StoreOptions]) -> _Location:
     given: dict[str, Any] = {**query, **arguments}
     problem = fix = ""
     if parts.fragment:
-        problem, fix = "holds a '#'", "write it as %23"
+        problem, fix = "contains a '#'", "write it as %23"
     elif scheme == "s3":
         if not parts.netloc:
             problem, fix = "names no bucket", "use s3://bucket/prefix"
@@ -336,9 +338,9 @@ def _check_http_url(name: str, url: str, *, may_hold_credentials: bool = False) 
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        # Neither the text nor what urlsplit says about it: it may hold a password.
+        # Show neither the text nor urlsplit's message: they may contain a password.
         raise ConfigError(name, "is no URL", fix) from None
-    # Behind a '/' that was not escaped is the rest of a password.
+    # After an unescaped '/' may be the rest of a password.
     if "@" in (parts.path if may_hold_credentials else parts.netloc + parts.path):
         raise ConfigError(
             name,
@@ -384,13 +386,13 @@ def _check_together(options: S3Options) -> None:
 def _is_exposed(endpoint: str | None, proxy: str | None) -> bool:
     """Return whether requests can be read on the way: they leave this machine by plain http.
 
-    To a proxy elsewhere, "this machine" is that one.
+    A remote proxy would take "this machine" for itself.
     """
     if endpoint is None or urlsplit(endpoint).scheme != "http":
         return False
     if not _is_loopback(endpoint):
         return True
-    if proxy is None:  # botocore takes one from the environment
+    if proxy is None:  # botocore reads one from the environment
         from urllib.request import getproxies, proxy_bypass
 
         if not proxy_bypass(urlsplit(endpoint).netloc):
@@ -403,12 +405,12 @@ def _is_loopback(url: str) -> bool:
         host = urlsplit(url).hostname or ""
         is_named = host == "localhost" or host.endswith(".localhost")
         return is_named or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # another name, or no URL at all, which is an error once it is used
+    except ValueError:  # another name, or no URL, which is an error when it is used
         return False
 
 
 def _endpoint_of_profile(profile: str | None) -> str | None:
-    """Return the endpoint for S3 that the profile in use names, if any."""
+    """Return the endpoint for S3 in the current profile, if any."""
     # The order of these two is botocore's.
     name = profile or os.environ.get("AWS_DEFAULT_PROFILE") or os.environ.get("AWS_PROFILE")
     section = "default" if name in (None, "default") else f"profile {name}"
@@ -418,7 +420,7 @@ def _endpoint_of_profile(profile: str | None) -> str | None:
     except (OSError, UnicodeDecodeError, configparser.Error):
         return None  # botocore reports it
     services = config.get(section, "services", fallback="")
-    # An indented block of its own in the option "s3" of that section.
+    # A separate indented block in the option "s3" of that section.
     of_s3 = config.get(f"services {services}", "s3", fallback="")
     named = re.search(r"^\s*endpoint_url\s*=\s*(\S+)", of_s3, re.MULTILINE)
     return named[1] if named else config.get(section, "endpoint_url", fallback=None)

@@ -1,4 +1,4 @@
-"""What keys hold of a machine with a GPU: written there, and compared with what is here."""
+"""The inputs of keys on a machine with a GPU: written there, compared here."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from s3cache.target._standin import environment
 
 SCHEMA = 1
 _KIND, _PARTS = "s3cache target", ("versions", "device", "key")
-_HOW = "write it on a machine that has the GPU, where programs start as they do in production: "
+_HOW = "write it on a machine that has the GPU, in the environment of the job: "
 _HOW += "s3cache target > gpu.json"
-# What Triton asks the driver for, by torch's names, of which not every torch says all.
-_OF_TRITON = {
+# Triton's names of properties, and torch's. Some releases of torch lack some of them.
+_TRITON_PROPERTIES = {
     "max_num_regs": "max_num_regs",
     "sm_clock_rate": "clock_rate",
     "mem_clock_rate": "memory_clock_rate",
@@ -33,14 +33,14 @@ _MAX_SHOWN = 160
 
 
 def describe() -> dict[str, Any]:
-    """Describe the first GPU of this machine, and all else that keys of graphs on it hold.
+    """Describe the first GPU of this machine, and every other input of keys of graphs on it.
 
     Returns:
-        Plain data: ``versions`` of the packages here; what the ``device`` says of itself; and the
-        components of the ``key`` of a small graph that is on it, with their digests.
+        Plain data: ``versions`` of the packages; properties of the ``device``; and the components
+        of the ``key`` of a small graph on the device, with their digests.
 
     Raises:
-        ConfigError: there is no GPU of NVIDIA, or torch cannot compile for it.
+        ConfigError: there is no NVIDIA GPU, or torch cannot compile for it.
     """
     import torch
 
@@ -50,8 +50,8 @@ def describe() -> dict[str, Any]:
         problem = f"torch {versions['torch']} finds none"
         raise ConfigError("the GPU", problem, "run this on a machine that has one")
     device: dict[str, Any] = device_fields(torch.device("cuda", 0))
-    for name, ours in _OF_TRITON.items():
-        device.setdefault(ours, _said_by_triton()[name])
+    for name, ours in _TRITON_PROPERTIES.items():
+        device.setdefault(ours, _triton_properties()[name])
     (graph,) = check(_probe, torch.empty(8, device="cuda")).graphs
     if graph.key is None:
         reasons = "; ".join(map(str, graph.reasons))
@@ -71,11 +71,11 @@ def _probe(x: Any) -> Any:
     return x + 1
 
 
-def _said_by_triton() -> dict[str, Any]:
+def _triton_properties() -> dict[str, Any]:
     from triton.runtime import driver
 
-    said: dict[str, Any] = driver.active.utils.get_device_properties(0)
-    return said
+    properties: dict[str, Any] = driver.active.utils.get_device_properties(0)
+    return properties
 
 
 def _versions() -> dict[str, str | None]:
@@ -98,33 +98,33 @@ def _check_build(versions: Mapping[str, str | None], wanted: str) -> None:
     if versions["CUDA"] is None:
         raise ConfigError(
             f"torch {versions['torch']}",
-            "is built without CUDA, and no machine with a GPU looks up its keys",
+            "is built without CUDA; no machine with a GPU looks up its keys",
             f"install a build of torch{wanted and f' {wanted}'} that has CUDA: it needs no GPU",
         )
     if versions["Triton"] is None:
-        fix = f"install the one that torch {versions['torch']} names"
-        raise ConfigError("Triton", "is not installed, and it compiles for GPUs", fix)
+        fix = f"install the version that torch {versions['torch']} requires"
+        raise ConfigError("Triton", "is not installed; torch needs it to compile for GPUs", fix)
 
 
 @contextmanager
-def entered(path: str) -> Iterator[dict[str, str]]:
-    """Yield variables with which processes compile for the GPU that a file describes.
+def stand_in(path: str) -> Iterator[dict[str, str]]:
+    """Yield environment variables that make processes compile for the GPU described in a file.
 
-    Before that, a process with them describes the GPU that it finds: it has to be the one in the
-    file, byte for byte.
+    First a process with these variables describes the GPU that it finds. Its description must equal
+    the file, byte for byte.
 
     Raises:
-        ConfigError: keys that are made here would be other ones than those that the machine of the
-            file looks up; all that differs is named. Or there can be no stand-in here.
+        ConfigError: this machine would compute other keys than the machine with the GPU (the error
+            lists every difference), or the stand-in cannot be built here.
     """
     target = _read(path)
     versions = _versions()
     _check_build(versions, target["versions"]["torch"])
     _compare(path, {"versions": target["versions"]}, {"versions": versions})
     with environment(target["device"]) as variables:
-        _compare(path, target, _described_by_child(variables))
+        _compare(path, target, _describe_in_child(variables))
         named = {name: versions[name] for name in ("torch", "Python")}
-        # Only what is compiled is right: no measurement, and no frame that was made of a value.
+        # Measurements are meaningless here, and recalled frames may depend on computed values.
         switches = {"S3CACHE_RECALL": "off", "S3CACHE_PORTS": _ports()}
         yield {**variables, **switches, TARGET: json.dumps(named)}
 
@@ -138,18 +138,18 @@ def _read(path: str) -> dict[str, Any]:
     except OSError as exc:
         problem = f"cannot be read ({exc.strerror})"
         if re.fullmatch(r"(sm|compute)?_?\d+[af]?", path):
-            problem = "names an architecture; keys of graphs also hold the GPU's name, number of "
-            problem += "multiprocessors, memory, driver and more, so that a file has to say them"
+            problem = "is an architecture; keys also depend on the GPU's name, number of "
+            problem += "multiprocessors, memory, driver and more, so a file must list them"
         raise ConfigError(f"target {path}", problem, _HOW) from None
     except (KeyError, TypeError, ValueError):
         raise ConfigError(f"target {path}", "describes no GPU", _HOW) from None
     if schema != SCHEMA:
-        raise ConfigError(f"target {path}", f"is of another s3cache ({schema})", _HOW)
+        raise ConfigError(f"target {path}", f"was written by another s3cache ({schema})", _HOW)
     return {_KIND: schema, **parts}
 
 
-def _described_by_child(variables: Mapping[str, str]) -> dict[str, Any]:
-    # As on the machine of the file, the cache is not turned on.
+def _describe_in_child(variables: Mapping[str, str]) -> dict[str, Any]:
+    # The cache was off when the file was written.
     kept = {k: v for k, v in os.environ.items() if k not in ("S3CACHE_URL", "CUDA_VISIBLE_DEVICES")}
     ended = subprocess.run(
         [sys.executable, "-m", "s3cache", "target"],
@@ -170,25 +170,25 @@ def _described_by_child(variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _compare(path: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise ConfigError that names all that differs."""
+    """Raise ConfigError if the two differ; the error lists every difference."""
     differences = []
     for part in _PARTS:
         theirs, ours = there.get(part, {}), here.get(part, {})
         for name in {**theirs, **ours}:
             if (one := theirs.get(name)) != (other := ours.get(name)):
                 differences.append(
-                    f"{name} is {_shown(one, other)} there and {_shown(other, one)} here"
+                    f"{name} is {_format(one, other)} there and {_format(other, one)} here"
                 )
     if differences:
         raise ConfigError(
             f"target {path}",
-            f"its machine looks up other keys than are made here: {'; '.join(differences)}",
-            "install and set the same here, or write the file again where that has changed",
+            f"its machine computes other keys than this one: {'; '.join(differences)}",
+            "install and set the same here, or write the file again if that machine has changed",
         )
 
 
-def _shown(value: Any, other: Any) -> str:
-    """Return a version, a property, or the words of a component that the other one has not."""
+def _format(value: Any, other: Any) -> str:
+    """Format a version, a property, or the words of a component that the other one lacks."""
     if isinstance(value, list):
         digest, text = value
         known = other[1].split() if isinstance(other, list) else []

@@ -1,4 +1,4 @@
-"""The stand-in for a GPU: a library that processes load before torch, built where it is used."""
+"""The stand-in for a GPU: a library that is built on this machine and loaded before torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from s3cache.errors import ConfigError
 from s3cache.hooks import private_directory
 from s3cache.settings import STANDIN
 
-# Other releases have other functions, and structures of another layout.
+# Other major releases have other functions, and structures with another layout.
 _MAJOR = 13
 _SOURCE = Path(__file__).with_name("device.c")
-# The packages of CUDA lack the header that tells compilers of device code apart.
+# CUDA's Python packages lack crt/host_defines.h, which defines these for each compiler.
 _MARKS = """
 #define __align__(n) __attribute__((aligned(n)))
 #define __builtin_align__(n) __attribute__((aligned(n)))
@@ -30,7 +30,7 @@ _MARKS = """
 #define __host__
 #define __device__
 """
-# Of the driver, torch and Triton ask by name, for all of these at once.
+# torch and Triton look up functions of the driver by name, all of these at once.
 _DRIVER = """
 cuInit cuModuleUnload cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel
 cuFuncSetAttribute cuFuncSetCacheConfig cuCtxSetCurrent cuCtxSynchronize cuCtxPushCurrent
@@ -45,18 +45,19 @@ cuGreenCtxCreate cuGreenCtxDestroy cuGreenCtxStreamCreate cuDeviceGetDevResource
 cuDevSmResourceSplitByCount cuDevResourceGenerateDesc cuLogsRegisterCallback
 cuLogsUnregisterCallback
 """
-# What computes, or moves values, is counted where it does nothing.
+# Functions that compute or copy: their stubs do nothing but count the call.
 _COMPUTES = re.compile(r"Launch|Memcpy|Memset|^cublas")
 
 
 @contextmanager
 def environment(device: Mapping[str, object]) -> Iterator[dict[str, str]]:
-    """Build the stand-in; yield variables with which processes find the device, until the end.
+    """Build the stand-in; yield environment variables that make processes find the device.
 
-    ``device`` is that of a description. The library lies where no other user can exchange it.
+    ``device`` is that of a description. The library is in a directory where no other user can
+    replace it, and is removed at the end of the block.
 
     Raises:
-        ConfigError: it cannot be built here.
+        ConfigError: the stand-in cannot be built here.
     """
     directory, remove = private_directory()
     try:
@@ -85,8 +86,8 @@ def _build(directory: Path) -> Path:
     version = str(torch.version.cuda)
     major, minor = map(int, version.split(".")[:2])
     if major != _MAJOR:
-        problem = f"is built with CUDA {version}, and there is a stand-in for CUDA {_MAJOR} only"
-        fix = f"take a build of torch with CUDA {_MAJOR}, or compile where the GPU is"
+        problem = f"is built with CUDA {version}; the stand-in supports CUDA {_MAJOR} only"
+        fix = f"install a build of torch with CUDA {_MAJOR}, or compile on a machine with the GPU"
         raise ConfigError(f"torch {torch.__version__}", problem, fix)
     headers = _headers(packages)
     (directory / "crt").mkdir()
@@ -118,7 +119,7 @@ def _build(directory: Path) -> Path:
 
 
 def _headers(packages: Path) -> Path:
-    """Return where CUDA's headers are, of the major release that torch is built with."""
+    """Find the headers of the major release of CUDA that torch is built with."""
     places = [packages / f"nvidia/cu{_MAJOR}/include"]
     homes = os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"
     places += [Path(home, "include") for home in homes if home]
@@ -133,13 +134,13 @@ def _headers(packages: Path) -> Path:
                 return place
     raise ConfigError(
         f"headers of CUDA {_MAJOR}",
-        f"are not here (cuda_runtime_api.h; looked for in {', '.join(map(str, places))})",
-        "name a directory that has them in include/ with CUDA_HOME",
+        f"were not found (cuda_runtime_api.h in {', '.join(map(str, places))})",
+        "set CUDA_HOME to a directory that has them in include/",
     )
 
 
 def _run(command: list[str], directory: Path) -> list[str]:
-    """Run a command in a directory, and return its lines of output."""
+    """Run a command in a directory and return the lines it prints."""
     try:
         ended = subprocess.run(  # noqa: S603 - a compiler, and nm
             command, cwd=directory, capture_output=True, text=True, check=True
@@ -149,6 +150,6 @@ def _run(command: list[str], directory: Path) -> list[str]:
         raise ConfigError(f"command {command[0]}", f"cannot be run ({exc.strerror})", fix) from None
     except subprocess.CalledProcessError as exc:
         said = (exc.stderr.strip().splitlines() or ["no output"])[0]
-        fix = f"see that {command[0]} works; s3cache warm without --target needs none of it"
+        fix = f"make sure that {command[0]} works; s3cache warm without --target does not need it"
         raise ConfigError("the stand-in for a GPU", f"cannot be built: {said}", fix) from None
     return ended.stdout.splitlines()

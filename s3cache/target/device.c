@@ -1,16 +1,16 @@
-/* A GPU that is not there: CUDA's driver, runtime and cuBLAS, as far as torch and Triton ask them.
+/* A stand-in for a GPU: the parts of CUDA's driver, runtime and cuBLAS that torch and Triton use.
 
-   Loaded before a CUDA build of torch (LD_PRELOAD), it is libcuda.so.1 and takes the place of what
-   torch calls in libcudart. Memory is the host's. A module is loaded if it is for the architecture
-   that there is; kernels do nothing, and each measurement takes the same time.
+   Loaded before a CUDA build of torch (LD_PRELOAD), it serves as libcuda.so.1 and replaces the
+   functions of libcudart that torch calls. Device memory is host memory. A module loads if it is for
+   the architecture of the device. Kernels do nothing, and every measurement takes the same time.
 
-   S3CACHE_STANDIN has what the device says of itself, as "major=9;minor=0;...": names and values are
-   those of torch.cuda.get_device_properties. With "load_fails=CODE:COUNT", so many first modules
-   fail with that error.
+   S3CACHE_STANDIN has the properties of the device, as "major=9;minor=0;...": names and values are
+   those of torch.cuda.get_device_properties. With "load_fails=CODE:COUNT", the first COUNT modules
+   fail to load with error CODE.
 
-   s3cache_launches() says how often this thread has asked for anything that computes. Functions that
-   have nothing to say are in nothing.c, which s3cache/target/_standin.py writes: they return success,
-   and those that would compute are counted. */
+   s3cache_launches() returns how often this thread has called a function that would compute. All
+   other functions are in nothing.c, which s3cache/target/_standin.py writes: they return success,
+   and calls that would compute are counted. */
 
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -123,7 +123,7 @@ CUresult cuGetErrorString(CUresult error, const char **text) {
 /* A kernel, which is a module too: Triton makes one of each. */
 struct kernel { int registers, local; };
 
-/* Reads what the assembler has noted in .nv.info: pairs of a symbol and a number. */
+/* Reads the notes of the assembler in .nv.info: pairs of a symbol and a number. */
 static void read_needs(const char *image, struct kernel *to) {
   const Elf64_Ehdr *header = (const void *)image;
   const Elf64_Shdr *sections = (const void *)(image + header->e_shoff);
@@ -345,7 +345,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
 }
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
-  return *milliseconds = 50, cudaSuccess; /* so long that a benchmark repeats it seldom */
+  return *milliseconds = 50, cudaSuccess; /* long, so that a benchmark repeats it rarely */
 }
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *to, const void *function) {
@@ -374,7 +374,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
   return cudaSuccess;
 }
 
-/* -- cuBLAS; its headers are not asked, as its handles are nothing here */
+/* -- cuBLAS, without its headers: its handles are never used */
 
 int cublasCreate_v2(void **handle) { return *handle = (void *)64, 0; }
 int cublasLtCreate(void **handle) { return *handle = (void *)64, 0; }

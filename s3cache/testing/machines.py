@@ -1,6 +1,6 @@
-"""Machines that have never seen a program: what a fresh node of a fleet or of CI is.
+"""Machines that have never seen a program, like a fresh node of a fleet or of CI.
 
-As a program, this module runs another one on a machine, and reports on it:
+As a program, this module runs another program on a machine, and reports on it:
 ``python -m s3cache.testing.machines REPORT run|module|call PROGRAM ...``.
 """
 
@@ -36,7 +36,7 @@ _PLACES = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "S3CACHE_LOCAL_DIR": "local",
 }
-# What belongs to the installation, and not to what its user did before.
+# Variables of the installation, not of the user's history.
 _KEPT = (
     *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "CC", "CXX"),
     *("CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"),
@@ -49,11 +49,11 @@ class Outcome:
     """The outcome of a process on a :class:`Machine`.
 
     Attributes:
-        command: what was run, for messages.
-        exit_code: its exit status, negative for a signal; ``None`` if it was ended for its time.
-        stdout, stderr: what it wrote.
-        result: what the function returned that was called, as JSON has it; else ``None``.
-        recorded: what the cache counted; ``None`` without one. Most tests want :attr:`stats`.
+        command: the command, for messages.
+        exit_code: its exit status, negative for a signal; ``None`` after a timeout.
+        stdout, stderr: its output.
+        result: the result of the called function, as from JSON; else ``None``.
+        recorded: the counts of the cache; ``None`` without one. Most tests want :attr:`stats`.
     """
 
     command: str
@@ -65,10 +65,10 @@ class Outcome:
 
     @property
     def stats(self) -> CacheStats:
-        """What the cache counted that the program enabled last, with the uploads at its exit.
+        """The counts of the cache that the program enabled last, including uploads at its exit.
 
         Raises:
-            AssertionError: it enabled none. A test that looks for no misses must not pass then.
+            AssertionError: it enabled none. A test that expects no misses must not pass then.
         """
         if self.recorded is None:
             raise AssertionError(
@@ -79,7 +79,7 @@ class Outcome:
 
 
 class ProgramError(AssertionError):
-    """A program on a :class:`Machine` ended badly, or not in time; ``outcome`` is what there is."""
+    """A program on a :class:`Machine` failed or timed out; ``outcome`` has its output."""
 
     def __init__(self, outcome: Outcome, how: str) -> None:
         super().__init__(f"{outcome.command}: {how}\n{_end(outcome.stdout + outcome.stderr)}")
@@ -93,13 +93,13 @@ def _end(output: str) -> str:
 class Machine:
     """A directory, and the processes that run on it one after the other.
 
-    What a process there finds of its surroundings is empty: home, caches, temporary directory,
-    s3cache's local tier. Two machines share nothing but what a test gives both of them, as a rule
-    the URL of a bucket. A second process on a machine finds what the first has left: that is how a
-    restart on the same node is tested.
+    Its first process finds an empty home, empty caches, an empty temporary directory and an empty
+    local tier. Two machines only share what a test gives both of them, usually the URL of a bucket.
+    A second process on a machine finds the files of the first: use this to test a restart on the
+    same node.
 
     Args:
-        root: where everything is that s3cache and torch write. It is made.
+        root: the directory for all files of s3cache and torch. It is created.
         environment: variables of all its processes, besides the few that a fresh machine has.
     """
 
@@ -107,16 +107,15 @@ class Machine:
         self.root = Path(root).absolute()
         for place in _PLACES.values():
             (self.root / place).mkdir(parents=True, exist_ok=True)
-        #: The whole environment of its processes.
+        #: The complete environment of its processes.
         self.environment: dict[str, str] = {
             **{name: os.environ[name] for name in _KEPT if name in os.environ},
             **{name: str(self.root / place) for name, place in _PLACES.items()},
             "USER": self.root.name,
-            # A test waits for the uploads that a job would leave to the next one there, and is no
-            # worse a test for running on a busy machine.
+            # Wait for uploads that a job would leave to the next process, also on a busy machine.
             "S3CACHE_EXIT_TIMEOUT_S": "60",
             "S3CACHE_LOOKUP_TIMEOUT_S": "60",
-            # A fresh machine then hits the remote, whenever a job profile would have arrived.
+            # So that a fresh machine always hits the remote, and not entries of a job profile.
             "S3CACHE_JOB_PROFILES": "0",
             **environment,
         }
@@ -133,8 +132,8 @@ class Machine:
 
         Args:
             environment: variables of this process only.
-            cwd: where it runs; where the test runs, unless given. That is not empty.
-            timeout_s: after that time it is killed, with what it has started.
+            cwd: its working directory; by default that of the test, which is not empty.
+            timeout_s: after this time it is killed, with its child processes.
             python: the interpreter; it must have s3cache too.
 
         Raises:
@@ -159,11 +158,11 @@ class Machine:
     ) -> Outcome:
         """Call a function of an importable module; the outcome has its result.
 
-        It is imported there again, also from where this process alone finds it: tests may keep it
-        in their own module. Arguments and result are what JSON can hold.
+        The process imports it again, also from paths that only this process has: it may be in the
+        module of a test. Arguments and result must be types of JSON.
 
         Args:
-            function: it, or ``"module:name"``, so that the test need not import what it imports.
+            function: the function, or ``"module:name"``, so that the test need not import it.
             environment, cwd, timeout_s, python: as for :meth:`run`.
 
         Raises:
@@ -173,7 +172,7 @@ class Machine:
             function = f"{function.__module__}:{function.__qualname__}"
         module, _, name = function.partition(":")
         if not name or "<" in name or module == "__main__":
-            raise ValueError(f"{function!r} cannot be imported elsewhere; give one of a module")
+            raise ValueError(f"{function!r} cannot be imported; give a function of a module")
         theirs = {**self.environment, **(environment or {})}
         paths = filter(None, [theirs.get("PYTHONPATH", ""), *_project_paths()])
         theirs["PYTHONPATH"] = os.pathsep.join(paths)
@@ -190,7 +189,7 @@ class Machine:
     ) -> Outcome:
         report, *written = (self.root / name for name in ("report.pickle", "stdout", "stderr"))
         report.unlink(missing_ok=True)
-        # Files, and not pipes: what a program started may hold those open when it has ended.
+        # Files instead of pipes: children of a program may keep pipes open after its end.
         with open(written[0], "wb") as stdout, open(written[1], "wb") as stderr:
             process = subprocess.Popen(  # noqa: S603 - to run a test's program is what it is for
                 [python, "-m", "s3cache.testing.machines", str(report), *words],
@@ -199,7 +198,7 @@ class Machine:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                start_new_session=True,  # so that what it starts can be ended with it
+                start_new_session=True,  # so that its child processes can be ended with it
             )
         status = None
         try:
@@ -212,7 +211,7 @@ class Machine:
                 process.wait()
         said, errors = (path.read_text(encoding="utf-8", errors="replace") for path in written)
         result = stats = None
-        if report.exists():  # it is of a program that the test has run as this user
+        if report.exists():  # written by the test's own program, as this user
             result, stats = pickle.loads(report.read_bytes())  # noqa: S301
         outcome = Outcome(shlex.join(words), status, said, errors, result, stats)
         if status is None:
@@ -223,7 +222,7 @@ class Machine:
 
 
 def _project_paths() -> list[str]:
-    """Return where this process finds modules that are not installed, as pytest adds them."""
+    """Return the paths of modules that are not installed, such as those that pytest adds."""
     schemes = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = [*map(sysconfig.get_path, schemes), *site.getsitepackages()]
     paths = dict.fromkeys(os.path.abspath(path) for path in sys.path if not path.endswith(".zip"))
@@ -232,9 +231,9 @@ def _project_paths() -> list[str]:
     ]
 
 
-# -- two outcomes compared
+# -- comparing two outcomes
 
-# torch then asks no cache for the graph, at either level.
+# With these, torch looks the graph up at neither level.
 _NEVER_ASKED = ("caches-off", "fx-graph-cache-off")
 
 
@@ -248,21 +247,21 @@ def assert_warm_start(
     *,
     same: Callable[[Outcome], object] = _output_of,
 ) -> None:
-    """Assert that ``second`` compiled nothing, and gave the same as ``first``.
+    """Assert that ``second`` compiled nothing, and had the same results as ``first``.
 
-    A graph is compiled if neither level of the cache has it. Whole graphs may miss: a forward that
-    no backward ever followed is found at the second level, and what is found there is not compiled.
+    A graph is compiled if both levels of the cache miss. Whole graphs may miss: a forward without a
+    backward hits at the second level, which also compiles nothing.
 
-    Only the process that the machine started counts, not those that it started itself.
+    Only the process of the machine counts, not its child processes.
 
     Args:
         first: the outcome on one machine.
         second: the outcome on another machine, or on the same machine later.
-        same: returns the part of an outcome that must be equal; by default what was printed and
-            returned. If a program prints times or paths, leave them out here.
+        same: returns the part of an outcome that must be equal; by default the printed output and
+            the result. If a program prints times or paths, remove them here.
 
     Raises:
-        AssertionError: it compiled something, hit nothing, or gave something else.
+        AssertionError: it compiled something, hit nothing, or had other results.
     """
     stats = second.stats
     counts = f"first machine: {first.stats.in_words()}\n  second machine: {stats.in_words()}"
@@ -305,14 +304,14 @@ def _main(path: str, how: str, *program: str) -> None:
     process = os.getpid()
 
     def report() -> None:
-        if os.getpid() != process:  # a forked child that leaves as if it were the program
+        if os.getpid() != process:  # a forked child that exits like the program
             return
         caches = sys.modules.get("s3cache.cache")
         cache = None if caches is None else caches.current_cache()
         with open(path, "wb") as file:
             pickle.dump((result, None if cache is None else cache.stats()), file)
 
-    # It runs after s3cache's own exit, which finishes the uploads: those are counted too.
+    # It runs after s3cache's own exit, which finishes the uploads: they count too.
     atexit.register(report)
     if how == "call":
         function = pkgutil.resolve_name(program[0])

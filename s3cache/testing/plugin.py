@@ -1,7 +1,7 @@
-"""pytest fixtures for programs that use s3cache; pytest finds them where it is installed.
+"""pytest fixtures for programs that use s3cache; pytest loads them if s3cache is installed.
 
-Every run of pytest there loads this module, whatever it tests: it imports nothing of weight, and
-what a fixture needs is imported by the first test that asks for it.
+Every run of pytest loads this module, so it imports nothing expensive. The first test that uses a
+fixture imports its dependencies.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _HOST = "127.0.0.1"
 
 
-#: What the fixture ``s3cache_machine`` is: it takes variables for all processes of the machine.
+#: The type of the fixture ``s3cache_machine``: it takes variables for all processes.
 MachineFactory: TypeAlias = "Callable[..., Machine]"
 
 
 @pytest.fixture
 def s3cache_machine(tmp_path_factory: pytest.TempPathFactory) -> MachineFactory:
-    """Make fresh machines: ``s3cache_machine(NAME="value")`` is a new one each time."""
+    """Make fresh machines: every ``s3cache_machine(NAME="value")`` is a new one."""
     from s3cache.testing.machines import Machine
 
     def make(**environment: str) -> Machine:
@@ -43,13 +43,13 @@ def s3cache_machine(tmp_path_factory: pytest.TempPathFactory) -> MachineFactory:
 
 @pytest.fixture
 def s3cache_moto(s3cache_moto_server: MotoServer) -> MotoBucket:
-    """Make an empty bucket for this test alone, on a moto server."""
+    """Make an empty bucket for this test, on a moto server."""
     return s3cache_moto_server.make_bucket()
 
 
 @pytest.fixture(scope="session")
 def s3cache_moto_server() -> Iterator[MotoServer]:
-    """Start the moto server that all tests of this run share, for the first that needs it."""
+    """Start the moto server that all tests of this run share, at its first use."""
     with MotoServer() as server:
         yield server
 
@@ -59,7 +59,7 @@ def s3cache_moto_server() -> Iterator[MotoServer]:
 
 @dataclass(frozen=True)
 class MotoBucket:
-    """A bucket on a :class:`MotoServer`, with credentials, of which it takes any."""
+    """A bucket on a :class:`MotoServer`, with credentials; the server accepts any."""
 
     name: str
     endpoint_url: str
@@ -69,12 +69,12 @@ class MotoBucket:
 
     @property
     def url(self) -> str:
-        """For :func:`s3cache.enable`, and for everything else that takes a URL."""
+        """The URL for :func:`s3cache.enable` and other functions."""
         return f"s3://{self.name}?endpoint_url={self.endpoint_url}&region={self.region}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables for a program that is to use the bucket, and no other credentials."""
+        """Environment variables for a program that uses this bucket and these credentials."""
         return {
             "S3CACHE_URL": self.url,
             "AWS_ACCESS_KEY_ID": self.access_key,
@@ -88,12 +88,12 @@ class MotoBucket:
 class MotoServer(AbstractContextManager["MotoServer"]):
     """moto's server on loopback, from its construction to :meth:`close`; a context manager.
 
-    It runs in a process of its own, which ends with this one, however that ends. It keeps
-    everything in memory and takes any credentials: a real server may refuse what it accepts.
+    It runs in a separate process, which always ends with this one. It keeps everything in memory
+    and accepts any credentials: a real server is stricter.
 
     Raises:
         ConfigError: moto is not installed, or not with what its server needs.
-        RuntimeError: the server does not start; says what it wrote.
+        RuntimeError: the server does not start; the message has its output.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class MotoServer(AbstractContextManager["MotoServer"]):
                 self.close()
                 errors.seek(0)
                 raise RuntimeError(f"moto's server did not start:\n{errors.read().decode()}")
-        #: Where it listens.
+        #: Its port.
         self.port = int(port)
 
     @property
@@ -124,10 +124,10 @@ class MotoServer(AbstractContextManager["MotoServer"]):
         return f"http://{_HOST}:{self.port}"
 
     def make_bucket(self, name: str | None = None) -> MotoBucket:
-        """Make an empty bucket, of a name of its own unless one is given.
+        """Make an empty bucket, by default with a unique name.
 
         Raises:
-            RuntimeError: the server refuses: there is one of that name, or it is no legal one.
+            RuntimeError: the server refuses: the bucket exists, or the name is illegal.
         """
         from http.client import HTTPConnection
 
@@ -142,7 +142,7 @@ class MotoServer(AbstractContextManager["MotoServer"]):
         return MotoBucket(name, self.endpoint_url)
 
     def close(self) -> None:
-        """End the server; its buckets are gone. A second call does nothing."""
+        """End the server and remove its buckets. A second call does nothing."""
         self._process.kill()
         self._process.communicate()
 
@@ -150,8 +150,8 @@ class MotoServer(AbstractContextManager["MotoServer"]):
         self.close()
 
 
-# Text, and not a function of this module: beside its own file `import moto` would find that.
-# It ends with its standard input, and so with the process that holds the other end.
+# Text instead of a file here, in the directory of which `import moto` could find other modules.
+# It ends with its standard input, and so with the process at the other end.
 _SERVER = f"""
 import sys
 from moto.server import ThreadedMotoServer

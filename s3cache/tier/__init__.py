@@ -1,4 +1,4 @@
-"""Where entries are kept, on disk and in the remote store, and the loop that moves them."""
+"""The two tiers, on disk and in the remote store, and the loop that moves entries between them."""
 
 from s3cache.tier._disk import DiskTier as DiskTier
 from s3cache.tier._disk import TierStore as TierStore

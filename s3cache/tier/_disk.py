@@ -1,17 +1,17 @@
-"""The disk tier: entries on this machine, within bounds, and what is to be uploaded of them.
+"""The disk tier: entries on this machine, within bounds, and records of pending uploads.
 
-Beside ``objects/`` and ``staging/`` (see :class:`~s3cache.store.ObjectFiles`), its root holds::
+Beside ``objects/`` and ``staging/`` (see :class:`~s3cache.store.ObjectFiles`), its root contains::
 
-    usage               how much is in objects/; the lock on every change
-    pending/            what is not uploaded yet, see s3cache.tier._pending
+    usage               the size of objects/; the lock on every change
+    pending/            records of pending uploads, see s3cache.tier._pending
 
-The file ``usage`` holds one record (little-endian), ``exact:? counted:i64 bytes:i64 files:i64``. A
+The file ``usage`` is one record (little-endian), ``exact:? counted:i64 bytes:i64 files:i64``. A
 writer locks the file, marks the record as inexact, changes the directory, and writes the record
-again. A process that takes the lock and sees no exact record, as after a kill, counts the files.
-What is changed by hand is seen when it is full and was last counted a day ago.
+again. A process that takes the lock and finds no exact record, as after a kill, counts the files.
+Changes by hand are noticed when the tier is full and the last count is a day old.
 
-The modification time of an object is its last use, and the oldest go first. Others wait for the
-writer that makes room: of many objects it looks at some, and evicts the oldest of these.
+The modification time of an object is its last use; the oldest are evicted first. Other processes
+wait while a writer makes room, so with many objects it looks at a sample and evicts its oldest.
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _T = TypeVar("_T")
 
 _last_use = attrgetter("modified")
-# Entries that differ do so in the digests and signatures that they begin with.
+# Different entries differ in the digests and signatures at their beginning.
 _BEGINNING_BYTES = 4096
-# A slow disk does not hang: a call may take a second more for so many bytes.
+# A slow disk does not count as hanging: a call may take a second more for this many bytes.
 _BYTES_A_SECOND = 32 << 20
-_VERIFIED_HERE = 16 << 20  # in time
-# A call that looks at all objects, for which no lookup or save waits, may take this much more.
+_VERIFIED_HERE = 16 << 20  # within the deadline
+# A call that looks at all objects may take this much longer. No lookup or save waits for it.
 _SCAN_S = 120.0
 LOCK_TIMEOUT_S = 4.0
 _RECORD, _INEXACT = struct.Struct("<?qqq"), b"\0"
 _COUNTED_EVERY_S = 86_400
-# A writer that finds no room evicts down to this fraction of a bound: the next ones find some.
+# A writer without room evicts down to this fraction of a bound, so that the next writers have room,
 _LOW_WATER = 0.90
-# ... but not many more than it needs, as others wait. It looks at some 250 objects first, at some
-# 4,000 where the oldest quarter of these does not suffice, and at all of them last.
+# but not many objects more than it needs, because others wait. It looks at some 250 objects first,
+# at some 4,000 if the oldest quarter of these is not enough, and at all of them last.
 _EVICTED_OF_SOME, _EVICTED_OF_ALL = 16, 512
 _LOOKED_AT, _OLD_PART = (256, 4096), 4
 
 
 def _in_time(method: _F) -> _F:
-    """Have a method end within the deadline, whatever the disk does, and raise ``StoreError``."""
+    """Make a method raise ``StoreError`` at the deadline, even if the disk hangs."""
 
     @functools.wraps(method)
     def limited(tier: DiskTier, /, *args: Any, **kwargs: Any) -> Any:
@@ -90,14 +90,14 @@ def _in_time(method: _F) -> _F:
 class DiskTier:
     """Objects on the local disk, at most ``max_bytes`` and ``max_files`` of them. Synchronous.
 
-    Any number of threads and processes of one machine may use the same root at once. The bounds
-    hold for the objects; each writer may have one more in staging. What is pending is never
-    evicted. Every method may raise :class:`~s3cache.errors.StoreError`, and ends within seconds,
-    also where the disk hangs: what was begun goes on, and may end later.
+    Any number of threads and processes of a machine may use the same root at once. The bounds apply
+    to the objects; each writer may have one more in staging. Pending objects are never evicted.
+    Every method may raise :class:`~s3cache.errors.StoreError`, and ends within seconds even if the
+    disk hangs: then its work continues and may end later.
 
     Args:
-        namespace: keeps this tier's names apart from those of others in the same root, which share
-            its bounds: objects of different places need not be equally trusted.
+        namespace: separates the names of this tier from those of other tiers in the same root,
+            which share its bounds: objects of different remotes may not be equally trusted.
 
     Raises:
         ConfigError: the root is not a private directory of this user.
@@ -124,27 +124,27 @@ class DiskTier:
             raise
 
     def _renew(self) -> None:
-        # Threads of one process wait here at no cost; the lock of the file has to be polled. In a
-        # forked child, a thread of the parent may have held it.
+        # Threads of a process wait here without polling; the lock on the file must be polled. A
+        # forked child needs a new mutex: a thread of the parent may have held the old one.
         self._mutex = threading.Lock()
 
     def _open(self, root: str | os.PathLike[str]) -> None:
         self._files = ObjectFiles(root)
         self.root, self.url = self._files.root, self._files.url
         self._pending = Pending(lambda make: self._files.directory("pending", make=make))
-        self.usage()  # the first process counts; fails now if that cannot be written
+        self.usage()  # the first process counts; fail now if the count cannot be written
 
-    # -- the lock, and how much there is
+    # -- the lock and the usage
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock all objects, and read what they hold; raise TransientError if they are busy."""
+        """Lock all objects and read their usage; raise TransientError if another holds the lock."""
 
         def busy(holder: str) -> TransientError:
             problem = f"{holder} has held {self.root}/usage for {LOCK_TIMEOUT_S:g} s"
             return TransientError(problem, op="lock", store=self.url)
 
-        mutex = self._mutex  # a child that is forked within the block has another one
+        mutex = self._mutex  # a child that is forked inside the block has another one
         deadline, pause_s = time.monotonic() + LOCK_TIMEOUT_S, 0.0001
         if not mutex.acquire(timeout=LOCK_TIMEOUT_S):
             raise busy("another thread")
@@ -169,7 +169,7 @@ class DiskTier:
             mutex.release()
 
     def _count(self) -> list[ObjectInfo]:
-        """Correct the usage by looking at all objects; return them, the oldest first."""
+        """Correct the usage by counting all objects; return them, oldest first."""
         objects = sorted(self._files.walk(), key=_last_use)
         self._counted, self._usage = int(time.time()), _usage_of(objects)
         os.ftruncate(self._fd, _RECORD.size)
@@ -182,7 +182,7 @@ class DiskTier:
 
     @contextlib.contextmanager
     def _changing(self, growth: Usage) -> Iterator[None]:
-        """Book the growth that the block makes. Where it fails, the next process counts."""
+        """Record the growth by the block. If the block fails, the next process counts."""
         os.pwrite(self._fd, _INEXACT, 0)
         yield
         self._usage += growth
@@ -190,11 +190,11 @@ class DiskTier:
 
     @_in_time
     def usage(self) -> Usage:
-        """Return bytes and files held, by all namespaces, exact at the moment of the call."""
+        """Return bytes and files of all namespaces, exact at the moment of the call."""
         try:
             with os_errors("usage", self.url), self._locked():
                 return self._usage
-        except ReadOnlyError:  # no process changes it, or could write how much there is
+        except ReadOnlyError:  # no process can change the objects or the record
             return _usage_of([*self._files.walk()])
 
     # -- reading
@@ -203,9 +203,9 @@ class DiskTier:
     def search(
         self, names: Iterable[str], prefix: str, verify: Callable[[str, bytes], _T]
     ) -> tuple[str, bytes, _T | None] | list[ObjectInfo]:
-        """Find the first of ``names``, marked as used, or list what there is with ``prefix``.
+        """Find the first of ``names`` and mark it as used, or list the objects with ``prefix``.
 
-        ``verify`` sees the bytes, unless there are many, while they are in this core's cache.
+        Unless the object is large, ``verify`` gets the bytes while they are in this core's cache.
         """
         for name in names:
             data = self._files.read(self._namespace + name, is_use=True)
@@ -215,22 +215,22 @@ class DiskTier:
 
     @_in_time
     def get(self, name: str) -> bytes | None:
-        """Return the object's bytes, or ``None``; mark it as used just now."""
+        """Return the object's bytes, or ``None``; mark it as used now."""
         return self._files.read(self._namespace + name, is_use=True)
 
     @_in_time
     def peek(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """Return the object's bytes, or ``length`` of them, or ``None``; this is no use of it."""
+        """Return the object's bytes, or ``length`` of them, or ``None``; this is not a use."""
         return self._files.read(self._namespace + name, start, length)
 
     @_in_time
     def head(self, name: str) -> ObjectInfo | None:
-        """Return size and time of last use of the object, or ``None``; this is no use of it."""
+        """Return size and last use of the object, or ``None``; not a use of the object."""
         info = self._files.stat(self._namespace + name)
         return info and replace(info, key=name)
 
     def objects(self, prefix: str = "") -> list[ObjectInfo]:
-        """List all objects with ``prefix``, the last used first; ``modified`` is when."""
+        """List all objects with ``prefix``, last used first; ``modified`` is the last use."""
         walk = functools.partial(self._files.walk, self._namespace + prefix)
         present = self.deadline.call(lambda: [*walk()], more_s=0.0 if prefix else _SCAN_S)
         present.sort(key=_last_use, reverse=True)
@@ -241,18 +241,18 @@ class DiskTier:
     def put(self, name: str, data: Buffer) -> None:
         """Write or replace an object, evicting the least recently used to make room.
 
-        It survives this process but perhaps not a power failure. Raise NoSpaceError if it is larger
-        than the tier, or what is there may not be evicted.
+        It survives this process but perhaps not a power failure. Raises NoSpaceError if it is
+        larger than the tier, or if no more objects may be evicted.
         """
         self._put(name, data, pending=False)
 
     def put_pending(self, name: str, data: Buffer, *, once: bool = False) -> bool:
-        """Put an object that is to be uploaded, and have that on record until :meth:`uploaded`.
+        """Put an object and record that its upload is pending, until :meth:`uploaded`.
 
-        When this returns, the bytes have reached the disk. If the process ends before it uploads
-        them, exactly one other takes that over with :meth:`adopt`. Where this fails, an earlier
-        record of the name stays. With ``once``, leave what is there, which another process uploads
-        or has uploaded, and return False.
+        When this returns, the bytes have reached the disk. If the process ends before the upload,
+        exactly one other process takes it over with :meth:`adopt`. If this fails, an earlier record
+        of the name stays. With ``once``, keep an existing object, which another process uploads or
+        has uploaded, and return False.
         """
         return self._put(name, data, pending=True, once=once)
 
@@ -272,8 +272,8 @@ class DiskTier:
                     return False
                 growth = Usage(size, 1) if held is None else Usage(size - held, 0)
                 self._make_room(key, growth)
-                # First: an uploader forgets a pending upload without an object, but an object that
-                # is not pending would never be uploaded.
+                # The record first: an uploader drops a record without an object, but an object
+                # without a record would never be uploaded.
                 is_new = pending and self._pending.add(key)
                 try:
                     with self._changing(growth):
@@ -292,9 +292,9 @@ class DiskTier:
         return Usage(0, 0) if info is None else Usage(info.size, 1)
 
     def _make_room(self, key: str, growth: Usage) -> None:
-        """Evict the oldest objects but ``key`` until ``growth`` fits, and some more.
+        """Evict the oldest objects, but not ``key``, until ``growth`` fits, and some more.
 
-        Where it would not fit if all were evicted, none is, and NoSpaceError is raised.
+        If it cannot fit, evict nothing and raise NoSpaceError.
         """
         if self._fits(self._usage + growth):
             return
@@ -311,8 +311,8 @@ class DiskTier:
         candidates = [info for info in self._count() if info.key not in pinned]
         if not self._fits(self._usage - _usage_of(candidates) + growth):
             raise NoSpaceError(
-                f"{growth.bytes} bytes more do not fit: {self._usage.bytes} of {self._max_bytes} "
-                f"bytes and {self._usage.files} of {self._max_files} files are taken and may not "
+                f"{growth.bytes} more bytes do not fit: {self._usage.bytes} of {self._max_bytes} "
+                f"bytes and {self._usage.files} of {self._max_files} files are in use and cannot "
                 "be evicted",
                 op="put",
                 store=self.url,
@@ -333,7 +333,7 @@ class DiskTier:
 
     @_in_time
     def delete(self, name: str, data: Buffer | None = None) -> None:
-        """Remove an object, and our record of it, unless it is not ``data`` any more."""
+        """Remove an object and our record of it; with ``data``, only if its bytes are equal."""
         key = self._namespace + name
         with self._locked():
             if self._was_replaced(key, data):
@@ -344,7 +344,7 @@ class DiskTier:
                     self._files.delete(key)
 
     def in_time(self, op: str, work: Callable[[Directory], _T]) -> _T:
-        """Return what ``work`` gives for the directory of :mod:`s3cache.tier.claims`."""
+        """Return the result of ``work`` on the directory of :mod:`s3cache.tier.claims`."""
 
         def call() -> _T:
             with os_errors(op, self.url):
@@ -352,14 +352,14 @@ class DiskTier:
 
         return self.deadline.call(call)
 
-    # -- what is still to upload
+    # -- pending uploads
 
     @_in_time
     def uploaded(self, names: Mapping[str, Buffer | None]) -> list[str]:
-        """Forget that ``names`` are to be uploaded: they may be evicted now.
+        """Remove the records of ``names``, which are uploaded: they may be evicted now.
 
-        Each comes with the bytes that were uploaded, or None for any. Return those that hold other
-        bytes now, which are still to be uploaded.
+        The values are the uploaded bytes, or None for any. Return the names that have other bytes
+        now: their uploads stay pending.
         """
         replaced = []
         with self._locked():
@@ -378,12 +378,12 @@ class DiskTier:
 
     @_in_time
     def pending(self) -> list[str]:
-        """List the names that this process is to upload, saved here or adopted."""
+        """List the pending uploads of this process, its own and adopted ones."""
         return self._names(self._pending.mine())
 
     @_in_time
     def recorded(self) -> set[str]:
-        """List the names of this tier that any process, dead or alive, has still to upload."""
+        """List the pending uploads of all processes in this tier, dead or alive."""
         return {*self._names(self._pending.all_pending())}
 
     def _names(self, keys: Iterable[str]) -> list[str]:
@@ -394,13 +394,13 @@ class DiskTier:
     def pending_object(self, name: str) -> tuple[bytes, bool] | None:
         """Return the bytes of a pending object, and whether another process saved it.
 
-        Return ``None`` if it is not pending here, or gone and therefore no longer pending.
+        Return ``None`` if it is not pending here. If the object is gone, drop its record.
         """
         key = self._namespace + name
         data, is_pending = self._files.read(key), self._pending.holds(key)
         if data is None and is_pending:
             with self._locked():
-                if not self._usage_of(key).files:  # it was not just being put
+                if not self._usage_of(key).files:  # it is not being put right now
                     self._pending.remove(key)
         if data is None or not is_pending:
             return None
@@ -408,9 +408,9 @@ class DiskTier:
 
     @_in_time
     def adopt(self, limit: int | None = None, but: Iterable[str] = ()) -> list[str]:
-        """Take over up to ``limit`` uploads of processes that are gone, ``but`` some; return them.
+        """Take over up to ``limit`` uploads of dead processes, except ``but``; return their names.
 
-        Of any number of processes that try at once, exactly one gets each name.
+        If several processes try at once, exactly one gets each name.
         """
         with self._locked():
             keys = {self._namespace + name for name in but}
@@ -418,12 +418,12 @@ class DiskTier:
 
     @_in_time
     def give_back(self, name: str) -> bool:
-        """Leave what was adopted to another process, at once; return False if it is our own."""
+        """Return an adopted upload, so that others can adopt it; return False if it is our own."""
         with self._locked():
             return self._pending.give_back(self._namespace + name)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Leave what is not uploaded to other processes; where the disk hangs, when it is back."""
+        """Leave pending uploads to other processes; if the disk hangs, once it is back."""
         limit_s = self.deadline.limit_s
         more_s = 0.0 if timeout_s is None else min(timeout_s - limit_s, 0.0)
         with contextlib.suppress(StoreError, ConfigError, OSError):

@@ -1,8 +1,8 @@
-"""Pending uploads: they survive their process, and exactly one other takes them over.
+"""Pending uploads: they survive their process, and exactly one other process takes them over.
 
-Each is an empty file ``<name>@<owner>``, with the object's name percent-encoded. An owner is a
-process, and holds a lock on the file ``<owner>.lock`` for as long as it lives. A process that gets
-that lock knows that the owner is gone, and renames its files.
+A pending upload is an empty file ``<name>@<owner>``, with the object's name percent-encoded. An
+owner is a process; it holds a lock on the file ``<owner>.lock`` while it lives. A process that gets
+this lock knows that the owner is dead, and renames its files.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from s3cache.store import Directory
 from s3cache.util.threads import call_in_child, close_unshared
 
 _LOCK = ".lock"
-_name_of = functools.lru_cache(4096)(unquote)  # each look sees most of them again
+_name_of = functools.lru_cache(4096)(unquote)  # most names are read again and again
 
 
 class Pending:
-    """The pending uploads in the directory that ``open_root`` gives, or makes if asked to.
+    """The pending uploads in the directory that ``open_root`` returns, or creates if given True.
 
-    Callers of what changes them hold the lock on the tier's objects: no two processes make, move or
-    remove anything here at once. Every method may raise ``OSError``.
+    Callers of methods that make changes hold the lock on the tier's objects: no two processes
+    create, move or remove files here at once. Every method may raise ``OSError``.
 
     Attributes:
         adopted: names of our uploads that another process saved.
@@ -37,14 +37,14 @@ class Pending:
         self._open_root = open_root
         self._is_closed = False
         self._forget()
-        call_in_child(self._forget)  # lock and uploads stay the parent's
+        call_in_child(self._forget)  # the parent keeps lock and uploads
 
     def _forget(self) -> None:
         self._owner, self._lock_fd = "", -1
         self.adopted: set[str] = set()
 
     def add(self, name: str) -> bool:
-        """Add ``name`` to what this process uploads; return False if it was there."""
+        """Add ``name`` to the uploads of this process; return False if it was there."""
         root = self._own()
         is_new = not self.holds(name)
         if is_new:
@@ -54,7 +54,7 @@ class Pending:
         return is_new
 
     def _own(self) -> Directory:
-        """Return the directory, in which this process is an owner from now on."""
+        """Return the directory, and make this process an owner in it."""
         self._check_open()
         root = self._open_root(True)
         if self._lock_fd < 0 or not os.fstat(self._lock_fd).st_nlink:  # it was removed by hand
@@ -63,7 +63,7 @@ class Pending:
             lock_fd = root.try_lock(f"{owner}{_LOCK}")
             assert lock_fd is not None, "another process has the lock on the tier's objects"
             self._owner, self._lock_fd = owner, lock_fd
-            if self._is_closed:  # meanwhile: a lock that is held now would be held for good
+            if self._is_closed:  # closed meanwhile: the lock would never be released
                 self._release()
             self._check_open()
         return root
@@ -86,15 +86,15 @@ class Pending:
 
     def _unlink(self, file: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            root = self._open_root(False)  # held: its descriptor is closed with it
+            root = self._open_root(False)  # keep it: its descriptor is closed with it
             os.unlink(file, dir_fd=root.fd)
 
     def mine(self) -> list[str]:
-        """List the names that this process is to upload; takes no lock."""
+        """List the names that this process will upload; takes no lock."""
         return self._by_owner().get(self._owner, [])
 
     def all_pending(self) -> set[str]:
-        """Return the names that any process, living or dead, is to upload."""
+        """Return the pending names of all processes, living or dead."""
         return {name for names in self._by_owner().values() for name in names}
 
     def _by_owner(self) -> dict[str, list[str]]:
@@ -111,12 +111,12 @@ class Pending:
     def adopt(
         self, prefix: str = "", limit: int | None = None, but: Container[str] = ()
     ) -> list[str]:
-        """Take over up to ``limit`` uploads of owners that are gone; return their names."""
+        """Take over up to ``limit`` uploads of dead owners; return their names."""
         taken: list[str] = []
         for owner, names in self._by_owner().items():
             lock_fd = None
             if owner != self._owner:
-                with contextlib.suppress(OSError):  # something else was planted in its place
+                with contextlib.suppress(OSError):  # another file was planted in its place
                     lock_fd = self._open_root(False).try_lock(f"{owner}{_LOCK}")
             if lock_fd is None:  # its owner lives
                 continue
@@ -128,7 +128,7 @@ class Pending:
                     return taken
                 root, file = self._own(), _file_of(name, owner)
                 if self.holds(name) and name not in self.adopted:
-                    self._unlink(file)  # our own save decides
+                    self._unlink(file)  # our own save takes precedence
                 else:
                     _move(root, file, _file_of(name, self._owner))
                     self.adopted.add(name)
@@ -138,7 +138,7 @@ class Pending:
         return taken
 
     def give_back(self, name: str) -> bool:
-        """Leave what was adopted to another process, at once; return False if it is our own."""
+        """Return an adopted upload, so that others can adopt it; return False if it is our own."""
         if name not in self.adopted:
             return False
         self.adopted.discard(name)
@@ -147,7 +147,7 @@ class Pending:
         return True
 
     def close(self) -> None:
-        """Add nothing more, and leave what is not uploaded to other processes."""
+        """Refuse new uploads, and leave pending ones to other processes."""
         self._is_closed = True
         self._release()
 

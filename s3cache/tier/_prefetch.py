@@ -1,4 +1,4 @@
-"""Prefetches, which no caller waits for, within a budget of memory."""
+"""Prefetches in the background, within a budget of memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from s3cache.store import AcceptSize, NotAccepted
 if TYPE_CHECKING:
     from s3cache.frame import Frame
 
-# What an object takes while it arrives, in its own size, at most: the body, and pieces of it or
-# what the allocator keeps of earlier ones (measured with benchmarks/storage.py).
+# Peak memory of a download, in multiples of its size: the body, and pieces of it or memory that the
+# allocator keeps from earlier ones (measured with benchmarks/storage.py).
 _COPIES = 2
-# What is held for each until something says how large these objects are.
+# Memory reserved for a download until the typical size is known.
 _EXPECTED_BYTES = _COPIES * (16 << 20)
-# A look at the disk takes two switches of threads, for one name as for so many.
+# A search on the disk costs two thread switches, for one name or for this many.
 _LOOKED_FOR_AT_ONCE = 32
 
 
 class Budget:
-    """Bytes that several transfers may hold at once. Used on one event loop only.
+    """A limit on the bytes that concurrent transfers hold. Used on one event loop only.
 
     A transfer that is alone may hold more than ``max_bytes``: otherwise it could never begin.
     """
@@ -41,13 +41,13 @@ class Budget:
             await self._given.wait()
 
     def grow(self, held: int, size: int) -> bool:
-        """Hold ``size`` bytes instead of ``held``, if so many are free; return whether they are."""
+        """Hold ``size`` bytes instead of ``held``, if they are free; return whether they are."""
         others = self._held - held
         if others and others + size > self.max_bytes:
             return False
         self._held = others + size
         if size < held:
-            self._given.set()  # wakes all that wait now
+            self._given.set()  # wakes all current waiters
             self._given.clear()
         return True
 
@@ -57,10 +57,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchReport:
-    """How far a prefetch is: what becomes of all objects that were asked for, ``total``.
+    """The progress of a prefetch of ``total`` objects.
 
-    ``present`` were here already, ``found`` were fetched (``size`` bytes together), ``absent`` are
-    not in the remote, and ``failed`` could not be had; ``error`` is the last reason.
+    ``present`` were here already, ``found`` were fetched (``size`` bytes in all), ``absent`` are
+    not in the remote, and ``failed`` could not be fetched; ``error`` is the last reason.
     """
 
     total: int
@@ -76,12 +76,12 @@ class PrefetchReport:
         return self.present + self.found + self.absent + self.failed == self.total
 
 
-#: Fetches one object, if its size is accepted; ``None`` where there is none.
+#: Fetches one object, if its size is accepted; ``None`` if there is none.
 Fetch: TypeAlias = "Callable[[str, AcceptSize], Awaitable[Frame | NotAccepted | None]]"
 
 
 class Prefetch:
-    """A prefetch under way. All methods may be called from any thread but the loop's own."""
+    """A running prefetch. All methods may be called from any thread but the loop's own."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = [*dict.fromkeys(names)]
@@ -90,17 +90,17 @@ class Prefetch:
         self._report = PrefetchReport(len(self.names))
 
     def report(self) -> PrefetchReport:
-        """Return how far it is now."""
+        """Return the current progress."""
         return self._report
 
     def wait(self, timeout_s: float | None = None) -> PrefetchReport:
-        """Wait for the end, at most ``timeout_s``; return how far it got. Raises nothing."""
+        """Wait at most ``timeout_s`` for the end; return the progress. Raises nothing."""
         if self.future is not None:
             concurrent.futures.wait([self.future], timeout_s)
         return self._report
 
     def cancel(self) -> None:
-        """Start no more downloads; those under way still land."""
+        """Start no more downloads; running ones still finish."""
         if self.future is not None:
             self.future.cancel()
 
@@ -116,19 +116,20 @@ class Prefetch:
         budget: Budget,
         concurrency: int,
     ) -> None:
-        """Fetch all that is not present, as many at once as the budget allows; on the loop.
+        """Fetch all missing objects, as many at once as the budget allows; on the loop.
 
-        ``present`` says which of a list of names are present; it is called on other threads.
+        ``present`` returns the names of a list that are present; it is called on other threads.
         """
         names, missing, looking = iter(self.names), list[str](), asyncio.Lock()
-        # What finds no memory when its size is known is asked for twice: half may begin.
+        # An object that exceeds the free memory is requested twice. To avoid that, reserve more
+        # than the even share of the budget, but let at least half of the workers begin.
         self._expected = min(_EXPECTED_BYTES, 2 * budget.max_bytes // concurrency)
 
         async def next_missing() -> str | None:
             async with looking:
                 while not missing and (some := [*itertools.islice(names, _LOOKED_FOR_AT_ONCE)]):
                     here: list[str] = []
-                    with contextlib.suppress(Exception):  # fetching them says what is wrong
+                    with contextlib.suppress(Exception):  # the fetch will report the error
                         here = await asyncio.to_thread(present, some)
                     self.count(present=len(here))
                     missing.extend(name for name in reversed(some) if name not in here)
@@ -149,7 +150,7 @@ class Prefetch:
         await asyncio.gather(*(work() for _ in range(concurrency)))
 
     async def _fetch_within(self, budget: Budget, fetch: Fetch, name: str) -> int | None:
-        """Fetch an object: again, once there is memory, if it was too large for what was left.
+        """Fetch an object; if it exceeds the free memory, wait for memory and fetch it again.
 
         Return its size, not the object: a worker would keep it in memory while it fetches the next.
         """
@@ -163,7 +164,7 @@ class Prefetch:
             return is_accepted
 
         try:
-            expected = self._expected  # others change it meanwhile
+            expected = self._expected  # other workers may change it
             await budget.take(expected)
             held = expected
             while isinstance(answer := await fetch(name, accept), NotAccepted):

@@ -1,4 +1,4 @@
-"""The remote store, and the background loop on which all that waits for the network happens."""
+"""The remote tier, and the background loop on which all network requests run."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _STOP_TIMEOUT_S = 2.0
-# What the requests for a lease may take, beside the time of waiting for others.
+# How long the requests for a lease may take, besides waiting for other machines.
 _LEASE_S = 30.0
 _BREATHE_S, _MOMENT_S = 0.01, 0.1
-# A server that was down is waited for so long; what comes later lands on the disk all the same.
+# How long to wait for a server that was down; a later answer still lands on the disk.
 _PROBE_WAIT_S = 0.5
-# The signature of a larger entry is read first.
+# For a larger entry, the signature is read first.
 _USUAL_BYTES = 8 << 20
-# A writer can put any number of objects under a key.
+# A limit on listings: a writer can put any number of objects under a key.
 _LISTED_AT_MOST = 10_000
 
 logger = logger_of("storage")
@@ -73,12 +73,12 @@ logger = logger_of("storage")
 class BackgroundLoop:
     """An asyncio event loop on a daemon thread, started by the first call that needs it.
 
-    Once :meth:`stop` was called, as the interpreter is exiting, all else raises ``ClosedError``.
+    After :meth:`stop`, which the interpreter's exit calls, all other methods raise ``ClosedError``.
     """
 
     def __init__(self) -> None:
-        # Held while something is handed to the loop: whatever came before stop() is also cancelled
-        # by it, so that no caller waits for a coroutine that will never run.
+        # Held while work is handed to the loop: stop() cancels all work that came before it, so no
+        # caller waits for a coroutine that will never run.
         self._mutex = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -99,15 +99,16 @@ class BackgroundLoop:
             self._started().call_soon_threadsafe(function, *args)
 
     def wait(self, work: Coroutine[Any, Any, _T], timeout_s: float | None) -> _T:
-        """Return the result of a coroutine on the loop, which is cancelled after ``timeout_s``.
+        """Run a coroutine on the loop and return its result.
 
-        Raise ``concurrent.futures.TimeoutError`` then, and ClosedError if what it needs was closed.
+        After ``timeout_s`` cancel it and raise ``concurrent.futures.TimeoutError``. Raise
+        ClosedError if it is cancelled because of a close.
         """
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError(
-                "s3cache: called from its background thread, which would wait for itself for "
-                "ever; a listener must hand such calls to another thread"
+                "s3cache: called from its own background thread, which would wait for itself "
+                "forever; a listener must hand such calls to another thread"
             )
         future = self.submit(work)
         try:
@@ -119,17 +120,17 @@ class BackgroundLoop:
             raise
 
     def stop(self) -> None:
-        """Cancel what runs and end the thread, waiting for it a few seconds at most."""
+        """Cancel all work and end the thread, waiting a few seconds at most."""
         with self._mutex:
             self._stopped = True
             if self._loop is None or self._thread is None:
                 return
-            with contextlib.suppress(RuntimeError):  # stopped before
+            with contextlib.suppress(RuntimeError):  # already stopped
                 self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_STOP_TIMEOUT_S)
-        # Have the interpreter exit without waiting for these threads: one may hang in a name lookup
-        # or on a dead mount. They are daemons, as is the thread that started them, but
-        # concurrent.futures joins what is in this private table all the same.
+        # Let the interpreter exit without waiting for these threads: one may hang in a name lookup
+        # or on a dead mount. They are daemons, like the thread that started them, but
+        # concurrent.futures joins every thread in this private table.
         queues = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", {})
         for thread in getattr(self._workers, "_threads", ()):
             queues.pop(thread, None)
@@ -142,7 +143,7 @@ class BackgroundLoop:
             try:
                 loop = new_event_loop()
                 loop.set_exception_handler(_log_error)
-                threads_are_greenlets()  # or become so too late
+                threads_are_greenlets()  # check now: a later patch by gevent would come too late
                 workers = _new_workers()
                 loop.set_default_executor(workers)
                 ready = threading.Event()
@@ -150,20 +151,20 @@ class BackgroundLoop:
                     target=_run, args=(loop, workers, ready), name="s3cache", daemon=True
                 )
                 thread.start()
-            except (RuntimeError, MemoryError, OSError) as exc:  # no more threads, or none so late
+            except (RuntimeError, MemoryError, OSError) as exc:  # too many threads, or at exit
                 if loop is not None:
                     loop.close()
                 raise ClosedError(f"the background thread cannot be started: {exc}") from exc
-            ready.wait()  # else the program may end, and the interpreter refuse the first worker
+            ready.wait()  # at exit, the interpreter would refuse to start the first worker
             self._loop, self._thread, self._workers = loop, thread, workers
         return self._loop
 
 
 def _new_workers() -> ThreadPoolExecutor:
-    """Make threads for files and name lookups, which still serve when no more can be started.
+    """Make a pool of threads for files and name lookups that works until the interpreter exits.
 
-    From Python 3.12 none can once the interpreter exits, which is when the last uploads are waited
-    for. What comes then waits for a thread that is there; the loop starts the first one early.
+    From Python 3.12, no thread can start during the exit, when we wait for the last uploads. Work
+    then waits for an existing thread; the loop starts the first one early.
     """
     from concurrent.futures.thread import ThreadPoolExecutor
 
@@ -181,8 +182,8 @@ def _new_workers() -> ThreadPoolExecutor:
 def _run(
     loop: asyncio.AbstractEventLoop, workers: ThreadPoolExecutor, ready: threading.Event
 ) -> None:
-    # From this thread, a daemon: the worker is then one too, and no exit waits for it.
-    with contextlib.suppress(RuntimeError):  # so late that there is none
+    # This thread is a daemon, so the worker is one too, and the exit does not wait for it.
+    with contextlib.suppress(RuntimeError):  # the interpreter is exiting
         workers.submit(bool)
     ready.set()
     asyncio.set_event_loop(loop)
@@ -196,9 +197,9 @@ def _run(
 
 
 def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log errors that no caller waits for, except a lack of memory, which their callers see."""
+    """Log errors that no caller waits for, except a lack of memory, which callers see."""
     if isinstance(context.get("exception"), MemoryError):
-        time.sleep(_BREATHE_S)  # the loop tries again at once
+        time.sleep(_BREATHE_S)  # the loop would try again at once
     else:
         loop.default_exception_handler(context)
 
@@ -208,13 +209,13 @@ def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None
 _current: BackgroundLoop | None = None
 _mutex = threading.Lock()
 _closers: list[Callable[[], None]] = []
-# What a forked child inherits of its parent's loop is kept, unused: collecting it would close
-# sockets and pollers that the two share.
+# A forked child keeps the parent's loop unused: collecting it would close shared sockets and
+# pollers.
 _inherited: list[BackgroundLoop | None] = []
 
 
 def background() -> BackgroundLoop:
-    """Return this process's loop; a forked child has its own."""
+    """Return the loop of this process; a forked child has its own."""
     global _current
     with _mutex:
         if _current is None:
@@ -223,7 +224,7 @@ def background() -> BackgroundLoop:
 
 
 def before_exit(close: Callable[[], None]) -> Callable[[], None]:
-    """Call ``close`` at interpreter exit, while the loop still runs; return what undoes this."""
+    """Call ``close`` at interpreter exit, while the loop still runs; return the undo function."""
     _closers.append(close)
 
     def forget() -> None:
@@ -239,7 +240,7 @@ def _at_exit() -> None:
             close()
         except Exception:
             logger.exception("closing at exit failed")
-    # Even if it never ran: threads that outlive the main one must not start it now.
+    # Even if it never ran: threads that outlive the main thread must not start it now.
     background().stop()
 
 
@@ -251,13 +252,13 @@ def _forget_in_child() -> None:
     _closers.clear()
 
 
-# By the time atexit runs, concurrent.futures has shut its threads down, which the loop needs for
-# files and name lookups. The hook it does that with runs last-in first-out, so ours, registered
-# after it was imported, comes first. The hook is private: have something to fall back on.
+# When atexit runs, concurrent.futures has already shut down the threads that the loop needs for
+# files and name lookups. It uses a private hook, which runs last-in first-out: ours is registered
+# after its import and runs first. Fall back to atexit if the hook is missing.
 _register: Callable[[Callable[[], None]], object] = getattr(
     threading, "_register_atexit", atexit.register
 )
-with contextlib.suppress(RuntimeError):  # imported while the process ends: nothing runs any more
+with contextlib.suppress(RuntimeError):  # imported during the exit: no hook will run
     _register(_at_exit)
 call_in_child(_forget_in_child)
 
@@ -268,15 +269,16 @@ call_in_child(_forget_in_child)
 class RemoteTier:
     """The entries of one remote store, and all transfers between it and this process.
 
-    Everything that waits for the network happens on the background loop. Methods may be called
-    from any thread but the loop's own. What they need raises ``S3CacheError``.
+    All network requests run on the background loop. Methods may be called from any thread but the
+    loop's own. Errors of requests are raised as ``S3CacheError``.
 
     Args:
         store: the bare store; this object closes it.
         disk: where uploads are pending.
-        present: which entries need not be fetched; called on worker threads, as ``land`` is.
-        land: verifies an entry that was downloaded, and keeps it on this machine.
-        replaceable: what an upload may overwrite.
+        present: returns the entries that need not be fetched; called on worker threads, like
+            ``land``.
+        land: verifies a downloaded entry, and keeps it on this machine.
+        replaceable: the names that an upload may overwrite.
         on_problem: called on the loop's thread with each error of an upload.
     """
 
@@ -306,13 +308,13 @@ class RemoteTier:
         #: The circuit breaker before reads.
         self.breaker = Breaker(settings.breaker_failures, settings.breaker_reset_s)
         self._reader = BreakingStore(RetryingStore(self.metered, reads), self.breaker)
-        # No breaker: what cannot be uploaded now is kept, and tried again after a pause.
+        # No breaker: a failed upload is kept, and tried again after a pause.
         self._writer = RetryingStore(self.metered, writes)
-        # Touched on the loop only.
+        # Used on the loop only.
         self._downloads: dict[str, asyncio.Task[Frame | NotAccepted | None]] = {}
         self._prefetches: set[asyncio.Task[Any]] = set()
         self._leases: Leases | None = None
-        self._urgent, self._calm = 0, asyncio.Event()  # how many callers wait for the network
+        self._urgent, self._calm = 0, asyncio.Event()  # the number of callers that wait
         self._stopped = False
         self._prefetch_concurrency = settings.download_concurrency
         self._budget = Budget(settings.prefetch_max_bytes)
@@ -331,20 +333,20 @@ class RemoteTier:
         return self._store.url
 
     def connect_soon(self) -> None:
-        """Open the store's client in the background, so that the first call does not pay for it."""
+        """Open the store's client in the background, to make the first call faster."""
         with contextlib.suppress(ClosedError):
-            self._loop.submit(self._store.connect())  # the first real call meets the same error
+            self._loop.submit(self._store.connect())  # the first real call reports an error
 
     def load(self, name: str, timeout_s: float, *, suspect: bool = False) -> Frame | None:
-        """Return the verified entry at ``name``, from a download under way if there is one.
+        """Return the verified entry at ``name``; join a running download if there is one.
 
-        Where signatures matter, only the head of an entry that is large or ``suspect`` is read
-        before they are checked. After ``timeout_s`` the download goes on, and lands.
+        If signatures are checked, only the head of a large or ``suspect`` entry is read before the
+        check. After ``timeout_s`` the download continues and still lands on the disk.
         """
         return self._wait(self._load_verified(name, suspect=suspect), name, timeout_s)
 
     def names(self, key: str, timeout_s: float) -> list[str]:
-        """List the names of all entries under ``key`` but the first, the newest first."""
+        """List the names of all entries under ``key`` except the first name; newest first."""
         return self._wait(self._list(key), entries.name_prefix(key), timeout_s)
 
     def prefetch(self, names: Iterable[str]) -> Prefetch:
@@ -354,12 +356,12 @@ class RemoteTier:
         return prefetch
 
     def follow(self, job: JobProfile) -> None:
-        """Fetch what a profile of this program names, and see to it that ours is saved."""
+        """Fetch the entries in a profile of this program, and save our own profile later."""
         with contextlib.suppress(ClosedError):
             self._loop.submit(self._follow(job))
 
     def lease(self, key: str, bound_s: float) -> Waited:
-        """Lease ``key`` for this machine, or wait for another one until its entry is there."""
+        """Lease ``key`` for this machine, or wait until another machine has uploaded its entry."""
         if self._leases is None:
             from s3cache.tier.leases import Leases, me
 
@@ -368,7 +370,7 @@ class RemoteTier:
         return self._loop.wait(work, bound_s + _LEASE_S)
 
     def end_lease(self, lease: Lease, key: str, landed: bool) -> None:
-        """End a lease in the background: once the entry is uploaded, if it has landed here."""
+        """End a lease in the background; if the entry ``landed`` here, after its upload."""
         with contextlib.suppress(ClosedError):
             self._loop.submit(self._end_lease(lease, key, landed))
 
@@ -384,7 +386,7 @@ class RemoteTier:
         return self._loop.wait(self._remove(prefix), None)
 
     def close(self, timeout_s: float) -> None:
-        """Stop and release the connections; what is not uploaded stays pending."""
+        """Stop and release the connections; unfinished uploads stay pending."""
         end = time.monotonic() + timeout_s
         self.uploads.close(timeout_s)
         for work in (self._stop(), self._store.aclose()):
@@ -398,8 +400,8 @@ class RemoteTier:
         try:
             return self._loop.wait(work, timeout_s)
         except concurrent.futures.TimeoutError:
-            # A try at a server that never answers takes minutes, longer than a caller waits.
-            self.breaker.fail()  # and the try when it ends
+            # A request to a server that never answers takes minutes, longer than a caller waits.
+            self.breaker.fail()  # the request counts again when it ends
             raise DownloadTimeoutError(
                 f"no answer within {timeout_s:.3g} s", op="get", key=name
             ) from None
@@ -407,7 +409,7 @@ class RemoteTier:
     # -- on the loop
 
     async def _load_verified(self, name: str, *, suspect: bool) -> Frame | None:
-        """Download what a caller waits for, however much memory downloads take already."""
+        """Download an entry for a waiting caller, regardless of the memory budget."""
         if name in self._downloads:
             return await self._load_now(name, suspect=suspect)
         self._urgent += 1
@@ -415,7 +417,7 @@ class RemoteTier:
             return await self._load_now(name, suspect=suspect)
         finally:
             self._urgent -= 1
-            self._calm.set()  # wakes all that wait now
+            self._calm.set()  # wakes all current waiters
             self._calm.clear()
 
     async def _load_now(self, name: str, *, suspect: bool) -> Frame | None:
@@ -431,23 +433,23 @@ class RemoteTier:
         return answer
 
     async def _join(self, name: str, admit: AcceptSize | None = None) -> Frame | NotAccepted | None:
-        """Return what the download of ``name`` gives; ``admit`` is asked if it begins now."""
+        """Return the result of the download of ``name``; a new one asks ``admit`` first."""
         if self._stopped:
             raise ClosedError("the cache was closed")
         task = self._downloads.get(name)
         if task is None:
             task = self._downloads[name] = asyncio.ensure_future(self._download(name, admit))
             task.add_done_callback(lambda _: self._downloads.pop(name, None))
-            # If every caller has gone, the error is not retrieved, which is no mistake.
+            # Retrieve the error, in case no caller is left to do it.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait([task])  # unlike awaiting it, leaves it alone when cancelled
+        await asyncio.wait([task])  # unlike await, does not cancel the task if we are cancelled
         return task.result()
 
     async def _download(self, name: str, admit: AcceptSize | None) -> Frame | NotAccepted | None:
         self._listeners.emit(TransferEvent("download", "started", name))
         try:
             data = await self._reader.get(name, admit)
-            if isinstance(data, NotAccepted):  # it will be started again
+            if isinstance(data, NotAccepted):  # the caller may start it again
                 return data
             entry = None if data is None else await self._landed(name, data)
         except Exception as exc:
@@ -460,9 +462,9 @@ class RemoteTier:
         return entry
 
     async def _landed(self, name: str, data: Buffer) -> Frame:
-        """Land what was downloaded, on another thread: if it is small, on one of the disk's."""
+        """Land a download on another thread; a small one on a thread of the disk."""
         if self._disk is not None and memoryview(data).nbytes <= SMALL_BYTES:
-            with contextlib.suppress(TransientError):  # the disk hangs: then it is not kept
+            with contextlib.suppress(TransientError):  # the disk hangs: do not keep it
                 return await self._disk.deadline.run(lambda: self._land(name, data))
         return await asyncio.to_thread(self._land, name, data)
 
@@ -482,7 +484,7 @@ class RemoteTier:
         )
 
     async def _join_calmly(self, name: str, admit: AcceptSize) -> Frame | NotAccepted | None:
-        """Begin a download while no caller waits for another one."""
+        """Begin a download when no caller waits for another one."""
         while self._urgent:
             await self._calm.wait()
         return await self._join(name, admit)
@@ -515,17 +517,17 @@ class RemoteTier:
     async def _try_delete(self, name: str) -> StoreError | None:
         try:
             await self._writer.delete(name)
-        except StoreError as exc:  # the others are deleted all the same
+        except StoreError as exc:  # the others are still deleted
             return exc
         return None
 
     def _verify(self, name: str, data: Buffer, is_adopted: bool) -> Frame:
-        # What this process saved is uploaded whether it trusts it or not: a job may sign for others
-        # what it does not use. The signature of what others left is checked before it is parsed.
+        # Our own entries are uploaded even if we do not trust them: a job may sign entries for
+        # other readers. The signature of an adopted entry is checked before it is parsed.
         return entries.verify(name, data, admit=self._check_trust if is_adopted else None)
 
     async def _publish(self, name: str, entry: Frame) -> bool:
-        """Upload an entry; return whether it is given up."""
+        """Upload an entry; return whether to give it up."""
         is_profile = entry.header.key.startswith(entries.JOB_KEYS)
         try:
             written = await entries.publish(
@@ -534,7 +536,7 @@ class RemoteTier:
         except AccessDeniedError:
             if not is_profile:
                 raise
-            return True  # no graph is lost where a job may only read
+            return True  # a job that may only read loses no graph by this
         if written and is_profile:
             from s3cache.tier.job import prune
 
@@ -549,9 +551,9 @@ class RemoteTier:
 
 
 async def read_head(store: Store, name: str, admit: TrustCheck | None = None) -> Head | None:
-    """Return the verified header of an object; None where there is no object.
+    """Return the verified header of an object; None if there is no object.
 
-    It raises CorruptError if that is no entry, and UntrustedError if it is not admitted.
+    Raises CorruptError if the object is no entry, and UntrustedError if it is not admitted.
     """
     length = frame.HEADER_HINT_BYTES
     while True:
@@ -561,6 +563,6 @@ async def read_head(store: Store, name: str, admit: TrustCheck | None = None) ->
         try:
             return frame.decode_head(data, admit=admit)
         except TruncatedError as exc:
-            if exc.needed <= length:  # all of it is shorter
+            if exc.needed <= length:  # the object is shorter than its header
                 raise
             length = exc.needed

@@ -1,4 +1,4 @@
-"""Uploads, which no caller waits for, and which survive their process."""
+"""Uploads in the background, which survive their process."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from s3cache.util.logs import logger_of
 if TYPE_CHECKING:
     from s3cache.tier._remote import BackgroundLoop
 
-# After a failure uploads pause this long, twice as long after the next one. By then there may be
-# an answer, new credentials, the right time, a bucket or room.
+# The pause of all uploads after a failure; it doubles with each further one. Meanwhile the server,
+# the credentials, the clock, the bucket or the free space may be repaired.
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
-# How often a process looks for what processes that are gone have left.
+# How often a process looks for uploads of dead processes.
 _ADOPT_EVERY_S = 60.0
-# While they go well, each look takes over twice as many: it reads the names of all.
+# While uploads succeed, each look adopts twice as many, because a look reads all names.
 _ADOPTED_AT_MOST = 512
 _CANCEL_AGAIN_S = 0.1
-# Checking the digests of so much costs no more than switching to another thread for it.
+# Checking the digests of this many bytes costs no more than a thread switch.
 SMALL_BYTES = 256 << 10
 
 logger = logger_of("storage")
@@ -49,22 +49,22 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     while left:
         for task in left:
             task.cancel()
-        # Once is not enough: before Python 3.12, asyncio.wait_for loses a cancellation that comes
-        # with the result (https://github.com/python/cpython/issues/86296).
+        # Once is not enough: before Python 3.12, asyncio.wait_for loses a cancellation that arrives
+        # together with the result (https://github.com/python/cpython/issues/86296).
         done, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
         for task in done:
             if not task.cancelled():
-                task.exception()  # else it is logged
+                task.exception()  # retrieve it, else asyncio logs it
 
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What remains to be uploaded after a flush.
+    """The uploads that remain after a flush.
 
     Attributes:
-        remaining: objects not uploaded yet; a later process uploads what is on the disk.
-        in_memory: how many of them are in memory alone and die with this process.
-        error: why the last failed upload failed, if any did since the last success.
+        remaining: objects that are not uploaded yet; a later process uploads those on the disk.
+        in_memory: how many of them are in memory only, and lost when this process ends.
+        error: the error of the last failed upload since the last success, if any.
     """
 
     remaining: int
@@ -77,15 +77,14 @@ class FlushReport:
 
 
 class Uploads:
-    """A queue of names to upload, and the workers that see to it on the background loop.
+    """A queue of names to upload, and its workers on the background loop.
 
-    The bytes are pending on the disk, or wait in memory and die with the process. After a failure
-    all uploads pause, and the one that failed comes last. What processes that are gone have left is
-    adopted, a few at a time; what this process cannot upload is given back.
+    The bytes are pending on the disk, or in memory and lost with the process. After a failure all
+    uploads pause, and the failed one moves to the end. Uploads of dead processes are adopted, a few
+    at a time; those that this process cannot upload are given back.
 
-    ``publish`` uploads an object, in the form that ``verify`` makes of its bytes; that takes
-    whether another process saved them, and runs on any thread. ``publish`` returns whether the
-    object is given up.
+    ``verify`` gets the bytes and whether another process saved them, and returns the object; it
+    runs on any thread. ``publish`` uploads the object, and returns whether to give it up.
     ``on_problem`` is called on the loop's thread with each error that ends an attempt.
     """
 
@@ -107,46 +106,48 @@ class Uploads:
         self._listeners = listeners
         self._on_problem = on_problem
         self._is_closed = False
-        self._memory: dict[str, bytes] = {}  # what is not on the disk
+        self._memory: dict[str, bytes] = {}  # objects that are not on the disk
         self._mutex = threading.Lock()
-        # What is not to be uploaded yet. The thread that takes a name out decides.
+        # Uploads that wait for a delay. The thread that removes a name decides about it.
         self._delayed: dict[str, bool] = {}
-        # Touched on the loop only. What is saved again while it is active waits as well.
+        # Used on the loop only. A name that is saved again during its upload is in both.
         self._waiting: dict[str, None] = {}
         self._active: set[str] = set()
-        self._refused: set[str] = set()  # waits, but was refused since the last pause or flush
-        self._given_back: set[str] = set()  # adopted and refused: others' until we look again
-        self._untrusted: set[str] = set()  # adopted, and never ours to upload
-        self._uploaded: dict[str, Buffer] = {}  # and on record on the disk
+        self._refused: set[str] = set()  # waiting, but refused since the last pause or flush
+        self._given_back: set[str] = (
+            set()
+        )  # adopted and refused: left to others until our next look
+        self._untrusted: set[str] = set()  # adopted, but we must never upload them
+        self._uploaded: dict[str, Buffer] = {}  # uploaded, with a record still on the disk
         self._removing = asyncio.Lock()
         self._adopting = asyncio.Lock()
-        self._moving = asyncio.Lock()  # so that what is given back is not adopted at once
+        self._moving = asyncio.Lock()  # keeps us from adopting at once what we give back
         self._adopts_at_once = settings.upload_concurrency
-        self._adopts = True  # none of them was refused since the last look
+        self._adopts = True  # no adopted upload was refused since the last look
         self._flushes = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self._pause: asyncio.TimerHandle | None = None
-        self.pause_s = 0.0  # how long the last failure made uploads pause; the next doubles it
+        self.pause_s = 0.0  # the pause after the last failure; the next failure doubles it
 
     # -- on the caller's thread
 
     def start(self, names: Iterable[str] = ()) -> None:
-        """Begin to upload ``names``, which are pending, and what processes that are gone leave."""
+        """Begin to upload ``names``, which are pending, and uploads of dead processes."""
         with contextlib.suppress(ClosedError):
             self._loop.call(self._start_tasks)
             for name in names:
                 self._loop.call(self._queue, name)
 
     def add(self, name: str, data: Buffer | None = None, *, delay_s: float = 0.0) -> None:
-        """Queue an object that is pending on the disk, or of which a copy of ``data`` is kept.
+        """Queue an object that is pending on the disk, or keep a copy of ``data`` in memory.
 
-        With ``delay_s``, queue it later, or with a flush, unless it is cancelled before. Raise
-        StoreError if there is no room in memory, and ClosedError if it cannot be uploaded.
+        With ``delay_s``, queue it later or at a flush, unless it is cancelled before. Raises
+        StoreError if there is no room in memory, and ClosedError if it can no longer be uploaded.
         """
         if data is None:
-            self._memory.pop(name, None)  # it is older
+            self._memory.pop(name, None)  # an older version
         elif self._is_closed:
             raise ClosedError("the cache was closed")
         else:
@@ -157,7 +158,7 @@ class Uploads:
                 self._loop.call(self._release_later, name, delay_s)
             else:
                 self._loop.call(self._release, name)
-        except ClosedError:  # a later process uploads what is on the disk
+        except ClosedError:  # a later process uploads it from the disk
             if data is not None:
                 self._memory.pop(name, None)
                 raise
@@ -174,7 +175,7 @@ class Uploads:
             self._memory[name] = data
 
     def cancel_delayed(self, name: str) -> bool:
-        """Remove a delayed object; return False if it is not, or no longer, delayed."""
+        """Remove a delayed object; return False if it is not delayed (any more)."""
         if not self._delayed.pop(name, False):
             return False
         self._memory.pop(name, None)
@@ -184,19 +185,19 @@ class Uploads:
 
     @property
     def pending(self) -> int:
-        """How many uploads are queued, delayed or under way; may be a moment old."""
+        """The number of uploads that are queued, delayed or running; may be a moment old."""
         return len({*self._waiting, *self._active, *self._delayed})
 
     def flush(self, timeout_s: float | None, *, until_a_pause: bool = False) -> FlushReport:
-        """Wait until all has been tried that can be uploaded, at most ``timeout_s``.
+        """Wait at most ``timeout_s`` until every upload was tried.
 
-        It cuts a pause short. For the exit, it ends with the next one.
+        It cuts a pause short. With ``until_a_pause``, for the exit, it ends at the next pause.
         """
         pending, error = set[str](), None
         try:
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 self._loop.wait(self._flush(until_a_pause), timeout_s)
-        except ClosedError as exc:  # or no thread can be started
+        except ClosedError as exc:  # closed, or no thread can be started
             error = exc
         if self._disk is not None:
             with contextlib.suppress(S3CacheError):
@@ -205,21 +206,21 @@ class Uploads:
         return FlushReport(remaining, len(self._memory), error or self._error)
 
     def close(self, timeout_s: float) -> None:
-        """Stop uploading. What is pending on the disk stays so, for others to adopt."""
+        """Stop uploading. Pending uploads stay on the disk for others to adopt."""
         self._is_closed = True
         with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
             self._loop.wait(self._stop(), timeout_s)
 
     def _known(self) -> set[str]:
-        """Return all that is not uploaded, without asking the disk; for any thread."""
+        """Return all names that are not uploaded, without reading the disk; any thread."""
         return {*self._waiting, *self._active, *self._delayed, *self._memory}
 
     # -- on the loop
 
     def _queue(self, name: str) -> None:
         for names in (self._given_back, self._untrusted, self._refused):
-            names.discard(name)  # it is ours, and new
-        if name not in self._waiting:  # also when the cache was closed just now: it is pending
+            names.discard(name)  # this version is new and ours
+        if name not in self._waiting:  # even after a close: it stays pending
             self._waiting[name] = None
             self._emit("queued", name)
         self._start_tasks()
@@ -242,7 +243,7 @@ class Uploads:
                 await self._until(lambda: self._is_idle() or (self._pause and not self._active))
                 return
             self._start_tasks()
-            begun = {*self._active}  # before the flush; if they are refused, they are tried again
+            begun = {*self._active}  # began before the flush; if refused, they are tried again
             await self._until(lambda: begun.isdisjoint(self._active))
             self._refused -= begun
             self._given_back -= begun
@@ -268,7 +269,7 @@ class Uploads:
             await self._changed.wait()
 
     def _wake(self) -> None:
-        self._changed.set()  # wakes all that wait now
+        self._changed.set()  # wakes all current waiters
         self._changed.clear()
 
     def _start_tasks(self) -> None:
@@ -280,7 +281,7 @@ class Uploads:
     async def _work(self) -> None:
         while True:
             await self._until(lambda: self._pause is None and self._next())
-            if self._is_closed:  # the cancellation got lost, see cancel_all()
+            if self._is_closed:  # the cancellation was lost, see cancel_all()
                 return
             name = self._next()
             del self._waiting[name]
@@ -294,7 +295,7 @@ class Uploads:
         return next((name for name in self._waiting if name not in put_off), "")
 
     async def _upload(self, name: str) -> None:
-        """Try once, and act on the outcome; raise nothing, for a worker must live on."""
+        """Try once and act on the outcome; raise nothing, because the worker must go on."""
         self._emit("started", name)
         try:
             size = await self._attempt(name)
@@ -307,13 +308,13 @@ class Uploads:
                 if not await self._give_back(name):
                     self._waiting[name] = None
                     self._refused.add(name)
-                    if not self._flushes:  # which tries all
+                    if not self._flushes:  # a flush tries all uploads
                         self._pause_uploads()
                 elif isinstance(exc, UntrustedError):
                     self._untrusted.add(name)
                     self._emit("absent", name)
                     return
-                else:  # if it is not for the lack of a key of theirs, the others will be as well
+                else:  # unless the reason is a missing key, other uploads would be refused too
                     self._adopts &= isinstance(exc, ConfigError)
             self._fail("failed", name, exc)
         else:
@@ -322,7 +323,7 @@ class Uploads:
             self._emit("absent" if size is None else "done", name, size or 0)
 
     async def _attempt(self, name: str) -> int | None:
-        """Upload the object and forget it; return its size, or None if it is not to be uploaded."""
+        """Upload the object and forget it; return its size, or None if it was not uploaded."""
         disk, held = self._disk, self._memory.get(name)
         data, is_adopted, entry = held, False, None
         if data is None and disk is not None:
@@ -333,7 +334,7 @@ class Uploads:
             if entry is None:
                 entry = await asyncio.to_thread(self._verify, name, data, is_adopted)
             is_given_up = await self._publish(name, entry)
-        except CorruptError:  # it is not tried again
+        except CorruptError:  # do not try again
             if held is not None:
                 self._forget(name, held)
             elif disk is not None:
@@ -346,11 +347,11 @@ class Uploads:
         return None if is_given_up else len(data)
 
     async def _remove_record(self, disk: DiskTier, name: str, data: Buffer) -> None:
-        """Have the disk forget what was uploaded, together with all that waits for its lock."""
+        """Remove the record from the disk, in one call with all others that wait for its lock."""
         self._uploaded[name] = data
         try:
             async with self._removing:
-                if name in self._uploaded:  # else it went with another
+                if name in self._uploaded:  # else another call has removed it
                     together = {**self._uploaded}
                     replaced = await disk.deadline.run(lambda: disk.uploaded(together))
                     for each in together:
@@ -361,7 +362,7 @@ class Uploads:
             self._uploaded.pop(name, None)
 
     def _read(self, disk: DiskTier, name: str) -> tuple[bytes | None, bool, Any]:
-        """Return the bytes, whether they are adopted, and the entry if they are few and sound."""
+        """Return the bytes, whether they are adopted, and the entry if it is small and sound."""
         data, is_adopted = disk.pending_object(name) or (None, False)
         entry = None
         if data is not None and len(data) <= SMALL_BYTES:
@@ -371,7 +372,7 @@ class Uploads:
 
     def _forget(self, name: str, data: bytes) -> None:
         with self._mutex:
-            if self._memory.get(name) is data:  # it was not replaced
+            if self._memory.get(name) is data:  # not replaced meanwhile
                 del self._memory[name]
 
     def _emit(self, step: Step, name: str, size: int = 0, error: Exception | None = None) -> None:
@@ -383,7 +384,7 @@ class Uploads:
         self._on_problem(error)
 
     def _pause_uploads(self) -> None:
-        # Uploads that were under way together fail together: that is one failure.
+        # Concurrent uploads fail together: count that as one failure.
         if self._pause is None and not self._is_closed:
             self.pause_s = min(2 * self.pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
             self._pause = asyncio.get_running_loop().call_later(self.pause_s, self._resume)
@@ -395,20 +396,20 @@ class Uploads:
             self._pause = None
         self._wake()
 
-    # -- on the loop: what is pending on the disk and not queued, ours and that of others
+    # -- on the loop: uploads that are pending on the disk and not queued, ours and others'
 
     async def _adopt_regularly(self) -> None:
         while not self._is_closed:
-            if self._flushes or not await self._adopt_some():  # a flush does it as well
+            if self._flushes or not await self._adopt_some():  # a flush adopts too
                 await asyncio.sleep(_ADOPT_EVERY_S)
                 self._given_back.clear()
 
     async def _adopt_some(self) -> bool:
-        """Upload our pending objects and some that others left; return whether to go on."""
+        """Upload our pending objects and some of dead processes; return whether to go on."""
         async with self._adopting:
             adopted = set[str]()
             if (disk := self._disk) is not None:
-                known = self._known()  # what is no longer known then, is uploaded
+                known = self._known()  # names that leave this set are uploaded
                 limit = self._adopts_at_once
                 self._adopts = not self._refused
                 async with self._moving:
@@ -418,7 +419,7 @@ class Uploads:
                 found = adopted or await self._ask(disk.pending)
                 for name in found - known - self._known():
                     self._queue(name)
-            # More is adopted as soon as all has begun: waiting for its end would idle the workers.
+            # Adopt more as soon as all uploads have begun: workers must not be idle.
             await self._until(lambda: self._waiting.keys() <= self._refused)
             if adopted and self._adopts and not self._is_closed:
                 self._adopts_at_once = min(2 * self._adopts_at_once, _ADOPTED_AT_MOST)
@@ -428,7 +429,7 @@ class Uploads:
             return False
 
     async def _give_back(self, name: str) -> bool:
-        """Leave what was adopted to other processes; return False if it is ours."""
+        """Give an adopted upload back to other processes; return False if it is ours."""
         async with self._moving:
             disk, given = self._disk, set[str]()
             if disk is not None:
@@ -437,11 +438,11 @@ class Uploads:
             return bool(given)
 
     async def _ask(self, call: Callable[[], list[str]]) -> set[str]:
-        """Return the names that a call of the disk gives; none if it fails: that may pass."""
+        """Return the names that a call of the disk returns; none if it fails, perhaps briefly."""
         try:
             return {*await asyncio.to_thread(call)}
         except S3CacheError as exc:
-            logger.debug("the disk does not say what is pending: %s", exc)  # its users warn of it
+            logger.debug("pending uploads cannot be listed: %s", exc)  # users of the disk warn
         except Exception as exc:  # noqa: BLE001 - the loop's tasks must live on
             self._on_problem(exc)
         return set()

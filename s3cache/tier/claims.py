@@ -1,13 +1,12 @@
-"""Claims: of the processes of a machine that lack the same entry, one compiles it.
+"""Claims: one process of a machine compiles a missing entry while the others wait.
 
 A claim is a lock on a file in ``claims/`` of the local tier, named by the digest of the key. The
-kernel releases it when its holder dies, however that happens. The file says who holds it
-(``PID@HOST``), and after a release without an entry ``failed``: then those who wait go on at once,
-and not one after another. A holder that lands an entry removes the file.
+kernel releases the lock when its holder dies. The file contains the name of the holder
+(``PID@HOST``). A holder that saves an entry removes the file. One that does not writes ``failed``:
+then all waiting processes go on at once, not one after another.
 
-A process that holds a claim waits for no other one, and none is held while code of the user's runs.
-So no two processes wait for each other, and one that never releases a claim costs others the bound
-once.
+A process that holds a claim waits for no other claim, and no claim is held while user code runs. So
+two processes never wait for each other, and a holder that hangs delays others by the bound, once.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _READ_BYTES = 200
 
 @dataclass(eq=False)
 class Claim:
-    """The right to compile what lacks an entry, until :meth:`release`.
+    """The right to compile a missing entry, until :meth:`release`.
 
     Attributes:
-        end_lease: ends the lease (:mod:`s3cache.tier.leases`) that goes with it, if there is one.
+        end_lease: ends the lease (:mod:`s3cache.tier.leases`) for the same key, if there is one.
     """
 
     _claims: Claims
@@ -48,17 +47,17 @@ class Claim:
     end_lease: Callable[[bool], object] | None = None
 
     def release(self, *, landed: bool) -> None:
-        """Let others go on: to the entry, or to compile by themselves.
+        """Let waiting processes go on: they load the entry, or compile it themselves.
 
         Raises:
-            StoreError: the disk fails; the claim ends all the same.
+            StoreError: the disk fails; the claim ends nevertheless.
         """
         if self.end_lease is not None:
             self.end_lease(landed)
         self._claims.disk.in_time("release", lambda root: self._release(root, landed=landed))
 
     def drop(self) -> None:
-        """Let others go on, one after the other. A finalizer may call it: no disk is waited for."""
+        """Let others go on, one after another. It never waits for the disk, as finalizers need."""
         close_unshared(self._fd)
 
     def _release(self, root: Directory, *, landed: bool) -> None:
@@ -74,14 +73,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Waited:
-    """How an attempt to claim, or to lease, ended.
+    """The outcome of an attempt to take a claim or a lease.
 
     Attributes:
-        claim, lease: what was claimed on this machine, and leased for it, if anything was.
-        seconds: how long another process was waited for.
-        holder: the name that this process has in claims or leases; ``""`` if there was none.
-        in_vain: whether it held on to the bound, here or the last time.
-        is_remote: whether the entry has landed in the bucket.
+        claim, lease: the claim or lease that was taken, or None.
+        seconds: how long we waited for another process.
+        holder: the name of that process in its claim or lease; ``""`` if we waited for none.
+        in_vain: whether it still held on after the bound, now or at an earlier attempt.
+        is_remote: whether the entry is in the bucket now.
     """
 
     claim: Claim | None = None
@@ -94,15 +93,15 @@ class Waited:
 
 @dataclass(eq=False)
 class Claims:
-    """The claims of one process, beside the objects of a disk tier."""
+    """The claims of one process, in the directory of a disk tier."""
 
     disk: DiskTier
-    _given_up: set[str] = field(default_factory=set)  # holders that are not waited for again
+    _given_up: set[str] = field(default_factory=set)  # holders that we no longer wait for
 
     def take(self, key: str, bound_s: float) -> Waited:
-        """Claim ``key``, or wait until another process has released it, ``bound_s`` at most.
+        """Claim ``key``, or wait at most ``bound_s`` until another process has released it.
 
-        In either case an entry may have landed since it was last looked for.
+        In both cases look the entry up again: another process may have saved it meanwhile.
 
         Raises:
             StoreError: the disk cannot be used.
@@ -129,7 +128,7 @@ class Claims:
 
 
 def _try(root: Directory, name: str) -> tuple[int | None, bytes]:
-    """Return the locked file, with what it said before; without a file, who holds it."""
+    """Return the locked file with its previous content, or None with the name of its holder."""
     fd = root.try_lock(name)
     if fd is not None:
         said = os.pread(fd, _READ_BYTES, 0)

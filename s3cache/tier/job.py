@@ -1,14 +1,14 @@
-"""Job profiles: what a program looked up, kept so that its next process fetches it at once.
+"""Job profiles: the lookups of a program, so that its next process fetches the entries at once.
 
-A profile is an entry of kind ``job`` under a key made of what is known before the first compile.
-Its section ``lookups`` is msgpack: a list of key and variant of each entry that was used, in order.
-It is signed and verified as every entry is, and only says what to download: each download is
-verified by itself. A program may have several; the newest that is trusted counts.
+A profile is an entry of kind ``job``. Its key is computed before the first compile. Its section
+``lookups`` is msgpack: a list of the key and variant of each entry that was used, in order. It is
+signed and verified like every entry, and only lists downloads: each download is verified too. A
+program may have several profiles; the newest trusted one is used.
 
-Jobs that may only add objects write profiles too, so each is an object of its own. The first one of
-a program has a name that is known, and is asked for together with the list of names.
+Jobs that may only add objects write profiles too, so every profile is a new object. The name of a
+program's first profile is computed, so it can be fetched while the names are listed.
 
-This module is imported where profiles are on.
+This module is imported only if profiles are on.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ Lookups: TypeAlias = "dict[tuple[str, str], None]"
 
 _KIND, _SCHEMA = "job", 1
 
-# What a profile may cost: its own size, the entries that it names, and their bytes.
+# Limits of a profile: its own size, the number of its lookups, and the bytes that it fetches.
 _MAX_BYTES = 1 << 20
 _MAX_LOOKUPS = 4096
 _MAX_FETCHED_BYTES = 1 << 30
-# A process that has used so many entries, none of which was foreseen, fetches no more.
+# A process stops fetching once it has used this many entries and the profile named none of them.
 _ENOUGH = 8
-# A program keeps so many where we may delete. Where we may not, it gets none once it has _FULL.
+# Profiles per program: we delete all but _KEPT, if we may, and add none to _FULL.
 _KEPT, _FULL = 8, 64
-# Each that is damaged or not trusted costs one GET.
+# How many profiles to try: one that is damaged or not trusted costs a GET.
 _TRIED = 4
-# Of a program, which may be an archive of everything that it needs.
+# How much of a program's file is hashed: it may be a large archive.
 _PROGRAM_BYTES = 1 << 20
 _LOCATING_S, _LOCATING_TRIES = 0.1, 600
 
@@ -66,15 +66,15 @@ logger = logger_of("storage")
 
 
 class JobProfile:
-    """The lookups of this process, and those that a profile foresaw.
+    """The lookups of this process, and those that a profile predicted.
 
     Args:
-        reads: whether to fetch what the newest profile names.
-        save: keeps :meth:`encode`; called on another thread when lookups have ceased for
-            ``settled_s``, so that a process that is killed later leaves its profile. ``None``
-            for a process that may not write.
-        max_bytes: how much of what it names may be fetched; other entries on the disk stay.
-        on_problem: called with the error where a profile cannot be used.
+        reads: whether to fetch the entries that the newest profile names.
+        save: saves the result of :meth:`encode`. It is called on another thread after
+            ``settled_s`` without a lookup, so that a process that is killed later has saved its
+            profile. ``None`` if the process may not write.
+        max_bytes: how many bytes may be fetched; fetching must not evict other entries.
+        on_problem: called with the error if a profile cannot be used.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class JobProfile:
         max_bytes: int,
         on_problem: Callable[[Exception], None],
     ) -> None:
-        #: Any thread adds, up to ``max_lookups``.
+        #: Filled by any thread, up to ``max_lookups``.
         self.lookups: Lookups = {}
         self.max_lookups = _MAX_LOOKUPS
         self._reads, self._save, self._settled_s = reads, save, settled_s
         self._left = min(max_bytes, _MAX_FETCHED_BYTES)
         self._on_problem = on_problem
-        #: Whether the newest profile was looked for; until then there is none to save.
+        #: Whether we have looked for the newest profile. Until then none is saved.
         self.is_known = False
         self._mutex = threading.Lock()
         self._key = ""
@@ -101,9 +101,9 @@ class JobProfile:
         self._foreseen: Lookups = {}
 
     def encode(self) -> bytes | None:
-        """Return a frame with the lookups so far; None if they are as foreseen, or saved before.
+        """Return a frame with the lookups so far; None if they were predicted or saved before.
 
-        A process that ended early, or used most of what was foreseen, changes nothing.
+        A process that ended early, or used most of what was predicted, saves nothing.
         """
         with self._mutex:
             foreseen = self._foreseen
@@ -115,7 +115,8 @@ class JobProfile:
             if not (self.is_known and self._key and lookups) or self._is_full or is_foreseen:
                 return None
             content: bytes = msgpack.packb([*lookups])
-            # Equal for processes that began alike, and new where an older profile said the same.
+            # Equal for processes that began with the same profile, and new if an older profile has
+            # the same lookups.
             variant = hashlib.sha256(self._newest.encode() + content).hexdigest()[:32]
             data = frame.encode(
                 kind=_KIND,
@@ -138,18 +139,18 @@ class JobProfile:
         budget: Budget,
         concurrency: int,
     ) -> None:
-        """Fetch what the newest profile names, then save our own when lookups have ceased."""
+        """Fetch the entries that the newest profile names; later save our own profile."""
         try:
             for _ in range(_LOCATING_TRIES):
-                if sys.argv[:1] != ["-m"]:  # else Python imports the packages of the program
+                if sys.argv[:1] != ["-m"]:  # Python is still looking for the module to run
                     break
                 await asyncio.sleep(_LOCATING_S)
             self._key = await asyncio.to_thread(program_key)
             if self._key and self._reads:
                 await self._load(store, admit)
-        except S3CacheError as exc:  # the store's: lookups say so
+        except S3CacheError as exc:  # of the store: lookups report it
             logger.debug("no job profile: %s", exc)
-        except Exception as exc:  # noqa: BLE001 - no task's end may pass unseen
+        except Exception as exc:  # noqa: BLE001 - a task must not fail silently
             self._on_problem(exc)
         self.is_known = True
         if self._foreseen:
@@ -175,7 +176,7 @@ class JobProfile:
         found, infos = await asyncio.gather(
             read(first), listed(store, self._key), return_exceptions=True
         )
-        # Where we may not list, there is the first one.
+        # If we may not list, try the first profile alone.
         names = [first] if isinstance(infos, BaseException) else [info.key for info in infos]
         self._is_full = len(names) >= _FULL
         self._newest = next(iter(names), "")
@@ -197,8 +198,10 @@ class JobProfile:
         budget: Budget,
         concurrency: int,
     ) -> None:
-        """Fetch the first entry under each key, then the variants that are elsewhere."""
-        wanted: dict[str, list[str]] = {}  # names of all variants by the first one of their key
+        """Fetch the first entry under each key, then the other variants."""
+        wanted: dict[
+            str, list[str]
+        ] = {}  # names of a key's variants by the name of its first entry
         for key, variant in self._foreseen:
             names = wanted.setdefault(entries.first_name(key), [])
             names.append(entries.variant_name(key, variant))
@@ -231,25 +234,25 @@ class JobProfile:
 
 
 def _lookups_of(entry: Frame) -> Lookups:
-    """Return what a verified profile names; raise CorruptError if it is none."""
+    """Return the lookups in a verified profile; raise CorruptError if the entry is no profile."""
     where = f"job profile {entry.header.variant}"
     if (entry.header.kind, entry.header.schema) != (_KIND, _SCHEMA):
         raise CorruptError(where, f"is of kind {entry.header.kind!r}")
     try:
         if sum(section.raw_size for section in entry.header.sections) > _MAX_BYTES:
             raise ValueError("it is too large")
-        # What such an array may claim takes little memory, however they are nested.
+        # The limit bounds the memory that nested arrays can allocate.
         found = msgpack.unpackb(entry.section("lookups"), max_array_len=_MAX_LOOKUPS)
         lookups = dict.fromkeys((key, variant) for key, variant in found)
         if not all(entries.is_legal(*each) for each in lookups):
-            raise ValueError("it names what is no entry")
+            raise ValueError("it has an illegal key or variant")
     except (KeyError, TypeError, ValueError, msgpack.UnpackException) as exc:
         raise CorruptError(where, f"cannot be read ({exc!r})") from None
     return lookups
 
 
 async def listed(store: Store, key: str) -> list[ObjectInfo]:
-    """List the profiles under ``key``, the newest first, at most a few times as many as we keep."""
+    """List the profiles under ``key``, newest first; at most ``4 * _FULL``."""
     found: list[ObjectInfo] = []
     async for info in store.list(entries.name_prefix(key)):
         found.append(info)
@@ -259,19 +262,19 @@ async def listed(store: Store, key: str) -> list[ObjectInfo]:
 
 
 async def prune(store: Store, key: str) -> None:
-    """Delete the oldest profiles under ``key``, where we may; jobs often may not."""
+    """Delete the oldest profiles under ``key``, if we may; jobs often may not."""
     with contextlib.suppress(S3CacheError):
         for info in (await listed(store, key))[_KEPT:]:
             await store.delete(info.key)
 
 
-# -- what is known before the first compile
+# -- the key, which is computed before the first compile
 
 
 def program_key() -> str:
-    """Return the key of profiles of what this process runs, and as which of several processes.
+    """Return the key of the profiles of this program, and of this process of a job.
 
-    Return "" where it runs no file, or interactively: a session foresees nothing.
+    Return "" if the process runs no file, or is interactive.
     """
     script, *arguments = sys.argv or [""]
     if hasattr(sys, "ps1") or (found := _program(script)) is None:
@@ -292,8 +295,8 @@ def program_key() -> str:
 
 
 def _program(script: str) -> tuple[str, int] | None:
-    """Return the digest of how the program's file begins, and its size."""
-    # The first is absolute. A spawned child has the second alone while it imports the program.
+    """Return a digest of the start of the program's file, and the size of the file."""
+    # __main__ has an absolute path. A spawned child that is importing the program has argv only.
     for path in (getattr(sys.modules.get("__main__"), "__file__", None), script):
         with contextlib.suppress(OSError, TypeError, ValueError), open(path or "", "rb") as file:
             content = file.read(_PROGRAM_BYTES)
@@ -302,7 +305,7 @@ def _program(script: str) -> tuple[str, int] | None:
 
 
 def _argument_name(argument: str) -> str:
-    """Return ``name`` of ``--name``, ``--name=value`` and ``name=value``; "" of all else."""
+    """Return ``name`` of ``--name``, ``--name=value`` and ``name=value``; otherwise ""."""
     found = re.match(r"-*([A-Za-z][\w.-]*)(=|$)", argument)
     return found[1] if found and (found[2] or argument[0] == "-") else ""
 
@@ -314,7 +317,7 @@ def _version_of_torch() -> str:
 
 
 def _models() -> Iterator[str]:
-    """Yield the models of the processor and of NVIDIA's devices, where Linux says them."""
+    """Yield the models of the processor and of NVIDIA's devices, if Linux lists them."""
     for path in ("/proc/cpuinfo", *glob.glob("/proc/driver/nvidia/gpus/*/information")):
         with contextlib.suppress(OSError), open(path, "rb") as file:
             for line in file.read(4096).decode(errors="replace").splitlines():

@@ -1,15 +1,15 @@
-"""Leases: of the machines that lack the same entry, one compiles it.
+"""Leases: one machine compiles a missing entry while the others wait.
 
-Of each machine, the process that holds the claim (:mod:`s3cache.tier.claims`) asks for a lease in
-the bucket. A lease is a row of small objects, ``leases/<digest of the key>/<number>``, each written
-only where there is none (``If-None-Match: *``). The process that writes number 0 holds the lease.
-It renews the lease by writing the next number; another process steals it in the same way, and of
-two that try, one succeeds. That needs no right but to create objects. Where they may be deleted,
-they are, once the entry is there.
+On each machine, the process that holds the claim (:mod:`s3cache.tier.claims`) asks for a lease in
+the bucket. A lease is a row of small objects, ``leases/<digest of the key>/<number>``. Each is
+created with ``If-None-Match: *``, which fails if it exists. The process that creates number 0 holds
+the lease. It renews the lease by creating the next number. Another process steals it in the same
+way; if two try, one succeeds. This needs only the permission to create objects. If they may be
+deleted, the holder deletes them when the entry has been uploaded.
 
-Other processes wait and look for the entry, at most one request a second. They steal a lease that
-was not renewed for three intervals, each by its own clock: clocks of machines are not compared. A
-lease is advice: to lose one costs time, and never an entry.
+The other processes wait and look for the entry, with at most one request a second. They steal a
+lease that has not been renewed for three intervals by their own clock: clocks of machines are never
+compared. A lease is advice: losing one costs time, never an entry.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from s3cache.util.text import printable
 
 PREFIX = "leases/"
 RENEWED_EVERY_S, _MISSED_RENEWALS = 5.0, 3
-# Between two requests of one that waits. Of three, one is for the lease: more often than renewals.
+# Pauses between the requests of a waiting process. Every third request reads the lease, which is
+# more often than it is renewed.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 1.2
-_UPLOADED_AFTER = 300  # such pauses at the latest, or others compile it too
-_REQUEST_S = 10.0  # a request for a lease takes no longer, or this machine waits for none
+_UPLOADED_AFTER = 300  # pauses in which the entry must be uploaded; after them others compile it
+_REQUEST_S = 10.0  # the timeout of a request for a lease; after it this machine does not wait
 _SHOWN = 200
 _FAILED = "failed"
 
@@ -43,14 +44,14 @@ logger = logger_of("storage")
 
 
 def me() -> str:
-    """Return a name for this process in leases, which no other one has."""
+    """Return a unique name for this process in leases."""
     rank = f"rank {each}, " if (each := os.environ.get("RANK")) else ""
     return f"{os.getpid()}@{socket.gethostname()} ({rank}{secrets.token_hex(4)})"
 
 
 @dataclass(eq=False)
 class Lease:
-    """What one machine holds until :meth:`end`; it is renewed on the event loop meanwhile."""
+    """A lease held by this machine until :meth:`end`, and renewed on the event loop until then."""
 
     _leases: Leases
     _row: str
@@ -59,7 +60,7 @@ class Lease:
     _renewing: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Begin to renew it."""
+        """Start to renew the lease."""
         self._leases.held.add(self)
         self._renewing = asyncio.ensure_future(self._renew())
 
@@ -71,25 +72,25 @@ class Lease:
                     logger.debug("lost the lease %s to another machine", self._row)
                     return
             except StoreError as exc:
-                logger.debug("the lease %s is not renewed now: %s", self._row, exc)
+                logger.debug("the lease %s could not be renewed now: %s", self._row, exc)
 
     async def _add(self, text: str) -> bool:
-        """Write the next number; return False where another machine has written it."""
+        """Create the next number; return False if another machine has created it."""
         for _ in range(2):
             number = self._number + 1
             is_new = await self._leases.create(self._row, number, text)
             if not is_new and await self._leases.read(self._row, number) != self._leases.me:
                 return False
-            self._number = number  # or it is ours: the answer to a renewal got lost
+            self._number = number  # also if an earlier try created it, and its answer was lost
             if is_new:
                 return True
         return False
 
     async def end(self, has_landed: Callable[[], Awaitable[bool]] | None) -> None:
-        """Let others go on: once ``has_landed`` says that the entry is there; at once without."""
+        """Let others go on as soon as ``has_landed`` is true; at once without ``has_landed``."""
         try:
             if has_landed is not None:
-                for _ in range(_UPLOADED_AFTER):  # it is being uploaded; we renew meanwhile
+                for _ in range(_UPLOADED_AFTER):  # the upload is under way; we renew meanwhile
                     if await has_landed():
                         break
                     await asyncio.sleep(_FIRST_PAUSE_S)
@@ -101,12 +102,12 @@ class Lease:
             else:
                 await self._leases.remove(self._row)
         except StoreError as exc:
-            logger.debug("the lease %s is left to end by itself: %s", self._row, exc)
+            logger.debug("the lease %s is left to expire: %s", self._row, exc)
         finally:
             self.stop()
 
     def stop(self) -> None:
-        """Renew it no more."""
+        """Stop renewing the lease."""
         self._leases.held.discard(self)
         if self._renewing is not None:
             self._renewing.cancel()
@@ -114,40 +115,38 @@ class Lease:
 
 @dataclass(eq=False)
 class Leases:
-    """The leases of one process, in a store; all of it runs on one event loop.
+    """The leases of one process in a store. All methods run on one event loop.
 
-    ``me`` is what others read of this process, and ``held`` are the leases that it renews.
+    ``me`` is the name of this process in its leases; ``held`` are the leases that it renews.
     """
 
     _store: Store
     me: str
     _random: random.Random = field(default_factory=random.Random)
-    _given_up: set[str] = field(default_factory=set)  # holders that are not waited for again
+    _given_up: set[str] = field(default_factory=set)  # holders that we no longer wait for
     held: set[Lease] = field(default_factory=set)
 
     async def take(
         self, key: str, has_landed: Callable[[], Awaitable[bool]], bound_s: float
     ) -> Waited:
-        """Lease ``key``, or wait until ``has_landed`` says that the entry is there, or the bound.
+        """Lease ``key``, or wait until ``has_landed`` is true, at most ``bound_s``.
 
-        Where the store cannot lease, as its conditional writes are not atomic or it refuses them,
-        nothing is leased, and no machine waits.
-
-        A store that does not answer for a while is no reason to give up what another compiles.
+        If the store has no atomic conditional writes, or refuses them, return at once without a
+        lease. If the store stops answering while we wait, keep waiting.
 
         Raises:
-            StoreError: the store cannot be reached to begin with, or refuses something.
+            StoreError: the store cannot be reached at the start, or refuses a request.
         """
         loop = asyncio.get_running_loop()
         started, row = loop.time(), PREFIX + hashlib.sha256(key.encode()).hexdigest()[:32]
         if not await self._store.atomic_create():
             return Waited()
         number, holder = -1, ""
-        while number < 0:  # else it was removed just now
+        while number < 0:  # again if the row was removed in between
             if await self.create(row, 0, self.me):
                 return self._begun(row, 0, Waited())
             number, holder = await self._last(row)
-            if holder == self.me:  # the answer got lost, and it was tried again
+            if holder == self.me:  # the answer was lost, and the store's retry found our object
                 return self._begun(row, number, Waited())
         if holder == _FAILED and await self.create(row, number + 1, self.me):
             return self._begun(row, number + 1, Waited())
@@ -172,7 +171,7 @@ class Leases:
                 following = await self.read(row, number + 1)
                 if following is not None:
                     number, holder, renewed_at = number + 1, following, loop.time()
-                    if holder == self.me:  # the answer got lost when we stole it
+                    if holder == self.me:  # we stole it, and the answer was lost
                         waited = Waited(None, loop.time() - started, whom)
                         return self._begun(row, number, waited)
                 elif loop.time() - renewed_at > _MISSED_RENEWALS * RENEWED_EVERY_S:
@@ -182,7 +181,7 @@ class Leases:
                     if await self.create(row, number + 1, self.me):
                         return self._begun(row, number + 1, waited)
                     renewed_at = loop.time()
-            except TransientError:  # the network is gone, which says nothing about the holder
+            except TransientError:  # the network failed, which says nothing about the holder
                 renewed_at = loop.time()
 
     def _begun(self, row: str, number: int, waited: Waited) -> Waited:
@@ -191,10 +190,10 @@ class Leases:
         return replace(waited, lease=lease)
 
     async def create(self, row: str, number: int, text: str) -> bool:
-        """Write a number of a row; return False where it is there already.
+        """Create a number of a row; return False if it exists.
 
         Raises:
-            StoreError: it cannot be written, or not within 10 s.
+            StoreError: it cannot be created within 10 s.
         """
         put = self._store.put(f"{row}/{number:08d}", text.encode(), mode="create")
         try:
@@ -207,7 +206,7 @@ class Leases:
         return True
 
     async def remove(self, row: str) -> None:
-        """Remove a row, if that is allowed."""
+        """Remove a row, as far as the store allows it."""
         names = [name async for name, _ in self._numbers(row)]
 
         async def delete(name: str) -> None:
@@ -217,7 +216,7 @@ class Leases:
         await concurrently(delete, names)
 
     async def _last(self, row: str) -> tuple[int, str]:
-        """Return the last number of a row and what it says; -1 where there is none any more."""
+        """Return the last number of a row and its text; -1 if the row is gone."""
         numbers = [number async for _, number in self._numbers(row)]
         number = max(numbers, default=-1)
         said = None if number < 0 else await self.read(row, number)
@@ -230,6 +229,6 @@ class Leases:
                 yield info.key, int(digits)
 
     async def read(self, row: str, number: int) -> str | None:
-        """Return what a number of a row says; None where there is none."""
+        """Return the text of a number of a row; None if there is no such number."""
         data = await self._store.get_range(f"{row}/{number:08d}", 0, _SHOWN)
         return None if data is None else printable(bytes(data).decode(errors="replace"))

@@ -1,9 +1,9 @@
 """torch's internals by name, typed, with the releases that have them.
 
-``names`` declares each one that s3cache uses, ``registries`` and ``compiling`` have functions for
-what a name alone does not say, and ``internals`` has all of these. Here is what a declaration is.
-It binds to the installed torch when it is first used, or in :func:`require`; nothing here imports
-torch before. Values are read each time, so that a name that is replaced in torch is seen.
+``names`` declares every internal that s3cache uses, ``registries`` and ``compiling`` have functions
+on top of the names, and ``internals`` exports all of these. This module defines declarations. A
+declaration binds to the installed torch at its first use, or in :func:`require`; torch is not
+imported before. Values are read at every use, so that replacements in torch are seen.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from s3cache.torch_api.protocols import Function
 
 T = TypeVar("T")
 
-#: Major and minor version: a declaration holds for all patch releases of one.
+#: Major and minor version: a declaration applies to all patch releases.
 Release: TypeAlias = tuple[int, int]
 
-#: Everything that was declared, in that order.
+#: All declarations, in order.
 declarations: list[Declaration] = []
 
 
@@ -41,13 +41,13 @@ def installed_version() -> str:
 
 @functools.cache
 def installed_release() -> Release:
-    """Return the installed release; (0, 0) where its version is none or not a number."""
+    """Return the installed release; (0, 0) without torch or without a numeric version."""
     numbers = re.match(r"(\d+)\.(\d+)", installed_version())
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 class Row(NamedTuple):
-    """One declared name, and whether the installed torch should have it, and has it."""
+    """A declared name, whether the installed torch should have it, and whether it has it."""
 
     name: str
     expected: bool
@@ -57,13 +57,13 @@ class Row(NamedTuple):
 
 @dataclass(eq=False)
 class Declaration:
-    """One or more names at one place of torch, and the first release that has them.
+    """One or more names at one place in torch, and the first release that has them.
 
     Attributes:
         place: ``"module:path"``, or a module.
-        since: the first release that has it, if the oldest supported one does not.
-        feature: the only thing that needs it, and that is off without it. A name without a feature
-            is required: there is no cache without it.
+        since: the first release that has the names, if the oldest supported one does not.
+        feature: the only feature that needs them; it is off without them. A name without a feature
+            is required by the cache.
     """
 
     place: str
@@ -76,7 +76,7 @@ class Declaration:
 
     @property
     def expected(self) -> bool:
-        """Whether the installed release has it, by this declaration."""
+        """Whether the installed release should have it, by this declaration."""
         return installed_release() >= self.since
 
     def bind(self) -> None:
@@ -91,7 +91,7 @@ class Declaration:
 class Internal(Declaration, Generic[T]):
     """A function, class, module, constant or option of torch.
 
-    ``works`` tells whether it does what we use it for, where that can be tried.
+    ``works`` tests whether it does what we need, if that can be tested.
     """
 
     _: KW_ONLY
@@ -99,16 +99,16 @@ class Internal(Declaration, Generic[T]):
     _owner: tuple[object, str] | None = field(default=None, init=False)
 
     def get(self) -> T:
-        """Return its value now, or raise :class:`UnsupportedTorchError` where torch lacks it."""
+        """Return its current value, or raise :class:`UnsupportedTorchError` if torch lacks it."""
         value: T = getattr(*(self._owner or self.owner()))
         return value
 
     def find(self) -> T | None:
-        """Return the same, but ``None`` in a release that is declared not to have it."""
+        """Return its current value, or ``None`` in a release that is declared not to have it."""
         return self.get() if self.expected else None
 
     def owner(self) -> tuple[object, str]:
-        """Return what to set which attribute of, in order to replace it.
+        """Return the owner and the attribute to set in order to replace it.
 
         Raises:
             UnsupportedTorchError: this torch lacks it.
@@ -146,11 +146,11 @@ Flag: TypeAlias = Internal[bool]
 class Fields(Declaration):
     """Attributes of a module or class, or words in the code of a function, that we use by name.
 
-    Declared are those that would be missed by nothing but a key if torch renamed them.
+    We declare those that only a key would miss if torch renamed them.
 
     Attributes:
-        said: the names, separated by space.
-        added: those that not every release has, and the first one that does.
+        said: the names, separated by spaces.
+        added: names that not every release has, with the first release that does.
     """
 
     said: str
@@ -177,7 +177,7 @@ class Fields(Declaration):
 
 
 def require(feature: str = "") -> None:
-    """Bind what ``feature`` needs, or the cache as a whole: what lacks shows now.
+    """Bind all names that ``feature`` needs, or that the cache needs, to detect missing ones now.
 
     Raises:
         UnsupportedTorchError: the installed torch lacks a name that it should have.
@@ -188,12 +188,12 @@ def require(feature: str = "") -> None:
 
 
 def survey() -> list[Row]:
-    """Return a row for every name that was declared. Imports torch's compiler."""
+    """Return a row for every declared name. Imports torch's compiler."""
     return [row for declaration in declarations for row in declaration.rows()]
 
 
 def check_names() -> None:
-    """Check every name that the cache requires, also those of attributes.
+    """Check every name that the cache requires, including attributes.
 
     Raises:
         UnsupportedTorchError: the installed torch lacks one of them.
@@ -205,7 +205,7 @@ def check_names() -> None:
 
 
 def _locate(place: str) -> tuple[object, str]:
-    """Return the owner of the name at ``place``, and the last component of it.
+    """Return the owner of the name at ``place``, and the last component of the name.
 
     Raises:
         UnsupportedTorchError: the installed torch has no such name.
@@ -230,7 +230,7 @@ def _words_in(found: object) -> frozenset[str]:
     words: set[str] = set()
     part: Any
     for part in found.__mro__ if isinstance(found, type) else (found,):
-        with contextlib.suppress(OSError, TypeError):  # built-in ones have no source
+        with contextlib.suppress(OSError, TypeError):  # built-in functions have no source
             source = inspect.getsource(inspect.unwrap(getattr(part, "__func__", part)))
             words.update(re.findall(r"\w+", source))
     return frozenset(words)

@@ -1,4 +1,4 @@
-"""``python -m s3cache.torch_api``: what s3cache uses of torch, and what the installed one lacks."""
+"""``python -m s3cache.torch_api``: compare the declared names with the installed torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from s3cache.torch_api import installed_version, internals, survey
 
 
 def main() -> int:
-    """Print what is not as declared, and a summary; returns 1 if anything is not."""
-    # It is torch that is asked, not what the environment has s3cache make of it.
+    """Print differences from the declarations, and a summary; return 1 if there are any."""
+    # Examine torch itself, without the hooks that the environment may turn on.
     os.environ["S3CACHE_AUTOLOAD"] = "0"
     rows = survey()
     wrong = [row for row in rows if row.expected != row.present]

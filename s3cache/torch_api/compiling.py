@@ -1,4 +1,4 @@
-"""What torch does in a compile: keys, entries, sizes and guards, profiles, traces and ranks."""
+"""torch's internals of a compile: keys, entries, sizes and guards, profiles, traces and ranks."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _R = TypeVar("_R")
 
 
 def may_have_cpu_code(details: KeyDetails) -> bool:
-    """Return whether torch says that it may make code for the processor; not before torch 2.13."""
+    """Return whether torch may generate code for the processor; always False before torch 2.13."""
     ask = getattr(details, names.ASKS_FOR_CPU_CODE, None)
     return ask is not None and bool(ask(details.gm, details.example_inputs))
 
 
 def set_torch_key(value: bytes) -> None:
-    """Have torch take ``value`` for the hash of its own source, unless it has computed it."""
+    """Set the hash of torch's own source to ``value``, unless torch has computed it."""
     with contextlib.suppress(AssertionError, RuntimeError):  # the first until 2.12
         names.set_key.get()(value)
 
@@ -61,7 +61,7 @@ def graph_module_of(mod: Module) -> GraphModule:
 def name_of_key(
     mod: Module, args: Sequence[object], aot_config: AOTConfig, others: Sequence[object]
 ) -> str:
-    """Return what ``try_load`` with these arguments would look up, or raise what it would raise."""
+    """Return the key that ``try_load`` would look up with these arguments, or raise its error."""
     ask, release = names.autograd_cache_key.get(), installed_release()
     if release >= (2, 14):  # compiler configuration; paths of offloaded activations
         return ask(mod, args, aot_config, others[0], *others[3:4])[0]
@@ -74,33 +74,33 @@ def name_of_key(
 
 
 def inherited_reducer(pickler: KeyPickler) -> Reducer:
-    """Return what the pickler itself asks about each object."""
+    """Return the pickler's own reducer."""
     return getattr(pickler, "reducer_override", _refuse_nested)
 
 
 def _refuse_nested(value: object) -> object:
-    """Refuse what later releases refuse: a table of reducers takes it for any other tensor."""
+    """Refuse nested tensors like later releases; a table of reducers treats them as plain."""
     import torch
 
     if isinstance(value, torch.Tensor) and value.is_nested:
-        raise TypeError("a nested tensor has sizes that are numbered as they come")
+        raise TypeError("a nested tensor has sizes that are numbered by order of creation")
     return NotImplemented
 
 
 def line_for_global() -> Callable[[str, object], str] | None:
-    """Return how torch's key words a global of generated code, if that can be asked."""
+    """Return torch's function that formats a global of generated code in keys, if it exists."""
     return None if names.enrich_profiler_metadata.get() else names.format_global.find()
 
 
 def has_plain_codegen(graph: Graph) -> bool:
-    """Return whether the code of a graph is generated from its nodes and from nothing else."""
+    """Return whether the code of a graph is generated from its nodes alone."""
     codegen = graph._codegen
     return type(codegen) is names.codegen.get() and codegen._body_transformer is None
 
 
 @functools.cache
 def plain_arguments() -> tuple[frozenset[type], frozenset[type]]:
-    """Return types of arguments that generated code has as their ``repr``; and of their holders."""
+    """Return types of arguments that generated code writes as ``repr``, and of containers."""
     import torch
     from torch.fx import Node, immutable_collections
 
@@ -112,7 +112,7 @@ def plain_arguments() -> tuple[frozenset[type], frozenset[type]]:
 
 
 def without_backend_id(aot_config: AOTConfig) -> AOTConfig:
-    """Return the same, less an id that is random in each process (``caching_precompile``)."""
+    """Return the configuration without an id that is random (``caching_precompile``)."""
     if aot_config.precompile_backend_id is None:
         return aot_config
     return dataclasses.replace(aot_config, precompile_backend_id=None)
@@ -123,9 +123,9 @@ _keying = threading.local()
 
 @contextlib.contextmanager
 def backends_unasked() -> Iterator[None]:
-    """Have :func:`are_backends_unasked` hold in this thread while the block runs.
+    """Make :func:`are_backends_unasked` true in this thread while the block runs.
 
-    To import all of torch's backends takes longer than a key, and a hit needs none.
+    Importing all of torch's backends takes longer than a key, and a hit needs none.
     """
     before, _keying.unasked = getattr(_keying, "unasked", False), True
     try:
@@ -135,7 +135,7 @@ def backends_unasked() -> Iterator[None]:
 
 
 def are_backends_unasked() -> bool:
-    """Return whether backends need not be registered now; one with its own device must be."""
+    """Return whether backends need not be registered now; custom devices must be."""
     import torch
 
     if not getattr(_keying, "unasked", False):
@@ -147,14 +147,14 @@ def are_backends_unasked() -> bool:
 
 
 def fx_key() -> Internal[Callable[[KeyPickler, object], str]]:
-    """Return what makes the key of an FX graph of its details; until 2.12 without its prefix."""
+    """Return the function that makes an FX key from details; until 2.12 without the prefix."""
     return names.fx_get_key if names.fx_get_key.expected else names.fx_get_hash
 
 
 def without_carried(arguments: Sequence[object]) -> Sequence[object]:
-    """Return arguments of ``fx_check_cacheable`` after the graph, less hooks among the inputs.
+    """Return arguments of ``fx_check_cacheable`` after the graph, without hooks among the inputs.
 
-    A forward only carries those over to its backward. Until 2.12 the check gets the graph alone.
+    A forward only passes them on to its backward. Until 2.12 the check gets the graph alone.
     """
     if not arguments:
         return arguments
@@ -165,7 +165,7 @@ def without_carried(arguments: Sequence[object]) -> Sequence[object]:
 
 
 def asks_fx_cache() -> bool:
-    """Return whether Inductor asks its cache of FX graphs at all, as far as options tell."""
+    """Return whether Inductor uses its cache of FX graphs, according to options."""
     local = names.inductor_config.get().fx_graph_cache
     return bool(local) or names.should_use_remote_fx_cache.get()()
 
@@ -174,7 +174,7 @@ def asks_fx_cache() -> bool:
 
 
 def loaded(function: Function[object], aot_config: AOTConfig) -> object:
-    """Return what ``try_load`` returns for a hit: with the configuration since torch 2.13."""
+    """Return the result of ``try_load`` for a hit: with the configuration since torch 2.13."""
     return (function, aot_config) if installed_release() >= (2, 13) else function
 
 
@@ -183,7 +183,7 @@ def is_hit(result: object) -> bool:
 
 
 def interpreted(module: GraphModule) -> Callable[[list[object]], object]:
-    """Return a graph that was traced as a function that runs it operator by operator."""
+    """Return a function that runs a traced graph operator by operator."""
     import torch
 
     def run(args: list[object]) -> object:
@@ -196,15 +196,15 @@ def interpreted(module: GraphModule) -> Callable[[list[object]], object]:
 
 
 def boxed(function: Callable[[list[object]], object]) -> Callable[[list[object]], object]:
-    """Mark ``function`` as one that takes its arguments as a list, which it may empty."""
+    """Mark ``function`` as taking its arguments as a list, which it may empty."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function
 
 
 def inner_compiler(compiler: object) -> object:
-    """Return what Inductor lowers by, if it has made ``compiler`` for AOTAutograd; else ``None``.
+    """Return the function inside ``compiler`` that lowers, if Inductor made it; else ``None``.
 
-    It makes one for each graph, around what its caller has given it.
+    Inductor makes one for each graph, around the function of its caller.
     """
     function: object = getattr(compiler, "compiler_fn", None)
     while isinstance(function, functools.partial):
@@ -219,9 +219,9 @@ def inner_compiler(compiler: object) -> object:
 
 
 def keep_launched_kernels(bundler: object) -> None:
-    """Have the bundle hold every kernel that an autotuner in it launches.
+    """Keep every kernel in the bundle that one of its autotuners launches.
 
-    torch drops those of autotuners that had nothing to choose between.
+    torch drops the kernels of autotuners that had only one configuration.
     """
     winners: set[str] | None = getattr(bundler, names.WINNERS, None)
     if not winners:
@@ -234,15 +234,15 @@ def keep_launched_kernels(bundler: object) -> None:
 
 
 def is_loaded(kernel: CachingAutotuner) -> bool:
-    """Return whether a kernel is on the device; torch bundles copies that are not."""
+    """Return whether a kernel is on the device; torch bundles unloaded copies."""
     results = [result.kernel for result in kernel.compile_results]
     return any(getattr(result, names.ON_DEVICE, None) is not None for result in results)
 
 
 def move_kernel(kernel: CachingAutotuner, index: int) -> None:
-    """Have a kernel that is not loaded yet loaded onto the device ``index``.
+    """Make an unloaded kernel load onto the device ``index``.
 
-    One without an index is loaded onto the current device (``compile_on_one_rank``).
+    A kernel without an index loads onto the current device (``compile_on_one_rank``).
     """
     if kernel.device_props.index is None:
         return
@@ -253,20 +253,20 @@ def move_kernel(kernel: CachingAutotuner, index: int) -> None:
 
 
 def move_boxed_index(graph: CompiledGraph, index: int) -> None:
-    """Have CUDA graphs of ``graph``, if there are to be some, recorded on the device ``index``."""
+    """Record CUDA graphs of ``graph``, if it uses them, on the device ``index``."""
     boxed = (graph.fx_kwargs or {}).get("boxed_forward_device_index")
     if boxed is not None and boxed.value is not None:
         boxed.value = index
 
 
 def move_random_state(metadata: RuntimeMetadata, index: int) -> None:
-    """Have a graph that replays random numbers take the state of the device ``index``."""
+    """Make a graph that replays random numbers use the state of the device ``index``."""
     if getattr(metadata, "graphsafe_rng_state_index", None) is not None:
         metadata.graphsafe_rng_state_index = index
 
 
 def triton_environment() -> dict[str, str]:
-    """Return the variables in Triton's own key that are set; none without it."""
+    """Return the variables in Triton's own key that are set; none without Triton."""
     try:
         from triton._C.libtriton import get_cache_invalidating_env_vars
     except ImportError:
@@ -278,7 +278,7 @@ def triton_environment() -> dict[str, str]:
 
 
 def name_of_source(source: Any) -> str | None:
-    """Return where an input comes from, as Python would write it; ``None`` if that is not known."""
+    """Return the source of an input as a Python expression; ``None`` if it is not known."""
     try:
         return str(source.name() if callable(source.name) else source.name)
     except Exception:  # noqa: BLE001 - some have no such thing, and say so in their own ways
@@ -291,34 +291,34 @@ def shape_guards(context: TracingContext) -> Sequence[Any]:
 
 
 def named_symbols(context: TracingContext, symbols: Iterable[object]) -> dict[str, str] | None:
-    """Return what each symbol is the size of; ``None`` if that is not known of one."""
+    """Return the source of each symbol; ``None`` if one is not known."""
     known = context.fake_mode.shape_env.var_to_sources
     named = {str(each): name_of_source(next(iter(known.get(each) or ()), None)) for each in symbols}
     return None if None in named.values() else cast("dict[str, str]", named)
 
 
 def are_named(context: TracingContext, named: Mapping[str, str]) -> bool:
-    """Return whether symbols of those names stand for these sizes in what is compiled for now."""
+    """Return whether symbols with these names have these sources in the current compile."""
     symbols = context.fake_mode.shape_env.var_to_sources
     return named_symbols(context, [each for each in symbols if str(each) in named]) == {**named}
 
 
 def value_of_symbol(context: TracingContext, expression: str) -> int | float | bool:
-    """Evaluate a symbol, or an expression of some, with the sizes that are compiled for now.
+    """Evaluate an expression of symbols with the sizes of the current compile.
 
-    It adds no guard (torch's own would, until 2.14).
+    It adds no guard (torch's own function does, until 2.14).
     """
     sizes = context.fake_mode.shape_env.backed_var_to_val
     values = {str(symbol): size for symbol, size in sizes.items()}
     functions = names.guard_functions.get()
-    # What torch printed, out of a verified entry, as torch evaluates it when it adds the guard.
+    # The text was printed by torch and is from a verified entry; torch evaluates it in this way.
     return cast("int | float | bool", eval(expression, functions, values))  # noqa: S307
 
 
 def branch_free() -> dict[str, object]:
-    """Return ``min`` and ``max`` for guards on sizes, without a guard on which size it is.
+    """Return ``min`` and ``max`` for guards on sizes that do not branch.
 
-    Python's own take a branch: calls that the code of a hit is right for would be compiled again.
+    Python's own would add a guard on the branch: then calls that fit a hit would be recompiled.
     """
     import torch
 
@@ -329,18 +329,18 @@ def branch_free() -> dict[str, object]:
 
 
 def guard_on_sizes(context: TracingContext, expression: str) -> None:
-    """Have a guard checked that holds of the sizes that are compiled for now."""
+    """Add a guard that must hold for the sizes of the current compile."""
     if not context.fake_mode.shape_env.deserialize_symexpr(expression):
         raise ValueError(f"{expression} does not hold")
 
 
 def written(expression: object) -> str:
-    """Return an expression over sizes as text that ``ShapeEnv.deserialize_symexpr`` reads."""
+    """Format an expression over sizes for ``ShapeEnv.deserialize_symexpr``."""
     return str(names.expression_printer.get()().doprint(expression))
 
 
 def symbols_of(inputs: Sequence[object]) -> frozenset[object]:
-    """Return the symbols that are inputs of a graph: torch's entries have guards on these."""
+    """Return the symbols that are inputs of a graph: torch's entries have guards on them."""
     import torch
 
     numbers = (value.node.expr for value in inputs if isinstance(value, torch.SymInt))
@@ -348,7 +348,7 @@ def symbols_of(inputs: Sequence[object]) -> frozenset[object]:
 
 
 def sizes_among(inputs: Sequence[object]) -> list[SymInt]:
-    """Return the inputs that guards in torch's entries are about, in the order of their numbers."""
+    """Return the inputs to which guards in torch's entries refer, in the order of their numbers."""
     import torch
 
     sizes = [value for value in inputs if isinstance(value, torch.SymInt)]
@@ -356,23 +356,23 @@ def sizes_among(inputs: Sequence[object]) -> list[SymInt]:
 
 
 def name_of_size(size: SymInt) -> str | None:
-    """Return what the program calls a size, as ``L['x'].size()[0]``, if torch knows."""
+    """Return the source of a size, such as ``L['x'].size()[0]``, if torch knows it."""
     sources = size.node.shape_env.var_to_sources.get(size.node.expr)
     return name_of_source(sources[0]) if sources else None
 
 
 def holds_of_sizes(guards: str, sizes: Sequence[SymInt], values: Sequence[int]) -> bool:
-    """Return whether guards of an entry of torch's hold of sizes that are ``values`` now."""
+    """Return whether guards of torch's entry hold for sizes with these ``values``."""
     if not sizes:
         return False
     return bool(sizes[0].node.shape_env.evaluate_guards_expression(guards, values))
 
 
-# -- guards on inputs that AOTAutograd finds while it compiles, and Dynamo is to check
+# -- guards on inputs that AOTAutograd adds while it compiles, and Dynamo checks
 
 
 def sources_of_guard(guard: object) -> tuple[str, list[object], list[object]] | None:
-    """Return the kind of a guard of AOTAutograd's and its inputs; ``None`` for another kind."""
+    """Return the kind and inputs of a guard by AOTAutograd; ``None`` for another kind."""
     kind, fields = type(guard).__name__, getattr(guard, "__dict__", {})
     if type(guard) is names.duplicate_inputs.get():
         return kind, [fields["input_source_a"]], [fields["input_source_b"]]
@@ -384,7 +384,7 @@ def sources_of_guard(guard: object) -> tuple[str, list[object], list[object]] | 
 def guard_holds(
     context: TracingContext, kind: str, some: Sequence[object], others: Sequence[object]
 ) -> bool:
-    """Return whether a guard on these inputs holds; nothing is guarded because of this."""
+    """Return whether a guard on these inputs holds, without adding a guard."""
     if kind == "DuplicateInputs":
         return some[0] is others[0]
     with context.fake_mode.shape_env.suppress_guards():
@@ -393,7 +393,7 @@ def guard_holds(
 
 
 def guard_on(kind: str, some: list[object], others: list[object]) -> object:
-    """Return the guard of which :func:`sources_of_guard` returned that, or raise ``ValueError``."""
+    """Make a guard, the inverse of :func:`sources_of_guard`; raise ``ValueError`` if it is none."""
     if kind == "DuplicateInputs" and len(some) == len(others) == 1:
         return names.duplicate_inputs.get()(some[0], others[0])
     if kind == "StorageOverlap":
@@ -405,14 +405,14 @@ def guard_on(kind: str, some: list[object], others: list[object]) -> object:
 
 
 def describe_break(reason: Any) -> dict[str, str]:
-    """Return why Dynamo ended a graph, in one line, and where in the user's program."""
+    """Return in one line why Dynamo ended a graph, and the place in the user's program."""
     stack = reason.user_stack
     where = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "an unknown place"
     return {"reason": reason.reason.strip().partition("\n")[0], "where": where}
 
 
 def changing(state: ShapeState) -> tuple[tuple[bool, ...] | None, tuple[bool, ...] | None]:
-    """Return which sizes and strides change; ``None`` where that is not known, as of a number."""
+    """Return which sizes and strides change; ``None`` if unknown, such as for a number."""
     changes = names.auto_dynamic.get()
     sizes, strides = (
         tuple(dim is changes for dim in dims) if isinstance(dims, tuple) else None
@@ -424,9 +424,9 @@ def changing(state: ShapeState) -> tuple[tuple[bool, ...] | None, tuple[bool, ..
 def with_changing(
     state: ShapeState, sizes: tuple[bool, ...] | None, strides: tuple[bool, ...] | None
 ) -> ShapeState:
-    """Return a copy of the state, with what :func:`changing` returned for another one.
+    """Return a copy of the state with the result of :func:`changing` for another state.
 
-    A number stays as it was seen: it has no tuple of sizes.
+    A number stays unchanged: it has no tuple of sizes.
     """
     changes, made = names.auto_dynamic.get(), copy.copy(state)
     for name, flags in (("size", sizes), ("stride", strides)):
@@ -439,10 +439,10 @@ def with_changing(
 
 @contextlib.contextmanager
 def shown(event: str, level: str) -> Iterator[dict[str, object]]:
-    """Show the block among torch's own events of a compile, with what is put into the mapping.
+    """Show the block as an event in torch's own traces, with the content of the mapping.
 
-    That is in the trace of ``TORCH_TRACE`` and in a profiler's, where there is one. Events inside
-    of one with the same name are left out, and so is one that fails.
+    It appears in ``TORCH_TRACE`` and in a profiler's trace. Nested events with the same name are
+    left out, and so are events that fail.
     """
     about: dict[str, object] = {"level": level}
     began_ns, end = time.time_ns(), None
@@ -464,9 +464,9 @@ def shown(event: str, level: str) -> Iterator[dict[str, object]]:
 
 
 def ranks_must_agree() -> bool:
-    """Return whether ranks of this job exchange data while they compile: all have to, or none.
+    """Return whether ranks must agree on hits, because they exchange data while they compile.
 
-    Not where torch's own lookups see to it already.
+    False if torch's own lookups already make them agree.
     """
     return not names.sync_lookups.find() and ranks_exchange()
 
@@ -480,7 +480,7 @@ def ranks_exchange() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-#: Namespaces of operators by which ranks exchange data.
+#: Namespaces of operators with which ranks exchange data.
 COLLECTIVES = frozenset(
     {
         *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),
@@ -490,7 +490,7 @@ COLLECTIVES = frozenset(
 
 
 def groups_of_ranks() -> tuple[int, int, object] | None:
-    """Return this process's rank, their number, and all groups by name; None outside of a job."""
+    """Return the rank, the number of ranks, and all groups by name; None outside of a job."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -501,7 +501,7 @@ def groups_of_ranks() -> tuple[int, int, object] | None:
 
 
 def needs_backward(inputs: Sequence[object]) -> bool:
-    """Return whether torch makes a backward for a graph with these inputs, as far as they say."""
+    """Return whether torch makes a backward for a graph, judging by its inputs."""
     import torch
 
     return torch.is_grad_enabled() and any(
@@ -511,7 +511,7 @@ def needs_backward(inputs: Sequence[object]) -> bool:
 
 @contextlib.contextmanager
 def lowering_backward(aot_config: AOTConfig) -> Iterator[None]:
-    """Set up, inside the compile of a forward, what torch lowers a backward under."""
+    """Set up the context for lowering a backward, inside the compile of a forward."""
     import torch
 
     with (
@@ -523,13 +523,13 @@ def lowering_backward(aot_config: AOTConfig) -> Iterator[None]:
 
 
 def copied(module: GraphModule) -> GraphModule:
-    """Return a copy of a graph, for a compiler that changes it."""
+    """Copy a graph, for a compiler that changes it."""
     with names.without_fakes.get()():  # which cannot be copied into a mode of their own
         return copy.deepcopy(module)
 
 
 def group_timeout_s() -> float:
-    """Return how long ranks of this job wait for each other; infinity where there are none."""
+    """Return the timeout of ranks of this job for each other; infinity outside of a job."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -543,13 +543,13 @@ def _context_of_fake_call() -> TracingContext | None:
 
 
 def is_first_call_fake() -> bool:
-    """Return whether the graph that is compiled now answers its first call with fake tensors."""
+    """Return whether the current graph answers its first call with fake tensors."""
     return _context_of_fake_call() is not None
 
 
 @contextlib.contextmanager
 def first_calls_unasked() -> Iterator[None]:
-    """Hide from torch, in the block, that first calls are to be on fake tensors."""
+    """Hide from torch, in the block, that first calls will be on fake tensors."""
     context = _context_of_fake_call()
     if context is not None:
         context.fakify_first_call = False
@@ -561,7 +561,7 @@ def first_calls_unasked() -> Iterator[None]:
 
 
 def stand_in_for_metadata() -> None:
-    """Have torch find metadata of a graph that is not compiled: DDPOptimizer insists on some."""
+    """Provide metadata for a graph that is not compiled: DDPOptimizer requires it."""
     context = _context_of_fake_call()
     if context is not None and context.fw_metadata is None:
         context.fw_metadata = object()
@@ -571,9 +571,9 @@ def stand_in_for_metadata() -> None:
 
 
 class _Debug:
-    """Stands for ``torch._inductor.debug``, which compiled graphs ask on each call.
+    """A stand-in for ``torch._inductor.debug``, which compiled graphs use on every call.
 
-    The module takes the place of this once anything imports it.
+    An import of the real module replaces it.
     """
 
     RECORD_GRAPH_EXECUTION = False
@@ -590,14 +590,14 @@ def _stand_in_for_debug() -> None:
 
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
-    """Set up what rebuilding an entry needs, where there is no trace."""
+    """Set up the context for rebuilding an entry without a trace."""
     mode = names.fake_mode.get()(shape_env=names.shape_env.get()())
     with names.tracing.get()(names.tracing_context.get()(mode)):
         yield
 
 
 def fits_untraced(result: Any, inputs: Sequence[object]) -> bool:
-    """Return whether guards on sizes, which torch keeps with an entry, hold for real inputs."""
+    """Return whether the guards on sizes in torch's entry hold for real inputs."""
     if not result.guards_expr:
         return True
     values = [value for value in inputs if type(value) is int]
@@ -606,7 +606,7 @@ def fits_untraced(result: Any, inputs: Sequence[object]) -> bool:
 
 
 def call_untraced(result: Any, wrap: Function[object]) -> Function[object]:
-    """Make a callable of an entry; its guards are those of the frame that calls it."""
+    """Make a callable of an entry; the frame that calls it has the guards."""
     _stand_in_for_debug()
     result.guards_expr = None
     inductor = names.inductor_config.get()
@@ -623,25 +623,25 @@ def call_untraced(result: Any, wrap: Function[object]) -> Function[object]:
     return forward
 
 
-# -- rebuilding a graph without what torch imports only in case: Inductor's lowerings
+# -- rebuilding a graph without importing Inductor's lowerings
 #
-# Generated code names two things of those modules, and few graphs use them: each is found when it
-# is used. torch itself asks one of them whether a test wants to see the code.
+# Generated code imports two names from those modules, which few graphs use: we look them up at
+# their first use. torch itself uses one class there, to show code to tests.
 
-#: What imports Inductor's lowerings, and with them all else.
+#: The module that imports Inductor's lowerings, and most of the compiler.
 _LOWERING: Final = "torch._inductor.select_algorithm"
 _PLANNING: Final = "torch._inductor.codegen.memory_planning"
-#: Lines of generated code, and what they become.
+#: Lines of generated code, and their replacements.
 _LINES: Final = {
     f"from {_LOWERING} import extern_kernels\n": "extern_kernels = _s3cache_kernels\n",
     f"from {_PLANNING} import _align as align\n": "align = _s3cache_align\n",
 }
-#: Kernels that are functions of torch's by the same name.
+#: Kernels that are functions of torch with the same name.
 SAME_NAME: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "_int_mm"})
 
 
 def placed(code: CodeType, path: str) -> CodeType:
-    """Return code, and what is inside of it, as that of another file."""
+    """Return code, and its nested code, with another file name."""
     if code.co_filename == path:
         return code
     constants = tuple(
@@ -651,7 +651,7 @@ def placed(code: CodeType, path: str) -> CodeType:
 
 
 class LateKernels:
-    """Stands for ``extern_kernels``; imports Inductor for what is not torch's by the same name."""
+    """A stand-in for ``extern_kernels``; imports Inductor for kernels that torch does not have."""
 
     def __getattr__(self, name: str) -> object:
         import torch
@@ -665,13 +665,13 @@ class LateKernels:
 
 
 def late_align(nbytes: object) -> object:
-    """Do what Inductor's own function does, which it imports with all else."""
+    """Compute the same as Inductor's own function, without its imports."""
     aligned: object = importlib.import_module(_PLANNING)._align(nbytes)
     return aligned
 
 
 def light(source: str) -> tuple[str, dict[str, object]]:
-    """Return generated code that imports less, and the names that it needs for that."""
+    """Return generated code with fewer imports, and the names that it needs instead."""
     for line, shorter in _LINES.items():
         source = source.replace(line, shorter, 1)
     return source, {"_s3cache_kernels": LateKernels(), "_s3cache_align": late_align}
@@ -682,13 +682,13 @@ _STAND_IN: Final = "_s3cache_graph"
 
 
 class _GraphLowering:
-    """Stands for Inductor's class, which tests make show them the code of a graph."""
+    """A stand-in for Inductor's class, which tests use to show the code of a graph."""
 
     save_output_code = None
 
 
 def without_graph(function: Function[_R]) -> Function[_R]:
-    """Return ``function``, which asks Inductor's class for graphs; not where it is not imported."""
+    """Return ``function`` without its use of Inductor's graph class, unless that is imported."""
     return function if _GRAPH in sys.modules else _without_graph(function)
 
 

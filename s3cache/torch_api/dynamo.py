@@ -1,7 +1,7 @@
-"""Frames as Dynamo has them: sources, guards and bytecode as plain data, and back again.
+"""Convert Dynamo's frames to plain data and back: sources, guards and bytecode.
 
-This is the one adapter of recall towards torch. Where a release lacks what it needs, recall is off
-there, and a warning says so.
+This is recall's only adapter to torch. If a release lacks a name that it needs, recall is off, and
+a warning says so.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from s3cache.torch_api.registries import options_text
 if TYPE_CHECKING:
     from s3cache.stats import FrameCode
 
-#: A place where Dynamo found an object: a variable, an attribute of what is at another source, ...
+#: A place where Dynamo found an object: a variable, an attribute of the object at a source, ...
 Source: TypeAlias = Any
-#: What Dynamo made of one frame, while it is made.
+#: Dynamo's result for a frame, during the trace.
 OutputGraph: TypeAlias = Any
 #: Plain data.
 Plain: TypeAlias = Any
 
 _MODULE = "torch._dynamo.source"
-#: Global names that Dynamo installs, by what they stand for.
+#: Prefixes of global names that Dynamo installs.
 COMPILED, RESUME, IMPORT, BUILTINS = "__compiled_fn", "__resume_at", "__import_", "__builtins_dict"
 #: The name under which recall installs the dictionary of built-in functions.
 OWN_BUILTINS: Final = "__s3cache_builtins"
 
-# Guards that can be checked before anything is traced, by the functions that make them. Those of
-# the second row are checked by what they are called with; the third is about the process.
+# Guards that can be checked before a trace, by the functions that make them. The second set is
+# checked by its arguments; the third is about the process.
 _BY_CONTENT = frozenset(
     """
     TYPE_MATCH BOOL_MATCH NONE_MATCH NOT_NONE_MATCH ID_MATCH EQUALS_MATCH CONSTANT_MATCH
@@ -64,7 +64,7 @@ _OF_PROCESS = frozenset(
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
 _DUPLICATE = "DUPLICATE_INPUT"
-#: Guards for equality as a whole: elements count as well.
+#: Guards for equality that include elements.
 WHOLE: Final = frozenset({"EQUALS_MATCH", "CONSTANT_MATCH", "CONSTANT_SUBCLASS_MATCH"})
 _CODE_KINDS = (
     types.FunctionType,
@@ -81,12 +81,12 @@ _CODE_KINDS = (
 )
 
 
-# The name of a parameter or a buffer, by the module that has it.
+# Matches the name of a parameter or a buffer in its module.
 _STATE = re.compile(r"\._(parameters|buffers)\['[^']*'\]$")
 
 
 class NotPlainError(Exception):
-    """Something of a frame cannot be written down; ``code`` says of which kind it is."""
+    """A part of a frame cannot be expressed as plain data; ``code`` is its kind."""
 
     def __init__(self, code: FrameCode, message: str) -> None:
         super().__init__(message)
@@ -96,34 +96,34 @@ class NotPlainError(Exception):
 # -- sources
 
 
-# What Dynamo names by its address, as ``___module_math_140248_c0``.
+# Matches names with an address, such as ``___module_math_140248_c0``.
 _BY_ADDRESS = re.compile(r"^_.*\d{6,}_c\d")
 
 
 def is_imported(module: types.ModuleType) -> bool:
-    """Return whether a module is the one that has its name."""
+    """Return whether a module is the one that is imported under its name."""
     return sys.modules.get(module.__name__) is module
 
 
 def name_of_module(module: types.ModuleType) -> str:
-    """Return the global name under which recall installs a module."""
+    """Return the global name that recall uses for a module."""
     return f"__s3cache_module_{module.__name__.replace('.', '_')}"
 
 
 class SourceWriter:
-    """Sources as rows of plain data, kind and fields; each may refer to those before it."""
+    """Writes sources as rows of plain data, kind and fields; a row may refer to earlier rows."""
 
     def __init__(self, names_: Mapping[str, object]) -> None:
         self.rows: list[Plain] = []
-        self.modules: dict[str, str] = {}  # that Dynamo gave global names, by names for these
+        self.modules: dict[str, str] = {}  # names of modules by our global names for them
         self._names = names_
         self._numbers: dict[Source, int] = {}
 
     def number(self, source: Source) -> int:
-        """Return the number of the row of a source, which is added if it is new.
+        """Return the number of the row of a source; add a row if it is new.
 
         Raises:
-            NotPlainError: it cannot be written down.
+            NotPlainError: the source cannot be expressed as plain data.
         """
         known = self._numbers.get(source)
         if known is not None:
@@ -165,7 +165,7 @@ class SourceWriter:
 
 
 class Places:
-    """The objects at the sources in such rows, for the variables of a frame; each is read once."""
+    """Reads the objects at the sources in rows, for the variables of a frame, each once."""
 
     def __init__(
         self, rows: Sequence[Plain], variables: Mapping[str, object], names_: dict[str, object]
@@ -178,17 +178,17 @@ class Places:
         self.holds = self._scope.holds
 
     def of(self, variables: Mapping[str, object]) -> Places:
-        """Return the same places of another call."""
+        """Return the same places for another call."""
         return Places(self._rows, variables, self._names)
 
     def at(self, number: int) -> Any:
-        """Return what is at a source; raises whatever it meets where there is nothing."""
+        """Return the object at a source; raise any error of reading it."""
         found = self._values[number]
         if found is _UNREAD:
             kind, *values = self._rows[number]
             read = _READERS.get(kind)
             found = _UNREAD if read is None else read(self, values)
-            if found is _UNREAD:  # an unusual one
+            if found is _UNREAD:  # not a usual kind
                 found = self._scope.value(self.source(number))
             self._values[number] = found
         return found
@@ -207,7 +207,7 @@ class Places:
         return found
 
     def argument(self, value: Plain) -> object:
-        """Return what was written down as the argument of a source, or of a guard."""
+        """Return the argument of a source or guard from its plain data."""
         if not isinstance(value, list):
             return value
         kind, *rest = value
@@ -220,7 +220,7 @@ class Places:
         items = [self.argument(each) for each in rest[0]]
         return tuple(items) if kind == "tuple" else items
 
-    # The usual ones, as text is slow to evaluate. The first field is the base.
+    # Fast paths for the usual kinds: evaluating text is slow. The first field is the base.
 
     def _attribute(self, values: list[Plain]) -> Any:
         return getattr(self.at(values[0][1]), values[1])
@@ -257,7 +257,7 @@ def _fields_of(kind: type) -> list[str]:
 
 
 def _class_at(module: str, name: str) -> object:
-    """Return what an imported module has under a qualified name, or None."""
+    """Return the class with a qualified name in an imported module, or None."""
     found: object = sys.modules.get(module)
     for step in name.split("."):
         found = getattr(found, "__dict__", {}).get(step)
@@ -271,48 +271,48 @@ def _source_class() -> type:
 
 
 def is_module(value: object) -> bool:
-    """Return whether a value is a module of a network."""
+    """Return whether a value is an ``nn.Module``."""
     import torch
 
     return isinstance(value, torch.nn.Module)
 
 
 def plain(source: Source) -> Source:
-    """Return a source without the marks that say which kind of module is there."""
+    """Return a source without marks for the kind of module."""
     while type(source).__name__.endswith("NNModuleSource"):
         source = source.base
     return source
 
 
 def is_state_of_module(source: Source) -> bool:
-    """Return whether a source is a parameter or a buffer of a module of a network."""
+    """Return whether a source is a parameter or a buffer of an ``nn.Module``."""
     return _STATE.search(source.name) is not None
 
 
 class Scope:
-    """The variables of a frame, and what its sources lead to; each is read once."""
+    """Reads the objects at the sources of a frame, each once."""
 
     def __init__(self, variables: Mapping[str, object], names_: dict[str, object]) -> None:
         self._variables, self._names = variables, names_
         guards = importlib.import_module("torch._dynamo.guards")
-        # As the builder of guards has it.
+        # The names that Dynamo's builder of guards uses.
         self._outer = {"L": variables, "G": names_}
         self._closure = guards._get_closure_vars()
         self._known: dict[Source, object] = {}
 
     def value(self, source: Source) -> Any:
-        """Return what is at a source; raises whatever it meets where there is nothing."""
+        """Return the object at a source; raise any error of reading it."""
         known = self._known
         if source in known:
             return known[source]
         kind = type(source).__name__
         found: Any
-        # The usual ones, as text is slow to evaluate.
+        # Fast paths for the usual kinds: evaluating text is slow.
         if kind == "LocalSource":
             found = self._variables[source.local_name]
         elif kind == "GlobalSource":
             name = source.global_name
-            # Each attempt to trace a frame has another name for it.
+            # Every attempt to trace a frame has another name for it.
             found = builtins_of(self._names) if name.startswith(BUILTINS) else self._names[name]
         elif kind == "AttrSource" or kind == "UnspecializedParamBufferSource":
             found = getattr(self.value(source.base), source.member)
@@ -327,13 +327,13 @@ class Scope:
         return found
 
     def holds(self, expression: str) -> bool:
-        """Return whether a guard on sizes holds, which is an expression of Python's."""
+        """Return whether a guard on sizes, a Python expression, holds."""
         functions = {**names.guard_functions.get(), **self._closure}
         return bool(eval(expression, {**functions, **self._outer}))  # noqa: S307 - of a verified entry
 
 
 def dispatch_keys(tensor: Any) -> int:
-    """Return what torch dispatches by, of a tensor."""
+    """Return the dispatch keys of a tensor."""
     import torch
 
     return int(torch._C._dispatch_keys(tensor).raw_repr())
@@ -343,7 +343,7 @@ def dispatch_keys(tensor: Any) -> int:
 
 
 def guard_rows(graph: OutputGraph, writer: SourceWriter, scope: Scope) -> list[Plain]:
-    """Return the guards of a frame as plain data: kind, source, arguments, what it found.
+    """Return the guards of a frame as plain data: kind, source, arguments, guarded value.
 
     Raises:
         NotPlainError: one of them cannot be checked before a trace.
@@ -359,7 +359,7 @@ def _guard_row(guard: Any, writer: SourceWriter, scope: Scope) -> Plain:
         args, kwargs, made = made.args, dict(made.keywords), made.func
     kind = made.__name__
     if kind == "TENSOR_MATCH":
-        args, kwargs = (), {}  # a reference to the tensor, which is at the source
+        args, kwargs = (), {}  # the only argument is the tensor at the source
     number = writer.number(guard.originating_source)
     given = (
         [writer.argument(each) for each in args],
@@ -379,19 +379,19 @@ def _guard_row(guard: Any, writer: SourceWriter, scope: Scope) -> Plain:
 
 
 def is_about_process(kind: str) -> bool:
-    """Return whether a guard is about the process as a whole, and no object."""
+    """Return whether a guard is about the process as a whole, not an object."""
     return kind in _OF_PROCESS
 
 
 def check_guard(kind: str, value: object, args: Sequence[object]) -> bool:
-    """Return what a guard that is checked by its argument finds."""
+    """Return the result of a guard that is checked by its argument."""
     if kind == _DUPLICATE:
         return value is args[0]
     return _BY_ARGUMENT[kind](value, args[0])
 
 
 def ignores_hooks() -> bool:
-    """Return whether torch does not guard that modules have no hooks, which is the default."""
+    """Return whether torch does not guard the absence of hooks on modules; the default."""
     return bool(importlib.import_module("torch._dynamo.config").skip_nnmodule_hook_guards)
 
 
@@ -405,7 +405,7 @@ def symbolic(graph: OutputGraph) -> set[str]:
 
 
 def sizes_of(graph: OutputGraph) -> dict[Source, tuple[list[int | None], list[int | None]]]:
-    """Return sizes and strides of inputs; None stands for one that is a symbol."""
+    """Return sizes and strides of inputs; a symbol is None."""
     concrete = importlib.import_module("torch._dynamo.guards").convert_int_to_concrete_values
     return {
         source: ([concrete(d) for d in sizes["size"]], [concrete(d) for d in sizes["stride"]])
@@ -418,7 +418,7 @@ def sizes_of(graph: OutputGraph) -> dict[Source, tuple[list[int | None], list[in
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """All that torch's guards of a frame are built of."""
+    """The input for building torch's guards of a frame."""
 
     guards: Sequence[tuple[str, Source, Sequence[object], Mapping[str, object]]]
     key_order: Sequence[Source]
@@ -432,7 +432,7 @@ class Tree:
         names_: dict[str, object],
         state: object,
     ) -> Any:
-        """Return what makes torch's own guards, as they hold for the values of now."""
+        """Build torch's own guards for the current values."""
         guards = importlib.import_module("torch._dynamo.guards")
         dynamo = importlib.import_module("torch._guards")
         builder = guards.GuardBuilder
@@ -465,7 +465,7 @@ class Tree:
             name_of_builtins_dict_key_in_fglobals=OWN_BUILTINS,
         )
         parts = guards.ShapeCodeParts(expressions, expressions, None, True, [])
-        # Outside of a compile there is no context that says which one it is.
+        # Outside of a compile there is no context with the id of the compile.
         with _compile_context():
             return guards.CheckFunctionManager(code, graph, shape_code_parts=parts)
 
@@ -484,10 +484,10 @@ def _compile_context() -> Any:
 
 
 class LateGuards:
-    """Guards that are built when they are first asked.
+    """Guards that are built at their first check.
 
-    ``first`` is asked until it returns torch's own guards, and whether they hold is asked of them
-    from then on; while it returns None, they do not.
+    ``first`` is called until it returns torch's own guards, which are used from then on. While it
+    returns None, the guards fail.
     """
 
     def __init__(
@@ -510,10 +510,10 @@ class LateGuards:
                 return False
             built = maker.guard_manager
             self._real, self._first = built.root, None
-            # Torch drops the code once an object is gone that it knows by its address; it takes the
-            # code from these guards, of which it clears what has been freed.
+            # torch drops the code when an object is freed that it knows by its address. It finds
+            # the code through these guards, in which it clears freed objects.
             maker.guard_manager = self.manager
-            # What says why a guard failed asks torch's own.
+            # torch uses these attributes to explain why a guard failed.
             for name in (
                 "closure_vars",
                 "args",
@@ -533,14 +533,14 @@ class LateGuards:
 
 
 def guarded(code: types.CodeType, guards: Any, compile_id: object) -> Any:
-    """Return what Dynamo returns of a frame that it compiled."""
+    """Return the result that Dynamo returns for a compiled frame."""
     kinds = importlib.import_module("torch._dynamo.types")
     label = f"Torch-Compiled Region: {compile_id}"
     return kinds.wrap_guarded_code(kinds.GuardedCode(code, guards, compile_id, label))
 
 
 def guarded_code(result: Any) -> types.CodeType | None:
-    """Return the code that a frame was compiled to; None if it was not."""
+    """Return the compiled code of a frame; None if it was not compiled."""
     found = getattr(result, "guarded_code", None)
     return None if found is None else found.code
 
@@ -551,7 +551,7 @@ def install(
     scope: dict[str, object],
     values: Mapping[str, object],
 ) -> None:
-    """Have Dynamo know generated code as its own, with global names that go with it."""
+    """Register generated code with Dynamo as its own, and install its global names."""
     frame = importlib.import_module("torch._dynamo.convert_frame")
     utils = importlib.import_module("torch._dynamo.utils")
     utils.orig_code_map[code] = original
@@ -561,7 +561,7 @@ def install(
 
 
 def constant_row(value: object) -> list[Any] | None:
-    """Return a constant of torch's in bytecode as plain data; None for any other."""
+    """Return a constant of torch in bytecode as plain data; None for any other."""
     import torch
 
     if type(value) is torch.Size:
@@ -574,7 +574,7 @@ def constant_row(value: object) -> list[Any] | None:
 
 
 def constant_of(row: Any) -> object:
-    """Return the constant of such a row."""
+    """Return the constant of a row of :func:`constant_row`."""
     import torch
 
     kind, *rest = row
@@ -583,17 +583,17 @@ def constant_of(row: Any) -> object:
     return torch.device(*rest) if kind == "device" else getattr(torch, rest[0])
 
 
-# -- parts of DDP's
+# -- graphs that DDP splits into parts
 
 
 def split_rows(split: Any) -> list[Plain] | None:
-    """Return how DDP's parts of a graph are called, one after the other; None if it has no parts.
+    """Return the sequence of calls of DDP's parts of a graph; None if it has no parts.
 
-    A row is a part with its arguments and whether it returns one value, or an item of a value; the
-    last is the output. Values are numbered: inputs first, then what each row gives.
+    A row is a call of a part with its arguments and whether it returns one value, or an item of a
+    value; the last row is the output. Values are numbered: inputs first, then results of rows.
 
     Raises:
-        NotPlainError: it does something else.
+        NotPlainError: the graph has other operations.
     """
     import torch
 
@@ -608,7 +608,7 @@ def split_rows(split: Any) -> list[Plain] | None:
             return [type(value).__name__, [written(each) for each in value]]
         if value is None or type(value) in (bool, int, float, str):
             return ["constant", value]
-        raise NotPlainError("graphs", f"hands a {type(value).__qualname__} to a part of DDP's")
+        raise NotPlainError("graphs", f"passes a {type(value).__qualname__} to a part of DDP")
 
     rows: list[Plain] = []
     for node in split.graph.nodes:
@@ -620,14 +620,14 @@ def split_rows(split: Any) -> list[Plain] | None:
         elif node.op == "output":
             rows.append(["output", written(node.args[0])])
         elif node.op != "placeholder":
-            raise NotPlainError("graphs", f"has parts of DDP's with {node.op}")
+            raise NotPlainError("graphs", f"has parts of DDP with {node.op}")
         if node.op != "output":
             numbers[node] = len(numbers)
     return rows
 
 
 def joined(rows: Sequence[Plain], parts: Iterable[Callable[..., Any]]) -> Callable[..., object]:
-    """Return what calls DDP's parts as such rows say."""
+    """Return a function that calls DDP's parts as described by rows of :func:`split_rows`."""
     functions = iter([*parts])
     steps = [(row, next(functions) if row[0] == "part" else None) for row in rows]
 
@@ -662,10 +662,10 @@ def builtins_of(scope: dict[str, object]) -> dict[str, object]:
 
 
 def state_of_process() -> tuple[Any, str] | None:
-    """Return the state of torch that guards are about, and as text; None where it is unusual.
+    """Return the state of torch that guards check, also as text; None if it is unusual.
 
-    Unusual are what :func:`is_under_modes` says, a stance, compiled autograd, a hook on bytecode, a
-    profiler or a debugger: under those no frame is recalled.
+    It is unusual under :func:`is_under_modes`, a stance, compiled autograd, a hook on bytecode, a
+    profiler or a debugger: then no frame is recalled.
     """
     import torch
 
@@ -686,12 +686,12 @@ def state_of_process() -> tuple[Any, str] | None:
 
 
 def is_under_modes() -> bool:
-    """Return whether there is a mode for functions or dispatch, a transform, or a hook on saves."""
+    """Return whether a mode for functions or dispatch, a transform, or a saving hook is active."""
     import torch
 
     return bool(
         torch._C._len_torch_function_stack() > 0
-        # Within a compile Dynamo has put modes aside, so none is current.
+        # Inside a compile, Dynamo has disabled the modes, so none is current.
         or importlib.import_module("torch.utils._python_dispatch").is_in_torch_dispatch_mode()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
@@ -701,13 +701,13 @@ def is_under_modes() -> bool:
 
 
 def state_text(state: Any) -> str:
-    """Return the state of torch that guards are about, of then or, without one, of now."""
+    """Return the given, or else the current, state of torch that guards check, as text."""
     frame = importlib.import_module("torch._dynamo.convert_frame")
     return str((state or frame.GlobalStateGuard()).__getstate__())
 
 
 def ranks() -> tuple[int, int]:
-    """Return the rank of this process and how many there are; code may depend on either."""
+    """Return the rank of this process and the number of ranks; code may depend on both."""
     distributed = importlib.import_module("torch.distributed")
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
@@ -715,7 +715,7 @@ def ranks() -> tuple[int, int]:
 
 
 def accelerators() -> str:
-    """Return what code may ask of the accelerators of this machine while it is traced."""
+    """Return the properties of this machine's accelerators that traced code may read."""
     import torch
 
     found: list[object] = []
@@ -728,12 +728,12 @@ def accelerators() -> str:
 
 
 def asks_for_guards(hooks: Any) -> bool:
-    """Return whether a program wants to see, or to choose, guards and frames."""
+    """Return whether a program has hooks on guards and frames."""
     return any(value is not None for value in vars(hooks).values())
 
 
 def note_sizes(code: types.CodeType, closure: object, values: Iterable[tuple[str, object]]) -> None:
-    """Have Dynamo know sizes and numbers of inputs as if it had traced them, by their names."""
+    """Record sizes and numbers of inputs in Dynamo by name, as if it had traced them."""
     import torch
 
     pgo = importlib.import_module("torch._dynamo.pgo")
@@ -750,7 +750,7 @@ def note_sizes(code: types.CodeType, closure: object, values: Iterable[tuple[str
 
 
 def compiler_of(backend: object) -> Plain | None:
-    """Return what tells one Inductor from another, by mode and options; None for other backends."""
+    """Return the mode and options of an Inductor backend; None for other backends."""
     found: Any = backend
     for _ in range(8):
         inner = getattr(found, "_torchdynamo_orig_backend", None)
@@ -778,7 +778,7 @@ def options_of_dynamo() -> str | None:
 
 
 def options_of_compiler(backend: object) -> Mapping[str, object]:
-    """Return what ``torch.compile`` was given as options, or by its mode."""
+    """Return the options of ``torch.compile``, or those of its mode."""
     found: Any = backend
     while (inner := getattr(found, "_torchdynamo_orig_backend", None)) is not None:
         found = inner
@@ -792,10 +792,10 @@ _numbers = itertools.count()
 
 
 def unique_name(kind: str) -> str:
-    """Return a global name that nothing has in this process."""
+    """Return an unused global name."""
     return f"__s3cache_{kind}_{next(_numbers)}"
 
 
 def disabled(function: Callable[..., object]) -> Callable[..., object]:
-    """Return the same function, which Dynamo does not trace."""
+    """Hide a function from Dynamo."""
     return names.disable_dynamo.get()(function, reason="do not trace Dynamo-compiled graph")

@@ -1,7 +1,7 @@
-"""Every internal of torch that s3cache uses, by name, and the releases that are supported.
+"""Every internal of torch that s3cache uses, by name, and the supported releases.
 
-A declaration without a release holds for all from :data:`OLDEST` to :data:`NEWEST`.
-``python -m s3cache.torch_api`` checks every declaration against the torch that is installed.
+A declaration without a release applies to all from :data:`OLDEST` to :data:`NEWEST`.
+``python -m s3cache.torch_api`` checks all declarations against the installed torch.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def is_supported() -> bool:
 
 @functools.cache
 def warn_of_release(what: str, so: str) -> None:
-    """Warn once of the installed torch, with the releases that were tried."""
-    tried = "{}.{} to {}.{} were tried".format(*OLDEST, *NEWEST)
+    """Warn once of the installed torch, with the releases that were tested."""
+    tried = "{}.{} to {}.{} were tested".format(*OLDEST, *NEWEST)
     hint = pointer("UnsupportedTorchError")
     logger_of().warning("torch %s %s (%s); %s %s", installed_version(), what, tried, so, hint)
 
 
 def is_untested() -> bool:
-    """Return whether the installed torch is newer than any release that was tried."""
+    """Return whether the installed torch is newer than any tested release."""
     return installed_release() > NEWEST
 
 
-# -- what pickled entries may name and call
+# -- names that pickled entries may use and call
 
 # Names by module.
 _LISTED: Final = {
@@ -83,7 +83,7 @@ _LISTED: Final = {
     "numpy._core.numeric": "_frombuffer",
     "numpy.core.multiarray": "_reconstruct scalar",
     "numpy.core.numeric": "_frombuffer",
-    # sympy: leaves of expressions. Other nodes come back if they are given no text.
+    # sympy: leaves of expressions. Other nodes are allowed if their arguments are no text.
     "sympy.core.numbers": "Float Half Infinity Integer NaN NegativeInfinity NegativeOne One Zero",
     "sympy.core.symbol": "Dummy Symbol",
     "sympy.logic.boolalg": "BooleanFalse BooleanTrue",
@@ -121,7 +121,7 @@ _LISTED: Final = {
     "torch.distributed.tensor._dtensor_spec": "DTensorSpec TensorMeta",
     "torch.distributed.tensor.placement_types": """
         Partial Replicate Shard _MaskPartial _StridedShard""",
-    "torch.fx.experimental.proxy_tensor": "PythonKeyTracer",  # of graphs within a graph
+    "torch.fx.experimental.proxy_tensor": "PythonKeyTracer",  # of nested graphs
     "torch.fx.experimental.symbolic_shapes": "SymIntEqByExpr",
     "torch.fx.graph_module": "reduce_graph_module",
     "torch.fx.immutable_collections": "immutable_dict immutable_list",
@@ -130,7 +130,7 @@ _LISTED: Final = {
     "torch.serialization": "_get_layout",
     "torch.testing._internal.two_tensor": "TwoTensor",
     "torch.utils._ordered_set": "OrderedSet",
-    # kernels of Triton, those of users too
+    # Triton kernels, also of users
     "torch._inductor.remote_cache": "LocalAutotuneCache LocalCacheBackend RemoteCacheJsonSerde",
     "torch._inductor.runtime.autotune_cache": "AutotuneCache",
     "torch._inductor.runtime.coordinate_descent_tuner": "CoordescTuner",
@@ -144,25 +144,25 @@ _LISTED: Final = {
     "triton.language.core": "constexpr",
     "triton.runtime.jit": "JITFunction KernelParam",
 }
-#: What pickled entries may name and call, by full name. All else is read with care
-#: (``artifact/_careful.py``). A name that a release of torch lacks does no harm.
+#: Full names that pickled entries may use and call. For others see ``artifact/_careful.py``. A name
+#: that a release of torch lacks does no harm.
 UNPICKLED: Final = frozenset(
     f"{module}.{name}" for module, names in _LISTED.items() for name in names.split()
 )
-#: What a pickled tensor names for its content: it unpickles that by any class.
+#: The function for the content of a pickled tensor: it unpickles any class.
 UNPICKLED_STORAGE = "torch.storage._load_from_bytes"
-#: What a pickled tensor of a subclass names: it calls any function.
+#: The function for a pickled tensor of a subclass: it calls any function.
 UNPICKLED_SUBCLASS = "torch._tensor._rebuild_from_type_v2"
 rebuild_subclass = AnyFunction("torch._tensor:_rebuild_from_type_v2")
-#: Has data classes of where values come from, as guards name it: each release has more of them.
+#: The module with data classes of sources, which guards name: each release adds some.
 SOURCES: Final = "torch._dynamo.source"
-#: The class of ``torch``'s functions over tensors, and modules of more.
+#: The class of ``torch``'s functions on tensors, and modules of more.
 FUNCTIONS: Final = "torch._C._VariableFunctionsClass"
 COMPUTING: Final = frozenset(
     f"torch.{module}"
     for module in ("_C._fft", "_C._linalg", "_C._nn", "_C._special", "nn.functional")
 )
-#: Classes of which objects say how data is laid out.
+#: Classes of objects that describe the format of data.
 FORMATS: Final = frozenset({"dtype", "layout", "memory_format", "qscheme"})
 #: The module of classes of views.
 VIEWS: Final = "torch._C._functionalization"

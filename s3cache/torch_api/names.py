@@ -1,4 +1,4 @@
-"""Where torch has each internal that s3cache uses, and since which release."""
+"""The internals of torch that s3cache uses, with the releases that have them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from s3cache.torch_api.protocols import Function, KeyPickler, SharedStore
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Features that fail alone: what they need of torch is declared with their names.
+# Features that can be off alone: the names that only they need are declared with them.
 TORCH_KEY = "remembering torch's hash of its own source"
 KEY_LOGS = "showing key components in torch's logs"
 PROFILES = "sharing which sizes change (shape_profile)"
 TEMPLATES_LATER = "parsing templates of kernels at their first use"
 WATCHING = "watching a program for s3cache check and warm"
 TRACES = "showing lookups and saves in torch's traces"
-# These have a fallback of their own where they are used.
+# Their users have a fallback.
 BACKEND = 'backend="s3cache"'
 LOCKDOWN = "private directories for torch's own caches"
 RANKS = "hits where ranks must agree"
@@ -61,13 +61,14 @@ inductor_config = AnyObject(_INDUCTOR)
 dynamo_config = AnyObject("torch._dynamo.config")
 shapes_config = AnyObject("torch.fx.experimental._config")
 runtime_constant_folding = Flag(f"{_INDUCTOR}:aot_inductor.use_runtime_constant_folding")
-#: How many threads C++ is made for, if not for as many as there are; or whether for any number.
+#: The number of threads for generated C++, if it is fixed; and whether the code supports any
+#: number.
 cpp_threads = Internal[int](f"{_INDUCTOR}:cpp.threads")
 cpp_dynamic_threads = Flag(f"{_INDUCTOR}:cpp.dynamic_threads")
 pre_grad_pass_timing = Internal[str](f"{_INDUCTOR}:pre_grad_pass_timing", since=(2, 12))
 debugging = Flag(f"{_INDUCTOR}:trace.enabled")
 fallback_random = Flag(f"{_INDUCTOR}:fallback_random")
-#: Whether torch has no caches at all, of whatever kind; and the variable that sets it.
+#: Turns all of torch's caches off; and the environment variable that sets it.
 force_disable_caches = Flag("torch.compiler.config:force_disable_caches")
 NO_CACHES = "TORCHINDUCTOR_FORCE_DISABLE_CACHES"
 enrich_profiler_metadata = Flag("torch.fx.experimental._config:enrich_profiler_metadata")
@@ -84,8 +85,8 @@ Fields(
     """joint_custom_pass activation_memory_budget_runtime_estimator
     activation_memory_budget_solver _save_config_ignore""",
 )
-#: Options that say how to cache, or how to go about compiling, and nothing about what is compiled;
-#: and the path of the C++ compiler, which a hit does not need and a reader may not have.
+#: Options for caching and for the process of compiling that do not affect the code; and the path of
+#: the C++ compiler, which a hit does not need and a reader may not have.
 CACHING_OPTIONS = (
     Fields(
         _INDUCTOR,
@@ -100,7 +101,7 @@ CACHING_OPTIONS = (
         strict_autograd_cache""",
     ),
 )
-#: Options of Dynamo and of symbolic shapes that what comes after Dynamo reads as well.
+#: Options of Dynamo and of symbolic shapes that are also read after Dynamo.
 DYNAMO_OPTIONS = Fields(
     "torch._dynamo.config",
     """capture_scalar_outputs enable_compiler_collectives fake_tensor_disable_inference_mode
@@ -126,7 +127,7 @@ sync_lookups = Flag(f"{_FUNCTORCH}:_sync_cache_decision_cross_ranks", since=(2, 
 default_store = Internal[Callable[[], SharedStore]](
     "torch.distributed.distributed_c10d:_get_default_store", feature=RANKS
 )
-#: The groups of ranks, by object: their names, and the ranks in each.
+#: The process groups, by object: their names and ranks.
 groups = AnyObject("torch.distributed.distributed_c10d:_world", feature=RANKS)
 ASYNC_COMPILE = "torch._inductor.async_compile"
 compile_threads = Internal[Callable[[], int]](
@@ -151,13 +152,13 @@ torch_key = AnyFunction(f"{_CODE}:torch_key", feature=TORCH_KEY)
 set_key = AnyFunction(f"{_CODE}:torch_key.set", feature=TORCH_KEY)
 TEMPLATES = "torch._inductor.codegen.common"
 template_environment = AnyFunction(f"{TEMPLATES}:jinja2_env", feature=TEMPLATES_LATER)
-#: Modules that have little use of networkx, of which the import takes a tenth of a second.
+#: Modules that rarely use networkx. Its import takes a tenth of a second.
 NETWORKX_USERS = tuple(
     f"torch._functorch._activation_checkpointing.{name}"
     for name in ("graph_info_provider", "knapsack_evaluator")
 )
 codegen = AnyClass("torch.fx.graph:CodeGen")
-#: What torch's key has of the context functions of checkpointed regions; it refuses some.
+#: The part of torch's key for context functions of checkpointed regions; it refuses some.
 context_hashes = Internal[Function[list[object]]](f"{_CACHE}:_collect_context_fn_hashes")
 #: Attributes of :class:`KeyDetails` that are options of config modules.
 CONFIG_DETAILS = Fields(
@@ -165,21 +166,21 @@ CONFIG_DETAILS = Fields(
     "autograd_config inductor_config inductor_config_comms",
     added={"inductor_config_comms": (2, 13)},
 )
-#: One that says how much to record, beside code, of where it comes from.
+#: The level of provenance to record besides code.
 PROVENANCE_DETAILS = Fields(_DETAILS, "provenance_tracking_level", since=(2, 12))
-#: One that has something for each device that has been registered so far.
+#: Passes for each device that has been registered so far.
 (PASSES_OF_BACKENDS,) = Fields(_DETAILS, "custom_backend_passes")
-#: One that says how to cache, and nothing about what is compiled.
+#: An option for caching that does not affect the code.
 CACHING_DETAILS = Fields(_DETAILS, "precompile_enabled")
-#: Until 2.12 torch's key does not ask whether a graph has anything for the processor to do.
+#: Until 2.12, torch's key does not distinguish graphs without code for the processor.
 (ASKS_FOR_CPU_CODE,) = Fields(_DETAILS, "_may_generate_cpu_cpp_code", since=(2, 13))
-#: Attributes of a graph module that are made from its graph.
+#: Attributes of a graph module that are generated from its graph.
 GENERATED = Fields("torch.fx.graph_module:GraphModule", "_graph _code _lineno_map _prologue_start")
-#: What the metadata of a node says of its result: after Dynamo, after AOTAutograd.
+#: The key for a node's value in its metadata: after Dynamo, after AOTAutograd.
 NODE_VALUES = ("example_value", "val")
-#: Where a graph module keeps the context function of a checkpointed region.
+#: The key for the context function of a checkpointed region in a graph module.
 (CHECKPOINT_CONTEXT,) = Fields(f"{_CACHE}:_collect_context_fn_hashes", "_checkpoint_context_fn")
-#: What a node's metadata says of a function of ``fx.wrap``: generated code calls it by its name.
+#: Metadata of a node for a function of ``fx.wrap``: generated code calls it by its name.
 WRAPPED, WRAPPED_HASH = Fields(f"{_CACHE}:check_node_safe", "is_wrapped user_cache_hash")
 
 # -- entries of whole graphs
@@ -191,7 +192,7 @@ save = AnyFunction(f"{_ENTRIES}.save")
 write_to_local_cache = AnyFunction(f"{_ENTRIES}._write_to_local_cache")
 pickle_entry = Internal[Function[bytes | None]](f"{_ENTRIES}._pickle_entry")
 find_unpicklable_field = AnyFunction(f"{_ENTRIES}._find_unpicklable_field")
-#: torch's own remote cache, for those that have one.
+#: torch's own remote cache, for users who have one.
 remote_cache = AnyFunction(f"{_ENTRIES}.get_remote_cache")
 aot_result = AnyClass(_RESULT)
 wrap_post_compile = AnyFunction(f"{_RESULT}.wrap_post_compile")
@@ -199,16 +200,16 @@ miss_error = Internal[type[Exception]](f"{_CACHE}:FXGraphCacheMiss")
 should_use_local_cache = Predicate(
     "torch._functorch.aot_autograd:should_use_local_autograd_cache", feature=WATCHING
 )
-#: What torch says of its option, and what is asked where graphs are looked up.
+#: The value of torch's option, and the function that lookups call.
 uses_remote_cache = Predicate(f"{_CACHE}:should_use_remote_autograd_cache")
 should_use_remote_cache = Predicate(
     "torch._functorch.aot_autograd:should_use_remote_autograd_cache"
 )
-#: Two modules ask, each by a name of its own.
+#: Two modules call it, under different names.
 should_bundle = Predicate(f"{_CACHE}:should_bundle_autograd_cache")
 should_bundle_compiled = Predicate(f"{_AOT}.graph_compile:should_bundle_autograd_cache")
 plain_tensor_meta = AnyClass(f"{_AOT}.schemas:PlainTensorMeta")
-#: Fields of an entry that have their own place in a frame, or are the code itself.
+#: Fields of an entry with their own section in a frame, or with code.
 ENTRY_BULK = Fields(
     _RESULT,
     """compiled_fw compiled_bw aot_joint_graph_str aot_forward_graph_str aot_backward_graph_str
@@ -216,9 +217,9 @@ ENTRY_BULK = Fields(
     serialized_bw_module min_cut_info_str""",
     added={"min_cut_info_str": (2, 13)},
 )
-#: A description has the attributes of every object of these modules.
+#: A description includes the attributes of objects from these modules.
 DESCRIBED = f"{_AOT}."
-#: Properties that a description has like attributes.
+#: Properties that a description includes like attributes.
 COMPUTED = Fields(f"{_AOT}.schemas:InputAliasInfo", "mutation_type").names
 deserialize_backward = AnyFunction(f"{_AOT}.aot_autograd_result:SerializedGraphModule.deserialize")
 keeps_graph = Predicate("torch._C._autograd:_get_current_graph_task_keep_graph")
@@ -226,9 +227,9 @@ keeps_graph = Predicate("torch._C._autograd:_get_current_graph_task_keep_graph")
 make_autograd_function = AnyFunction(
     f"{_AOT}.graph_compile:_aot_stage2c_make_autograd_function", feature=EARLY
 )
-#: Whether no backward is lowered as it is: compiled autograd traces them all into one graph.
+#: Whether compiled autograd traces all backwards into one graph, so that none is lowered alone.
 compiled_autograd = Flag("torch._dynamo.config:compiled_autograd", feature=EARLY)
-#: Of its arguments: what lowers a backward, with what, and what saves the entry then.
+#: Its arguments: the compiler of a backward, the input, and the function that saves the entry.
 LOWERING = Fields(
     f"{_AOT}.graph_compile:_aot_stage2c_make_autograd_function",
     """bw_compiler lazy_backward_info try_save_cache_entry compiled_bw_func fw_metadata
@@ -239,9 +240,9 @@ while_lowering = AnyFunction(f"{_AOT}.logging_utils:track_graph_compiling", feat
 without_fakes = AnyFunction(f"{_FAKE}:unset_fake_temporarily", feature=EARLY)
 answer_first_call = AnyFunction(f"{_AOT}.runtime_wrappers:FakifiedOutWrapper.post_compile")
 
-# -- functions that compiled autograd makes as it goes
+# -- functions that compiled autograd creates during a trace
 
-#: The module of all of them.
+#: Their module.
 COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
 _MAKES_PROLOGUE = "AutogradCompilerInstance.proxy_call_aot_backward"
 _WRITES_PROLOGUE = f"{_AOT}.runtime_wrappers:_codegen_backward_prologue"
@@ -251,11 +252,11 @@ autograd_node = AnyClass(f"{COMPILED_AUTOGRAD}:Op")
 (PROLOGUE_CELL,) = Fields(f"{COMPILED_AUTOGRAD}:{_MAKES_PROLOGUE}", "bw_prologue_fn", since=(2, 13))
 #: The prologue that compiled autograd makes for the backward pass of a compiled graph.
 PROLOGUE = f"{_MAKES_PROLOGUE}.<locals>.{_PROLOGUE}"
-#: Globals of the code that AOTAutograd generates for a prologue: what it calls, ...
+#: Globals of the code that AOTAutograd generates for a prologue: functions that it calls, ...
 PROLOGUE_CALLS, PROLOGUE_TANGENTS = Fields(
     _WRITES_PROLOGUE, "_process_tangent_ _tangent_metas_", since=(2, 13)
 )
-#: ... and what its error messages say.
+#: ... and values in its error messages.
 PROLOGUE_MESSAGES = Fields(
     _WRITES_PROLOGUE, "_tangent_descs_ _compile_id_ _stack_traces_", since=(2, 13)
 )
@@ -279,13 +280,13 @@ fx_get_hash = Internal[Callable[[KeyPickler, object], str]](f"{_FX_PICKLER}.get_
 fx_debug_lines = AnyFunction(f"{_FX_PICKLER}.debug_lines", feature=KEY_LOGS)
 #: Details of an FX graph that are no settings.
 GRAPHS_DETAILS = Fields(_FX_DETAILS, "gm example_inputs fx_kwargs")
-#: The index of the current accelerator; absent where there is none.
+#: The index of the current accelerator; absent without one.
 CURRENT_DEVICE = "default_cuda_device_index"
-#: The kind of device among which entries move: AMD's are of that kind too.
+#: The type of devices between which entries can move; AMD's devices have this type too.
 MOVABLE = "cuda"
-#: What torch writes before the digest in the key of an FX graph.
+#: The prefix of the digest in the key of an FX graph.
 FX_PREFIX = "f"
-#: What a key's pickler puts in place of an object: it returns its argument.
+#: The function that a key's pickler uses to replace an object; it returns its argument.
 same = Internal[Callable[[object], object]](f"{_CODE}:_ident")
 tensor_metadata = AnyFunction(f"{_CODE}:extract_tensor_metadata_for_cache_key")
 is_frozen_param = Predicate("torch._inductor.freezing_utils:is_frozen_param")
@@ -294,31 +295,31 @@ can_inline_constant = Predicate("torch._inductor.graph:GraphLowering.can_inline_
 bisection_enabled = Flag("torch._inductor.compiler_bisector:CompilerBisector.bisection_enabled")
 backward_state = AnyClass("torch.fx.experimental._backward_state:BackwardState")
 
-# -- operators, and what is registered for them
+# -- operators and their registrations
 
 disable_from_compile = AnyFunction("torch._compile:_disable_dynamo")
 qualified_name = Internal[Callable[[object], str]]("torch.fx.node:_get_qualified_name")
 is_from_torch = Predicate("torch.fx.graph:_is_from_torch")
-# Where torch._VF finds its functions, if nothing of the same name was put into itself.
+# The namespace in which torch._VF finds its functions, unless they were set on torch._VF.
 variable_functions = AnyClass("torch._C:_VariableFunctionsClass")
 operator = AnyClass("torch._ops:OpOverload")
 operator_packet = AnyClass("torch._ops:OpOverloadPacket")
 higher_order_operator = AnyClass("torch._ops:HigherOrderOperator")
 operator_namespace = AnyClass("torch._ops:_OpNamespace")
-#: The higher-order operators that were made so far, by name.
+#: The existing higher-order operators, by name.
 higher_order_operators = Internal[dict[str, object]]("torch._ops:_higher_order_ops")
-#: Whether graphs that call a higher-order operator may be cached: torch's checks ask the operator.
+#: Whether graphs with a higher-order operator may be cached; torch's checks read it.
 operator_cacheable = Predicate("torch._ops:HigherOrderOperator.cacheable")
-#: What Dynamo makes of a call of a custom ``autograd.Function``.
+#: The operator that Dynamo uses for a custom ``autograd.Function``.
 custom_function = AnyObject("torch._functorch.autograd_function:autograd_function_apply")
-#: Whether graphs hold objects of a class of the user's as they are.
+#: Whether graphs contain objects of a user's class directly.
 is_opaque_type = Predicate("torch._library.opaque_object:is_opaque_type")
-#: What Inductor uses in place of sets.
+#: Inductor's replacement for sets.
 ordered_set = Internal[type[Collection[object]]]("torch.utils._ordered_set:OrderedSet")
 Fields("torch._ops:OpOverload", "py_kernels python_key_table functorch_table _schema tags")
 Fields("torch._ops:OpOverloadPacket", "overloads")
 
-# How the dispatcher writes the key and the source file of each kernel of an operator, and its own.
+# The dispatcher's format for the key and source file of a kernel, of an operator and of its own.
 REGISTERED_AT = re.compile(r"^(\S+): registered at (.+?):\d+ ", re.MULTILINE)
 DEFINED_AT = re.compile(r"^debug: registered at (.+?):\d+$", re.MULTILINE)
 
@@ -332,7 +333,7 @@ dispatch_dump = Internal[Callable[[str], str]]("torch._C:_dispatch_dump", works=
 custom_operators = Internal[Mapping[str, Any]]("torch._library.custom_ops:OPDEFS")
 fake_registry = Internal[Mapping[str, Any]]("torch._library.simple_registry:singleton._data")
 register_kernel = AnyFunction("torch.library:Library.impl")
-#: Operators and keys with a kernel in Python, as ``aten/silu/AutogradCPU``.
+#: Operators and keys with a Python kernel, such as ``aten/silu/AutogradCPU``.
 python_kernels = Internal[set[str]]("torch.library:_impls")
 Fields(
     "torch._library.custom_ops:CustomOpDef",
@@ -343,7 +344,7 @@ Fields(
 Fields("torch._library.simple_registry:SimpleOperatorEntry", "fake_impl torch_dispatch_rules")
 Fields("torch._library.fake_impl:FakeImplHolder", "kernel")
 Fields("torch._library.utils:Kernel", "func")
-#: Returns a number that is another one after each change of a dictionary: Dynamo's guards ask it.
+#: Returns a number that changes with every change of a dictionary; Dynamo's guards use it.
 dict_version = Internal[Callable[[dict[Any, Any]], int]]("torch._C._dynamo.guards:dict_version")
 
 # -- custom passes, patterns, backends and decompositions
@@ -363,16 +364,16 @@ Fields(f"{PATTERN_MATCHER}:PatternEntry", "pattern extra_check")
 custom_backend_passes = Internal[Mapping[str, object]](f"{BACKENDS}:custom_backend_passes")
 device_codegens = Internal[Mapping[str, object]](f"{BACKENDS}:device_codegens")
 device_overrides = Internal[Mapping[str, object]](f"{BACKENDS}:device_op_overrides_dict")
-#: Imports all backends, most of which nothing needs, and registers them.
+#: Imports and registers all backends; most are not needed.
 init_backends = AnyFunction(f"{_CODE}:init_backend_registration")
 choices = AnyObject("torch._inductor.virtualized:_choices")
 virtual = AnyObject("torch._inductor.virtualized:threadlocal")
 default_handler = AnyClass("torch._inductor.ops_handler:DefaultHandler")
-#: Calls of these stay in a graph whether or not what they return is used.
+#: Calls of these stay in a graph even if their results are unused.
 side_effectful = Internal[set[object]]("torch.fx.node:_side_effectful_functions")
-#: Which operators, and what is done for them on fake tensors; the first that agrees is asked.
+#: Predicates on operators with rules for fake tensors; the first match is used.
 fake_rules = AnyObject("torch._subclasses.fake_impls:op_implementations_checks")
-#: What holds the decompositions that a backend of the user's has given.
+#: The holder of decompositions that a user's backend has passed.
 given_decompositions = AnyClass(f"{_COMPILE}:_ConstantDecompTable", since=(2, 13))
 decompositions = Internal[Mapping[object, object]](f"{DECOMPOSITIONS}:decompositions")
 decompositions_with_random = AnyObject(f"{DECOMPOSITIONS}:fast_random_decomps")
@@ -385,27 +386,27 @@ compile_fx = AnyFunction(f"{_COMPILE}:compile_fx")
 compile_fx_inner = AnyFunction(f"{_COMPILE}:_compile_fx_inner")
 inductor_backend = AnyFunction("torch:_TorchCompileInductorWrapper", feature=BACKEND)
 cpp_wrapper_options = AnyFunction(f"{_COMPILE}:get_cpp_wrapper_config")
-#: The directory of torch's own caches, which it makes; the environment names it then.
+#: Creates and returns the directory of torch's own caches, and sets its environment variable.
 cache_dir = AnyFunction("torch._inductor.runtime.cache_dir_utils:cache_dir")
-#: Has it forget what it has loaded from there, and where that was.
+#: Makes torch forget modules that it loaded from there, and their paths.
 clear_caches = AnyFunction("torch._inductor.utils:clear_caches", feature=LOCKDOWN)
-#: What ``torch.compiler.load_cache_artifacts`` does with what it has read.
+#: The function with which ``torch.compiler.load_cache_artifacts`` stores the artifacts.
 populate_caches = AnyFunction(
     "torch.compiler._cache:CacheArtifactManager.populate_caches", feature=LOCKDOWN
 )
-#: Variables that name the directories in which it keeps what it compiles.
+#: Environment variables for the directories of compiled code.
 DIRECTORIES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 compiled_graph = AnyClass(_GRAPH)
-#: What its ``__del__`` asks for.
+#: The attribute that its ``__del__`` reads.
 RUNNER = "compiled_fn_runner"
 load_library = AnyFunction(f"{_CODE}:CppCodeCache.load_async")
 load_module = AnyFunction(f"{_CODE}:PyCodeCache.load_by_key_path")
 run_module = Internal[Function[ModuleType]](f"{_CODE}:_reload_python_module")
-#: Has the Python code of a graph that was unpickled run, from a file that it writes, if need be.
+#: Runs the Python code of an unpickled graph; writes its file if it is missing.
 rebuild_module = Internal[Function[str]](f"{_GRAPH}.after_deserialization")
 path_of_module = Internal[Callable[[str, str], tuple[str, str, str]]](f"{_CODE}:get_path")
-#: What tells one kernel from another, of the arguments it is compiled or loaded with.
+#: The arguments for compiling or loading a kernel that identify it.
 KERNEL_ARGUMENTS = Fields(
     f"{_CODE}:CppCodeCache.load_async", "main_code optimized_code device_type extra_flags"
 )
@@ -418,25 +419,25 @@ emit_triton_bundle = AnyFunction("torch._inductor.triton_bundler:TritonBundler.r
 collect_triton_bundle = AnyFunction("torch._inductor.triton_bundler:TritonBundler.collect")
 triton_directory = AnyFunction("torch._inductor.runtime.runtime_utils:triton_cache_dir")
 triton_file_name = AnyFunction("torch._inductor.runtime.runtime_utils:triton_hash_to_path_key")
-#: What remembers which configuration of a kernel was the fastest, in a file beside its source.
+#: Stores the fastest configuration of a kernel in a file beside its source.
 autotune_cache = AnyClass("torch._inductor.runtime.autotune_cache:AutotuneCache")
 WINNERS, AUTOTUNERS = Fields(
     "torch._inductor.triton_bundler:TritonBundler",
     "_winners _static_autotuners",
     added={"_winners": (2, 12)},
 )
-#: How generated C++ (``cpp_wrapper``) embeds the source of a kernel, which it has compiled when the
-#: kernel is first launched.
+#: The marks around the source of a kernel in generated C++ (``cpp_wrapper``), which compiles it at
+#: the first launch of the kernel.
 COMPILES_LATER = 'R"TRITON(', ')TRITON"'
-#: The kernels that a compiled graph came with, or that were compiled for it.
+#: The kernels that a compiled graph contained, or that were compiled for it.
 (TRITON_BUNDLE,) = Fields(_GRAPH, "_triton_bundle")
-#: The name under which torch keeps a kernel that is loaded, from its source.
+#: Computes torch's name for a loaded kernel from its source.
 kernel_key = AnyFunction(f"{ASYNC_COMPILE}:CompiledTritonKernels.key", feature=RANKS)
 _TUNER = "torch._inductor.runtime.triton_heuristics:CachingAutotuner"
-#: What an autotuner keeps once it is loaded, which no pickle can hold.
+#: Attributes of a loaded autotuner that cannot be pickled.
 LAUNCHERS, RELOAD = Fields(_TUNER, "launchers _reload_kernel")
 autotuner = AnyClass(_TUNER, feature=TUNING)
-#: Measures the configurations of a kernel; then there may be a search for better ones.
+#: Measures the configurations of a kernel; a search for better ones may follow.
 measure = AnyFunction(f"{_TUNER}.autotune_to_one_config", feature=TUNING)
 descend = AnyFunction(f"{_TUNER}.coordinate_descent_tuning", feature=TUNING)
 combine = AnyFunction(f"{_TUNER}._combo_sequential_autotune", since=(2, 13), feature=TUNING)
@@ -451,14 +452,14 @@ triton_files_class = AnyClass(
 )
 triton_file_class = AnyClass("torch._inductor.triton_bundler:TritonKernelArtifact", feature=TUNING)
 code_hash = AnyFunction(f"{_CODE}:code_hash", feature=TUNING)
-#: A kernel on the device, once it is loaded.
+#: A loaded kernel on the device.
 (ON_DEVICE,) = Fields(
     "torch._inductor.runtime.static_triton_launcher:StaticallyLaunchedTritonKernel", "function"
 )
-#: What Triton's function keeps of the process and the file that it was read from, if it does.
+#: Attributes of Triton's function that depend on the process or its source file, if it has them.
 BINDERS, FILE = "device_caches", "file_name"
 
-# -- the compile that is under way, sizes, and guards on inputs
+# -- the current compile, sizes, and guards on inputs
 
 current_tracing_context = AnyFunction("torch._guards:TracingContext.try_get")
 tracing = AnyFunction("torch._guards:tracing")
@@ -468,14 +469,14 @@ fake_tensor: Internal[type[Tensor]] = Internal(f"{_FAKE}:FakeTensor")
 shape_env = AnyFunction(f"{_SHAPES}:ShapeEnv")
 source = AnyClass("torch._guards:Source")
 device_mesh = AnyClass("torch.distributed.device_mesh:DeviceMesh")
-#: An object that a graph takes, as tracing sees it, and the real one behind it.
+#: An input object of a graph as tracing sees it, and the real object.
 script_object = AnyClass("torch._library.fake_class_registry:FakeScriptObject")
 (REAL_OBJECT,) = Fields("torch._library.fake_class_registry:FakeScriptObject.__init__", "real_obj")
 is_wrapper_subclass = Predicate("torch.utils._python_dispatch:is_traceable_wrapper_subclass")
 without_modes = AnyFunction("torch.utils._python_dispatch:_disable_current_modes")
 unbacked_symbols = AnyFunction(f"{_SHAPES}:free_unbacked_symbols")
 expression_printer = AnyClass(f"{_SHAPES}:SymExprPrinter")
-#: What guards on sizes call, by the names that they are printed with.
+#: Functions in guards on sizes, by their printed names.
 guard_functions = Internal[dict[str, object]](f"{_SHAPES}:SYMPY_INTERP")
 duplicate_inputs = AnyClass("torch._guards:DuplicateInputs")
 storage_overlap = AnyClass("torch._guards:StorageOverlap")
@@ -489,7 +490,7 @@ aot_module = AnyFunction("torch._dynamo.backends.common:aot_module_simplified")
 disable_dynamo = Internal[Function[Function[object]]]("torch._dynamo:disable")
 count_calls = Internal[Function[int]]("torch._dynamo.utils:count_calls")
 graph_break_reasons = AnyObject("torch._dynamo.utils:graph_break_reasons", feature=WATCHING)
-#: Entered for as long as Dynamo, or a backward that was left for later, compiles.
+#: A context that is active while Dynamo, or a late backward, compiles.
 while_compiling = AnyFunction(
     "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks", feature=WATCHING
 )
@@ -497,7 +498,7 @@ optimized_module = AnyClass("torch._dynamo.eval_frame:OptimizedModule", feature=
 (ORIGINAL_CALLABLE,) = Fields(
     "torch._dynamo.eval_frame:innermost_fn", "_torchdynamo_orig_callable", feature=WATCHING
 )
-#: Where profiles are fetched from, and put to, if torch is to share them; or ``None``.
+#: torch's remote cache of profiles, if it shares them; or ``None``.
 remote_profiles = AnyFunction(f"{_PGO}:get_remote_cache", feature=LOCKDOWN)
 update_automatic_dynamic = AnyFunction(f"{_PGO}:update_automatic_dynamic", feature=PROFILES)
 put_code_state = AnyFunction("torch._dynamo.convert_frame:put_code_state", feature=PROFILES)
@@ -511,7 +512,7 @@ event_log = AnyFunction("torch._dynamo.utils:get_chromium_event_logger", feature
 trace_log = Internal[Logger]("torch._logging._internal:trace_log", feature=TRACES)
 profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRACES)
 
-# -- recall: what Dynamo made of a frame
+# -- recall: Dynamo's results for frames
 
 compile_frame = AnyFunction("torch._dynamo.convert_frame:_compile", feature=RECALL)
 check_functions = AnyFunction("torch._dynamo.guards:CheckFunctionManager.__init__", feature=RECALL)
@@ -544,7 +545,7 @@ boxed_bool = AnyClass("torch._inductor.utils:BoxedBool", feature=RECALL)
 boxed_index = AnyClass("torch._inductor.cudagraph_utils:BoxedDeviceIndex", feature=RECALL)
 Fields(_RESULT, "sanitized_aot_config", feature=RECALL)
 
-# -- remote caches that are torch's own
+# -- torch's own remote caches
 
 _REMOTE = "torch._inductor.remote_cache"
 remote_cache_backend = AnyClass(f"{_REMOTE}:RemoteCacheBackend", feature=PORTS)
@@ -555,7 +556,7 @@ measured_caches = (
 profile_caches = (AnyClass(f"{_REMOTE}:RemoteDynamoPGOCache", feature=PORTS),)
 Fields(f"{_REMOTE}:RemoteCache", "backend_override_cls", feature=PORTS)
 
-# -- what is computed on the device, and when
+# -- computations on the device
 
 _FOLDING = "torch._inductor.constant_folding:ConstantFolder.run"
 _UNIFORM = "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder.__init__"
@@ -569,7 +570,7 @@ save_winner = AnyFunction(
 )
 dispatch_mode = AnyClass("torch.utils._python_dispatch:TorchDispatchMode", feature=STAND_IN)
 tree_map = AnyFunction("torch.utils._pytree:tree_map", feature=STAND_IN)
-#: Registers kernels where nothing looks for what programs have replaced.
+#: Registers kernels in a place that we do not search for replacements.
 dispatch_library = AnyFunction("torch._C:_dispatch_library", feature=STAND_IN)
 launch_kernel = AnyFunction(
     "torch._inductor.runtime.triton_heuristics:CachingAutotuner.run", feature=STAND_IN

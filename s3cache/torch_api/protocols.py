@@ -1,4 +1,4 @@
-"""Names for torch's internal objects in signatures. Its public classes are used as they are."""
+"""Names for torch's internal types in signatures. Its public classes are used directly."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from typing import Any, TypeAlias, TypeVar
 
 R = TypeVar("R")
 
-#: A function of which only the result is typed: its parameters differ from release to release and
-#: are passed through, or it is the user's.
+#: A function with only its result typed: its parameters differ between releases and are passed
+#: through, or it is the user's.
 Function: TypeAlias = Callable[..., R]
 
-#: What a pickler asks about an object: how to reduce it, or ``NotImplemented``.
+#: A pickler's function that reduces an object, or returns ``NotImplemented``.
 Reducer: TypeAlias = Callable[[object], object]
 
-# Objects: mypy knows nothing of their attributes, which differ from release to release.
-#: How AOTAutograd is to go about one graph.
+# Objects: mypy does not know their attributes, which differ between releases.
+#: AOTAutograd's configuration for one graph.
 AOTConfig: TypeAlias = Any
-#: What torch makes the callable of a graph with a backward of, by name of the argument.
+#: The arguments from which torch makes the callable of a graph with a backward, by name.
 AutogradArguments: TypeAlias = dict[str, Any]
-#: torch's entry for a graph: what is pickled.
+#: torch's entry for a graph, which is pickled.
 AOTResult: TypeAlias = Any
 #: A pickled ``fx.GraphModule``: the graph of a backward before Inductor lowered it.
 BackwardModule: TypeAlias = Any
 #: All configurations of a kernel, compiled.
 CachingAutotuner: TypeAlias = Any
-#: What Inductor made of one graph: the forward or the backward of an entry.
+#: The result of Inductor for one graph: the forward or the backward of an entry.
 CompiledGraph: TypeAlias = Any
 #: A config module: options are its attributes.
 Config: TypeAlias = Any
 CppLibraries: TypeAlias = Any
 CudagraphInfo: TypeAlias = Any
-#: A pass, or a partitioner, that says by ``uuid`` which code it is.
+#: A pass or a partitioner that identifies its code by ``uuid``.
 CustomPass: TypeAlias = Any
 DecompositionTable: TypeAlias = Any
 DeviceMesh: TypeAlias = Any
-#: An argument, or a part, of the functions of Dynamo that hooks are around.
+#: An argument, or a part, of the functions of Dynamo that we hook.
 DynamoObject: TypeAlias = Any
 FirstCallWrapper: TypeAlias = Any
-#: All that torch's own key of a graph depends on; each of its attributes is a component.
+#: The input of torch's own key of a graph; each of its attributes is a component.
 KeyDetails: TypeAlias = Any
 #: torch's pickler for keys.
 KeyPickler: TypeAlias = Any
@@ -46,13 +46,13 @@ KeyPickler: TypeAlias = Any
 Operator: TypeAlias = Any
 PlaceholderInfo: TypeAlias = Any
 PythonModules: TypeAlias = Any
-#: What a compiled graph does to its inputs and outputs.
+#: The description of a compiled graph's effects on inputs and outputs.
 RuntimeMetadata: TypeAlias = Any
 #: ``torch.distributed.Store``: keys and values that all processes of a group share.
 SharedStore: TypeAlias = Any
-#: What Dynamo has seen of one input: a number, or a tensor's sizes and strides.
+#: Dynamo's record of one input: a number, or a tensor's sizes and strides.
 ShapeState: TypeAlias = Any
-#: What torch knows of the compile that is under way on this thread.
+#: torch's state of the current compile on this thread.
 TracingContext: TypeAlias = Any
 Translator: TypeAlias = Any
 TritonBundle: TypeAlias = Any

@@ -1,4 +1,4 @@
-"""What torch has by name, and what programs set and register: options, operators, passes."""
+"""torch's options, operators and passes, and what programs set and register there."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def compilers_configs() -> list[Config]:
 
 
 def options_text(config: Config) -> str | None:
-    """Return the options of a config module that are about what is compiled, as text.
+    """Return the options of a config module that affect compiled code, as text.
 
-    None if one of them has no text that other processes share, as a function that is a pass.
+    None if one of them has no text that is equal in other processes, such as a pass.
     """
     values: dict[str, object] = config.get_config_copy()
     ignored = tuple(cast("list[str]", values.get("_cache_config_ignore_prefix", [])))
@@ -79,7 +79,7 @@ def options_text(config: Config) -> str | None:
     return "\n".join(texts)
 
 
-# Options that are directories, and say nothing of what is compiled.
+# Options that are directories, which do not affect compiled code.
 _OF_PLACES = frozenset({"base_dir", "debug_dir_root"})
 
 
@@ -102,9 +102,9 @@ def _plain_text(value: object) -> str | None:
 
 
 def freezing_unasked() -> AbstractContextManager[object]:
-    """Hide from torch, in the block, that it is to freeze what it cannot freeze.
+    """Hide the option for freezing from torch while the block runs.
 
-    Its check refuses every graph under the option; it freezes those without gradients.
+    torch's check refuses every graph under the option, but it freezes only those without gradients.
     """
     import torch
 
@@ -115,10 +115,10 @@ def freezing_unasked() -> AbstractContextManager[object]:
 
 
 def read_quietly(owner: object, name: str, *default: object) -> object:
-    """Return what ``getattr`` does, without torch's warnings of coming removals.
+    """Return the result of ``getattr``, without torch's deprecation warnings.
 
-    Only deprecated options and what a module's ``__getattr__`` gives warn. Everything else is read
-    as it is: to change the filters makes Python repeat warnings that it gives once.
+    Only deprecated options and attributes from a module's ``__getattr__`` warn. Read others
+    directly: changing the filters makes Python repeat warnings that it shows once.
     """
     found = vars(owner) if isinstance(owner, ModuleType) else {}
     option = (found.get("_config") or {}).get(name)
@@ -135,21 +135,21 @@ def read_quietly(owner: object, name: str, *default: object) -> object:
 
 @functools.cache
 def torch_directory() -> str:
-    """Return where torch is installed, with a separator at the end. Imports torch."""
+    """Return the directory of torch, with a separator at the end. Imports torch."""
     import torch
 
     return os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def has_code_of_torch(function: FunctionType) -> bool:
-    """Return whether the code lies in a file of torch's, whatever the function is called."""
+    """Return whether the function's code is in a file of torch, regardless of its name."""
     return function.__code__.co_filename.startswith(torch_directory())
 
 
 def is_kept_from_dynamo(function: object, inner: object) -> bool:
-    """Return whether ``function`` does what ``inner`` does, and Dynamo does not look into it.
+    """Return whether ``function`` only hides ``inner`` from Dynamo.
 
-    torch makes such a function of ``torch.manual_seed`` when Dynamo is imported.
+    torch wraps ``torch.manual_seed`` in this way when Dynamo is imported.
     """
     if not isinstance(function, FunctionType):
         return False
@@ -159,13 +159,13 @@ def is_kept_from_dynamo(function: object, inner: object) -> bool:
 
 
 def name_of(function: object) -> str:
-    """Return the name by which torch's check knows a function, or a custom operator."""
+    """Return the name of a function or custom operator in torch's check."""
     function = getattr(function, "_opoverload", function)  # of torch.library.custom_op
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '<none>')}"
 
 
 def name_in_code(function: object) -> str | None:
-    """Return how generated code writes a function or class of torch's or Python's, or None."""
+    """Return the name of a function or class of torch or Python in generated code, or None."""
     import torch
 
     name = getattr(function, "__name__", None)
@@ -180,14 +180,14 @@ def name_in_code(function: object) -> str | None:
     return names.qualified_name.get()(function) if names.is_from_torch.get()(function) else None
 
 
-#: A class into which torch puts the code of each graph that it reads.
+#: A class into which torch puts the code of every graph that it loads.
 EXCHANGED = "torch.fx.graph_module._CodeOnlyModule"
 
 
 # -- namespaces and tables
 
-#: Where programs may put functions in place of torch's, beside ``_s3cache_autoload.PLACES``: what
-#: is imported with the compiler.
+#: Namespaces in which programs may replace functions, besides ``_s3cache_autoload.PLACES``: those
+#: that are imported with the compiler.
 LATER_PLACES = (
     "torch._inductor.decomposition:decompositions",
     "torch._inductor.decomposition:extra_random_decomps",
@@ -199,7 +199,7 @@ LATER_PLACES = (
     "torch._inductor.decomposition",
     "torch._inductor.lowering",
 )
-#: Names that compute nothing while something is compiled; programs replace these often.
+#: Names that are not used during a compile; programs often replace them.
 NOT_COMPILED = frozenset(
     """
     __deepcopy__ __dir__ __format__ __reduce_ex__ __repr__ __setstate__ __slotnames__ __str__
@@ -209,7 +209,7 @@ NOT_COMPILED = frozenset(
 
 
 def contents(place: str) -> Mapping[object, object] | None:
-    """Return what is in a namespace, class or table now; ``None`` until it is imported."""
+    """Return the current content of a namespace, class or table; ``None`` until it is imported."""
     module, _, name = place.partition(":")
     found: Any = sys.modules.get(module)
     if name:
@@ -218,7 +218,7 @@ def contents(place: str) -> Mapping[object, object] | None:
 
 
 def is_shadowed(place: str, name: str) -> bool:
-    """Return whether torch would find another ``name`` if it were not in that namespace."""
+    """Return whether torch would find another ``name`` if this namespace did not have it."""
     module, _, kind = place.partition(":")
     if kind:
         bases = getattr(sys.modules[module], kind).__mro__[1:]
@@ -238,7 +238,7 @@ def _kinds_of_operators() -> frozenset[type]:
     )
 
 
-# Not by ``isinstance``: one class is abstract, which asks all of its subclasses, 3 ms in all.
+# Without ``isinstance``: one class is abstract and asks all of its subclasses, 3 ms in all.
 def is_operator(value: object) -> bool:
     """Return whether ``value`` is an operator, an overload of one, or of higher order."""
     return not _kinds_of_operators().isdisjoint(type(value).__mro__)
@@ -249,10 +249,10 @@ def is_higher_order(value: object) -> bool:
 
 
 def kind_of_operator(value: object) -> str:
-    """Return what finds or is an operator: ``namespace``, ``packet``, ``operator``, or ``""``.
+    """Return ``namespace``, ``packet`` or ``operator``; ``""`` for any other value.
 
-    A namespace finds operators by their names, as ``torch.ops.aten`` does, and a packet holds the
-    overloads of one. An operator is an overload, or of higher order.
+    A namespace, such as ``torch.ops.aten``, has operators by name. A packet has the overloads of an
+    operator. An operator is an overload, or of higher order.
     """
     return _kind_of_operator(cast("Hashable", type(value)))
 
@@ -277,7 +277,7 @@ def full_name(value: object) -> str:
 
 
 def full_name_there(home: Mapping[str, object], name: str) -> str:
-    """Return the same for what torch keeps under ``name`` in the object with that ``__dict__``."""
+    """Return the full name of ``name`` in the object with the ``__dict__`` ``home``."""
     packet, space = home.get("_qualified_op_name"), home.get("name")
     if isinstance(packet, str):
         return packet if name == "default" else f"{packet}.{name}"
@@ -285,7 +285,7 @@ def full_name_there(home: Mapping[str, object], name: str) -> str:
 
 
 def is_place_of_operator(home: Mapping[str, object], name: str) -> bool:
-    """Return whether torch keeps an operator, or an overload of one, under ``name`` there."""
+    """Return whether ``name`` in ``home`` is a place for an operator or an overload."""
     if "_qualified_op_name" in home:
         overloads = home.get("_overload_names", ())
         return ("" if name == "default" else name) in cast("Collection[str]", overloads)
@@ -301,23 +301,23 @@ def _what_namespaces_have() -> frozenset[str]:
 
 
 def tables_of(value: Operator) -> list[dict[object, object]]:
-    """Return what it does in Python: by key, by class of tensors or modes, and by transform."""
+    """Return its tables of Python rules: by key, by class of tensors or modes, by transform."""
     return [value.py_kernels, value.python_key_table, value.functorch_table]
 
 
 def inside_of_ordered_set(value: Collection[object]) -> dict[object, None]:
-    """Return the dictionary that it is made of: its keys are what is in it."""
+    """Return the dictionary inside an ordered set: its keys are the items."""
     return cast("dict[object, None]", value._dict)  # type: ignore[attr-defined]
 
 
 def by_name(inside: Collection[object]) -> dict[object, object]:
-    """Return what is in a container, by its key, its index, or itself."""
+    """Return the items of a container by key or index, or by the item itself."""
     if isinstance(inside, Mapping):
         return dict(inside)
     if isinstance(inside, (list, tuple)):
         return dict(enumerate(inside))
     if type(inside) is names.ordered_set.get():
-        inside = inside_of_ordered_set(inside)  # it runs a line of Python for each
+        inside = inside_of_ordered_set(inside)  # faster than iterating over the set
     return {each: each for each in list(inside)}
 
 
@@ -328,7 +328,7 @@ def is_dtype(value: object) -> bool:
 
 
 def has_flexible_layout(operator: Operator) -> bool:
-    """Return True if Inductor may lay out inputs of a custom operator otherwise than traced."""
+    """Return True if Inductor may give inputs of a custom operator another layout than traced."""
     tags = {str(tag).rpartition(".")[2] for tag in operator.tags}
     if any(tag.startswith("needs_") for tag in tags):
         return False
@@ -336,11 +336,11 @@ def has_flexible_layout(operator: Operator) -> bool:
     return "flexible_layout" in {*tags, default}
 
 
-# -- what is registered for operators
+# -- registrations for operators
 
 
 def autocast_dtypes(definition: object) -> Mapping[str, object]:
-    """Return to what a custom operator has its inputs cast under autocast, by type of device."""
+    """Return the dtypes to which autocast casts inputs of a custom operator, by device type."""
     if installed_release() >= (2, 13):
         found = attrgetter("_autocast_dtype")(definition)
     else:
@@ -351,7 +351,7 @@ def autocast_dtypes(definition: object) -> Mapping[str, object]:
 def registered_kernel(
     library: Any, op_name: object, fn: object, dispatch_key: object = "", **_: object
 ) -> tuple[str, object]:
-    """Return what a call of ``register_kernel`` registers, after its operator and key."""
+    """Return the operator with key, and the function, of a call of ``register_kernel``."""
     whole = op_name if isinstance(op_name, str) else cast("Operator", op_name).name()
     name = whole.rpartition("::")[2]
     return f"{library.ns}/{name}/{dispatch_key or library.dispatch_key}", fn
@@ -359,14 +359,14 @@ def registered_kernel(
 
 @functools.cache
 def built_in() -> str:
-    """Return the directory that torch's own C++ was built in; ``""`` if that is not known."""
+    """Return the directory in which torch's own C++ was built; ``""`` if it is not known."""
     defined = names.DEFINED_AT.search(names.dispatch_dump.get()("aten::relu"))
     root, found, _ = (defined[1] if defined else "").partition("build/aten/")
     return root if found else ""
 
 
 def sharding_rules(kind: type) -> list[tuple[object, object]]:
-    """Return how operators work on distributed tensors of this class, by operator."""
+    """Return the rules of operators on distributed tensors of this class, by operator."""
     dispatcher = getattr(kind, "_op_dispatcher", None)
     propagator = getattr(dispatcher, "sharding_propagator", None)
     tables = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
@@ -375,19 +375,19 @@ def sharding_rules(kind: type) -> list[tuple[object, object]]:
 
 
 def sharding_handlers(kind: type) -> list[tuple[object, object]]:
-    """Return which operators on them are not done by rules; torch changes some at times."""
+    """Return the handlers of operators without rules; torch changes some of them at run time."""
     dispatcher = getattr(kind, "_op_dispatcher", None)
     return list(getattr(dispatcher, "_custom_op_handlers", {}).items())
 
 
 # -- patterns and backends
 
-# What most names in a module stand for.
+# The types of most values in a module.
 _NO_PASSES = frozenset((FunctionType, BuiltinFunctionType, ModuleType, type, str, int, bool))
 
 
 def pattern_passes() -> list[tuple[str, Any]]:
-    """Return what patterns are registered with, by its place, in modules that are imported."""
+    """Return the objects that hold registered patterns, by place, in imported modules."""
     if names.PATTERN_MATCHER not in sys.modules:
         return []
     return _pattern_passes(len(vars(names.pass_package.get())))
@@ -417,19 +417,19 @@ def _passes_in(value: object) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def generated_operations() -> frozenset[FunctionType]:
-    """Return functions of Inductor's that it makes from text, so that no file has their code."""
+    """Return functions that Inductor makes from text, so that their code is in no file."""
     values = vars(names.default_handler.get()).values()
     return frozenset(value for value in values if isinstance(value, FunctionType))
 
 
 def passes_by_device(passes: Sequence[object]) -> dict[str, object]:
-    """Return which device has which of the passes that a key has of backends, less ``None``."""
+    """Return the passes of backends in a key by device, without ``None``."""
     devices = list(names.custom_backend_passes.get())
     return {device: each for device, each in zip(devices, passes, strict=True) if each is not None}
 
 
 def extern_kernels() -> set[str]:
-    """Return names in ``extern_kernels`` that importing torch puts there: variables of modules."""
+    """Return names in ``extern_kernels`` from torch's import: variables of modules."""
     kind = names.extern_choice.get()
     return {
         str(vars(value)["name"])
@@ -444,17 +444,17 @@ def extern_kernels() -> set[str]:
 
 
 def usual_decompositions() -> Mapping[object, object]:
-    """Return the table that Inductor decomposes by where it is given none."""
+    """Return Inductor's default table of decompositions."""
     if names.fallback_random.get():
         return names.decompositions.get()
     return cast("Mapping[object, object]", names.decompositions_with_random.get()())
 
 
 def found_late(module: str, name: str) -> Function[object] | None:
-    """Return what finds a function when it is called, where its module is slow to import.
+    """Return a stand-in for a function in a module that is slow to import; it imports when called.
 
-    A compiled graph names the one that gives its decompositions, and rarely calls it. None for any
-    other, and where the module is imported.
+    A compiled graph names the function that returns its decompositions, and rarely calls it. None
+    for any other function, and if the module is imported.
     """
     if (module, name) == (names.DECOMPOSITIONS, _TABLE) and module not in sys.modules:
         return _select_decomp_table
@@ -469,9 +469,9 @@ def _select_decomp_table() -> object:
 
 
 def stale_decompositions() -> tuple[Mapping[object, object], Mapping[object, object]]:
-    """Return what torch decomposes by, and would if it remembered nothing; nothing if equal.
+    """Return torch's table of decompositions, and what it would be now; both empty if equal.
 
-    It makes one table of two when it first needs it, and what is put into those later is not in it.
+    torch merges two tables at the first use; later additions to them are missing in the result.
     """
     if names.DECOMPOSITIONS not in sys.modules:
         return {}, {}

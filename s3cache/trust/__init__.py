@@ -1,4 +1,4 @@
-"""Which entries are trusted: keys, signatures, and the policy that checks them."""
+"""Decide which entries are trusted: keys, signatures, and the policy that checks them."""
 
 from s3cache.trust._keys import MAX_SIGNATURES as MAX_SIGNATURES
 from s3cache.trust._keys import Algorithm as Algorithm

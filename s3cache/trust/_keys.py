@@ -1,24 +1,24 @@
-r"""Signatures of an entry, as they lie in a frame, and the keys that make and verify them.
+r"""Signatures of an entry in a frame, and the keys that make and verify them.
 
 ::
 
-    block      = signature*                    at most 16, nothing between or behind them
+    block      = signature*                    at most 16, nothing between or after them
     signature  = statement value
     statement  =  0  algorithm       u8        1 Ed25519 (RFC 8032), 2 HMAC-SHA256 (RFC 2104)
                   1  signer_size     u8
                   2  audience_size   u8
                   3  value_size      u8
                   4  issued_s        u64       Unix time in seconds
-                 12  expires_s       u64       when it becomes void; 0 for never
+                 12  expires_s       u64       Unix time of its expiry; 0 for never
                  20  signer, audience          names
     value      = the signature, over  "s3cache entry signature 1" 00 digest statement
 
-Integers are big-endian. The digest is that of the frame (:mod:`s3cache.frame`), which stands for
-its version, header and sections, so for its key and variant. The statement begins with its own
-sizes: no two of them make the same bytes. It names the audience because a key may sign for one
-purpose and not for another: a signature for ``pulls`` is void in ``main``.
+Integers are big-endian. The digest is that of the frame (:mod:`s3cache.frame`), which covers its
+version, header and sections, and so its key and variant. The statement begins with its own sizes,
+so no two statements have equal bytes. It names the audience because a key may sign for one purpose
+and not for another: a signature for ``pulls`` is void in ``main``.
 
-Ed25519 keys are written as Nix writes those of its binary caches, and either makes them
+Ed25519 keys have the format of Nix's binary caches, and both tools can make them
 (https://nix.dev/manual/nix/latest/command-ref/new-cli/nix3-key-generate-secret)::
 
     public   name:base64(32 bytes)
@@ -26,10 +26,10 @@ Ed25519 keys are written as Nix writes those of its binary caches, and either ma
 
 A shared secret is ``name:hmac-sha256:base64(32 bytes or more)`` for both.
 
-Ed25519 is libsodium's, through PyNaCl, which is imported where such a key is first used. It takes
-half as long as OpenSSL's, lets other threads run meanwhile, and refuses what only forgers make:
-numbers that are not reduced, keys and points of small order, keys in another form than RFC 8032's
-(https://doc.libsodium.org/public-key_cryptography/public-key_signatures).
+Ed25519 is libsodium's, through PyNaCl, which is imported at the first use of such a key. It takes
+half as long as OpenSSL's, lets other threads run meanwhile, and refuses values that only forgers
+use: numbers that are not reduced, keys and points of small order, keys in another form than RFC
+8032's (https://doc.libsodium.org/public-key_cryptography/public-key_signatures).
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ _KEY_BYTES: Final = 32
 
 
 class Algorithm(IntEnum):
-    """How a signature is made; a key is for one of them and no other."""
+    """The algorithm of a signature; a key is for exactly one."""
 
     ED25519 = 1
     HMAC_SHA256 = 2
 
     @property
     def size(self) -> int:
-        """Bytes of each signature."""
+        """The size of a signature in bytes."""
         return 64 if self is Algorithm.ED25519 else 32
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a signer says about an entry, and the value that proves it."""
+    """A signer's statement about an entry, and the value that proves it."""
 
     signer: str  # the name of its key
-    audience: str  # the purpose that it is signed for
+    audience: str  # the purpose of the signature
     issued_s: int  # Unix time in seconds
     expires_s: int = 0  # Unix time in seconds; 0 for never
     value: bytes = b""
@@ -91,15 +91,15 @@ class Signature:
         return fields + signer + audience
 
     def over(self, digest: bytes) -> bytes:
-        """Return the bytes that are signed."""
+        """Return the bytes to sign."""
         return _DOMAIN + digest + self.statement
 
 
 def check_name(thing: str, name: str) -> str:
-    """Return ``name``, or raise :class:`ConfigError` if no signer or audience can bear it."""
+    """Return ``name``, or raise :class:`ConfigError` if it is no legal signer or audience."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            # What comes before an equals sign may be a key without its padding.
+            # Text before an equals sign may be a key without its padding.
             thing if may_be_a_key(f"{name}=") else f"{thing} {name[:80]!r}",
             "is not 1 to 128 of A-Z a-z 0-9 . _ / @ + - that begin with a letter or digit",
             "use a name such as ci-main-1",
@@ -108,12 +108,12 @@ def check_name(thing: str, name: str) -> str:
 
 
 def pack(signatures: Iterable[Signature]) -> bytes:
-    """Return the block that holds the signatures, in their order."""
+    """Pack the signatures into a block, in order."""
     return b"".join(each.statement + each.value for each in signatures)
 
 
 def unpack(block: bytes) -> list[Signature]:
-    """Return what :func:`pack` was given, or raise :class:`CorruptError`. None is verified yet."""
+    """Unpack a block of signatures, or raise :class:`CorruptError`. They are not verified yet."""
     found: list[Signature] = []
     at = 0
     try:
@@ -138,7 +138,7 @@ def unpack(block: bytes) -> list[Signature]:
 
 @runtime_checkable
 class Signer(Protocol):
-    """Signs: a key that is here, or one that a service keeps, which may take long and may fail.
+    """A signer: a local key, or a key in a service, which may be slow or fail.
 
     It signs with Ed25519 unless it has an attribute ``algorithm``, an :class:`Algorithm`.
     """
@@ -147,7 +147,7 @@ class Signer(Protocol):
     def name(self) -> str: ...
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature over ``message``, as long as the algorithm's are."""
+        """Return the signature over ``message``, with the size of the algorithm."""
         ...
 
 
@@ -163,8 +163,8 @@ class VerifyKey(_Key):
 
     @classmethod
     def parse(cls, text: str) -> VerifyKey:
-        """Read a public key, or a shared secret; no message repeats what may be secret."""
-        fix = "give the public key that keygen printed, and never the secret one"
+        """Read a public key, or a shared secret; messages never repeat a possible secret."""
+        fix = "give the public key that keygen printed, never the secret key"
         return cls(*_parse("trusted key", text, _KEY_BYTES, fix))
 
     @functools.cached_property
@@ -173,7 +173,7 @@ class VerifyKey(_Key):
         return hashlib.sha256(bytes([self.algorithm]) + self._bytes).hexdigest()[:32]
 
     def proves(self, signature: Signature, digest: bytes) -> bool:
-        """Return whether ``signature`` was made with this key for the entry with that digest."""
+        """Return whether ``signature`` was made with this key for the entry with ``digest``."""
         said = signature.signer, signature.algorithm, len(signature.value)
         if said != (self.name, self.algorithm, self.algorithm.size):
             return False
@@ -189,7 +189,7 @@ class SigningKey(_Key):
 
     @classmethod
     def parse(cls, text: str) -> SigningKey:
-        """Read a secret key, or a shared secret; no message repeats what is secret."""
+        """Read a secret key, or a shared secret; messages never repeat it."""
         fix = "give the secret key that keygen wrote"
         name, key, algorithm = _parse("signing key", text, 2 * _KEY_BYTES, fix)
         if algorithm is Algorithm.HMAC_SHA256:
@@ -207,11 +207,11 @@ class SigningKey(_Key):
         return crypto_sign(message, self._pair[1])[: self.algorithm.size]
 
     def secret_text(self) -> str:
-        """Return the key as it is written into a file that only its owner reads."""
+        """Return the key as text for a file that only its owner can read."""
         return self._text(self._pair[1])
 
     def public_text(self) -> str:
-        """Return what readers need: the public key, or the shared secret itself."""
+        """Return the key for readers: the public key, or the shared secret itself."""
         return self._text(self._pair[0])
 
     def _text(self, key: bytes) -> str:
@@ -220,7 +220,7 @@ class SigningKey(_Key):
 
     @functools.cached_property
     def _pair(self) -> tuple[bytes, bytes]:
-        """Return what verifies and what signs; a shared secret does both."""
+        """Return the bytes for verifying and for signing; a shared secret does both."""
         if self.algorithm is Algorithm.HMAC_SHA256:
             return self._bytes, self._bytes
         from nacl.bindings import crypto_sign_seed_keypair
@@ -229,13 +229,13 @@ class SigningKey(_Key):
 
 
 class TimeLimitedSigner:
-    """Waits for a ``signer`` of the user's own no longer than ``timeout_s``; any thread may use it.
+    """Waits at most ``timeout_s`` for a user's ``signer``; any thread may use it.
 
-    One that was late is left alone for half a minute. A call that never returns holds a thread, and
+    A late signer is not called for half a minute. A call that never returns occupies a thread, and
     the end of the program does not wait for it.
 
     Raises:
-        ConfigError: it has no name or algorithm that a signature could bear.
+        ConfigError: the signer has no legal name or algorithm.
     """
 
     def __init__(self, signer: Signer, timeout_s: float) -> None:
@@ -249,13 +249,13 @@ class TimeLimitedSigner:
         """Return the signature over ``message``.
 
         Raises:
-            UntrustedError: there is none: it took too long, failed, or is no signature.
+            UntrustedError: the signer took too long, failed, or returned no signature.
         """
         try:
             answer: object = self._executor.call(lambda: self._signer.sign(message))
             if isinstance(answer, bytes) and len(answer) == self.algorithm.size:
                 return answer
-            raise ValueError(f"it gave no {self.algorithm.size} bytes")
+            raise ValueError(f"it did not return {self.algorithm.size} bytes")
         except TransientError as exc:
             raise UntrustedError("unsigned", str(exc)) from None
         except Exception as exc:  # of any library
@@ -264,12 +264,12 @@ class TimeLimitedSigner:
 
 
 def generate(name: str, algorithm: Algorithm = Algorithm.ED25519) -> SigningKey:
-    """Return a new key."""
+    """Make a new key."""
     return SigningKey(check_name("key name", name), os.urandom(_KEY_BYTES), algorithm)
 
 
 def sign(digest: bytes, signer: Signer, *, audience: str, issued_s: int, ttl_s: int) -> Signature:
-    """Return the signature of ``signer`` for the entry; a ``ttl_s`` of 0 is for ever."""
+    """Return the signature of ``signer`` for the entry; with a ``ttl_s`` of 0 it never expires."""
     expires_s, algorithm = issued_s + ttl_s if ttl_s else 0, _algorithm_of(signer)
     unsigned = Signature(signer.name, audience, issued_s, expires_s, algorithm=algorithm)
     return replace(unsigned, value=signer.sign(unsigned.over(digest)))
@@ -285,7 +285,7 @@ def _algorithm_of(signer: Signer) -> Algorithm:
 
 
 def _parse(thing: str, text: str, size: int, fix: str) -> tuple[str, bytes, Algorithm]:
-    """Read a key; ``size`` is that of an Ed25519 key."""
+    """Parse a key; ``size`` is the size of an Ed25519 key."""
     name, _, rest = text.strip().partition(":")
     check_name(f"{thing}: name", name)
     algorithm = Algorithm.ED25519
@@ -295,18 +295,18 @@ def _parse(thing: str, text: str, size: int, fix: str) -> tuple[str, bytes, Algo
     try:
         key = base64.b64decode(rest, validate=True)
     except ValueError:
-        raise ConfigError(shown, "is not base64 behind its name", fix) from None
+        raise ConfigError(shown, "is not base64 after its name", fix) from None
     if algorithm is Algorithm.HMAC_SHA256:
         if len(key) < _KEY_BYTES:
             fix = "copy the file that keygen --shared wrote"
-            raise ConfigError(shown, f"has {len(key)} bytes, and not {_KEY_BYTES} or more", fix)
+            raise ConfigError(shown, f"has {len(key)} bytes instead of {_KEY_BYTES} or more", fix)
     elif len(key) != size:
-        raise ConfigError(shown, f"has {len(key)} bytes, and not {size}", fix)
+        raise ConfigError(shown, f"has {len(key)} bytes instead of {size}", fix)
     return name, key, algorithm
 
 
-# A verified signature stays valid, and an entry is often verified twice in a process: when it is
-# downloaded and when it is looked up. Expiry and revocation are checked elsewhere.
+# A verified signature stays valid, and a process often verifies an entry twice: at the download and
+# at the lookup. Expiry and revocation are checked elsewhere.
 @functools.lru_cache(maxsize=4096)
 def _is_signed(public: bytes, value: bytes, message: bytes) -> bool:
     from nacl.bindings import crypto_sign_open

@@ -1,10 +1,10 @@
-"""The trust policy: which entries are used, by the settings and the machine's own file.
+"""The trust policy: decide which entries are used, from the settings and the machine's own file.
 
-The file is for the machine's administrator. It is root's, and applies to every process on it::
+The file is for the machine's administrator. Root owns it, and it applies to every process::
 
     {"trust": "require", "trusted_keys": ["main=ci:dHJ1c3Q..."], "revoked": ["3f1c..."]}
 
-Each name may be left out. ``trust`` is the minimum level, ``trusted_keys`` replaces the settings'
+Every name is optional. ``trust`` is the minimum level, ``trusted_keys`` replaces the settings'
 list of trusted keys, and ``revoked`` adds to their revocations.
 """
 
@@ -27,33 +27,33 @@ from s3cache.util.text import may_be_a_key
 #: The default audience of signatures.
 AUDIENCE: Final = "main"
 
-#: From the one that asks for least to the one that asks for most.
+#: The levels, from weakest to strictest.
 TrustMode: TypeAlias = Literal["off", "prefer", "require"]
 
-#: Why an entry is not trusted; of several signatures the last of these that is true of one.
+#: Why an entry is not trusted; with several signatures, the last cause in this order.
 Cause: TypeAlias = Literal[
     "unsigned", "unknown-key", "other-audience", "expired", "revoked", "bad-signature"
 ]
-# Clocks differ: a signature may have been made so much later than it is here now.
+# Clocks differ: a signature may be this much newer than the local time.
 _SKEW_S: Final = 3600
 
 MACHINE_FILE: Final = "/etc/s3cache/trust.json"
 
 _MAX_FILE_BYTES: Final = 1 << 20
-# A key file is no larger: what is, is another file.
+# A larger file is no key file.
 _MAX_KEY_BYTES: Final = 4096
 
 
 @dataclass(frozen=True)
 class Trusted:
-    """A key, and the audience that it may sign for."""
+    """A key, and the audience for which it may sign."""
 
     audience: str
     key: VerifyKey
 
 
 def parse_trusted(text: str, *, audience: str) -> tuple[Trusted, ...]:
-    """Read keys as settings have them: ``audience=name:base64``, apart by spaces or commas."""
+    """Parse keys in settings: ``audience=name:base64``, separated by spaces or commas."""
     pairs = (word.partition("=") for word in for_audience(text, audience).split())
     return tuple(
         Trusted(check_name("audience", before), VerifyKey.parse(after))
@@ -62,8 +62,8 @@ def parse_trusted(text: str, *, audience: str) -> tuple[Trusted, ...]:
 
 
 def for_audience(text: str, audience: str) -> str:
-    """Return the same keys, each with an audience: ``audience`` where it is written without."""
-    # The padding of base64 is an equals sign too: an audience has no colon before its own.
+    """Return the keys with ``audience`` for those that are written without one."""
+    # The padding of base64 is an equals sign too: an audience has no colon before it.
     return " ".join(
         word if "=" in word and ":" not in word.partition("=")[0] else f"{audience}={word}"
         for word in text.replace(",", " ").split()
@@ -74,8 +74,8 @@ def for_audience(text: str, audience: str) -> str:
 class Policy:
     """Decides which entries are trusted.
 
-    ``require`` uses only entries signed by a trusted key; ``prefer`` also uses entries that are
-    unsigned or signed by an unknown key, but none with a bad signature; ``off`` checks nothing.
+    ``require`` uses only entries signed by a trusted key. ``prefer`` also uses entries that are
+    unsigned or signed by an unknown key, but none with a bad signature. ``off`` checks nothing.
     """
 
     level: TrustMode = "off"
@@ -88,13 +88,13 @@ class Policy:
         if self.level == "require" and not self.trusted:
             raise ConfigError(
                 "setting trust",
-                "is 'require', and no key is trusted: nothing could be used",
+                "is 'require', but no key is trusted: no entry could be used",
                 "set trusted_keys",
             )
 
     @property
     def digest(self) -> str:
-        """Return 16 hexadecimal digits that stand for the level, the keys and the revocations."""
+        """Return 16 hexadecimal digits that identify the level, the keys and the revocations."""
         words = sorted(
             f"{each.audience}={each.key.name}:{each.key.fingerprint}" for each in self.trusted
         )
@@ -102,17 +102,17 @@ class Policy:
         return hashlib.sha256(" ".join([self.level, *words]).encode()).hexdigest()[:16]
 
     def check(self, digest: bytes, block: bytes) -> Signature | None:
-        """Return the signature that makes an entry trusted; ``None`` where none is required.
+        """Return the signature that makes an entry trusted; ``None`` if none is required.
 
-        Only its digest and the block of its signatures are known; nothing else of it was parsed.
+        Only its digest and the block of its signatures are known; the rest was not parsed.
 
         Raises:
-            UntrustedError: it is not used.
+            UntrustedError: the entry may not be used.
         """
         if self.level == "off":
             return None
         if digest in self.revoked_digests:
-            raise UntrustedError("revoked", "this very entry is on the list of revoked ones")
+            raise UntrustedError("revoked", "this entry is on the list of revoked entries")
         try:
             signatures = unpack(block)
         except CorruptError as exc:
@@ -129,7 +129,7 @@ class Policy:
         raise UntrustedError(cause, problems[cause])
 
     def _problem(self, signature: Signature, digest: bytes) -> Cause | None:
-        """Return what is wrong with a signature, if anything is."""
+        """Return the problem with a signature, or None."""
         named = [each for each in self.trusted if each.key.name == signature.signer]
         if not named:
             return "unknown-key"
@@ -158,19 +158,19 @@ def policy_of(
     audience: str,
     machine_file: str = MACHINE_FILE,
 ) -> Policy:
-    """Return the policy that the settings and the machine's file, if there is one, ask for.
+    """Return the policy of the settings and the machine's file, if there is one.
 
-    A ``level`` of ``None`` is ``require`` where any key is trusted, and else ``off``.
+    A ``level`` of ``None`` is ``require`` if any key is trusted, and else ``off``.
 
     Raises:
-        ConfigError: one of them cannot be used, or no entry could be.
+        ConfigError: one of them cannot be used, or no entry could ever be used.
     """
     check_name("option audience", audience)
     machine = _read_machine_file(machine_file)
     least = cast("TrustMode | None", machine.get("trust"))
     machine_keys = " ".join(machine.get("trusted_keys", ()))
     if machine_keys:
-        # Settings do not change the machine's keys, not even their audience.
+        # Settings cannot change the machine's keys, not even their audience.
         trusted = parse_trusted(machine_keys, audience=AUDIENCE)
         least = least or "require"
     else:
@@ -194,7 +194,7 @@ def policy_of(
 
 
 def _read_machine_file(path: str) -> dict[str, Any]:
-    """Return what the machine's file says; nothing if there is none."""
+    """Read the machine's file; return an empty mapping if there is none."""
     thing = f"trust file {path}"
     try:
         about, text = _read_file(path, _MAX_FILE_BYTES)
@@ -205,7 +205,7 @@ def _read_machine_file(path: str) -> dict[str, Any]:
         raise ConfigError(thing, problem, "let all users read it") from None
     if about.st_uid != 0 or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         fix = f"chown root {path}; chmod 644 {path}"
-        raise ConfigError(thing, "is not root's alone to write", fix)
+        raise ConfigError(thing, "is writable by users other than root", fix)
     try:
         found: Any = json.loads(text)
         lists = [found.get(name, []) for name in ("trusted_keys", "revoked")]
@@ -219,12 +219,12 @@ def _read_machine_file(path: str) -> dict[str, Any]:
         is_right = False
     if not is_right:
         fix = 'write {"trust": "off|prefer|require", "trusted_keys": [...], "revoked": [...]}'
-        raise ConfigError(thing, "is something else", fix)
+        raise ConfigError(thing, "has other content", fix)
     return cast("dict[str, Any]", found)
 
 
 def signing_key_of(text: str) -> SigningKey | None:
-    """Return the key that a setting names: a file's path, or the key itself, as CI secrets are."""
+    """Return the key of a setting: the path of a file, or the key itself, like a CI secret."""
     if not text:
         return None
     if ":" in text and not text.startswith(("/", ".", "~")):
@@ -233,23 +233,23 @@ def signing_key_of(text: str) -> SigningKey | None:
 
 
 def read_secret(path: str) -> SigningKey:
-    """Read the signing key in a file that others neither read nor write.
+    """Read the signing key in a file that others can neither read nor write.
 
-    Its group may read it: that is how secrets are mounted where programs are not root.
+    Its group may read it: secrets are mounted in this way for programs that are not root.
     """
     thing, fix = f"signing key file {path}", f"chmod 600 {path}"
-    if may_be_a_key(path):  # a secret in place of a file's name
+    if may_be_a_key(path):  # a secret in place of a path
         thing, fix = "signing key file", "chmod 600 it"
     try:
         about, data = _read_file(path, _MAX_KEY_BYTES + 1)
     except OSError as exc:
-        raise ConfigError(thing, f"cannot be opened ({exc.strerror})", "name one") from None
+        raise ConfigError(thing, f"cannot be opened ({exc.strerror})", "give another") from None
     if about.st_uid not in (os.geteuid(), 0):
         raise ConfigError(thing, f"belongs to user {about.st_uid}", "own it yourself")
     if stat.S_ISREG(about.st_mode) and about.st_mode & 0o027:
         raise ConfigError(thing, f"has mode {stat.S_IMODE(about.st_mode):04o}", fix)
     if not 0 < len(data) <= _MAX_KEY_BYTES or not data.isascii():
-        raise ConfigError(thing, "is no file with a key", "name the file that keygen wrote")
+        raise ConfigError(thing, "is no file with a key", "give the file that keygen wrote")
     return SigningKey.parse(data.decode("ascii"))
 
 

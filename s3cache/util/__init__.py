@@ -1,4 +1,4 @@
-"""What several rooms need and no library has. Here: the version, and names that load when used."""
+"""Helpers for several packages. This module has the version, and exports that load lazily."""
 
 import sys
 from collections.abc import Callable
@@ -10,11 +10,11 @@ __version__ = "0.1.0"
 def lazy_exports(
     package: str, *modules: str, **names: str
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of ``package``: what its modules have.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` for ``package``, with lazy exports.
 
-    aioboto3 alone takes half a second to import, and torch several: an import of a package costs
-    only what is then used of it. A type checker must see neither function, or every attribute
-    exists to it. It reads the imports, each under its own name, as PEP 484 marks an export::
+    aioboto3 alone takes half a second to import, and torch several: importing a package only loads
+    the modules that are used. A type checker must not see these functions, or every attribute would
+    exist. It reads the imports under their own names, which PEP 484 treats as exports::
 
         if TYPE_CHECKING:
             from package import module as module
@@ -24,8 +24,8 @@ def lazy_exports(
 
     Args:
         package: its ``__name__``.
-        modules: those to export as they are.
-        names: what to export of other modules, by module, with spaces between.
+        modules: modules to export.
+        names: names to export, by module, separated by spaces.
     """
     homes = {name: module for module, exported in names.items() for name in exported.split()}
 
@@ -35,7 +35,7 @@ def lazy_exports(
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value: object = getattr(import_module(f"{package}.{homes[name]}"), name)
-        setattr(sys.modules[package], name, value)  # the next use does not come here
+        setattr(sys.modules[package], name, value)  # later uses do not come here
         return value
 
     def known() -> list[str]:

@@ -1,7 +1,7 @@
-"""Act around the import of a module, without importing it.
+"""Run callbacks around the import of a module, without importing it.
 
-The modules that are waited for are large: garbage is hardly ever collected while one is imported.
-An import makes many objects that stay, and each collection goes through them.
+The modules are large, so garbage is hardly ever collected during their import: an import makes many
+permanent objects, and each collection would go through them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _Callback: TypeAlias = Callable[[], None]
 
 
 def before_import(name: str, callback: _Callback) -> _Callback:
-    """Call ``callback`` right before module ``name`` is first imported; now, if it has been.
+    """Call ``callback`` right before the first import of module ``name``; now, if it is imported.
 
-    It runs on the importing thread. What it raises, the import statement raises. Returns a function
-    that cancels this, if it has not happened yet.
+    It runs on the importing thread. The import statement raises its errors. Returns a function that
+    cancels this, if it has not happened yet.
     """
     if name in sys.modules:
         callback()
@@ -36,19 +36,19 @@ def before_import(name: str, callback: _Callback) -> _Callback:
 def when_imported(name: str, callback: _Callback) -> _Callback:
     """Do the same right after the import, before the import statement returns.
 
-    ``callback`` must not raise: the program that imports would see it.
+    ``callback`` must not raise: the importing program would get the error.
     """
     if name in sys.modules:
-        import_module(name)  # waits, should another thread be importing it just now
+        import_module(name)  # waits if another thread is importing it
         callback()
         return lambda: None
     return _Finder(name, None, callback).withdraw
 
 
 def without_collections(names: Iterable[str]) -> _Callback:
-    """Wait for modules only so that no collection interrupts their imports.
+    """Avoid garbage collections during the imports of modules.
 
-    Returns a function that cancels this for those that are not imported by then.
+    Returns a function that cancels this for modules that are not imported yet.
     """
     finders = [_Finder(each, None, None) for each in names if each not in sys.modules]
 
@@ -60,10 +60,10 @@ def without_collections(names: Iterable[str]) -> _Callback:
 
 
 def import_later(importer: str, name: str) -> _Callback:
-    """Have ``importer`` import ``name`` when a function of it needs that, not at its own import.
+    """Make ``importer`` import ``name`` at its first use in a function, not at its own import.
 
-    Both are names of modules. ``importer`` may be executed twice: as ever, if its import needs more
-    of ``name`` than annotations of functions. Returns a function that cancels this.
+    Both are names of modules. If the import of ``importer`` needs ``name`` for more than
+    annotations of functions, it is executed again, normally. Returns a function that cancels this.
     """
     if importer in sys.modules or name in sys.modules:
         return lambda: None
@@ -71,7 +71,7 @@ def import_later(importer: str, name: str) -> _Callback:
 
 
 class _Finder(MetaPathFinder):
-    """Wait on the import path for one module, and leave the path before anything happens."""
+    """Waits on the import path for one module, and leaves the path before it acts."""
 
     def __init__(
         self, name: str, before: _Callback | None, after: _Callback | None, later: str = ""
@@ -81,7 +81,7 @@ class _Finder(MetaPathFinder):
 
     def withdraw(self) -> None:
         if self in sys.meta_path:
-            # Another list: a thread that goes through this one now would leave the next finder out.
+            # A new list: a thread that is iterating over the old one must not skip a finder.
             sys.meta_path = [each for each in sys.meta_path if each is not self]
 
     def find_spec(
@@ -92,7 +92,7 @@ class _Finder(MetaPathFinder):
         self.withdraw()
         if self._before:
             self._before()
-        # All finders are asked: the callback may have put one of its own before the others.
+        # Ask all finders: the callback may have added one before the others.
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
             _call_after(spec.loader, self._after)
@@ -102,7 +102,7 @@ class _Finder(MetaPathFinder):
 
 
 def _call_after(loader: Loader, callback: _Callback | None) -> None:
-    """Have ``loader``, which is of one module, call back once it has executed that module."""
+    """Make ``loader``, which belongs to one module, call back after it has executed the module."""
     execute = loader.exec_module
 
     def execute_and_call(module: ModuleType) -> None:
@@ -115,11 +115,11 @@ def _call_after(loader: Loader, callback: _Callback | None) -> None:
     loader.exec_module = execute_and_call  # type: ignore[method-assign]
 
 
-# A threshold that few imports reach, and that says who has set it. A program that reads it
-# meanwhile, in any thread, and sets it again later does no harm: there still are collections.
-# gc.disable() would not do: a program that calls it meanwhile would find it undone.
+# A threshold that few imports reach, and that we recognize as ours. If a program reads it
+# meanwhile, in any thread, and sets it again later, there are still collections. gc.disable() would
+# not work: if a program calls it meanwhile, we would undo it.
 _FAR = 1_000_003
-_usual = 0  # the program's threshold, while it is out of reach
+_usual = 0  # the program's threshold, while ours is set
 _FEW = 1_000  # Python 3.12 itself freezes 375 objects; a program that does freezes many more
 
 
@@ -127,17 +127,17 @@ _FEW = 1_000  # Python 3.12 itself freezes 375 objects; a program that does free
 def _no_collections() -> Iterator[None]:
     global _usual
     threshold = gc.get_threshold()[0]
-    if not (0 < threshold < _FAR and gc.isenabled()):  # none would start; or in such an import
+    if not (0 < threshold < _FAR and gc.isenabled()):  # no collections; or a nested import
         yield
         return
-    gc.collect(1)  # what is garbage already is not to be kept with what follows
+    gc.collect(1)  # do not keep existing garbage with the new objects
     _usual = threshold
     try:
         gc.set_threshold(_FAR)
         yield
     finally:
         try:
-            if gc.get_freeze_count() < _FEW:  # else the program keeps objects from the collector
+            if gc.get_freeze_count() < _FEW:  # else the program has frozen objects
                 # To the oldest generation: a collection of the youngest would go through it all.
                 gc.freeze()
                 gc.unfreeze()
@@ -150,14 +150,14 @@ def _collect_as_usual() -> None:
         gc.set_threshold(_usual)
 
 
-os.register_at_fork(after_in_child=_collect_as_usual)  # the importing thread may not be in it
+os.register_at_fork(after_in_child=_collect_as_usual)  # the child may lack the importing thread
 
 
-# -- modules that another imports later
+# -- deferred imports of modules
 
 
 class _StandIn(ModuleType):
-    """Stands for a module in the namespace of another, and imports it where it is used."""
+    """A stand-in for a module in another module's namespace; imports it at the first use."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -178,13 +178,13 @@ class _StandIn(ModuleType):
 
 
 class _Annotation(str):
-    """What an importer gets of the module while it is executed."""
+    """An attribute of the stand-in while the importer is executed: usable in annotations only."""
 
     __slots__ = ()
 
 
 def _leave_out(name: str, loader: SourceLoader) -> None:
-    """Have ``loader`` execute its module without importing ``name``, if that is possible."""
+    """Make ``loader`` execute its module without importing ``name``, if possible."""
     execute, get_code = loader.exec_module, loader.get_code
 
     def execute_without(module: ModuleType) -> None:
@@ -226,7 +226,7 @@ def _execute_without(name: str, code: CodeType, names: dict[str, Any]) -> None:
             if type(value) is _Annotation:  # as if annotations were not evaluated
                 function.__annotations__[argument] = f"{alias}.{value}"
                 found.remove(value)
-    if found or alias == said:  # it needs more of it, or looks for it under that name
+    if found or alias == said:  # it needs more of the module, or uses this name
         raise ValueError(name)
 
 

@@ -1,7 +1,7 @@
-"""The loggers by topic, their messages where no program has set up logging, and what warns once.
+"""Loggers by topic, their messages without logging set up, and warnings that are shown once.
 
-No message names s3cache: the logger's name does. Python shows warnings without that name where no
-handler is set up at all, so it is added there.
+Messages do not contain the name s3cache, because the logger's name does. Without any handler,
+Python shows warnings without the logger's name, so it is added then.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from s3cache.util.text import pointer, printable_lines
 _NAME = "s3cache"
 _PLAIN = logging.Formatter()
 
-#: What follows ``s3cache.`` in the names of loggers.
+#: The part after ``s3cache.`` in the names of loggers.
 Topic: TypeAlias = Literal[
     "bypasses", "lookups", "metrics", "ranks", "recall", "records", "saves", "storage", "trust"
 ]
 
 
 def logger_of(topic: Topic | None = None) -> logging.Logger:
-    """Return the logger of ``topic``; without one, that of turning the cache on and of settings."""
+    """Return the logger of ``topic``; without one, that for enabling the cache and for settings."""
     logger = logging.getLogger(f"{_NAME}.{topic}" if topic else _NAME)
-    logger.addFilter(_make_printable)  # which is added once
+    logger.addFilter(_make_printable)  # added only once
     return logger
 
 
 def _make_printable(record: logging.LogRecord) -> bool:
-    """Escape what a terminal would obey, which servers and entries that are quoted may contain."""
+    """Escape terminal sequences, which quoted text of servers and entries may contain."""
     plain = record.getMessage()
     message = printable_lines(plain)
     if not logging.getLogger(record.name).hasHandlers():
-        message = f"{_NAME}: {message}"  # logging.lastResort shows no more than this
+        message = f"{_NAME}: {message}"  # logging.lastResort shows only the message
     if message != plain:
         record.msg, record.args = message, None
     if record.exc_info and not record.exc_text:
         text = _PLAIN.formatException(record.exc_info)
         if (escaped := printable_lines(text)) != text:
-            record.exc_text = escaped  # handlers that show it take it from here
+            record.exc_text = escaped  # handlers read it here
     return True
 
 
 class Problems:
-    """Keep errors from the user's program: warn of each kind once, or raise it if ``strict``."""
+    """Keeps errors from the user's program: warns of each kind once, or raises if ``strict``."""
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
@@ -59,18 +59,18 @@ class Problems:
         self.warn(where, text, error)
 
     def warn(self, where: str, text: str, error: Exception) -> None:
-        """Warn of ``error``, unless of one of its kind before."""
+        """Warn of ``error``, unless it is not the first of its kind."""
         reason = reason_for(error)
         with self._mutex:
             if (kind := f"{where} {reason}") in self._warned:
                 return
             self._warned.add(kind)
-        # The reason is what counts and records have as well; that of a setting says too little.
+        # Show the reason, like counts and records; for a setting it is not specific enough.
         code = code_of(error) if isinstance(error, ConfigError) else str(reason)
         logger_of("trust" if isinstance(error, UntrustedError) else "storage").warning(
             "%s: %s %s",
             text,
             str(error) or type(error).__name__,
             pointer(code),
-            exc_info=error if reason is Reason.ERROR else None,  # a mistake of ours
+            exc_info=error if reason is Reason.ERROR else None,  # a bug of ours
         )

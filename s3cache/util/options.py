@@ -1,9 +1,9 @@
-"""Read options from code, a URL or the environment, in one way for settings and stores.
+"""Read options from code, a URL or the environment, in the same way for settings and stores.
 
-A dataclass declares its fields with :func:`option`. Text, from a URL or the environment, is parsed
-as the field's :class:`Kind` has it; a value from code must be of that kind's types and in the same
-range. What cannot be used is a :class:`~s3cache.errors.ConfigError` that names the option, the
-cause and the fix, and that never repeats what may be a secret.
+A dataclass declares its fields with :func:`option`. The field's :class:`Kind` parses text from a
+URL or the environment. A value from code must have one of the kind's types and be in the same
+range. An unusable value is a :class:`~s3cache.errors.ConfigError` with the option, the cause and
+the fix, which never repeats a possible secret.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from typing import Any
 from s3cache.errors import ConfigError
 from s3cache.util.text import may_be_a_key
 
-#: What the names of our environment variables begin with.
+#: The prefix of our environment variables.
 PREFIX = "S3CACHE_"
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What an option can be.
+    """The kind of values that an option accepts.
 
     Attributes:
-        parse: returns the value of a text; raises ``ValueError`` with the problem and the fix, as
-            one phrase each.
-        types: what code may give instead of text. Numbers are held to the range that text is.
+        parse: parses text; raises ``ValueError`` with the problem and the fix, as one phrase each.
+        types: the types of values from code. Numbers have the same range as text.
     """
 
     parse: Callable[[str], Any]
@@ -41,8 +40,8 @@ class Kind:
 def option(default: Any = MISSING, kind: Kind | None = None, *, secret: bool = False) -> Any:
     """Declare a field of a dataclass that calls :func:`check` in its ``__post_init__``.
 
-    ``default`` may be a function that makes it. Any text is fine without a ``kind``. What is
-    ``secret`` is never shown in a ``repr``.
+    ``default`` may be a function that returns it. Without a ``kind``, any text is accepted. A
+    ``secret`` option is never shown in a ``repr``.
     """
     given = {"default_factory" if callable(default) else "default": default}
     return field(**given, repr=not secret, metadata={"kind": kind or TEXT})
@@ -50,14 +49,14 @@ def option(default: Any = MISSING, kind: Kind | None = None, *, secret: bool = F
 
 @cache
 def kinds(of: type) -> Mapping[str, Kind]:
-    """Return the options that a dataclass has, by name."""
+    """Return the options of a dataclass, by name."""
     return {each.name: each.metadata["kind"] for each in fields(of) if "kind" in each.metadata}
 
 
 def check(options: Any) -> None:
-    """Parse what is still text in a dataclass of options, and refuse what cannot be used.
+    """Parse text values in a dataclass of options, and refuse unusable values.
 
-    ``None`` is fine where it is the default.
+    ``None`` is accepted if it is the default.
 
     Raises:
         ConfigError: a value cannot be used.
@@ -71,9 +70,9 @@ def check(options: Any) -> None:
 
 
 def from_environment(of: type, *, but: Iterable[str] = ()) -> dict[str, Any]:
-    """Return what environment variables say of the options of ``of``; an empty one says nothing.
+    """Return the options of ``of`` from environment variables; ignore empty variables.
 
-    Options named in ``but`` are known already. A value that cannot be used is a ``ConfigError``.
+    Options in ``but`` are skipped. An unusable value raises ``ConfigError``.
     """
     options = {}
     for name, kind in kinds(of).items():
@@ -84,7 +83,7 @@ def from_environment(of: type, *, but: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def check_names(given: Iterable[str], known: Iterable[str], of: str = "") -> None:
-    """Raise :class:`ConfigError` for a name of an option of ``of`` that is not ``known``."""
+    """Raise :class:`ConfigError` for a name that is no ``known`` option of ``of``."""
     names = sorted(known)
     for name in given:
         if name not in names:
@@ -94,7 +93,7 @@ def check_names(given: Iterable[str], known: Iterable[str], of: str = "") -> Non
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str, *, prefix: str = "") -> str:
-    """Ask whether ``prefix`` and one of ``known`` are meant, if ``word`` is near it."""
+    """Suggest ``prefix`` with one of ``known`` if ``word`` is similar; else ``otherwise``."""
     spelled = {name.lower(): name for name in known}
     close = get_close_matches(word.lower(), list(spelled), n=1)
     return f"did you mean {prefix + spelled[close[0]]!r}?" if close else otherwise
@@ -119,7 +118,7 @@ def _parse(thing: str, kind: Kind, text: str) -> Any:
         return kind.parse(text)
     except ValueError as error:
         cause, fix = error.args
-        if may_be_a_key(text):  # which was meant for another option
+        if may_be_a_key(text):  # it was meant for another option
             cause = cause.replace(repr(text), "what it is set to")
         raise ConfigError(thing, cause, fix) from None
 
@@ -140,7 +139,7 @@ def choice(*choices: str) -> Kind:
 
 
 def flag_or(word: str = "") -> Kind:
-    """Return the kind of true or false, or of a word that says how."""
+    """Return the kind of true or false, or of one other word."""
 
     def parse(text: str) -> bool | str:
         if word and text == word:
@@ -208,9 +207,9 @@ def _base64(text: str) -> bytes:
         raise ValueError("is not base64", "make one: openssl rand -base64 32") from None
 
 
-#: Anything.
+#: Any text.
 TEXT = Kind(str, (str,))
 #: True or false.
 FLAG = flag_or()
-#: The bytes of a key, as base64 where it is text.
+#: The bytes of a key; base64 in text.
 KEY = Kind(_base64, (bytes,))

@@ -1,7 +1,7 @@
-"""Remember which objects are in many places, and say later which places hold others.
+"""Snapshots: remember the objects in many places, and find the places with other objects later.
 
-Objects are compared by identity, never with ``==``. This file does not know torch, and imports only
-what torch has imported: with ``S3CACHE_URL`` set, ``import torch`` loads it.
+Objects are compared by identity, never with ``==``. This file does not depend on torch, and imports
+only modules that torch has imported: with ``S3CACHE_URL`` set, ``import torch`` loads it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from itertools import chain, compress
 from operator import attrgetter, is_, is_not, ne
 from typing import Any, Generic, TypeAlias, TypeVar
 
-#: Stands for what is not there.
+#: The marker for a missing object.
 ABSENT = object()
 
 _T = TypeVar("_T")
 
 _HOLDERS = (staticmethod, classmethod, types.MethodType)
-_KINDS = frozenset((types.FunctionType, property, *_HOLDERS))  # functions, and what holds some
+_KINDS = frozenset((types.FunctionType, property, *_HOLDERS))  # functions, and their wrappers
 _Attribute: TypeAlias = "attrgetter[Any]"
 _code, _defaults, _keywords, _content = map(
     attrgetter, ("__code__", "__defaults__", "__kwdefaults__", "cell_contents")
@@ -30,12 +30,12 @@ _code, _defaults, _keywords, _content = map(
 
 
 def are_identical(some: Collection[object], others: Collection[object]) -> bool:
-    """Return True if both hold the very same objects in the same order."""
+    """Return True if both have the same objects in the same order, by identity."""
     return len(some) == len(others) and all(map(is_, some, others))
 
 
 def content_of(cell: types.CellType) -> object:
-    """Return what a variable of a closure is bound to, :data:`ABSENT` if to nothing."""
+    """Return the value of a closure variable, :data:`ABSENT` if it is unbound."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -43,10 +43,10 @@ def content_of(cell: types.CellType) -> object:
 
 
 class Snapshot(Generic[_T]):
-    """Containers as they were at the last look.
+    """The content of containers at the last look.
 
     ``get_version_of`` returns a function that numbers the states of a dictionary: while the number
-    stays the same, the dictionary holds the very same objects.
+    is unchanged, the dictionary has the same objects.
     """
 
     def __init__(self, get_version_of: Callable[[], Callable[[dict[Any, Any]], int]]) -> None:
@@ -57,10 +57,10 @@ class Snapshot(Generic[_T]):
         self._others: list[tuple[Collection[object], list[object], _T]] = []  # with their content
 
     def add(self, owner: _T, *containers: Collection[object]) -> None:
-        """Watch more containers; ``owner`` is what :meth:`changed` returns for them."""
+        """Watch more containers; :meth:`changed` returns ``owner`` for them."""
         version_of = self._get_version_of()
         for each in containers:
-            if isinstance(each, types.MappingProxyType):  # that of a class
+            if isinstance(each, types.MappingProxyType):  # of a class
                 (each,) = gc.get_referents(each)
             if isinstance(each, dict):
                 self._dicts.append(each)
@@ -72,7 +72,7 @@ class Snapshot(Generic[_T]):
     def changed(self) -> list[_T]:
         """Return the owners of the containers that were written to since the last call.
 
-        A container may hold what it held before: writing the old value back counts as well.
+        The content may be unchanged: writing the old value back counts too.
         """
         versions = list(map(self._get_version_of(), self._dicts))
         found = [*compress(self._owners, map(ne, versions, self._versions))]
@@ -85,21 +85,21 @@ class Snapshot(Generic[_T]):
 
 
 class Functions:
-    """The code, defaults and closures of functions, and of those that they wrap."""
+    """The code, defaults and closures of functions, and of functions that they wrap."""
 
     def __init__(self) -> None:
-        self._seen: set[int] = set()  # of functions and cells, which are kept
-        # By attribute: what has it, its value, and the function that it is of. Of defaults only
-        # those that there are: to give some to another function changes no call that worked.
+        self._seen: set[int] = set()  # ids of functions and cells, which are kept alive
+        # By attribute: the owners, the values, and their functions. Only existing defaults are
+        # recorded: adding defaults to another function does not change calls that worked.
         self._noted: dict[_Attribute, tuple[list[Any], list[Any], list[types.FunctionType]]] = {
             attribute: ([], [], []) for attribute in (_code, _defaults, _keywords, _content)
         }
-        self._in_keywords: list[tuple[object, ...]] = []  # names and values, as those may change
-        self._rebound: dict[int, bool] = {}  # cells that a function with them assigns to, by id
+        self._in_keywords: list[tuple[object, ...]] = []  # copies of names and values
+        self._rebound: dict[int, bool] = {}  # whether a function assigns to a cell, by id
         self.lock = threading.RLock()  # any thread may import a module
 
     def add(self, values: Iterable[object]) -> None:
-        """Take those of ``values`` that are functions, or hold some, as they are now."""
+        """Record the functions among ``values``, and functions inside of them."""
         waiting: list[Any] = [each for each in list(values) if type(each) in _KINDS]
         seen = self._seen
         with self.lock:
@@ -118,7 +118,7 @@ class Functions:
         self._seen.add(id(function))
         self._note(_code, function, function.__code__, function)
         if function.__code__.co_filename.startswith("<"):
-            return  # such as Python makes for data classes
+            return  # generated by Python for data classes
         if function.__defaults__:
             self._note(_defaults, function, function.__defaults__, function)
         if function.__kwdefaults__:
@@ -140,9 +140,9 @@ class Functions:
         functions.append(function)
 
     def changed(self) -> list[types.FunctionType]:
-        """Return functions that are not as they were added.
+        """Return functions that changed since they were added.
 
-        A variable of a closure may hold something else if such a function assigns to it.
+        A closure variable may change if one of its functions assigns to it.
         """
         with self.lock:
             return list(self._find_changed())
@@ -159,7 +159,7 @@ class Functions:
                 yield function
 
     def _differing(self, attribute: _Attribute) -> Iterator[tuple[Any, Any, types.FunctionType]]:
-        # Thousands are asked, which costs half as much without a line of Python for each.
+        # There are thousands: without a line of Python for each, this takes half the time.
         owners, values, functions = self._noted[attribute]
         numbers = range(len(owners))
         try:
@@ -180,9 +180,9 @@ class Functions:
                 yield function
 
     def _is_rebound(self, cell: types.CellType, function: types.FunctionType) -> bool:
-        """Return True if a function that has the variable assigns to it, as its own state."""
+        """Return True if one of the variable's functions assigns to it, as its own state."""
         if id(cell) not in self._rebound:
-            # `function` is one that has it: to find the others takes a tenth of a second.
+            # Try `function` first: finding the others takes a tenth of a second.
             self._rebound[id(cell)] = any(
                 each is cell and assigns(holder.__code__, name)
                 for holder in chain((function,), _functions_with(cell))
@@ -201,9 +201,9 @@ def _functions_with(cell: types.CellType) -> Iterator[types.FunctionType]:
 
 
 def assigns(code: types.CodeType, name: str) -> bool:
-    """Return True if code binds a global, an attribute or a variable of a closure of that name."""
+    """Return True if code assigns to a global, an attribute or a closure variable ``name``."""
     names = *code.co_names, *code.co_freevars, *code.co_cellvars
-    # Most code with the name only reads it: what disassembling costs is spared it.
+    # Most code with the name only reads it: avoid disassembling it.
     if (name in names and not _BINDING.isdisjoint(code.co_code[::2])) and any(
         each.argval == name and each.opcode in _BINDING for each in dis.get_instructions(code)
     ):
@@ -224,9 +224,9 @@ def _inside(function: types.FunctionType) -> tuple[object, ...]:
     return tuple(chain.from_iterable((function.__kwdefaults__ or {}).items()))
 
 
-#: Functions of torch's, noted as early as the process could.
+#: torch's functions, recorded as early as possible.
 FUNCTIONS = Functions()
-os.register_at_fork(  # so that a child has it free, and the lists whole
+os.register_at_fork(  # so that the lock is free in a child, and the lists are consistent
     before=FUNCTIONS.lock.acquire,
     after_in_parent=FUNCTIONS.lock.release,
     after_in_child=FUNCTIONS.lock.release,

@@ -1,7 +1,7 @@
-"""Text for people: nouns with numbers, foreign text made fit to be shown, sections of the docs.
+"""Text for people: nouns with numbers, escaped foreign text, sections of the docs.
 
-A message that names a code of a reason, bypass, frame, error or check ends with the command that
-shows the documentation's section on it: :func:`pointer`.
+A message with the code of a reason, bypass, frame, error or check ends with the command that shows
+its section in the documentation: :func:`pointer`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Literal, TypeAlias
 from s3cache.errors import printable as printable
 from s3cache.errors import printable_lines as printable_lines
 
-# 32 bytes, as base64 has them. A path has slashes too, but does not end like that.
+# 32 bytes in base64. A path may have slashes too, but does not end in this way.
 _KEY = re.compile(r"[A-Za-z0-9+=]{40,}|[A-Za-z0-9+/]{41,}=")
 _KEY_BYTES = 32
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return ``1 entry`` or ``2 entries``; the plural gets an s unless ``plural`` is given."""
+    """Return ``1 entry`` or ``2 entries``; without ``plural``, add an s."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def may_be_a_key(text: str) -> bool:
-    """Return whether ``text`` is or contains what looks like a key, which no message repeats."""
+    """Return whether ``text`` contains something like a key, which messages must not repeat."""
     if _KEY.search(text):
         return True
     import base64
@@ -39,7 +39,7 @@ def may_be_a_key(text: str) -> bool:
 
 
 def escape(words: str) -> str:
-    """Return ``words`` as HTML shows them, and nothing that a browser would obey."""
+    """Escape ``words`` for HTML, including everything that a browser interprets."""
     from html import escape as escape_html
 
     return escape_html(printable_lines(words))
@@ -47,11 +47,11 @@ def escape(words: str) -> str:
 
 # -- sections of the documentation
 
-#: Why a lookup missed, or a save was refused; why a graph was bypassed; why a frame is not
-#: recalled; a class of error; what ``s3cache doctor`` looks at.
+#: The kinds of codes: why a lookup missed or a save was refused, why a graph was bypassed, why a
+#: frame is not recalled, a class of error, a check of ``s3cache doctor``.
 Kind: TypeAlias = Literal["reason", "bypass", "frame", "error", "check"]
 
-#: What the sections of a page are about, and how their headings begin.
+#: The kind of codes on each page, and the prefix of their headings.
 PAGES: dict[str, tuple[Kind, str]] = {
     "reasons.md": ("reason", "### "),
     "bypasses.md": ("bypass", "### "),
@@ -68,9 +68,9 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?!\w+:)([^)\s]+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of the documentation, on one code: its page's title, and its text in Markdown.
+    """A section of the documentation on a code: its page's title, and its text in Markdown.
 
-    Links in the text have become their words; ``page`` is in the repository, with an anchor.
+    Links in the text are replaced by their words; ``page`` is in the repository, with an anchor.
     """
 
     code: str
@@ -91,7 +91,7 @@ def pointer(*codes: str) -> str:
 
 
 def footer(codes: Iterable[str]) -> str:
-    """Return the last line of a report on ``codes``; ``""`` where none of them has a section."""
+    """Return the last line of a report on ``codes``; ``""`` if none of them has a section."""
     there = {section.code for section in sections()}
     found = [code for code in dict.fromkeys(codes) if code in there]
     return f"read on: {command(*found)}" if found else ""
@@ -104,9 +104,9 @@ def sections_on(word: str) -> list[Section]:
 
 @functools.cache
 def sections() -> tuple[Section, ...]:
-    """Return all sections, in the order of their pages; none where there are no pages.
+    """Return all sections, in the order of their pages; none if there are no pages.
 
-    A wheel has the pages beside the package, where ``infra/dist/pages.py`` puts them.
+    In a wheel, the pages are beside the package, written by ``infra/dist/pages.py``.
     """
     return tuple(
         section
@@ -117,7 +117,7 @@ def sections() -> tuple[Section, ...]:
 
 
 def _sections_of(page: str, name: str, kind: Kind, mark: str) -> Iterator[Section]:
-    """Yield sections with a heading that begins with ``mark``; the next one as high ends it."""
+    """Yield sections with a heading that begins with ``mark``; the next such heading ends one."""
     headings = [found for found in _HEADING_OR_CODE.finditer(page) if found[1]]
     for number, heading in enumerate(headings):
         if heading[1] == mark:

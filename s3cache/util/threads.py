@@ -1,21 +1,20 @@
 """Threads that neither hang a program nor break its forks: deadlines for calls, safe forks.
 
-A lock that another thread held at the fork stays locked in the child: that of a module being
-imported, or one inside OpenSSL, which hangs any use of TLS and the exit. So a fork waits until no
-thread of ours is inside such code (:func:`new_event_loop`). A ``flock`` belongs to the open file:
-it would outlive the parent as long as the child keeps its copy. So the child closes what
-:func:`open_unshared` opened. All else that belongs to one process is replaced in the child
-(:func:`call_in_child`).
+A lock that another thread held at the fork stays locked in the child: that of a module that is
+being imported, or one inside OpenSSL, which hangs any use of TLS and the exit. So we delay a fork
+while one of our threads runs such code (:func:`new_event_loop`). A ``flock`` belongs to the open
+file: it would outlive the parent while the child keeps its copy. So the child closes the files of
+:func:`open_unshared`. Other state of a process is replaced in the child (:func:`call_in_child`).
 
 A file system that hangs cannot be interrupted: a dead NFS server, a frozen file system or a broken
-disk blocks its caller for as long as it takes. So may a service that signs. So daemon threads make
-the calls (:class:`DeadlineExecutor`), and a caller waits for them until its deadline.
+disk blocks its caller indefinitely. A signing service may hang too. So daemon threads make such
+calls (:class:`DeadlineExecutor`), and a caller waits for them until its deadline.
 """
 
 from __future__ import annotations
 
-# Imported before our hooks are registered, so that its lock, which a thread that we wait for may
-# need, is taken after the wait: what is registered first is called last before a fork.
+# Import it before our hooks are registered. Then its lock, which a thread that we wait for may
+# need, is taken after the wait: before a fork, hooks run in reverse order of registration.
 import asyncio
 import contextlib
 import fcntl
@@ -36,7 +35,7 @@ from s3cache.errors import CircuitOpenError, TransientError
 from s3cache.util.logs import logger_of
 from s3cache.util.text import counted
 
-# It registers a hook for the exit, which is refused once the exit has begun.
+# It registers a hook for the exit, which fails after the exit has begun.
 with contextlib.suppress(RuntimeError):
     import concurrent.futures.thread  # noqa: F401
 
@@ -48,10 +47,10 @@ _Call: TypeAlias = "tuple[Callable[[], Any], Future[Any], bool]"
 LIMIT_S = 10.0
 _LOOK_EVERY_S = 0.0001
 
-# Calls made at once, so that no more can ever hang.
+# The number of concurrent calls, which bounds how many can hang.
 _THREADS = 16
-IDLE_S = 10.0  # after which a thread ends; the last one stays as long as there is a user
-# Where something hangs another call is tried after this time.
+IDLE_S = 10.0  # an idle thread ends after this time; the last stays while there is a user
+# After a call hung, a probe is made after this time.
 PROBE_AFTER_S = 30.0
 _PROBE_WAIT_S = 0.5
 
@@ -59,11 +58,11 @@ logger = logger_of()
 
 
 def threads_are_greenlets() -> bool:
-    """Return whether gevent has replaced threads: all of them are one to the system then.
+    """Return whether gevent has replaced threads: then all run in one system thread.
 
     Raises:
-        RuntimeError: it did so after this module was imported, with locks and selectors of the
-            system: one greenlet that waits would stop all.
+        RuntimeError: gevent did so after this module was imported. The locks and selectors here are
+            the system's: one waiting greenlet would block all others.
     """
     monkey = sys.modules.get("gevent.monkey")
     are_greenlets = monkey is not None and bool(monkey.is_module_patched("threading"))
@@ -81,14 +80,14 @@ _were_greenlets = threads_are_greenlets()
 # -- open files that are not shared
 
 _descriptors: set[int] = set()
-# Held during a fork: a child must know every descriptor that it got. Reentrant, as a signal handler
-# may fork.
+# Held during a fork: a child must know every descriptor that it inherits. Reentrant, because a
+# signal handler may fork.
 _mutex = threading.RLock()
 
 
 def open_unshared(path: str, flags: int, *, dir_fd: int | None = None) -> int:
-    """Open ``path``, a private file; every child forked from now on closes it at once."""
-    # Without the lock: a file system that hangs must not keep other threads from forking.
+    """Open ``path``, a private file; every child that is forked later closes it at once."""
+    # Without the lock: a hanging file system must not block forks by other threads.
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=dir_fd)
     with _mutex:
         _descriptors.add(fd)
@@ -96,8 +95,8 @@ def open_unshared(path: str, flags: int, *, dir_fd: int | None = None) -> int:
 
 
 def close_unshared(fd: int) -> None:
-    """Unlock and close what :func:`open_unshared` opened."""
-    with contextlib.suppress(OSError):  # before a child can keep a copy that is not closed
+    """Unlock and close a file of :func:`open_unshared`."""
+    with contextlib.suppress(OSError):  # first, in case a child keeps an open copy
         fcntl.flock(fd, fcntl.LOCK_UN)
     with _mutex:
         _descriptors.discard(fd)
@@ -117,9 +116,9 @@ os.register_at_fork(
 )
 
 
-# -- code that a fork waits for
+# -- code during which a fork waits
 
-# Held during a fork. Reentrant, as a signal handler may fork while its thread does.
+# Held during a fork. Reentrant, because a signal handler may fork during a fork of its thread.
 _gate = threading.RLock()
 _busy: set[int] = set()  # the threads to wait for
 
@@ -128,13 +127,13 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     """Return an event loop that delays fork() while a callback runs.
 
     A callback may hold a lock that the child would inherit locked. A fork by another thread waits
-    for its end, 10 seconds at most.
+    for its end, at most 10 seconds.
     """
     return asyncio.SelectorEventLoop(_Selector())
 
 
 class _Selector(selectors.DefaultSelector):
-    """Mark the thread as busy from the end of one wait to the beginning of the next."""
+    """A selector that marks its thread as busy between two waits."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         _busy.discard(threading.get_ident())
@@ -151,7 +150,7 @@ class _Selector(selectors.DefaultSelector):
 
 def _wait_for_others() -> None:
     mine, until = {threading.get_ident()}, time.monotonic() + LIMIT_S
-    # Without a lock, which a child could inherit locked.
+    # Without a lock, because a child could inherit it locked.
     while _busy - mine and time.monotonic() < until:
         time.sleep(_LOOK_EVERY_S)
 
@@ -161,22 +160,22 @@ def _forget_others() -> None:
 
 
 os.register_at_fork(before=_wait_for_others, after_in_child=_forget_others)
-# Registered later, taken earlier: no callback begins from the wait to the end of the fork. The
-# functions are in C, so that no exception of a signal handler leaves the gate closed.
+# Registered later, so taken earlier: no callback begins between the wait and the end of the fork.
+# The functions are in C, so that an exception in a signal handler cannot leave the gate closed.
 os.register_at_fork(
     before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
 )
 
 
-# -- what belongs to one process
+# -- state of a process
 
 _renewals: list[Callable[[], Callable[[], None] | None]] = []
 
 
 def call_in_child(renew: Callable[[], None]) -> None:
-    """Have ``renew`` called in each forked child, in the order of these calls.
+    """Call ``renew`` in every forked child, in the order of registration.
 
-    A method is forgotten together with its object.
+    A method is unregistered when its object is destroyed.
     """
     known = weakref.WeakMethod(renew) if isinstance(renew, MethodType) else lambda: renew
     with _mutex:  # held by the forking thread when the child is made
@@ -190,7 +189,7 @@ def _renew_in_child() -> None:
             if renew is not None:
                 renew()
         except Exception:
-            logger.exception("a forked child could not renew what belongs to one process")
+            logger.exception("a forked child could not renew the state of its process")
 
 
 # Last: these functions may start threads and open files.
@@ -203,11 +202,11 @@ os.register_at_fork(after_in_child=_renew_in_child)
 class DeadlineExecutor:
     """Makes calls on other threads, and waits for each until a deadline; any thread may use it.
 
-    After a call that took longer, calls fail at once, until those that hang have ended, or a
-    probe, made now and then, succeeds. A call made within a call is made directly.
+    After a call that took longer, calls fail at once, until the hanging calls have ended, or an
+    occasional probe succeeds. A nested call is made directly.
 
     Attributes:
-        limit_s: how long a caller waits for one call. With all else that an exit does, 10 s.
+        limit_s: how long a caller waits for a call; short enough for an exit within 10 s.
     """
 
     limit_s = 5.0
@@ -221,7 +220,7 @@ class DeadlineExecutor:
 
     @classmethod
     def of(cls, path: str) -> DeadlineExecutor:
-        """Return the executor that this process shares for ``path``, until :meth:`release`."""
+        """Return the shared executor of this process for ``path``, until :meth:`release`."""
         made = cls(f"the file system of {path}")
         executor = _executors.setdefault(path, made)
         if executor is not made:
@@ -230,32 +229,32 @@ class DeadlineExecutor:
         return executor
 
     def release(self) -> None:
-        """Let the last thread end, too, if this was the last user."""
+        """Let the last thread end too, if this was the last user."""
         with self._mutex:
             self._users -= 1
 
     def _begin(self) -> None:
-        # The threads are the parent's: a child has none, and nothing that hangs.
+        # A forked child has none of the parent's threads, and no hanging calls.
         self._mutex = threading.Lock()
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)  # threads that wait for a call
+        self._idle = threading.Semaphore(0)  # the number of idle threads
         self._threads = 0
         self._hanging = 0
         self._breaker = Breaker(1, PROBE_AFTER_S)
 
     def call(self, work: Callable[[], _T], *, more_s: float = 0.0) -> _T:
-        """Return or raise what ``work`` does within ``limit_s`` and ``more_s``.
+        """Return the result of ``work``, or raise its error, within ``limit_s`` plus ``more_s``.
 
         Raises:
-            TransientError: it takes longer; ``work`` goes on.
-            CircuitOpenError: an earlier call hangs; nothing was called.
+            TransientError: it takes longer; ``work`` continues.
+            CircuitOpenError: an earlier call hangs; ``work`` was not called.
         """
         if getattr(self._current, "is_ours", False):
             return work()
         try:
             is_probe = self._breaker.enter()
         except CircuitOpenError:
-            problem = f"{self._name} hangs, and is left alone until it answers"
+            problem = f"{self._name} hangs, and is not used until it answers"
             raise CircuitOpenError(problem) from None
         limit_s = _PROBE_WAIT_S if is_probe else self.limit_s + more_s
         if not self._has_thread():
@@ -265,13 +264,13 @@ class DeadlineExecutor:
         self._calls.put((work, answer, is_probe))
         try:
             return answer.result(limit_s)
-        except FutureTimeoutError:  # or what work has raised
+        except FutureTimeoutError:  # ours, or raised by work
             return self._late(answer, is_probe, limit_s)
         finally:
-            del answer  # its error's traceback leads here: no cycle
+            del answer  # avoid a cycle through its error's traceback
 
     async def run(self, work: Callable[[], _T], *, more_s: float = 0.0) -> _T:
-        """Return or raise what :meth:`call` does; meanwhile the event loop goes on."""
+        """Do the same as :meth:`call` without blocking the event loop."""
         if self._breaker.state != "closed" or not self._has_thread():
             return await asyncio.to_thread(self.call, work, more_s=more_s)
         answer: Future[_T] = Future()
@@ -291,20 +290,20 @@ class DeadlineExecutor:
             del answer
 
     def _late(self, answer: Future[_T], is_probe: bool, limit_s: float) -> _T:
-        """Return or raise what a call has ended with; if it has not, it hangs."""
+        """Return or raise the outcome of a call; if there is none, it hangs."""
         if not answer.cancel():
             return answer.result()
         with self._mutex:
             self._hanging += 1
-            if self._hanging:  # else it has ended just now
+            if self._hanging:  # else it has just ended
                 self._breaker.fail(is_probe)
         raise TransientError(f"{self._name} has not answered within {limit_s:g} s") from None
 
     def _has_thread(self) -> bool:
         """Start a thread unless one is idle or there are enough; return whether there is any.
 
-        None can be started once the interpreter exits. A call then waits for those that there are:
-        what keeps them may hang, and would hang the caller's thread as well.
+        Once the interpreter exits, no thread can be started. A call then waits for an existing
+        thread instead of running here: it might hang the caller's thread too.
         """
         if self._idle.acquire(blocking=False):
             return True
@@ -324,14 +323,14 @@ class DeadlineExecutor:
                 call = self._calls.get(timeout=IDLE_S)
             except queue.Empty:
                 with self._mutex:
-                    # At the exit no other can be started. Not idle: a call is on its way.
+                    # At the exit no other can be started. If it is not idle, a call is coming.
                     may_end = self._threads > 1 or self._users <= 0
                     if may_end and self._idle.acquire(blocking=False):
                         self._threads -= 1
                         return
                 continue
             self._make(*call)
-            del call  # it holds the bytes to write
+            del call  # free the bytes to write
 
     def _make(self, work: Callable[[], Any], answer: Future[Any], is_probe: bool) -> None:
         value = error = None
@@ -341,7 +340,7 @@ class DeadlineExecutor:
             error = exc
         if is_probe:
             self._breaker.succeed(True)
-        self._idle.release()  # before the caller goes on, to have its next call made here
+        self._idle.release()  # before the caller goes on, so that its next call runs here
         try:
             if error is None:
                 answer.set_result(value)
@@ -352,7 +351,7 @@ class DeadlineExecutor:
                 self._hanging -= 1
                 if not self._hanging:
                     self._breaker.succeed(True)
-        del answer, error  # the error's traceback leads here: no cycle
+        del answer, error  # avoid a cycle through the error's traceback
 
 
 _executors: weakref.WeakValueDictionary[str, DeadlineExecutor] = weakref.WeakValueDictionary()
@@ -363,13 +362,13 @@ BreakerState: TypeAlias = Literal["closed", "open", "half-open"]
 class Breaker:
     """Decides whether a call may be made; any thread may call any method.
 
-    Closed, calls pass, and ``failures`` in a row open it. Open, no call passes for
-    ``reset_after_s``. Then it is half-open: exactly one call passes as a probe; its success closes
-    the breaker, its failure opens it for as long again. What other calls come to, that began
-    before it opened, does not count while it is open.
+    Closed: calls pass, and ``failures`` in a row open it. Open: no call passes for
+    ``reset_after_s``. Half-open: exactly one call passes as a probe; its success closes the
+    breaker, its failure opens it for the same time again. While the breaker is open, outcomes of
+    calls that began before do not count.
 
-    Each call that :meth:`enter` lets pass ends with :meth:`succeed`, :meth:`fail` or, if it says
-    nothing (it was cancelled), :meth:`leave`, with what ``enter`` returned.
+    A call that passes :meth:`enter` ends with :meth:`succeed`, :meth:`fail` or, without an outcome
+    (it was cancelled), :meth:`leave`. They take the result of ``enter``.
     """
 
     def __init__(
@@ -391,10 +390,10 @@ class Breaker:
         return "half-open" if self._probing or self._clock() >= until else "open"
 
     def enter(self) -> bool:
-        """Return whether the call about to be made is a probe.
+        """Return whether the next call is a probe.
 
         Raises:
-            CircuitOpenError: it must not be made.
+            CircuitOpenError: the call must not be made.
         """
         with self._mutex:
             if self._open_until is None:
@@ -413,11 +412,11 @@ class Breaker:
         self._end(is_probe, failed=False)
 
     def fail(self, is_probe: bool = False) -> None:
-        """End a call that failed; or count a failure, such as a wait that was given up."""
+        """End a call that failed; or count another failure, such as an abandoned wait."""
         self._end(is_probe, failed=True)
 
     def leave(self, is_probe: bool) -> None:
-        """End a call that says nothing: the next one is the probe then."""
+        """End a call without an outcome: the next call is the probe."""
         with self._mutex:
             self._probing &= not is_probe
 

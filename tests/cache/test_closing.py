@@ -151,7 +151,7 @@ def test_what_only_memory_holds_is_reported_lost_at_exit() -> None:
     assert "403" in failed
     assert len(left) == 2
     for line in left:
-        assert "uploads to memory:// that are unfinished: 1; on record" in line
+        assert "unfinished uploads to memory://: 1; recorded" in line
         assert line.endswith("this machine: 0; lost: 1")
 
 

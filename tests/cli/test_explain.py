@@ -118,7 +118,7 @@ def test_the_section_on_each_code_is_shown(call: Call) -> None:
         (["custom_operator"], "did you mean s3cache explain custom-operator"),
         (["confgerror"], "did you mean s3cache explain ConfigError"),
         (["20261123-164506-9442-f443"], "no such run"),
-        (["a98f437a"], "no such run, key or program is on record"),
+        (["a98f437a"], "no such run, key or program is recorded"),
     ],
 )
 def test_an_unknown_word_is_one_error_with_what_it_may_be(

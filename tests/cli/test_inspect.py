@@ -59,7 +59,7 @@ def test_all_that_an_entry_says(call: Call, shelf: Shelf, name: str) -> None:
         assert found["components"]["gm"] == ["d2", "graph of 7 nodes"]
         assert [each["name"] for each in found["sections"]] == ["entry", "kernel/abc"]
         assert found["graph"]["runtime_metadata"]["input_info"][0]["mutates_data"] is True
-        assert found["trust"] == "not asked for here"
+        assert found["trust"] == "not checked here"
         assert len(found["digest"]) == 64
     text = call("inspect", KEY, "--url", shelf.url).out
     for words in (
@@ -105,7 +105,7 @@ def test_what_is_damaged_or_not_there_is_said(call: Call, shelf: Shelf) -> None:
         ("aa", 2, "the beginning of several"),
         ("./nothing", 2, "is no regular file"),
         (f"{shelf.url}/v1/0/gone.0", 1, "there is no such entry"),
-        (f"{shelf.url}/gone", 2, "is not that of an entry"),
+        (f"{shelf.url}/gone", 2, "is not the URL of an entry"),
     ]
     for key, code, said in cases:
         done = call("inspect", key, "--url", shelf.url)

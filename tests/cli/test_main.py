@@ -88,8 +88,8 @@ def test_the_installed_command_is_the_same_program(tmp_path: Path) -> None:
         ("bench", 2, "has no URL"),
         ("warm -- true", 2, "has no URL"),
         ("warm --url {url}?create=1 -- /no/such/program", 2, "/no/such/program"),
-        ("check -m -c x", 2, "given beside -m"),
-        ("check /no/such/script.py", 2, "script.py: is not there"),
+        ("check -m -c x", 2, "cannot be used with -m"),
+        ("check /no/such/script.py", 2, "script.py: does not exist"),
         ("report", 2, "there are none in"),
     ],
 )

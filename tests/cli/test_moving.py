@@ -152,7 +152,7 @@ def test_prefetching_by_keys_and_by_a_manifest(call: Call, shelf: Shelf, tmp_pat
     assert found.json["done"] == 3
     again = call("prefetch", "a", "absent", "--url", shelf.url)
     assert again.code == 1
-    assert "absent: nothing is there" in again.out
+    assert "absent: there is no such entry" in again.out
     assert "0 copied (0 B), 1 were there" in again.out
 
 
@@ -166,7 +166,7 @@ def test_what_a_manifest_names_is_copied_and_what_is_not_there_is_said(
     manifest.write_text(f"# of a job\na\nb\nabsent # gone\n{named[0]}\n")
     done = call("mirror", shelf.url, other.url, "--manifest", manifest)
     assert done.code == 1
-    assert "absent: nothing is there" in done.out
+    assert "absent: there is no such entry" in done.out
     assert "3 copied" in done.out
     assert variants(other) == {("a", ""), ("b", ""), ("b", "v")}
     assert "3 sound" in call("verify", "--url", shelf.url, "--manifest", manifest).out
@@ -201,7 +201,7 @@ def test_from_a_directory_to_a_bucket_and_back_to_nothing(
         narrow.rule = refusing("DELETE")
         done = call("clear", "--url", at(narrow.port), "--yes")
     assert (done.code, done.out) == (3, "")
-    assert "takes the operator's role" in done.err
+    assert "needs the operator's role" in done.err
     assert len(done.err.splitlines()) == 1
     assert call("clear", "--url", remote, "--yes", "--json").json["done"] == 11
 

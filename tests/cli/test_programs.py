@@ -172,7 +172,7 @@ def test_with_a_torch_that_is_not_supported_it_runs_nothing(
     monkeypatch.setattr(internals, "OLDEST", (99, 0))
     done = call("check", program(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')"))
     assert (done.code, done.out) == (3, "")
-    assert "is not supported, so nothing of it is cached" in done.err
+    assert "is not supported, so nothing is cached" in done.err
     assert not (tmp_path / "ran").exists()
 
 

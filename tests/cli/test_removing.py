@@ -21,7 +21,7 @@ def test_rm_removes_whole_keys_and_no_others(call: Call, shelf: Shelf) -> None:
     assert shelf.names == {other}
     assert call("rm", "--url", shelf.url, "abc", "--dry-run").code == 1
     again = call("rm", "--url", shelf.url, "abc", "abcd")
-    assert (again.code, again.out.splitlines()[0]) == (1, "abc: nothing is there")
+    assert (again.code, again.out.splitlines()[0]) == (1, "abc: there is no such entry")
     assert "1 entry removed" in again.out
     assert call("rm", "--url", shelf.url, "../x").code == 2
 
@@ -53,7 +53,7 @@ def test_gc_removes_what_all_conditions_hold_for(call: Call, shelf: Shelf) -> No
     assert call("gc", "--url", shelf.url, "--older", "90d", "--torch", "2.12", "--delete").code == 0
     assert shelf.names == everything - {old_torch}
     assert call("gc", "--url", shelf.url, "--unreadable", "--delete").code == 0
-    assert "hits only" in call("gc", "--url", shelf.url, "--never-hit", "--delete").err
+    assert "this machine's hits" in call("gc", "--url", shelf.url, "--never-hit", "--delete").err
     assert shelf.names == {old, new, later}
     assert call("gc", "--url", shelf.url, "--key", "ne", "--min-size", "1B", "--delete").code == 0
     assert shelf.names == {old, later}
@@ -70,10 +70,10 @@ def test_gc_removes_what_a_manifest_names_and_says_what_is_not_there(
     arguments = ["gc", "--manifest", manifest, "--url", shelf.url]
     dry = call(*arguments)
     assert (dry.code, dry.out) == (1, f"{named}\n")
-    assert "gone: nothing is there" in dry.err
+    assert "gone: there is no such entry" in dry.err
     done = call(*arguments, "--delete", "--json")
     assert done.code == 1
-    assert (done.json["done"], done.json["failures"]) == (1, [["gone", "nothing is there"]])
+    assert (done.json["done"], done.json["failures"]) == (1, [["gone", "there is no such entry"]])
     assert shelf.names == kept
 
 

@@ -127,7 +127,7 @@ def test_the_exit_does_not_wait_longer_than_it_may(
     assert process.wait() == 0
     assert time.monotonic() - started < LONG_S
     process.finish()
-    assert "on record for the next process on this machine: 20; lost: 0" in process.errors
+    assert "recorded for the next process on this machine: 20; lost: 0" in process.errors
     proxy.heal()
     all_arrive(machine, new_machine(), keys(0, 20))
 

@@ -123,7 +123,7 @@ def test_a_lookup_over_a_bad_link_is_a_miss_with_its_reason_in_time(
     assert [r.reason for r in results if isinstance(r, Miss)] == [reason, reason]
     assert hasty.stats().misses == {reason: 2}
     (warning,) = warnings(caplog)
-    assert "which is a miss" in warning
+    assert "counts as a miss" in warning
     proxy.heal()
     assert is_right(cache.lookup(KEY))
 

@@ -52,7 +52,7 @@ def describe() -> dict[str, Any]:
         other = {**described, part: {**described[part], name: value}}
         Path("other.json").write_text(json.dumps(other))
         try:
-            with target.entered("other.json"):
+            with target.stand_in("other.json"):
                 pass
         except ConfigError as exc:
             refusals[what] = str(exc)

@@ -65,10 +65,10 @@ def warm(tmp_path: Path, target: str, **environment: str) -> subprocess.Complete
 @pytest.mark.parametrize(
     ("name", "content", "cause"),
     [
-        ("sm_90", None, "names an architecture; keys of graphs also hold the GPU's name"),
+        ("sm_90", None, "is an architecture; keys also depend on the GPU's name"),
         ("gpu.json", None, "cannot be read (No such file or directory)"),
         ("gpu.json", "sm_90", "describes no GPU"),
-        ("gpu.json", '{"s3cache target": 99}', "is of another s3cache (99)"),
+        ("gpu.json", '{"s3cache target": 99}', "was written by another s3cache (99)"),
     ],
 )
 def test_what_is_no_description_ends_in_one_line_that_says_how_to_get_one(
@@ -89,7 +89,7 @@ def test_a_build_of_torch_without_cuda_is_refused(found: Any, tmp_path: Path) ->
     (tmp_path / "gpu.json").write_text(json.dumps(found["described"]))
     ended = warm(tmp_path, "gpu.json")
     assert ended.returncode == 2
-    assert "built without CUDA, and no machine with a GPU looks up its keys" in ended.stderr
+    assert "built without CUDA; no machine with a GPU looks up its keys" in ended.stderr
     assert not (tmp_path / "ran").exists()
 
 

@@ -96,7 +96,7 @@ def test_a_machine_seals_what_another_one_has_left_for_long(site: Site) -> None:
     assert f"left to measure: {', '.join(KERNEL)}" in shown
 
     refused = site.run("third", S3CACHE_ON_MISS="error")
-    assert "this is left to do on a hit" in refused["error"]
+    assert "but a hit has kernels left to measure" in refused["error"]
     assert ": ".join(KERNEL) in refused["error"]
 
     fourth = site.run("fourth", "", 4000.0)

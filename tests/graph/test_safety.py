@@ -268,7 +268,9 @@ def test_a_suggested_fix_can_be_pasted_and_names_what_to_register() -> None:
     nested: list[Any] = [local, inner]
     for function in nested:
         name = function.__code__.co_name
-        assert suggested_fix(function).startswith(f"define {name} at the top of {__name__}, then: ")
+        assert suggested_fix(function).startswith(
+            f"define {name} at the top level of {__name__}, then: "
+        )
         assert registered.format(name) in suggested_fix(function)
     assert "your_function" in suggested_fix(lambda x: x)
 

@@ -59,7 +59,7 @@ def test_code_that_may_hold_the_rank_serves_that_rank_alone(site: Site) -> None:
             is_lacking = name == "all-gathers that are merged" and rank == lacking
             assert sum(after[name]["hits"].values()) == (not is_lacking), name
     (why,) = warm[lacking]["all-gathers that are merged"]["why"]
-    assert f"its code may hold the number of rank {1 - lacking} of 2" in why
+    assert f"its code may contain the number of rank {1 - lacking} of 2" in why
 
 
 def test_calls_of_collectives_are_counted_by_what_they_do() -> None:

@@ -52,7 +52,7 @@ def test_a_newer_torch_is_tried(site: Site) -> None:
     assert ran["right"]
     assert sum(ran["hits"].values()) == 1
     (warning,) = ran["warned"]
-    assert "is newer than any release that was tried" in warning
+    assert "is newer than any release that was tested" in warning
 
 
 @slow

@@ -68,23 +68,23 @@ def test_asking_adds_no_guard(program: SimpleNamespace) -> None:
         ({"guards": [("StorageOverlap", [0, 1], [2])]}, []),
         (
             {"guards": [("StorageOverlap", [], [0, 1])]},
-            ["input 0 (a), input 1 (b) share memory otherwise in the entry"],
+            ["input 0 (a), input 1 (b) share memory in another way in the entry"],
         ),
         (
             {"guards": [("StorageOverlap", [0, 2], [])]},
-            ["input 0 (a), input 2 (c) share memory otherwise in the entry"],
+            ["input 0 (a), input 2 (c) share memory in another way in the entry"],
         ),
         (
             {"guards": [("DuplicateInputs", [0], [1])]},
-            ["input 0 (a), input 1 (b) share memory otherwise in the entry"],
+            ["input 0 (a), input 1 (b) share memory in another way in the entry"],
         ),
         ({"places": "0@0/48 1@2/48 2@8/48"}, []),
         (
             {"places": "0@0/48 1@3/48 2@8/48"},
             [
                 (
-                    "inputs begin in storages at 0@0/48 1@3/48 2@8/48 in the entry, "
-                    "at 0@0/48 1@2/48 2@8/48 here"
+                    "offsets of inputs in storages are 0@0/48 1@3/48 2@8/48 in the entry, "
+                    "0@0/48 1@2/48 2@8/48 here"
                 )
             ],
         ),

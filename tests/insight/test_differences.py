@@ -49,13 +49,13 @@ def test_equal_keys_differ_in_nothing() -> None:
         ("machine__isa", "avx avx2", "avx2 vnni", "CPU lacks avx, also has vnni"),
         ("grad_enabled", "True", "False", "gradients enabled True → False"),
         ("of_tomorrow", "1", "2", "of_tomorrow 1 → 2"),
-        ("custom_pass", A, B, "custom_pass is defined otherwise"),
+        ("custom_pass", A, B, "custom_pass has another definition"),
         ("inputs__sharing", "", "0@0 1@4", "inputs.sharing none → 0@0 1@4"),
         ("graph__operators", f"l.f: {A}", f"l.f: {B}",
-         "custom operators: l.f is defined otherwise"),
+         "custom operators: l.f has another definition"),
         ("graph__operators", "", f"l.f: {A}", "custom operators: l.f is new"),
         ("graph__operators", f"l.f: {A} l.g: {B}", f"l.g: {B}",
-         "custom operators: l.f is not there"),
+         "custom operators: l.f is missing"),
         ("graph__operators", "l.f version 1", "l.f version 2",
          "custom operators l.f version 1 → l.f version 2"),
     ],
@@ -84,7 +84,7 @@ def test_options_are_shown_by_name_with_the_default(
 def test_equal_words_with_another_digest_say_so(name: str) -> None:
     old, new = (Record("aot", "miss", components={name: (digest, "words")}) for digest in (A, B))
     (text,) = texts(old, new)
-    assert text.endswith("differs in what its words do not show: words")
+    assert text.endswith("differs in a part that is not shown: words")
     code = {"gm": {"code": "def f(x): ..."}}
     if name == "gm":
         (text,) = texts(replace(old, parts=code), replace(new, parts=code))

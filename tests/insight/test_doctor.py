@@ -100,7 +100,13 @@ def test_a_sound_store_is_ok_and_left_empty() -> None:
         (Odd(list=TransientError("no route")), "list", "fault", "no route", "network"),
         (Odd(create=None), "conditional-put", "fault", "was overwritten", "another server"),
         (Odd(atomic_create=False), "conditional-put", "warning", "ignores If-", "newer server"),
-        (Odd(get=b"something else"), "read-back", "fault", "not what was written", "in between"),
+        (
+            Odd(get=b"something else"),
+            "read-back",
+            "fault",
+            "differs from the written bytes",
+            "in between",
+        ),
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, Store) else None,
 )
@@ -172,7 +178,7 @@ def examined(url: str | None = URL, timeout_s: float = 5.0) -> dict[str, Check]:
 @pytest.mark.parametrize(
     ("text", "timeout_s", "found"),
     [
-        ("", 5.0, "there are none"),
+        ("", 5.0, "were not found"),
         ("[default]\ncredential_process = sleep 600\n", 1.0, "no answer within 1 s"),
         ("[default]\ncredential_process = false\n", 5.0, ""),
     ],
@@ -363,7 +369,7 @@ def test_torch_is_well_where_the_environment_turns_the_cache_on(
 @pytest.mark.parametrize(
     ("script", "verdict", "found"),
     [
-        (None, "warning", "hits need none"),
+        (None, "warning", "hits do not need it"),
         ("echo g++ of tests 1.0", "ok", "g++ of tests 1.0"),
         ("exit 3", "fault", "exit code 3"),
         ("exec /bin/sleep 600", "fault", "no answer within 0.5 s"),

@@ -207,7 +207,7 @@ def test_foreign_text_is_shown_as_printable_text(tmp_path: Path) -> None:
 
 
 def test_without_a_record_the_error_names_the_fix(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="s3cache run PROGRAM leaves a record"):
+    with pytest.raises(ConfigError, match="s3cache run PROGRAM makes a record"):
         explain(local_dir=str(tmp_path))
     record(tmp_path, lookup("a", 1))
     for what in ("19990101", "b", "train.py"):

@@ -71,7 +71,7 @@ def test_all_of_it_is_shown() -> None:
         *("/job/train.py", "2 processes", "50%", "1.4 min", "hit: remote", "miss: absent"),
         *("bypass: custom-operator", "FX graph", "rank 1"),
         "mine.op has no formula. train.py:7: op(x)",
-        "looked up more than is on record",
+        "had more lookups than are recorded",
         "read on: s3cache explain custom-operator",
     ):
         assert words in shown, words
@@ -113,7 +113,7 @@ def test_nothing_and_very_much_are_shown_as_such() -> None:
     long = dataclasses.replace(run, records=run.records * 1_000)
     shown = Elements(page([long]))
     assert shown.names.count("tr") == 2_001
-    assert "1,000 more lookups are left out here" in shown.text
+    assert "1,000 more lookups are not shown here" in shown.text
     assert sum_up([long]).misses == 2_000
 
 

@@ -199,7 +199,7 @@ def test_a_root_that_anybody_may_rename_is_refused(tmp_path: Path) -> None:
     above = tmp_path / "above" / "between"
     above.mkdir(parents=True)
     above.parent.chmod(0o777)
-    with pytest.raises(ConfigError, match="anybody may rename it"):
+    with pytest.raises(ConfigError, match="any user may rename it"):
         ObjectFiles(above / "root")
     above.parent.chmod(0o1777)
     ObjectFiles(above / "root")

@@ -116,7 +116,7 @@ def test_keys_keep_their_secrets() -> None:
 @pytest.mark.parametrize(
     ("parse", "key", "message"),
     [
-        (VerifyKey.parse, text("ci", SEED + PUBLIC), "64 bytes.*never the secret one"),
+        (VerifyKey.parse, text("ci", SEED + PUBLIC), "64 bytes.*never the secret key"),
         (VerifyKey.parse, "ci:hmac-sha256:c2hvcnQ=", "5 bytes"),
         (SigningKey.parse, "ci:hmac-sha256:c2hvcnQ=", "5 bytes"),
         (VerifyKey.parse, "ci", "0 bytes"),

@@ -80,7 +80,7 @@ def test_one_that_hangs_holds_one_thread_and_nobody(service: Service) -> None:
     signer = TimeLimitedSigner(service, 0.01)
     service.hangs.set()
     for _ in range(4):
-        with pytest.raises(UntrustedError, match=r"has not answered|is left alone"):
+        with pytest.raises(UntrustedError, match=r"has not answered|is not used until"):
             signer.sign(b"message")
     assert service.asked == 1
 

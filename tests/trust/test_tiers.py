@@ -263,8 +263,8 @@ BAD = ["{", "[]", '{"trusted": []}', '{"trust": 1}', '{"trust": "maybe"}', '{"tr
 @pytest.mark.parametrize(
     ("text", "mode", "message"),
     [
-        *(("{}", mode, "root's alone") for mode in (0o664, 0o646)),
-        *((text, 0o644, "something else") for text in BAD),
+        *(("{}", mode, "writable by users other") for mode in (0o664, 0o646)),
+        *((text, 0o644, "other content") for text in BAD),
     ],
 )
 def test_a_machines_file_that_cannot_be_relied_on_is_an_error(

@@ -87,7 +87,7 @@ async def test_an_event_loop_goes_on_during_a_call(
     executor.limit_s = 0.05
     with pytest.raises(TransientError, match="has not answered"):
         await executor.run(hang.wait)
-    with pytest.raises(CircuitOpenError, match="left alone"):
+    with pytest.raises(CircuitOpenError, match="not used until"):
         await executor.run(lambda: None)
 
 
