@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from s3cache.store import MemoryStore
 from s3cache.util.threads import DeadlineExecutor
-from tests.support import compiled
+from tests.support import compiled, machines
 from tests.support.clock import FakeClock
 
 # make test-all asks for --hypothesis-profile=thorough. CI draws the same examples each time, so a
@@ -107,8 +107,14 @@ def root(tmp_path: Path) -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the package once: machines of tests would all do it, as they write nothing here."""
-    if not hasattr(config, "workerinput") and not sys.dont_write_bytecode:
+    """Do once for all workers what each would do otherwise.
+
+    They share the servers that fork machines of tests, which write no bytecode here.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    machines.share_forks()
+    if not sys.dont_write_bytecode:
         compileall.compile_dir(Path(__file__).parents[1] / "s3cache", quiet=1)
 
 

@@ -128,5 +128,5 @@ def _reset_and_drop(url: str) -> int:
 def test_modules_may_die_after_a_reset(tmp_path: Path) -> None:
     """torch frees what it keeps of a frame; guards of a recalled one must not use that later."""
     job, url = f"{__name__}:_reset_and_drop", remote_url(tmp_path)
-    found = [Machine(tmp_path / each).run(job, url).result for each in ("first", "second")]
+    found = [Machine(tmp_path / f"{each}").run(job, url, server=each).result for each in (0, 1)]
     assert found[1] >= 6
