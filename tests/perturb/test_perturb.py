@@ -89,7 +89,7 @@ def test_another_environment_has_other_keys(tmp_path: Path) -> None:
         "compiler": {"CXX": "another-g++"},
     }
     here, *others, compiler = (
-        Machine(tmp_path / name, **environment).run("tests.perturb.run:keys_here").result
+        Machine(tmp_path / name, **environment).run("tests.perturb.run:keys_here", server=0).result
         for name, environment in environments.items()
     )
     assert compiler == here
