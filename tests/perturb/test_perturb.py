@@ -85,13 +85,12 @@ def test_another_environment_has_other_keys(tmp_path: Path) -> None:
     environments = {
         "as it is": {},
         "processor": {"ATEN_CPU_CAPABILITY": "default"},
-        "tag": {"TORCH_COMPILE_CACHE_KEY_TAG": "another"},
         "compiler": {"CXX": "another-g++"},
     }
-    here, *others, compiler = (
+    here, other, compiler = (
         Machine(tmp_path / name, **environment).run("tests.perturb.run:keys_here", server=0).result
         for name, environment in environments.items()
     )
     assert compiler == here
     for program in here:
-        assert len({str(keys[program]) for keys in (here, *others)}) == 3, program
+        assert here[program] != other[program], program
