@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from s3cache.store import MemoryStore
 from s3cache.util.threads import DeadlineExecutor
-from tests.support import compiled
+from tests.support import compiled, machines
 from tests.support.clock import FakeClock
 
 # make test-all asks for --hypothesis-profile=thorough. CI draws the same examples each time, so a
@@ -52,6 +52,8 @@ for _name in [*os.environ]:
         del os.environ[_name]
 os.environ.update(AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE=os.devnull)
 os.environ.update(AWS_SHARED_CREDENTIALS_FILE=os.devnull)
+# No processes that import torch to compile, and no trial of what the processor can do.
+os.environ.update(TORCHINDUCTOR_COMPILE_THREADS="1", TORCHINDUCTOR_VEC_ISA_OK="1")
 
 
 @pytest.fixture(autouse=True)
@@ -107,17 +109,24 @@ def root(tmp_path: Path) -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the package once: machines of tests would all do it, as they write nothing here."""
-    if not hasattr(config, "workerinput") and not sys.dont_write_bytecode:
+    """Do once for all workers what each would do otherwise.
+
+    They share the servers that fork machines of tests, which write no bytecode here.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    machines.share_forks()
+    if not sys.dont_write_bytecode:
         compileall.compile_dir(Path(__file__).parents[1] / "s3cache", quiet=1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that may take longest."""
+    """Begin with the files that may take longest, or else one runs alone at the end."""
     longest: dict[Path, float] = {}
     for item in items:
         timeout = item.get_closest_marker("timeout")
-        seconds = float(timeout.args[0]) if timeout else 0.0
+        usual_s = 1000.0 if item.path.parent.name == "gpu" else 0.0  # Triton compiles
+        seconds = float(timeout.args[0]) if timeout else usual_s
         longest[item.path] = max(longest.get(item.path, 0.0), seconds)
     items.sort(key=lambda item: longest[item.path], reverse=True)
 

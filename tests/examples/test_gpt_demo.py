@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from examples.gpt_demo import Report, verdict
-from tests.support.marks import slow
+from tests.support.marks import nightly
 from tests.support.pages import ROOT
 from tests.support.scripts import python
 
 
-# Four jobs that each import torch, one of which compiles.
-@slow
+# Four jobs that each import torch, one of which compiles. One that compiles, and one that hits on
+# another machine and prints the same, are in test_getting_started.py.
+@nightly
 @pytest.mark.timeout(900)
 def test_one_machine_compiles_for_all_of_them(tmp_path: Path) -> None:
     clean = {

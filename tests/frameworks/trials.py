@@ -130,6 +130,7 @@ def _environment(program: Program, headers: Path | None, *, compiles: bool) -> d
     if headers is None:
         environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
         environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # what torch would try out with a compiler
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no process that imports torch for it
     elif compiles:
         headers.mkdir(exist_ok=True)
         environment["TMPDIR"] = str(headers)

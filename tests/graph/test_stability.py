@@ -56,7 +56,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         ),
     ]
     return [
-        each.run("tests.graph.programs:elsewhere", forked=each is machines[0]).result
+        each.run("tests.graph.programs:elsewhere", server=0 if each is machines[0] else None).result
         for each in machines
     ]
 

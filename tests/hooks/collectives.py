@@ -1,16 +1,13 @@
 """Programs of which code may hold the number of the rank, and what two ranks come to.
 
-``python -m tests.hooks.collectives URL DIRECTORY`` under torchrun. Each program is compiled and
-held against the same without a compiler. The one with a group of its own has the group's name in
-its graph (pytorch 189330). Tensors that name a device mesh (188390) are in ``test_ranks.py``.
+Each program is compiled and held against the same without a compiler. The one with a group of its
+own has the group's name in its graph (pytorch 189330). Tensors that name a device mesh (188390) are
+in ``test_ranks.py``.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,13 +55,15 @@ PROGRAMS: dict[str, tuple[Program, dict[str, Any]]] = {
 }
 
 
-def main(url: str, directory: str) -> None:
+def noted(url: str) -> dict[str, Any]:
+    """What a rank comes to with each program."""
+    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     own = [dist.new_group([each]) for each in range(dist.get_world_size())][rank]
     groups = dict.fromkeys(PROGRAMS, dist.group.WORLD)
     x = torch.arange(8.0) + rank
-    noted = {}
+    found = {}
     for name, (program, options) in {**PROGRAMS, "a group of its own": (reduced, {})}.items():
         group = groups.get(name, own)
         torch.compiler.reset()
@@ -72,14 +71,10 @@ def main(url: str, directory: str) -> None:
             compiled = torch.compile(program, fullgraph=True)(x, group)
             is_right = torch.allclose(compiled, program(x, group))
             assert not cache.flush(60).remaining
-            noted[name] = {"is_right": is_right, **account(cache)}
-            noted[name]["why"] = [
+            found[name] = {"is_right": is_right, **account(cache)}
+            found[name]["why"] = [
                 str(each.record.rejected) for each in s3cache.explain().explanations
             ]
-    Path(directory, f"{rank}.json").write_text(json.dumps(noted))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return found

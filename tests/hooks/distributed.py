@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,6 @@ from torch.utils.checkpoint import checkpoint
 
 import s3cache
 from tests.hooks.jobs import account, machine_here
-from tests.support.sites import Machine
 
 WIDTH = 16
 
@@ -135,21 +132,7 @@ def without_each_entry(remote: str, scratch: str) -> dict[str, Any]:
     return came_to
 
 
-# -- two processes under torchrun: python -m tests.hooks.distributed NAME URL DIRECTORY
-# OPTIONS, which are set to true: "torch._functorch.config:name"
-
-
-def two_ranks(
-    machine: Machine, kind: str, url: str, *options: str, ranks: int = 2
-) -> list[dict[str, Any]]:
-    """What each rank says that runs this module, with a time-out."""
-    noted = machine.root / "noted"
-    noted.mkdir(parents=True, exist_ok=True)
-    torchrun = ("torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    job = ("tests.hooks.distributed", kind, url, str(noted), *options)
-    done = machine.start("-m", *torchrun, "-m", *job)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((noted / f"{rank}.json").read_text()) for rank in range(ranks)]
+# -- two processes
 
 
 def _data_parallel() -> Callable[[Any], Any]:
@@ -193,7 +176,13 @@ def _without_its_deadlock() -> None:
     s3cache.register_cacheable(freely, version="1")  # else it keeps graphs from being cached
 
 
-def _one_rank(kind: str, url: str, directory: str, *options: str) -> None:
+def one_rank(kind: str, url: str, *options: str) -> dict[str, Any]:
+    """What a rank comes to.
+
+    Args:
+        options: to be set to true, such as ``"torch._functorch.config:name"``.
+    """
+    torch.set_num_threads(1)
     for option in options:
         module, _, name = option.partition(":")
         setattr(importlib.import_module(module), name, True)
@@ -214,10 +203,6 @@ def _one_rank(kind: str, url: str, directory: str, *options: str) -> None:
         fx = cache.stats().fx
         shared = {"fx_hits": sum(fx.hits.values()), "led": fx.led, "waits": fx.waits}
         noted = {"losses": losses, "uploaded": cache.stats().uploaded, **shared, **account(cache)}
-    Path(directory, f"{dist.get_rank()}.json").write_text(json.dumps(noted))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    _one_rank(*sys.argv[1:])
+    return noted

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 from tests.support.sites import Machine, Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -123,10 +123,13 @@ _NOT: dict[str, Any] = {"url": None, "mode": None, "in_torch": False, "awaited":
     [
         (_ASKED, "", {}, {"url": "memory://one", **_ON}),
         (_OTHER, "", {}, {"url": "memory://other", **_ON}),
-        ("", _OTHER, {}, {"url": "memory://other", **_ON}),
+        pytest.param("", _OTHER, {}, {"url": "memory://other", **_ON}, marks=nightly),
         ("", f"{_ASKED}; s3cache.disable()", {}, _NOT),
         ("", "", {"S3CACHE_AUTOLOAD": "no"}, _NOT),
-        ("", "", {"S3CACHE_MODE": "off"}, {"url": "memory://one", **_ON, "mode": "off"}),
+        pytest.param(
+            *("", "", {"S3CACHE_MODE": "off"}, {"url": "memory://one", **_ON, "mode": "off"}),
+            marks=nightly,
+        ),
     ],
 )
 def test_each_choice_of_the_program_and_the_environment_wins(

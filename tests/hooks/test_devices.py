@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,7 @@ from tests.support.sites import Machine, Site
 
 def run(machine: Machine, url: str) -> list[dict[str, Any]]:
     """What two ranks note of each program."""
-    noted = machine.root / "noted"
-    noted.mkdir(parents=True)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    done = machine.start(*torchrun, "-m", "tests.hooks.collectives", url, str(noted))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((noted / f"{rank}.json").read_text()) for rank in range(2)]
+    return machine.ranks(2, "collectives:noted", url)
 
 
 def places(site: Site) -> dict[Path, str | None]:

@@ -1,7 +1,6 @@
 """Jobs of several processes start warm: DDP's split graphs, tensor parallelism, sharded modules.
 
-``make test`` has plain DDP; ``make test-all`` every way of training with it, and jobs of two ranks
-under torchrun.
+``make test`` has plain DDP; ``make test-all`` every way of training with it, and jobs of two ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.hooks.distributed import WAYS, two_ranks
+from tests.hooks.distributed import WAYS
 from tests.support.marks import cases, selected, slow
 from tests.support.sites import Site
 
@@ -63,9 +62,9 @@ def test_buckets_that_hit_and_one_that_misses_train_together(
 
 @slow
 @pytest.mark.parametrize("kind", cases(["ddp", "fsdp"], nightly_ones=["ddp"]))
-def test_two_ranks_under_torchrun_hit_on_another_machine(site: Site, kind: str) -> None:
-    first = two_ranks(site.machine("first"), kind, site.url)
-    second = two_ranks(site.machine("second"), kind, site.url)
+def test_two_ranks_hit_on_another_machine(site: Site, kind: str) -> None:
+    first = site.machine("first").ranks(2, "distributed:one_rank", kind, site.url)
+    second = site.machine("second").ranks(2, "distributed:one_rank", kind, site.url)
     for cold, warm in zip(first, second, strict=True):
         assert cold["bypassed"] == 0
         assert warm["misses"] == {}

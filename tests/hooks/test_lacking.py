@@ -36,7 +36,7 @@ def check(found: dict[str, Any]) -> None:
         assert found["hits"] == 1, found
 
 
-@pytest.mark.parametrize("step", [20, pytest.param(5, marks=slow), pytest.param(1, marks=nightly)])
+@pytest.mark.parametrize("step", [20, pytest.param(1, marks=nightly)])
 def test_without_a_name_a_feature_or_the_cache_is_off(step: int, site: Site) -> None:
     ran = site.machine("one").run("lacking:names", site.url, step)
     features = {each["feature"] for each in ran}

@@ -25,7 +25,6 @@ from s3cache.insight import trace
 from s3cache.records import Run, in_jobs, recorded
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import SharedStore
-from tests.hooks.distributed import two_ranks
 from tests.support.marks import slow
 from tests.support.sites import Site
 
@@ -228,10 +227,10 @@ def test_ranks_decide_together_under_each_option(
 @slow
 def test_ranks_of_a_machine_compile_each_graph_once(site: Site) -> None:
     """One compiles, the other waits; what they save is uploaded once, and losses stay the same."""
-    alone = two_ranks(
-        site.machine("alone", S3CACHE_WAIT_S="0"), "ddp", f"file://{site.root}/alone?create=1"
+    alone = site.machine("alone", S3CACHE_WAIT_S="0").ranks(
+        2, "distributed:one_rank", "ddp", f"file://{site.root}/alone?create=1"
     )
-    shared = two_ranks(site.machine("shared"), "ddp", site.url)
+    shared = site.machine("shared").ranks(2, "distributed:one_rank", "ddp", site.url)
     assert [rank["losses"] for rank in shared] == [rank["losses"] for rank in alone]
     graphs = alone[0]["misses"]["absent"]  # each has a forward and a backward
     lowered = sum(rank["inductor"].get("fxgraph_cache_miss", 0) for rank in shared)
@@ -244,7 +243,7 @@ def test_ranks_of_a_machine_compile_each_graph_once(site: Site) -> None:
     assert sum(rank["uploaded"] for rank in shared) == len(site.entries()) == graphs
     check_trace(recorded([str(site.root / "shared" / "local")]))
     # The job is resumed elsewhere, with another number of ranks.
-    warm = two_ranks(site.machine("warm"), "ddp", site.url, ranks=3)
+    warm = site.machine("warm").ranks(3, "distributed:one_rank", "ddp", site.url)
     assert [rank["misses"] for rank in warm] == [{}] * 3
 
 
@@ -262,24 +261,19 @@ def check_trace(runs: Iterable[Run]) -> None:
 
 
 @slow
-def test_no_rank_waits_where_compiles_exchange_data(site: Site) -> None:
-    """One that waits would not answer the one that compiles."""
-    both = two_ranks(site.machine("first"), "tp", site.url, *TOGETHER)
-    assert [(rank["led"], rank["waits"]) for rank in both] == [(0, 0)] * 2
-
-
-@slow
-def test_a_job_of_which_one_rank_lacks_an_entry_compiles_together(site: Site) -> None:
+def test_ranks_that_exchange_data_while_they_compile_do_so_together(site: Site) -> None:
     """torch's partitioner asks all ranks what to save for the backward: one would hang."""
-    cold = two_ranks(site.machine("first"), "tp", site.url, *TOGETHER)
-    warm = two_ranks(site.machine("second"), "tp", site.url, *TOGETHER)
+    cold = site.machine("first").ranks(2, "distributed:one_rank", "tp", site.url, *TOGETHER)
+    # One that waits would not answer the one that compiles.
+    assert [(rank["led"], rank["waits"]) for rank in cold] == [(0, 0)] * 2
+    warm = site.machine("second").ranks(2, "distributed:one_rank", "tp", site.url, *TOGETHER)
     for rank in warm:
         assert rank["misses"] == {}
         assert sum(rank["hits"].values()) == 1
     entries = site.entries()
     assert len(entries) == 2  # one for each rank: its place in the mesh is in the key
     entries[0].unlink()
-    mixed = two_ranks(site.machine("third"), "tp", site.url, *TOGETHER)
+    mixed = site.machine("third").ranks(2, "distributed:one_rank", "tp", site.url, *TOGETHER)
     assert sorted(next(iter(rank["misses"])) for rank in mixed) == ["absent", "ranks"]
     for rank in mixed:
         assert sum(rank["hits"].values()) == 0

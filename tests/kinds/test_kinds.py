@@ -45,7 +45,7 @@ def _run(root: Path, machine: str, names: list[str], *, alone: bool = False) -> 
         *("tests.kinds.jobs:run", names, remote),
         remote=remote,
         timeout_s=PROCESS_TIMEOUT_S,
-        forked=machine == "first",
+        server={"first": 0, "second": 1}.get(machine),
     )
     return dict(outcome.result)
 

@@ -51,23 +51,28 @@ def _judged(folder: Path, names: list[str]) -> dict[str, tuple[Verdict, str]]:
     return {name: verdict(first[name], second[name]) for name in names}
 
 
-def run_twice(root: Path, compiler: Path, names: list[str], *, backward: bool) -> list[Any]:
+def run_twice(
+    root: Path, compiler: Path, names: list[str], *, backward: bool, forked: bool = False
+) -> list[Any]:
     """Return what two machines find, the second of which only has the remote.
 
     Args:
         compiler: disk of the first; its precompiled headers are of use for the next chunk.
+        forked: whether the machines' processes are forks, each with another seed of hashes.
     """
     shutil.rmtree(compiler / "local", ignore_errors=True)
     results = root / "results"
     results.mkdir()
     found = []
-    for place, headers in ((compiler, "1"), (root / "second", "0")):
+    for number, place in enumerate((compiler, root / "second")):
         # Some samples are taken from sets, in an order that hashes decide.
-        environment = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": headers, "PYTHONHASHSEED": "0"}
+        headers = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "01"[not number]}
+        environment = {} if forked else {"PYTHONHASHSEED": "0", **headers}
         ran = Machine(place, **environment).run(
             "tests.opinfo.jobs:run",
             *(names, str(results), backward),
             remote=remote_url(root),
+            server=number if forked else None,
             timeout_s=PROCESS_TIMEOUT_S,
         )
         found.append(ran.result)

@@ -40,7 +40,9 @@ OTHERS = (
 def test_operators_hit_on_another_machine_with_equal_results(
     names: tuple[str, ...], tmp_path: Path
 ) -> None:
-    first, second = run_twice(tmp_path, tmp_path / "first", list(names), backward=True)
+    first, second = run_twice(
+        *(tmp_path, tmp_path / "first", list(names)), backward=True, forked=names is A_FEW
+    )
     verdicts = {name: verdict(first[name], second[name]) for name in names}
     not_hit = {name: each for name, each in verdicts.items() if each[0] != "hit"}
     assert not_hit == {}, "\n".join(report(verdicts))

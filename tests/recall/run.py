@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 from tests.recall.programs import Program, all_programs
 from tests.support import compiled
-from tests.support.machines import Machine, remote_url
+from tests.support.machines import SERVERS, Machine, remote_url
 
 Parts: TypeAlias = dict[tuple[str, str], Any]
 
@@ -63,8 +63,7 @@ class _Fleet:
     def run(self, wanted: Sequence[tuple[Program, Sequence[tuple[str, str]]]]) -> list[Parts]:
         """Run parts of programs, each a variant and how it is run, on one more machine.
 
-        Processes are forked where torch has been imported, but for the second one, which finds what
-        the first has saved and shares nothing with it.
+        Processes are forked where torch has been imported, so that three share nothing.
         """
         if not wanted:
             return []
@@ -87,7 +86,7 @@ class _Fleet:
         file = self._root / "wanted.json"  # too long for an argument of a process
         file.write_text(json.dumps(parts), encoding="utf-8")
         serve = "tests.recall.serving:serve", url, place, str(file), self._jobs
-        done = machine.run(*serve, timeout_s=7000, forked=self._started != 2)
+        done = machine.run(*serve, timeout_s=7000, server=self._started % SERVERS)
         plans = [plan for _, plan in wanted]
         return [
             dict(zip(plan, given, strict=True))

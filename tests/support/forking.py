@@ -1,15 +1,18 @@
 """Processes that begin where torch's compiler has been imported, which takes five seconds.
 
-A server imports it once for all tests of a pytest process, and forks for each job of a machine. The
-job has its machine's environment and directories and a session of its own, and ends as any program
-does, with what runs at exit. But it shares addresses and the seed of hashes with other jobs that
-were forked: where two processes have to find each other's entries, start one of them as a new one.
+Servers import it once for all tests of a run, and fork for each job of a machine. The job has its
+machine's environment and directories and a session of its own, and ends as any program does, with
+what runs at exit. But it shares addresses and the seed of hashes with other jobs of its server:
+two processes that have to find each other's entries are forks of two servers.
 """
 
 from __future__ import annotations
 
+import fcntl
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import shlex
@@ -28,7 +31,18 @@ from s3cache.testing import Machine
 
 # What torch does not look at while it is imported, so that each job may have its own.
 _OWN = {"HOME", "XDG_CACHE_HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "USER", "PATH"}
+_OWN |= {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _ENABLING = {"S3CACHE_URL", "S3CACHE_AUTOLOAD"}  # with which ``import torch`` enables s3cache
+
+# What the compiler would import in each process that compiles.
+_AT_FIRST_GRAPHS = (
+    "torch._dynamo.backends.distributed",
+    "torch._dynamo.backends.inductor",
+    "torch._inductor.fx_passes.fuse_attention",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch.export._trace",
+    "torch.utils.cpp_extension",
+)
 
 _CLIENT = """\
 import json, os, socket, sys
@@ -45,34 +59,39 @@ sys.exit(status)
 
 
 class Forks:
-    """A server that forks, as long as this process lives, and a client that stands for Python.
+    """A server that forks, and a client that stands for Python.
 
     Args:
-        machine: of the server, which removes it at its end. Machines of jobs may have other values
-            only of the variables that torch does not read while it is imported.
+        machine: of the server. Machines of jobs may have other values only of the variables that
+            torch does not read while it is imported.
+        owner: the process at whose end the server removes its machine, and ends. Those with the
+            same owner and place share a server, which the first of them starts.
     """
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, owner: int) -> None:
         self._known = _seen_by_torch(machine.environment)
         path = str(machine.root / "socket")
         client = machine.root / "client.py"
-        client.write_text(_CLIENT, encoding="utf-8")
         words = map(shlex.quote, [sys.executable, "-IS", str(client), path])
         self._client = machine.root / "python"
-        self._client.write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@"\n', encoding="utf-8")
-        self._client.chmod(0o755)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path)
-            listener.listen()
-            # It ends when its input does: with this process, however that ends.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(listener.fileno())],
-                cwd=Path(__file__).parents[2],
-                env=machine.environment,
-                stdin=subprocess.PIPE,
-                pass_fds=[listener.fileno()],
-                start_new_session=True,
-            )
+        with open(machine.root / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self._client.exists():
+                return
+            client.write_text(_CLIENT, encoding="utf-8")
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(path)
+                listener.listen()
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, str(listener.fileno()), str(owner)],
+                    cwd=Path(__file__).parents[2],
+                    env=machine.environment,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[listener.fileno()],
+                    start_new_session=True,
+                )
+            self._client.write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@"\n', encoding="utf-8")
+            self._client.chmod(0o755)
 
     def python(self, environment: Mapping[str, str]) -> str:
         """Return what runs ``-m MODULE ...`` in a fork; Python itself, where torch would differ."""
@@ -84,26 +103,27 @@ def _seen_by_torch(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name in _ENABLING or not (name in _OWN or name.startswith("S3CACHE_"))
+        if name in _ENABLING or not (name in _OWN or name.startswith(("AWS_", "S3CACHE_")))
     }
 
 
 # -- the server
 
 
-def _serve(listener: socket.socket) -> dict[str, Any] | None:
-    """Fork for each client; return what a fork is to run, and None at the end of the input."""
+def _serve(listener: socket.socket, owner: int) -> dict[str, Any] | None:
+    """Fork for each client; return what a fork is to run, and None at the end of the owner."""
     while True:
-        ready, _, _ = select.select([listener.fileno(), 0], [], [])
+        ready, _, _ = select.select([listener.fileno(), owner], [], [])
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
                 pass
-        if 0 in ready:
+        if owner in ready:
             return None
         client, _ = listener.accept()
         with client:
             if not os.fork():
                 listener.close()
+                os.close(owner)
                 return _supervised(client)
 
 
@@ -130,14 +150,27 @@ def _supervised(client: socket.socket) -> dict[str, Any]:
     os._exit(0)
 
 
+def _patterns() -> list[str]:
+    """Return the modules in which Inductor has its patterns, a second's worth."""
+    from torch._inductor.fx_passes import serialized_patterns as package
+
+    return [f"{package.__name__}.{each.name}" for each in pkgutil.iter_modules(package.__path__)]
+
+
 def _main() -> None:
+    owner = os.pidfd_open(int(sys.argv[2]))
     import torch._inductor.compile_fx  # noqa: F401 - much of torch comes with it
 
+    for name in (*_AT_FIRST_GRAPHS, *_patterns()):
+        with suppress(ImportError):  # another release
+            importlib.import_module(name)
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         place = os.path.dirname(listener.getsockname())
-        wanted = _serve(listener)
+        wanted = _serve(listener, owner)
     if wanted is None:
         shutil.rmtree(place)
+        with suppress(OSError):  # others are there
+            os.rmdir(os.path.dirname(place))
         return
     _, module, *arguments = wanted["words"]
     os.chdir(wanted["cwd"])

@@ -8,6 +8,8 @@ arguments and result are what JSON can hold. torch is imported there, never here
 from __future__ import annotations
 
 import importlib
+import os
+import secrets
 import sys
 import tempfile
 from functools import cache
@@ -28,11 +30,23 @@ _OURS = {
     "TORCHINDUCTOR_VEC_ISA_OK": "1",
 }
 
+_FORKS = "S3CACHE_TEST_FORKS"  # the process that began this run of tests, and its place for servers
+SERVERS = 3  # of forks: those of one share addresses and the seed of hashes
+
+
+def share_forks() -> None:
+    """Let the processes that this one starts, which run tests, share the servers of their forks."""
+    place = Path(tempfile.gettempdir(), f"s3cache-forks-{secrets.token_hex(8)}")
+    os.environ[_FORKS] = f"{os.getpid()}:{place}"
+
 
 @cache
-def _forks() -> Forks:
-    """Return what forks for the machines of this process's tests."""
-    return Forks(testing.Machine(tempfile.mkdtemp(prefix="s3cache-forks-"), **_OURS))
+def _forks(number: int) -> Forks:
+    """Return what forks for machines of tests."""
+    if _FORKS not in os.environ:
+        share_forks()
+    owner, _, place = os.environ[_FORKS].partition(":")
+    return Forks(testing.Machine(f"{place}/{number}", **_OURS), int(owner))
 
 
 def remote_url(root: Path) -> str:
@@ -64,21 +78,22 @@ class Machine:
         settings: dict[str, Any] | None = None,
         timeout_s: float = 800,
         python: str = sys.executable,
-        forked: bool = False,
+        server: int | None = None,
     ) -> Outcome:
         """Call ``job(*arguments)`` in a new process, within ``s3cache.enabled(remote)``.
 
         Without ``remote``, the job enables s3cache itself, or leaves it alone.
 
         Args:
-            forked: begin where torch's compiler has been imported, as :mod:`tests.support.forking`
-                says; not where torch would see a difference in the machine's environment.
+            server: one below :data:`SERVERS`, to begin where torch's compiler has been imported, as
+                :mod:`tests.support.forking` says; but in a process of its own where torch would
+                see a difference in the machine's environment.
 
         Raises:
             s3cache.testing.ProgramError: it ended badly; has the end of what it wrote.
         """
-        if forked:
-            python = _forks().python(self.environment)
+        if server is not None:
+            python = _forks(server).python(self.environment)
         return self._machine.call(
             "tests.support.machines:do_job",
             *(job, arguments, remote, settings or {}),

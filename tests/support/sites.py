@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from s3cache.entries import JOB_KEYS
+from s3cache.records import JOB
 from tests.support import machines
 from tests.support.scripts import python
 
@@ -29,16 +32,41 @@ class Machine:
     ) -> Any:
         """What ``tests.hooks.<module>:<function>`` returns; ``stderr`` too, if it is a ``dict``.
 
-        The first process of a site is a fork; those that may find what it left share nothing with
-        it.
+        The first processes of a site are forks that share nothing, and those after them are none.
         """
         machine = machines.Machine(self.root, **{**self.environment, **environment})
-        forked = self._site.forks and python == sys.executable
-        self._site.forks = False
-        outcome = machine.run(f"tests.hooks.{job}", *arguments, python=python, forked=forked)
+        number = self._site.next_machine()
+        forked = self._site.forks and number < machines.SERVERS and python == sys.executable
+        server = number if forked else None
+        outcome = machine.run(f"tests.hooks.{job}", *arguments, python=python, server=server)
         if isinstance(outcome.result, dict):
             return {**outcome.result, "stderr": outcome.stderr}
         return outcome.result
+
+    def ranks(self, count: int, job: str, *arguments: Any) -> list[Any]:
+        """What each rank of a job returns, all of them on this machine, with a time-out.
+
+        Each is a fork, as few tests are about what starts them; one thread computes, as torchrun
+        has it.
+        """
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        shared = machines.Machine(self.root, **self.environment).environment
+        world = {"WORLD_SIZE": f"{count}", "LOCAL_WORLD_SIZE": f"{count}"}
+        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+        world[JOB] = f"{port}"  # they have no parent in common
+        first = self._site.next_machine()
+
+        def run(rank: int) -> Any:
+            own = {**shared, **world, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}
+            return (
+                machines.Machine(self.root / f"rank-{rank}", **own)
+                .run(f"tests.hooks.{job}", *arguments, server=(first + rank) % machines.SERVERS)
+                .result
+            )
+
+        with ThreadPoolExecutor(count) as pool:
+            return [*pool.map(run, range(count))]
 
     def start(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run ``python command`` to its end, good or bad."""
@@ -52,7 +80,13 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.remote = root / "remote"
-        self.forks = True  # until a process has run
+        self.forks = True  # where it does not matter what imports torch
+        self._started = 0
+
+    def next_machine(self) -> int:
+        """How many processes, or jobs of ranks, were started before this one."""
+        self._started += 1
+        return self._started - 1
 
     @property
     def url(self) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from s3cache.stats import Counters, LevelStats, Reason
-from s3cache.testing import Machine, Outcome, assert_warm_start
+from s3cache.testing import Outcome, assert_warm_start
+from tests.support.machines import Machine
 from tests.support.marks import slow
 
 HIT = replace(
@@ -23,19 +24,21 @@ WARM = Outcome("job", 0, "loss 1\n", "", recorded=HIT)
 def test_a_well_cached_job_passes_and_the_one_that_compiled_does_not(tmp_path: Path) -> None:
     """A smaller last batch, a forward without a backward, and compiled autograd."""
     url = f"file://{tmp_path / 'remote'}?create=1"
-    first, second = (
-        Machine(tmp_path / name).call("tests.testing.warm_job:train", url)
-        for name in ("first", "second")
-    )
+
+    def run(server: int, job: str = "train") -> Outcome:
+        machine = Machine(tmp_path / f"{server}-{job}")
+        return machine.run(f"tests.testing.warm_job:{job}", url, server=server)
+
+    first, second = run(0), run(1)
     assert second.stats.misses  # which is no reason to fail
     assert_warm_start(first, second)
     with pytest.raises(AssertionError, match=r"compiled on the second machine: .* missed"):
         assert_warm_start(second, first)
 
-    off = Machine(tmp_path / "third").call("tests.testing.warm_job:train_without_caches", url)
+    off = run(2, "train_without_caches")
     with pytest.raises(AssertionError, match=r"with torch's caches off \(fx-graph-cache-off\)"):
         assert_warm_start(first, off)
-    none = Machine(tmp_path / "fourth").call("tests.testing.warm_job:train_none", url)
+    none = run(2, "train_none")
     with pytest.raises(AssertionError, match="hit nothing"):
         assert_warm_start(first, none)
 

@@ -35,7 +35,7 @@ def test_each_declaration_holds_for_some_supported_release_and_not_for_all_by_mi
 
 def test_every_mistake_in_a_declaration_is_seen(tmp_path: Path) -> None:
     """``python -m s3cache.torch_api`` prints it, and ends with 1; what is used raises it."""
-    found = Machine(tmp_path).run("tests.torch_api.declaring:mistakes", forked=True).result
+    found = Machine(tmp_path).run("tests.torch_api.declaring:mistakes", server=0).result
     *lines, last = found["lines"]
     assert [tuple(line.split(maxsplit=1)) for line in lines] == [
         ("MISSING", "torch:nonsense"),
