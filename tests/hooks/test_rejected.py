@@ -128,7 +128,7 @@ def test_explain_names_the_guard_of_each_entry_that_was_not_used(site: Site) -> 
     (third,) = found["third"]
     assert third["reason"] == "guard"
     assert any(
-        "input 1 (a), input 3 (b) share memory otherwise" in each for each in third["rejected"]
+        "input 1 (a), input 3 (b) share memory in another way" in each for each in third["rejected"]
     )
     assert "entry 1 under this key: " in found["said"]
 

@@ -82,7 +82,7 @@ def test_all_of_it_is_shown() -> None:
 
 def test_reasons_that_need_no_action_are_those_of_the_documentation() -> None:
     reasons = Path(__file__).resolve().parents[2] / "docs" / "reasons.md"
-    part = reasons.read_text(encoding="utf-8").partition("## What is as it should be\n")[2]
+    part = reasons.read_text(encoding="utf-8").partition("## Expected reasons\n")[2]
     assert {*re.findall(r"^### (\S+)$", part.partition("\n## ")[0], re.MULTILINE)} == EXPECTED
     hit = sum_up([Run("hit", (Record("aot", "hit", reason="local"),))])
     assert (hit.codes, "read on" in page([])) == ([], False)
