@@ -12,7 +12,6 @@ import pytest
 from s3cache.errors import ConfigError
 from s3cache.testing import Machine, MotoBucket, MotoServer
 from tests.support.scripts import python
-from tests.support.waiting import LONG_S
 
 
 def use_the_bucket() -> str:
@@ -54,7 +53,7 @@ def test_it_ends_with_the_process_that_started_it() -> None:
     done = python("-c", code)
     assert done.returncode == -9, done.stderr
     with suppress(psutil.NoSuchProcess):
-        psutil.Process(int(done.stdout)).wait(LONG_S)
+        psutil.Process(int(done.stdout)).wait(30)
 
 
 def test_a_missing_moto_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
