@@ -27,7 +27,7 @@ RETRIES = RetryPolicy(
 
 class TestS3OnMoto(StoreContract):
     secrets = ("testing-secret",)
-    racers = 8
+    racers = 3  # moto checks and writes without a lock: among many, two may win
     parts: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture
