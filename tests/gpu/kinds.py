@@ -56,12 +56,13 @@ def _report(cache: Any, kind: Callable[[], None]) -> dict[str, Any]:
     with standin.tensors(), torch.device("cuda"):
         kind()
     after = cache.stats()
+    index = 0 if kind is cpp_wrapper else torch.cuda.current_device()
     return {
         **standin.counts,
         "hits": _hits(after) - _hits(before),
         "fx hits": _hits(after.fx) - _hits(before.fx),
         "compiled": counters["inductor"]["fxgraph_cache_miss"],
-        "code": [_code(module) for module in PyCodeCache.modules[modules:]],
+        "code": [_code(module, index) for module in PyCodeCache.modules[modules:]],
         "launched": [f"{each.name} {each.code}" for each in standin.launched],
         "devices": sorted({each.device for each in standin.launched}),
     }
@@ -71,13 +72,13 @@ def _hits(stats: Any) -> int:
     return sum(stats.hits.values())
 
 
-def _code(module: Any) -> str:
+def _code(module: Any, index: int) -> str:
     """Return a digest of a module's code, without comments and the index of its device."""
     import linecache
 
     source = "".join(linecache.getlines(module.__file__))
     places = r"index=|cuda:|_DeviceGuard\(|set_device\(|get_raw_stream\(|raw_stream"
-    source = re.sub(rf"({places})\d\b", r"\1N", source)
+    source = re.sub(rf"({places}){index}\b", r"\1N", source)
     return hashlib.sha256(ast.dump(ast.parse(source)).encode()).hexdigest()[:16]
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.gpu import standin
-from tests.gpu.kinds import KINDS
 from tests.support.machines import remote_url
 from tests.support.marks import slow
+
+KINDS = "training", "triton autotune", "flex attention", "combo blocks", "coordinate descent"
 
 pytestmark = [pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING), slow]
 
@@ -24,6 +25,7 @@ def on(root: Path, index: int, remote: str, *names: str) -> dict[str, Any]:
 
 
 def test_what_was_made_for_one_device_serves_each_equal_one(tmp_path: Path) -> None:
+    """``test_kinds.py`` moves every kind; these are compiled on the other device as well."""
     on(tmp_path, 0, "shared", *KINDS)
     moved = on(tmp_path, 3, "shared", *KINDS)
     compiled = on(tmp_path, 3, "other", *KINDS)
@@ -35,4 +37,4 @@ def test_what_was_made_for_one_device_serves_each_equal_one(tmp_path: Path) -> N
         # A compile also has templates to choose from.
         assert set(moved[name]["code"]) <= set(compiled[name]["code"]), name
         assert moved[name]["launched"] == compiled[name]["launched"], name
-        assert moved[name]["devices"] == [3] or name == "reduce overhead", name
+        assert moved[name]["devices"] == [3], name

@@ -22,11 +22,10 @@ from s3cache import frame
 from s3cache.errors import CorruptError
 from tests.gpu import standin
 from tests.support.machines import remote_url
-from tests.support.marks import cases, selected, slow
+from tests.support.marks import nightly, selected, slow
 
 pytestmark = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
 
-GPUS = cases(standin.GPUS, slow_ones=["MI300X"], nightly_ones=["A100", "B200"])
 KINDS = [
     *("training", "dynamic shapes", "triton op", "triton autotune", "flex attention"),
     *("combo blocks", "coordinate descent", "cpp wrapper", "reduce overhead"),
@@ -36,6 +35,26 @@ MORE = [
     *("inference", "split graphs", "triton kernel", "reductions", "combo kernels"),
     *("known kernel", "foreach"),
 ]
+
+
+def _marks(gpu: str, kind: str) -> Any:
+    """Return the marks of a kind: all are nightly tests, most on an H100 and an MI300X run earlier."""
+    levels = (gpu != "H100") + (kind in MORE) + 2 * (gpu in ("A100", "B200"))
+    return ((), slow, nightly, nightly, nightly)[levels]
+
+
+EACH_GPU = pytest.mark.parametrize(
+    "rehearsal", [pytest.param(gpu, marks=_marks(gpu, "")) for gpu in standin.GPUS], indirect=True
+)
+EACH_KIND = pytest.mark.parametrize(
+    ("rehearsal", "kind"),
+    [
+        pytest.param(gpu, kind, marks=_marks(gpu, kind))
+        for gpu in standin.GPUS
+        for kind in (*KINDS, *MORE)
+    ],
+    indirect=["rehearsal"],
+)
 OTHER = 3
 #: What is traced before it is looked up, as code of the program takes part in tracing it.
 TRACED = {"triton op"}
@@ -55,12 +74,12 @@ class Rehearsal:
     places: list[str]
 
 
-@pytest.fixture(scope="module", params=GPUS)
+@pytest.fixture(scope="module")
 def rehearsal(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Rehearsal:
     root, gpu = tmp_path_factory.mktemp(request.param), request.param
-    asked = selected(request, "kind")
+    asked = selected(request, "kind", rehearsal=gpu)
     kinds = [each for each in (*KINDS, *MORE) if each in asked]
     reports = []
     for name, index in ("first", 0), ("second", OTHER):
@@ -83,7 +102,7 @@ def rehearsal(
     return Rehearsal(first, second, sections, places)
 
 
-@pytest.mark.parametrize("kind", cases([*KINDS, *MORE], slow_ones=MORE))
+@EACH_KIND
 def test_the_second_machine_assembles_and_measures_nothing(rehearsal: Rehearsal, kind: str) -> None:
     first, second = rehearsal.first[kind], rehearsal.second[kind]
     assert first["ptxas"] > 0
@@ -95,7 +114,7 @@ def test_the_second_machine_assembles_and_measures_nothing(rehearsal: Rehearsal,
     assert second["compiled"] == 0
 
 
-@pytest.mark.parametrize("kind", cases([*KINDS, *MORE], slow_ones=MORE))
+@EACH_KIND
 def test_it_runs_the_same_code_and_launches_the_same_kernels(
     rehearsal: Rehearsal, kind: str
 ) -> None:
@@ -108,11 +127,13 @@ def test_it_runs_the_same_code_and_launches_the_same_kernels(
     assert second["devices"] in ([0] if kind in KEEPS_DEVICE else [OTHER], [])
 
 
+@EACH_GPU
 def test_kernels_with_several_configurations_were_measured(rehearsal: Rehearsal) -> None:
     measured = {kind for kind, counted in rehearsal.first.items() if "benchmark" in counted}
     assert measured >= {"training", "triton autotune", "combo blocks", "coordinate descent"}
 
 
+@EACH_GPU
 def test_no_entry_names_a_directory_of_the_first_machine(rehearsal: Rehearsal) -> None:
     assert rehearsal.sections
     for section in rehearsal.sections:

@@ -234,10 +234,10 @@ def test_ranks_of_a_machine_compile_each_graph_once(site: Site) -> None:
     assert [rank["losses"] for rank in shared] == [rank["losses"] for rank in alone]
     graphs = alone[0]["misses"]["absent"]  # each has a forward and a backward
     lowered = sum(rank["inductor"].get("fxgraph_cache_miss", 0) for rank in shared)
-    assert lowered <= 2 * graphs
+    # A rank may find a forward that the other one has just lowered for another graph.
+    assert lowered + sum(rank["fx_hits"] for rank in shared) <= 2 * graphs
     assert sum(rank["misses"].get("absent", 0) for rank in shared) == graphs
     assert sum(rank["led"] for rank in shared) == graphs
-    assert sum(rank["fx_hits"] for rank in shared) == 0
     assert sum(rank["waits"] for rank in shared) > 0
     assert sum(rank["waits"] + rank["led"] for rank in alone) == 0
     assert sum(rank["uploaded"] for rank in shared) == len(site.entries()) == graphs

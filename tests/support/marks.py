@@ -34,10 +34,11 @@ def cases(
     ]
 
 
-def selected(request: pytest.FixtureRequest, parameter: str) -> set[str]:
+def selected(request: pytest.FixtureRequest, parameter: str, **others: str) -> set[str]:
     """Return the values of a parameter with which the tests of this module will run.
 
     For fixtures that run many cases in one process and can skip those that were not asked for.
+    ``others`` are values of other parameters that a test must have to count.
     """
     return {
         str(item.callspec.params[parameter])
@@ -46,4 +47,5 @@ def selected(request: pytest.FixtureRequest, parameter: str) -> set[str]:
         and isinstance(item, pytest.Function)
         and hasattr(item, "callspec")
         and parameter in item.callspec.params
+        and others.items() <= item.callspec.params.items()
     }
