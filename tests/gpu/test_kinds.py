@@ -38,7 +38,7 @@ MORE = [
 
 
 def _marks(gpu: str, kind: str) -> Any:
-    """Return the marks of a kind: all are nightly tests, most on an H100 and an MI300X run earlier."""
+    """Return the marks of the tests of a kind: those of an H100 and an MI300X run most often."""
     levels = (gpu != "H100") + (kind in MORE) + 2 * (gpu in ("A100", "B200"))
     return ((), slow, nightly, nightly, nightly)[levels]
 
@@ -75,10 +75,24 @@ class Rehearsal:
 
 
 @pytest.fixture(scope="module")
+def rehearsals() -> dict[str, Rehearsal]:
+    """Return all rehearsals so far, by GPU."""
+    return {}
+
+
+@pytest.fixture
 def rehearsal(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    rehearsals: dict[str, Rehearsal],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Rehearsal:
-    root, gpu = tmp_path_factory.mktemp(request.param), request.param
+    gpu = request.param
+    if gpu not in rehearsals:
+        rehearsals[gpu] = _rehearse(request, tmp_path_factory.mktemp(gpu), gpu)
+    return rehearsals[gpu]
+
+
+def _rehearse(request: pytest.FixtureRequest, root: Path, gpu: str) -> Rehearsal:
     asked = selected(request, "kind", rehearsal=gpu)
     kinds = [each for each in (*KINDS, *MORE) if each in asked]
     reports = []
