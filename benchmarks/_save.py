@@ -76,7 +76,7 @@ def _closed_port() -> int:
 
 @contextlib.contextmanager
 def _silent_server() -> Iterator[int]:
-    """A port on which the kernel completes connections and nobody ever answers."""
+    """A port on which the kernel completes connections, without any answer."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
         yield server.getsockname()[1]
 

@@ -35,7 +35,7 @@ def fork_without_pause(seconds: float) -> tuple[list[float], int]:
     while time.monotonic() < end:
         cache = Cache.open(
             url="s3://bucket/prefix",
-            endpoint_url="https://127.0.0.1:1",  # nobody is there
+            endpoint_url="https://127.0.0.1:1",  # no server is there
             access_key="key",
             secret_key="secret",
             region="us-east-1",

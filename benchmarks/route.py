@@ -6,8 +6,8 @@ of which a function runs, on any thread, from the call of the compiled function 
 backward, and for the miss until it is uploaded; and pairs of files of which one calls the other.
 torch's compiler is imported before, so that turning the cache on is not part of it.
 
-It only counts. Fewer files are not better by themselves, but each is one more to open for whoever
-follows a hit.
+It only counts. Fewer files are not better by themselves, but a reader who follows a hit
+has to open each of them.
 """
 
 from __future__ import annotations

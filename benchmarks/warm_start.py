@@ -1,4 +1,4 @@
-"""How fast does training start: compiled before by this machine, by another one, or by nobody?
+"""How fast does training start: after a compile on this machine, on another one, or on none?
 
     make bench [ARGS="--parts first,layers --rounds 9"]
     make bench-signed
@@ -170,7 +170,7 @@ def measure_others(root: Path, gateway: Gateway, redis_url: str, options: Any) -
 def measure_signed(
     root: Path, gateway: Gateway, redis_url: str, options: argparse.Namespace
 ) -> list[Result]:
-    """First steps and the import, where what nobody has signed is not used."""
+    """First steps and the import, where unsigned entries are not used."""
     key = generate("bench-1")
     readers = {"trusted_keys": key.public_text(), "trust": "require"}
     trust = {**readers, "signing_key": key.secret_text()}

@@ -27,7 +27,7 @@ die() { # message
 }
 
 # A pid is ours only if its command line names our configuration: pids are used again, and a
-# killed process that nobody has reaped yet (a zombie) has an empty command line.
+# killed process that has not been reaped yet (a zombie) has an empty command line.
 is_ours() { # pid
   [ -n "$1" ] && tr '\0' '\n' <"/proc/$1/cmdline" 2>/dev/null | grep -qxF -- "$RGW_CONF"
 }

@@ -25,7 +25,7 @@ def call(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Call:
-    """A command, on a machine whose local tier is empty at first."""
+    """A command, on a machine with a local tier that is empty at first."""
     monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))
 
     def run(*arguments: object) -> Done:

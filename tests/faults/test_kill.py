@@ -58,7 +58,7 @@ def test_what_killed_processes_acknowledged_arrives(proxy: Proxy, new_machine: N
         left_behind += bool(machine.pending())
     assert left_behind == 7, "there was a round after which nothing was left to upload"
 
-    # Whoever looks before somebody goes on with the work finds an entry whole or not at all.
+    # Until another process goes on with the work, an entry is found whole or not at all.
     early = new_machine().run(["check", acknowledged])
     assert {line.split()[0] for line in early} == {"hit", "miss"}
     assert all(line.endswith((" remote", " absent")) for line in early)
@@ -82,7 +82,7 @@ def test_a_process_killed_while_it_saves_leaves_the_entry_whole(
         if [*machine.tier.glob("staging/*")]:
             break
     else:
-        pytest.fail("nobody was killed while saving")
+        pytest.fail("no process was killed while saving")
     proxy.heal()
     machine.let_an_hour_pass()
     assert machine.run(["check", ["key"]], ["flush"]) == ["hit key - local", "flushed 0"]

@@ -166,6 +166,6 @@ def test_without_a_descriptor_to_be_had_all_goes_on(new_machine: NewMachine) -> 
         "remaining": len(LITTLE),
     }
     assert "Too many open files" in said
-    assert f"lost: {len(LITTLE)}" in said  # which nobody was promised
+    assert f"lost: {len(LITTLE)}" in said  # which was never promised
     assert machine.run(["check", THERE], ["flush", LONG_S])[-1] == "flushed 0"
     assert machine.leftovers() == []

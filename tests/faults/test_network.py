@@ -215,7 +215,7 @@ def test_what_is_saved_over_a_bad_link_arrives_by_itself_when_it_heals(
     open_cache: OpenCache,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Saving waits for nothing and warns once; nobody has to ask for the rest."""
+    """Saving waits for nothing and warns once; the rest follows without a request."""
     link, _ = bad
     cache = open_cache(upload_timeout_s=1.0, retry_attempts=2)
     make(proxy, link)

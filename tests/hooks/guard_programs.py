@@ -1,4 +1,4 @@
-"""Jobs: programs whose compiled code relies on more than what their key says."""
+"""Jobs: programs with compiled code that relies on more than their key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs whose lines end in a word, to be looked for in what is shared of them."""
+"""Programs with a word at the end of their lines, which a test looks for in their entries."""
 
 from __future__ import annotations
 

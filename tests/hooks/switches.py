@@ -224,7 +224,7 @@ def _moved(url: str) -> dict[str, Any]:
 def artifacts(url: str) -> list[dict[str, Any]]:
     """Two graphs, of which the first is shared by another machine, as torch's artifacts.
 
-    They are loaded where nobody has shared anything.
+    They are loaded on a machine with an empty cache.
     """
     import torch
 

@@ -78,7 +78,7 @@ def test_a_program_shares_what_it_compiles(site: Site) -> None:
     # A CUDA build of torch warns where there is none.
     lines = [each for each in seen["stderr"].splitlines() if "No CUDA runtime" not in each]
     assert lines == []
-    assert len(site.entries()) == 1  # uploaded, though nobody has waited for it
+    assert len(site.entries()) == 1  # uploaded, though no process has waited for it
 
 
 @slow
@@ -161,7 +161,7 @@ print(json.dumps({"failed": failed}))
 
 @slow
 def test_a_mistake_is_one_warning(site: Site) -> None:
-    """Whoever else asks for the same, as a backend does; and everything compiles."""
+    """Other ways to ask for the same, like a backend; and everything compiles."""
     seen = _account_of(site.machine("one", S3CACHE_URL="ftp://x"), _MISTAKEN)
     assert seen["failed"] == []
     assert seen["stderr"].count("s3cache: not enabled") == 1

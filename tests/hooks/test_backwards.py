@@ -1,4 +1,4 @@
-"""A hit's backward is the one that its own program would lower, whoever lowered the entry's."""
+"""A hit's backward is the one that its own program would lower."""
 
 from __future__ import annotations
 

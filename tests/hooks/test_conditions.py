@@ -1,4 +1,4 @@
-"""What code relies on beside its key is noted with the entry, or nobody uses the entry."""
+"""An entry notes what its code relies on beside its key; otherwise it is never used."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.support.sites import Site
 pytestmark = pytest.mark.timeout(900)
 
 HOOKS = ("key", "fx key", "lookup", "candidate", "rebuild", "save", "describe")
-# What is noted of a compile for its entry: without it nobody uses that.
+# Notes about a compile for its entry, which is never used without them.
 NOTES = ("begin", "note fx", "note")
 # A graph that torch has compiled and kept by itself is hit there when s3cache works again.
 MISS = {"torch miss": 1, "torch saved": 1, "miss fx": 2}

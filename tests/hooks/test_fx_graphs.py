@@ -16,7 +16,7 @@ WAYS = {"forward": 1, "unknown": 1, "unknown forward": 1, "unknown sizes": 1}
 
 @slow
 def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> None:
-    """A forward whose backward never runs, and graphs that are bypassed.
+    """A forward with a backward that never runs, and graphs that are bypassed.
 
     No compile is shared twice: once a whole graph is saved, its FX entries stay on this machine,
     and a hit asks for nothing else.
@@ -45,7 +45,7 @@ def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> N
     assert {name: way["hits"] for name, way in reader["ways"].items()} == WAYS
     assert {name: way["lowered"] for name, way in reader["ways"].items()} == dict.fromkeys(WAYS, 0)
     assert reader["started"] == []
-    # Told like hits of torch's own cache of FX graphs.
+    # Counted like hits of torch's own cache of FX graphs.
     assert reader["inductor"]["fxgraph_cache_hit"] == sum(WAYS.values())
     assert reader["time_saved_s"] > 0
     # Whole graphs are counted as ever.

@@ -1,4 +1,4 @@
-"""Where only what is signed may be used, torch has a directory of its own, and nobody else's."""
+"""If only signed entries may be used, torch gets a directory of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def emitted() -> bytes:
 
 
 def left(base: Path) -> None:
-    """A kernel of an entry that was used when nobody asked who had signed it."""
+    """A kernel of an entry that was used before signatures were required."""
     (base / KERNEL).mkdir(parents=True, mode=0o700)
     (base / KERNEL / "kernel.cubin").write_bytes(b"betraying")
 
@@ -195,7 +195,7 @@ def test_a_file_where_torchs_directory_is_to_be_costs_no_more_than_what_is_kept(
 def test_without_hooks_torch_has_no_caches_and_a_temporary_directory(
     torchs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where nobody had set one; all is as before in the end."""
+    """Also if none was set; all is as before in the end."""
     monkeypatch.delenv("TRITON_CACHE_DIR")
     left(torchs / "inductor" / "triton" / "0")
     patches = Patches()

@@ -171,7 +171,7 @@ def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
         with s3cache.enabled(url, **given) as cache:
             called = torch.compile(unknown if name == "bypass" else function)
             called(torch.ones(4))  # called here
-            if name == "later":  # after a hit, what nobody has saved
+            if name == "later":  # after a hit, a graph that was never saved
                 torch.compile(torch.sin, dynamic=False)(torch.ones(5))
             cache.flush(60)
         run = recorded()

@@ -1,4 +1,4 @@
-"""What torch's compiler imports and parses is there for whoever uses it, and not before."""
+"""Modules and templates of torch's compiler are there at their first use, and not before."""
 
 from __future__ import annotations
 

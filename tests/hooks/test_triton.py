@@ -1,5 +1,5 @@
-"""Kernels of Triton hold nothing of the machine they are from, and are loaded from where nobody
-else may write; without a GPU, up to the files."""
+"""Triton kernels in entries have no trace of the machine that compiled them, and are loaded from
+directories that no other user may write to. Without a GPU, the tests end at the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With a trusted key nothing that nobody signed is unpickled or run, wherever it lies."""
+"""With a trusted key, nothing unsigned is unpickled or run, wherever it lies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning starts the second rank itself: a process that nobody's launcher has seen."""
+"""Lightning starts the second rank itself: a process that no launcher has seen."""
 
 import sys
 
