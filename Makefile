@@ -99,7 +99,7 @@ THOROUGH = --hypothesis-profile=thorough
 test: $(READY) $(HELION_READY) ## every suite, without slow cases; minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(FAST) $(ARGS)
 
-test-all: $(READY) $(HELION_READY) ## the slow cases too; 20 minutes
+test-all: $(READY) $(HELION_READY) ## the slow cases too; some 20 minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) -m "not nightly" $(ARGS)
 
 test-slow: $(READY) $(HELION_READY) ## what test-all has and test has not

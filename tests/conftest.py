@@ -52,7 +52,7 @@ for _name in [*os.environ]:
         del os.environ[_name]
 os.environ.update(AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE=os.devnull)
 os.environ.update(AWS_SHARED_CREDENTIALS_FILE=os.devnull)
-# No processes that import torch to compile, and no trial of what the processor can do.
+# torch starts no compile workers, and does not test the instruction set of the processor.
 os.environ.update(TORCHINDUCTOR_COMPILE_THREADS="1", TORCHINDUCTOR_VEC_ISA_OK="1")
 
 

@@ -103,7 +103,7 @@ class JobProfile:
     def encode(self) -> bytes | None:
         """Return a frame with the lookups so far; None if they were predicted or saved before.
 
-        A process that ended early, or used most of what was predicted, saves nothing.
+        Return None as well if the process ended early, or made most of the predicted lookups.
         """
         with self._mutex:
             foreseen = self._foreseen

@@ -13,7 +13,7 @@ import tests.support.compiler  # noqa: F401
 from s3cache.hooks._conditions import REMEMBERED
 from s3cache.hooks._first_launches import FirstLaunches, left_by_cpp
 from s3cache.hooks._kernels import has_triton
-from s3cache.torch_api.kernels import compiled_later, kernel_digest
+from s3cache.torch_api.kernels import compiled_later, kernel_digest, ready_to_launch
 
 NAMES = "triton_poi_0", "triton_red_1"
 TEXTS = {name: f"\nimport triton\n# {name}\n" for name in NAMES}
@@ -100,6 +100,18 @@ def test_an_entry_has_all_configurations_if_no_hit_can_repeat_the_choice(
     launch(SEVERAL, None if why == "not remembered" else BEST, **groups).add_to(graph)
     assert reasons(graph) == {NAMES[0]: NOT_LAUNCHED, NAMES[1]: SEVERAL}
     assert directories(graph) == ["LOSER", "WINNER"]
+
+
+def test_a_kernel_is_waited_for_once() -> None:
+    """Each wait for a kernel from a compile worker would load its configurations again."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    kernel: Any = object.__new__(CachingAutotuner)
+    waits = [kernel]
+    pending: dict[str, Any] = {NAMES[0]: SimpleNamespace(result=waits.pop)}
+    assert ready_to_launch(pending, NAMES[0]) is kernel
+    assert ready_to_launch(pending, NAMES[0]) is kernel
+    assert pending == {NAMES[0]: kernel}
 
 
 def test_a_kernel_is_left_if_cpp_asks_for_its_assembly(graph: Any, launch: Any) -> None:

@@ -64,8 +64,8 @@ class Forks:
     Args:
         machine: of the server. Machines of jobs may have other values only of the variables that
             torch does not read while it is imported.
-        owner: the process at whose end the server removes its machine, and ends. Those with the
-            same owner and place share a server, which the first of them starts.
+        owner: a process. When it ends, the server removes its machine and ends too. Processes with
+            the same owner and place share a server, which the first of them starts.
     """
 
     def __init__(self, machine: Machine, owner: int) -> None:
