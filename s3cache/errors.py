@@ -27,6 +27,7 @@ A missing object is not an error: ``get`` and ``head`` return ``None``.
 from __future__ import annotations
 
 import errno
+import mmap
 import re
 from collections.abc import Iterator
 from enum import Enum
@@ -286,11 +287,10 @@ class NoSpaceError(PermanentError):
 def reason_for(error: Exception) -> Reason:
     """Return the reason of a miss, or of a refused save, that ``error`` causes."""
     if isinstance(error, (StoreError, ClosedError)):  # they replace other errors
-        lacking = any(map(_is_lacking, list(causes(error))[1:]))
-        return Reason.MACHINE if lacking else error.reason
+        return Reason.MACHINE if lacks_memory(error) or _lacks_descriptors(error) else error.reason
     if isinstance(error, S3CacheError):
         return error.reason
-    if isinstance(error, MemoryError):
+    if lacks_memory(error):
         return Reason.MACHINE
     return Reason.DEVICE if is_device_trouble(error) else Reason.ERROR
 
@@ -338,10 +338,30 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _is_lacking(error: BaseException) -> bool:
-    """Return whether the system lacked memory or descriptors, so that the store is not at fault."""
-    lacking = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in lacking)
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether ``error`` comes from a lack of memory, or this process has hardly any left.
+
+    Libraries may drop the ``MemoryError`` and raise another error, such as a broken connection.
+    """
+
+    def is_lack(each: BaseException) -> bool:
+        return isinstance(each, MemoryError) or getattr(each, "errno", None) == errno.ENOMEM
+
+    if any(map(is_lack, causes(error))):
+        return True
+    try:
+        mmap.mmap(-1, _SPARE_BYTES).close()  # not from malloc(), which would keep these bytes
+    except (OSError, MemoryError) as exc:
+        return is_lack(exc)
+    return False
+
+
+def _lacks_descriptors(error: BaseException) -> bool:
+    lacking = (errno.EMFILE, errno.ENFILE)
+    return any(isinstance(each, OSError) and each.errno in lacking for each in causes(error))
+
+
+_SPARE_BYTES = 16 << 20
 
 
 _LOADER = re.compile(

@@ -17,7 +17,7 @@ from s3cache.errors import (
     S3CacheError,
     StoreError,
     TransientError,
-    causes,
+    lacks_memory,
 )
 
 _CREDENTIALS = (
@@ -140,7 +140,7 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
     if not status and not code:
         names = [kind.__name__ for kind in type(error).__mro__]
         # The server is not at fault, even if a library wrapped the error.
-        if any(isinstance(each, MemoryError) for each in causes(error)):
+        if lacks_memory(error):
             names = ["memory"]
         elif "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error):
             names = ["certificate"]

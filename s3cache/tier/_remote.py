@@ -188,12 +188,21 @@ def _run(
     ready.set()
     asyncio.set_event_loop(loop)
     try:
-        loop.run_forever()
+        _run_until_stopped(loop)
     finally:
         with contextlib.suppress(Exception):
             loop.run_until_complete(cancel_all(asyncio.all_tasks(loop)))
             loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop, also after its own code has run out of memory between two callbacks."""
+    while True:
+        try:
+            return loop.run_forever()
+        except MemoryError:
+            time.sleep(_BREATHE_S)
 
 
 def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

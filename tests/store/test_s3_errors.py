@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 from typing import Any
 
 import aiohttp
@@ -21,6 +22,7 @@ from s3cache.errors import (
     TransientError,
 )
 from s3cache.store._s3_errors import refuses_condition, translate
+from tests.support.scripts import run_script
 
 
 def answer(status: int, code: str = "", message: str = "", **more: Any) -> ClientError:
@@ -156,3 +158,27 @@ def test_what_will_not_pass_is_permanent(
 )
 def test_refused_condition(error: Exception, refused: bool) -> None:
     assert refuses_condition(error) is refused
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_no_store_is_at_fault_in_a_process_without_memory() -> None:
+    """Even if a library has dropped the MemoryError."""
+    done = run_script("""
+        import resource
+        from s3cache.errors import TransientError, reason_for
+        from s3cache.store._s3_errors import translate
+
+        def reasons():
+            broken = translate(ConnectionError("closed"), op="get", store="s3://b")
+            return [type(broken).__name__, str(reason_for(TransientError("no answer")))]
+
+        before = reasons()
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), resource.RLIM_INFINITY))
+        during = reasons()
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        print(before, during, reasons())
+    """)
+    there, none = ["TransientError", "unavailable"], ["PermanentError", "machine"]
+    assert done.stdout.strip() == f"{there} {none} {there}"

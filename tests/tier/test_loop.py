@@ -83,6 +83,29 @@ def test_where_no_more_threads_start_the_one_that_is_there_does_the_work(
         assert loop.wait(on_threads(), 10) == ["s3cache_0"] * 4
 
 
+def test_it_goes_on_after_it_has_run_out_of_memory(loop: BackgroundLoop) -> None:
+    """Between two callbacks, no callback can catch the error: the thread would end."""
+    failures = 0
+
+    async def run_out() -> None:
+        selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+        select = selector.select
+
+        def fail(timeout: float | None = None) -> object:
+            nonlocal failures
+            failures += 1
+            if failures < 3:
+                raise MemoryError
+            selector.select = select
+            return select(timeout)
+
+        selector.select = fail
+
+    loop.wait(run_out(), 10)
+    assert loop.wait(_name_of_thread(), 10) == "s3cache"
+    assert failures == 3
+
+
 def test_at_exit_closers_run_while_the_loop_does_and_nothing_is_printed() -> None:
     done = run_script(
         """
