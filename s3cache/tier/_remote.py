@@ -197,12 +197,15 @@ def _run(
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop, also after its own code has run out of memory between two callbacks."""
-    while True:
+    """Run the loop, and go on if it runs out of memory between two callbacks."""
+    while not loop.is_closed():
         try:
-            return loop.run_forever()
-        except MemoryError:
+            loop.run_forever()
+            return
+        except Exception:  # noqa: BLE001 - mostly MemoryError, or what asyncio made of it
             time.sleep(_BREATHE_S)
+            with contextlib.suppress(MemoryError):
+                asyncio._set_running_loop(None)  # this may have failed at the end
 
 
 def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

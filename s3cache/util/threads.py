@@ -318,19 +318,25 @@ class DeadlineExecutor:
 
     def _work(self) -> None:
         self._current.is_ours = True
-        while True:
-            try:
-                call = self._calls.get(timeout=IDLE_S)
-            except queue.Empty:
-                with self._mutex:
-                    # At the exit no other can be started. If it is not idle, a call is coming.
-                    may_end = self._threads > 1 or self._users <= 0
-                    if may_end and self._idle.acquire(blocking=False):
-                        self._threads -= 1
-                        return
-                continue
-            self._make(*call)
-            del call  # free the bytes to write
+        may_end = False
+        while not may_end:
+            # Without memory, a call may end late or not at all, but its caller does not wait long.
+            with contextlib.suppress(MemoryError, SystemError):
+                may_end = self._make_next()
+
+    def _make_next(self) -> bool:
+        """Make the next call; return whether there was none and this thread may end."""
+        try:
+            call = self._calls.get(timeout=IDLE_S)
+        except queue.Empty:
+            with self._mutex:
+                # At the exit no other can be started. If it is not idle, a call is coming.
+                may_end = self._threads > 1 or self._users <= 0
+                may_end = may_end and self._idle.acquire(blocking=False)
+                self._threads -= may_end
+                return may_end
+        self._make(*call)
+        return False
 
     def _make(self, work: Callable[[], Any], answer: Future[Any], is_probe: bool) -> None:
         value = error = None
