@@ -17,7 +17,10 @@ pytestmark = pytest.mark.timeout(600)
 def run(root: Path, name: str, job: str, *arguments: Any, **environment: str) -> Outcome:
     url = remote_url(root)
     return Machine(root / name, **environment).run(
-        f"tests.ports.torch_jobs:{job}", *arguments, remote=url
+        f"tests.ports.torch_jobs:{job}",
+        *arguments,
+        remote=url,
+        server={"one": 0, "two": 1}.get(name, 2),
     )
 
 
