@@ -69,7 +69,9 @@ def to_open(options: S3Options) -> dict[str, Any]:
     }
 
 
-def all_arrived(machine: Machine, expected: list[str], variants: tuple[str, ...] = ("",)) -> None:
+def check_all_arrived(
+    machine: Machine, expected: list[str], variants: tuple[str, ...] = ("",)
+) -> None:
     """A machine with an empty disk reads each entry, byte for byte."""
     lines = machine.run(["check", expected, variants])
     hits = len(expected) * len(variants)
@@ -98,7 +100,7 @@ def test_killed_under_uploads(
     process.until("upload done", len(names))
     process.hear()
     process.finish()
-    all_arrived(new_machine(), names)
+    check_all_arrived(new_machine(), names)
 
 
 # --- size
