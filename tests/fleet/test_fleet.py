@@ -34,7 +34,7 @@ def test_other_processes_end_and_no_entry_is_lost_if_a_leader_fails() -> None:
 
 @slow
 def test_leaders_may_fail_at_each_step() -> None:
-    """Half of all kinds of mishaps. Some waits reach the bound because a leader stops for longer."""
+    """Half of all kinds of mishaps. Some waits reach the bound, as a leader stops for longer."""
     plans = [Plan.draw(number, 1) for number in range(20)]
     counts = judge([*run(plans, 10)])
     assert counts["mishaps"] >= 15

@@ -2,7 +2,7 @@
 
 The programs need no changes. Each of their Python processes counts the graphs that Inductor lowers,
 and reads the cache's counters (``witness/sitecustomize.py``). A script replaces each compiler: it
-writes a line and runs the compiler. The results of a program are its lines that begin with ``loss``.
+writes a line and runs the compiler. A program's results are its lines that begin with ``loss``.
 """
 
 from __future__ import annotations

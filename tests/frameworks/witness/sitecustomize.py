@@ -1,8 +1,8 @@
 """Write the counters of each Python process of a ``tests.frameworks`` program at its end.
 
-The interpreter imports this module first in each process with this folder in its ``PYTHONPATH``: the
-program, its launcher and its child processes. The program's behaviour does not change: torch records
-the time of each lowering of a graph, and this module counts these records.
+The interpreter imports this module first in each process with this folder in its ``PYTHONPATH``:
+the program, its launcher and its child processes. The program's behaviour does not change: torch
+records the time of each lowering of a graph, and this module counts these records.
 """
 
 from __future__ import annotations
