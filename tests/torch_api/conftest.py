@@ -1,4 +1,4 @@
-"""Internals of torch are looked at where they are."""
+"""Imports for tests of torch's internals."""
 
 from __future__ import annotations
 
