@@ -12,7 +12,7 @@ from s3cache.tier import DiskTier
 REPOSITORY = Path(__file__).parents[2]
 
 
-# What every script begins with. A body tells its own name and digest.
+# The start of every script. A body contains its own name and digest.
 PRELUDE = """
 import contextlib, hashlib, itertools, json, os, random, shutil, signal, sys, time
 from pathlib import Path
@@ -90,7 +90,7 @@ def finish(*processes: subprocess.Popen[str]) -> None:
 
 
 def stop(process: subprocess.Popen[str]) -> None:
-    """Stopped it is alive but does nothing, for as long as it takes."""
+    """Stop the process: it is alive but does nothing."""
     process.send_signal(signal.SIGSTOP)
     _, status = os.waitpid(process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)

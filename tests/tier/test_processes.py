@@ -1,4 +1,4 @@
-"""The local directory and tier with many processes at once: stopped, forked and killed ones."""
+"""The local directory and tier with many processes, which are stopped, forked and killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 def test_a_forked_child_does_not_inherit_its_parents_locks(start: Start, root: Path) -> None:
-    """A worker that outlives its parent must not keep everybody else waiting."""
+    """A worker that outlives its parent must not keep other processes waiting."""
     parent = start(
         """
         tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
@@ -43,13 +43,13 @@ def test_a_forked_child_does_not_inherit_its_parents_locks(start: Start, root: P
         other.put("b", b"x")
         assert other.usage() == Usage(2, 2)
         other.close()
-        os.kill(child, 0)  # it lives all the while
+        os.kill(child, 0)  # it is still alive
     finally:
         os.kill(child, signal.SIGKILL)
 
 
 def test_forking_while_other_threads_write(start: Start) -> None:
-    """No child gets stuck, keeps a lock, or takes its parent's records."""
+    """No child hangs, keeps a lock, or takes its parent's records."""
     script = """
         import threading, warnings
 
@@ -85,7 +85,7 @@ def test_forking_while_other_threads_write(start: Start) -> None:
     finish(start(script))
 
 
-def test_a_stopped_holder_of_the_lock_is_not_waited_for_for_ever(
+def test_calls_give_up_waiting_for_a_stopped_holder_of_the_lock(
     start: Start, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers do not wait for it, and no descriptor is left open."""
@@ -168,9 +168,9 @@ HAMMER = f"""
 
 @pytest.mark.parametrize("most_kills", [3, pytest.param(20, marks=slow)])
 def test_many_processes_at_once(start: Start, root: Path, most_kills: int) -> None:
-    """... of which one is killed and started again: nothing corrupt, no error, usage exact.
+    """One is killed and restarted repeatedly: nothing is corrupt, nothing fails, usage is exact.
 
-    The files themselves are summed at the end.
+    At the end, usage is compared with the sum of the files.
     """
     tier = DiskTier(root, max_bytes=MAX_BYTES, max_files=MAX_FILES)
     workers = [start(HAMMER, seed) for seed in range(4)]
@@ -233,7 +233,7 @@ def test_killed_before_any_system_call(start: Start, verb: str) -> None:
             killed = os.waitpid(child, 0)[1] != 0
             tier = DiskTier(root, max_bytes=1 << 20, max_files=2 if verb == "evict" else 4)
             check_all(tier)
-            # An upload without an object may be pending: it costs the adopter nothing.
+            # An upload without an object may be pending: it does the adopter no harm.
             adopted = tier.adopt()
             if verb == "put_pending" and tier.head("new/1"):
                 assert adopted == ["new/1"]
