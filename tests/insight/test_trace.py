@@ -69,7 +69,7 @@ def test_frames_are_in_a_separate_lane() -> None:
 
 
 def test_leads_and_waits_are_in_a_lane_with_the_names_of_ranks() -> None:
-    """One rank compiles. The other waits for it, then in vain for a process of another job."""
+    """One rank compiles. The other waits for it, then to the bound for an unknown process."""
     first, second = two_ranks()
     leads = (Event("lead", BEGAN + 8.0, 3.0, "key"), *EVENTS)
     waits = (

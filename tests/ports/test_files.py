@@ -42,7 +42,7 @@ def test_the_newest_of_all_machines_come_first(start: Start) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 10])
-def test_at_most_two_more_requests_than_requested_entries(start: Start, limit: int) -> None:
+def test_a_listing_makes_at_most_two_more_requests_than_entries(start: Start, limit: int) -> None:
     put(start("one"), "abcdefghijklmnopqrst")
     two = start("two")
     assert len(newest(limit)) == limit

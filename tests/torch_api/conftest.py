@@ -1,4 +1,4 @@
-"""Imports for tests of torch's internals."""
+"""Import torch for all tests of its internals."""
 
 from __future__ import annotations
 
