@@ -1,4 +1,4 @@
-"""File systems that hang: one that is frozen, and one whose server never answers."""
+"""File systems that hang: one that is frozen, and one with a server that never answers."""
 
 from __future__ import annotations
 

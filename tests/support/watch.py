@@ -1,4 +1,4 @@
-"""Observe what a process compiles and starts, without the cache's counters, and read these."""
+"""Observe what a process compiles and starts, independently of the cache's counters."""
 
 from __future__ import annotations
 

@@ -69,14 +69,14 @@ def hear():
 """
 
 
-def heard(process: subprocess.Popen[str]) -> str:
+def read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, process.communicate()[1]
     return line.strip()
 
 
-def tell(*processes: subprocess.Popen[str]) -> None:
+def send_line(*processes: subprocess.Popen[str]) -> None:
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("\n")

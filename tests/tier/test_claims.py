@@ -19,7 +19,7 @@ from s3cache.tier.claims import Claims, Waited
 from tests.support.marks import nightly, slow
 from tests.support.waiting import LONG_S
 from tests.tier.disks import descriptors
-from tests.tier.processes import heard, open_tier, stop
+from tests.tier.processes import open_tier, read_line, stop
 
 Start = Callable[..., subprocess.Popen[str]]
 Another = Callable[[], Claims]
@@ -114,7 +114,7 @@ def test_a_wait_ends_at_the_bound_and_is_not_repeated_for_the_same_holder(anothe
     assert other.take("another key", LONG_S).claim is not None
 
 
-def test_keys_have_claims_of_their_own(another: Another) -> None:
+def test_each_key_has_its_own_claim(another: Another) -> None:
     for number, claims in enumerate([another(), another(), another()]):
         assert not claimed(claims, f"key {number}").holder
 
@@ -147,8 +147,8 @@ def test_another_process_gets_the_claim_of_a_killed_holder_at_once(
     """This holds even if the holder has forked a child that is still alive."""
     fork = "\n    say(os.fork() or signal.pause())" if "child" in how else ""
     holder = start(HOLDER.replace("\n    hear()", f"{fork}\n    hear()", 1), "landed")
-    assert heard(holder) == "claimed"
-    child = int(heard(holder)) if fork else 0
+    assert read_line(holder) == "claimed"
+    child = int(read_line(holder)) if fork else 0
     try:
         with ThreadPoolExecutor() as pool:
             other = waiting(pool, another())
@@ -167,7 +167,7 @@ def test_another_process_gets_the_claim_of_a_killed_holder_at_once(
 
 def test_others_wait_for_a_stopped_holder_until_the_bound(start: Start, another: Another) -> None:
     holder = start(HOLDER, "landed")
-    assert heard(holder) == "claimed"
+    assert read_line(holder) == "claimed"
     stop(holder)
     waited = another().take("key", 0.5)
     assert waited.in_vain
@@ -234,7 +234,7 @@ def _job(start: Start, seed: int) -> None:
     first = start(RANK, key, bound_s, deed, step, seed)
     others = [start(RANK, key, bound_s, "", "", seed) for _ in range(draw.randint(1, 3))]
     for other in others:
-        how, seconds = heard(other).split()
+        how, seconds = read_line(other).split()
         assert how in ("found", "compiled"), how
         assert float(seconds) < bound_s + LONG_S / 2
     first.kill()

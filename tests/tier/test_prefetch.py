@@ -17,7 +17,7 @@ THING = entry()
 
 
 @pytest.mark.parametrize(("of_budget", "at_once"), [(0.01, 8), (0.32, 3), (20.0, 1)])
-def test_bytes_that_are_read_at_once_are_bounded(
+def test_the_number_of_bytes_read_at_once_is_bounded(
     loop: BackgroundLoop, of_budget: float, at_once: int
 ) -> None:
     """Large entries are read alone. Only requests for entries of unknown size are refused."""

@@ -17,7 +17,7 @@ from s3cache.tier import DiskTier
 from s3cache.tier import _disk as module
 from tests.support.marks import slow
 from tests.tier.disks import descriptors, use
-from tests.tier.processes import finish, heard, open_tier, stop, tell
+from tests.tier.processes import finish, open_tier, read_line, send_line, stop
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -34,7 +34,7 @@ def test_a_forked_child_does_not_inherit_its_parents_locks(start: Start, root: P
             signal.pause()
         """
     )
-    child = int(heard(parent))
+    child = int(read_line(parent))
     try:
         parent.kill()
         parent.wait()
@@ -99,7 +99,7 @@ def test_calls_give_up_waiting_for_a_stopped_holder_of_the_lock(
             hear()
         """
     )
-    heard(holder)
+    read_line(holder)
     stop(holder)
     monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.05)
     verbs = ("put", "put_pending", "delete", "usage", "adopt")
@@ -114,7 +114,7 @@ def test_calls_give_up_waiting_for_a_stopped_holder_of_the_lock(
     assert os.listdir(root / "staging") == []
     assert held[0] == held[1] == descriptors(root)
     holder.send_signal(signal.SIGCONT)
-    tell(holder)
+    send_line(holder)
     finish(holder)
     for verb in verbs:
         use(tier, verb)
@@ -176,8 +176,8 @@ def test_many_processes_at_once(start: Start, root: Path, most_kills: int) -> No
     workers = [start(HAMMER, seed) for seed in range(4)]
     mortal = start(HAMMER, 100)
     for worker in (*workers, mortal):
-        heard(worker)
-    tell(*workers, mortal)
+        read_line(worker)
+    send_line(*workers, mortal)
     samples = kills = 0
     while kills < most_kills:
         usage = tier.usage()
@@ -190,8 +190,8 @@ def test_many_processes_at_once(start: Start, root: Path, most_kills: int) -> No
             assert mortal.wait() == -signal.SIGKILL, mortal.communicate()[1]
             kills += 1
             mortal = start(HAMMER, 100 + kills)
-            heard(mortal)
-            tell(mortal)
+            read_line(mortal)
+            send_line(mortal)
     mortal.kill()
     mortal.wait()
     (root.parent / "stop").touch()

@@ -125,7 +125,7 @@ def test_no_collection_starts_during_an_import_and_the_collector_is_as_before(
         ("gc.set_threshold(900, 8, 8)", (900, 8, 8), True),
     ],
 )
-def test_changes_of_the_collector_by_a_program_during_an_import_stay(
+def test_collector_settings_that_a_program_changes_during_an_import_are_kept(
     modules: Path, change: str, threshold: tuple[int, int, int], is_enabled: bool
 ) -> None:
     """Its earlier changes stay too."""
@@ -184,15 +184,17 @@ def test_other_threads_and_children_have_the_collector_restored(modules: Path) -
     thread.start()
     assert reached.wait(60)
     import_module("beside")
-    far = gc.get_threshold()
-    assert far != (600, 7, 7)  # the other import is under way
+    raised = gc.get_threshold()
+    assert raised != (600, 7, 7)  # the other import is under way
     if (child := os.fork()) == 0:
         os._exit(int(gc.get_threshold() != (600, 7, 7)))
     go_on.set()
     thread.join(60)
     assert os.waitpid(child, 0)[1] == 0
     assert gc.get_threshold() == (600, 7, 7)
-    assert 0 < far[0] < 2_000_000  # a program that restores these thresholds still has a collector
+    assert (
+        0 < raised[0] < 2_000_000
+    )  # a program that restores these thresholds still has a collector
 
 
 # -- modules that their importer imports later

@@ -34,7 +34,7 @@ def _do(steps: list[tuple[int, int, int | None]], containers: list[dict[int, obj
 
 
 @given(first=STEPS, looks=st.lists(STEPS, max_size=4))
-def test_containers_that_changed_since_the_last_look_are_named(
+def test_containers_that_changed_since_the_last_check_are_reported(
     first: list[tuple[int, int, int | None]], looks: list[list[tuple[int, int, int | None]]]
 ) -> None:
     """Values are compared by identity: an equal number or object counts as a change."""

@@ -50,7 +50,7 @@ def test_a_code_is_found_in_any_capitalization() -> None:
     assert sections_on("nonsense") == []
 
 
-def test_no_code_could_be_the_beginning_of_a_key() -> None:
+def test_no_code_could_be_a_prefix_of_a_key() -> None:
     """The command distinguishes codes and keys by this."""
     assert [code for _, code in MEMBERS if re.fullmatch("[a-z]?[0-9a-f]*", code)] == []
 
