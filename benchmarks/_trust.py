@@ -77,7 +77,7 @@ def _looked_up(
 ) -> list[tuple[list[float], list[float]]]:
     """Look all entries up twice; return the times without and with verification.
 
-    Each turn looks up two different entries, as an entry that was just read is faster.
+    The two lookups of a turn take different orders, as an entry that was just read is faster.
     """
     key, draw, times = generate("bench", algorithm), random.Random(seed), []
     with contextlib.ExitStack() as stack:
