@@ -124,9 +124,7 @@ def main(device: Mapping[str, object]) -> None:
         assert found == (True, 1, 0, {"target": 1}), found
         found = run(root / "other", device, FOLDING)
         assert not found[0], "the constant is right without a target too"
-        print(
-            "compiled without the GPU: constants are right, and graphs with measurements are not saved"
-        )
+        print("compiled without the GPU: constants are right, measured graphs are not saved")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ GPUS = {
 
 
 def machine(root: Path, gpu: str = "H100", *, index: int = 0, **environment: str) -> Machine:
-    """Return a machine with eight GPUs of a kind; its jobs call ``install`` before they import torch.
+    """Return a machine with eight GPUs of a kind; its jobs call ``install`` before importing torch.
 
     Args:
         gpu: a key of ``GPUS``.

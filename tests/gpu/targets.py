@@ -29,7 +29,8 @@ def value_of(attribute):
     return number.value
 cuda.cuDriverGetVersion(ctypes.byref(number))
 found = {"name": name.value.decode(), "driver": number.value}
-found |= {"processors": value_of(16), "shared": value_of(97), "capability": [value_of(75), value_of(76)]}
+found |= {"processors": value_of(16), "shared": value_of(97)}
+found |= {"capability": [value_of(75), value_of(76)]}
 cuda.cuDeviceGetCount(ctypes.byref(number))
 launches = [cuda.s3cache_launches()]
 cuda.cuModuleUnload(0)
