@@ -28,7 +28,7 @@ CUDA = ("cuda-", "nvidia-", "triton")
 
 
 def constraint(distribution: Distribution) -> str:
-    """Return ``name==version``, with a marker if some Pythons cannot have the version."""
+    """Return ``name==version``, with a marker if the version does not support every Python."""
     name = canonicalize_name(distribution.metadata["Name"])
     pin = f"{name}=={Version(distribution.version).public}"
     wanted = SpecifierSet(str(distribution.metadata.json.get("requires_python", "")))

@@ -32,7 +32,7 @@ Statement: TypeAlias = dict[str, Any]
 
 #: Prefix that protected builds write, and everybody reads.
 MAIN: Final = "main"
-#: Prefix that only pull requests write and read.
+#: Prefix that pull requests write; no other job reads it.
 PULLS: Final = "pulls"
 
 _VERSION: Final = "2012-10-17"
@@ -125,7 +125,7 @@ def _objects(bucket: str, prefixes: tuple[str, ...]) -> list[str]:
 def guards(
     bucket: str, operator: str, place: Place, jobs: Sequence[object] = ()
 ) -> list[Statement]:
-    """Return statements of the bucket's policy that restrict principals with any other policies.
+    """Return statements of the bucket's policy that also bind principals with other policies.
 
     Args:
         bucket: ARN of the bucket.

@@ -22,7 +22,7 @@ from s3cache.settings import Settings
 from s3cache.store import FileLocation, S3Options
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
-#: Classes that declare settings, with their fields that get no row: a URL has the path.
+#: Classes that declare settings, and their fields without a row: a directory's path is its URL.
 DECLARED: tuple[tuple[type, frozenset[str]], ...] = (
     (Settings, frozenset()),
     (S3Options, frozenset()),
@@ -33,7 +33,7 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def updated(page: str) -> str:
-    """Return ``page`` with a row for each setting, and with the page's order of rows.
+    """Return ``page`` with a row for each setting; its rows keep their order.
 
     Raises:
         ValueError: the page has no row to put a new setting below.

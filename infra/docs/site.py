@@ -97,7 +97,7 @@ def relinked(text: str, name: str) -> str:
     """Return the text of the page that the site calls ``name``, with links that work there."""
     folder = posixpath.dirname(source_of(name))
 
-    def relinked_one(link: re.Match[str]) -> str:
+    def replacement(link: re.Match[str]) -> str:
         words, path, anchor = link[1], link[2], link[3] or ""
         target = posixpath.normpath(posixpath.join(folder, path))
         place = ADDED.get(target)
@@ -112,7 +112,7 @@ def relinked(text: str, name: str) -> str:
             return f"[{words}]({url}/blob/HEAD/{target})"
         return words if target in words else f"{words} (`{target}`)"
 
-    return _outside_of_code(text, lambda part: _LINK.sub(relinked_one, part))
+    return _outside_of_code(text, lambda part: _LINK.sub(replacement, part))
 
 
 def fetched(text: str) -> list[str]:

@@ -303,10 +303,10 @@ def show(report: dict) -> None:
         "keys of whole graphs: {saved} saved, {hit} hit, {missed} missed".format(**report["keys"])
     )
     for fault in report["faults"]:
-        print(f"does not hold: {fault}")
+        print(f"failed: {fault}")
     if not report["faults"]:
-        apart = " but what is measured while it is compiled, or searched for when it runs"
-        print(f"all holds: each job hits, and needs no ptxas{apart if report['warm'] else ''}")
+        apart = ", except jobs that measure or search on the GPU"
+        print(f"passed: each job hits, and needs no ptxas{apart if report['warm'] else ''}")
 
 
 # -- on each machine

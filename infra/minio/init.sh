@@ -5,7 +5,7 @@ set -eu
 
 mc alias set local http://minio:9000 "$MINIO_ROOT_USER" "$MINIO_ROOT_PASSWORD" >/dev/null
 mc mb --ignore-existing "local/$S3CACHE_BUCKET"
-mc version enable "local/$S3CACHE_BUCKET" # the policies allow overwriting: versions keep the old objects
+mc version enable "local/$S3CACHE_BUCKET" # policies allow overwriting: versions keep old objects
 mc ilm rule import "local/$S3CACHE_BUCKET" </init/lifecycle.json
 
 add_user() { # policy, access key, secret key

@@ -98,7 +98,7 @@ paxos min wait = 0.01
 
 [mon.a]
 mon data = $RGW_DIR/mon
-# Do not refuse to start on a machine whose disk is nearly full: the data are in memory.
+# Start on a machine with a nearly full disk too: the data are in memory.
 mon data avail crit = 0
 
 [osd.0]
@@ -182,7 +182,7 @@ if [ -e "$RGW_ENV" ] && is_ours "$(pid_of rgw)"; then
   exit 0
 fi
 if [ -e "$RGW_DIR" ] && [ -n "$(ls -A "$RGW_DIR")" ]; then
-  say "$RGW_DIR is not empty, and no gateway runs there: remove it, or run down.sh if it was a gateway"
+  say "$RGW_DIR is not empty and no gateway runs there: remove it, or run down.sh if one did"
   exit 1
 fi
 is_installed || install_ceph
