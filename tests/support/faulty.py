@@ -12,7 +12,7 @@ from s3cache.errors import PermanentError, TransientError
 from s3cache.store import NotAccepted, Store, WrapperStore
 
 #: ``error`` and ``permanent`` raise :class:`~s3cache.errors.TransientError` and
-#: :class:`~s3cache.errors.PermanentError` before the call has any effect,
+#: :class:`~s3cache.errors.PermanentError` before the call has any effect.
 #: ``hang`` never answers, ``slow`` answers late. ``truncate`` and ``bit_flip`` damage the bytes
 #: that are read. ``fail_after_commit`` completes a write, and then raises ``TransientError``.
 Fault: TypeAlias = Literal[

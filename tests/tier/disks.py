@@ -35,7 +35,7 @@ def use(tier: DiskTier, verb: str) -> None:
 
 
 def descriptors(root: Path) -> int:
-    """Return the number of descriptors of this process for files below ``root``."""
+    """Return how many descriptors lead below ``root``; others may be closed meanwhile."""
     count = 0
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):

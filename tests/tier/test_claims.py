@@ -69,7 +69,7 @@ def end(waited: Waited, *, landed: bool) -> None:
 
 
 def test_others_wait_until_an_entry_has_landed(another: Another, root: Path) -> None:
-    """Each gets the claim in turn, to look for the entry. No file or descriptor is left."""
+    """Each gets the claim in turn, to look for the entry. No file and no lock is left."""
     first = claimed(another())
     assert first == Waited(first.claim)
     with ThreadPoolExecutor() as pool:

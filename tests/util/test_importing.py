@@ -192,9 +192,7 @@ def test_other_threads_and_children_have_the_collector_restored(modules: Path) -
     thread.join(60)
     assert os.waitpid(child, 0)[1] == 0
     assert gc.get_threshold() == (600, 7, 7)
-    assert (
-        0 < raised[0] < 2_000_000
-    )  # a program that restores these thresholds still has a collector
+    assert 0 < raised[0] < 2_000_000  # a program that restores this keeps its collector
 
 
 # -- modules that their importer imports later
