@@ -73,7 +73,7 @@ class Case:
 
 
 class UnexpectedStart(SystemExit):
-    """A process did not start in the way to measure."""
+    """A process did not start in the expected way."""
 
 
 #: Seconds by name of the time, then by case, in the order of the rounds.

@@ -28,7 +28,7 @@ HANGS_S = 4  # a child that takes longer hangs
 
 
 def fork_without_pause(seconds: float) -> tuple[list[float], int]:
-    """Return the seconds of each fork, and the number of children that hung."""
+    """Fork for ``seconds``; return the time of each fork and the number of hung children."""
     took: list[float] = []
     hung = 0
     end = time.monotonic() + seconds

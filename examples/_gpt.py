@@ -1,4 +1,4 @@
-"""A small character-level GPT, and a book to train it on. Nothing here knows s3cache."""
+"""A small character-level GPT, and a book to train it on. Nothing here uses s3cache."""
 
 from __future__ import annotations
 

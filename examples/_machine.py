@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def open_cache(url: str, *, slow_uplink: bool) -> Cache:
-    """Open the cache like ``Cache.open(url)``, if asked behind a slow uplink."""
+    """Open the cache like ``Cache.open(url)``, optionally behind a slow uplink."""
     if not slow_uplink:
         return Cache(Settings(url=url), open_remote=lambda: open_store(url), identity=url)
 
