@@ -41,7 +41,7 @@ def settings(local_dir: Path | None, **changes: Any) -> Settings:
         "exit_timeout_s": 5,
         "retry_attempts": 1,
         "breaker_failures": 1_000,
-        "job_profiles": False,  # as Cache.open() sets it: tests count requests
+        "job_profiles": False,  # as with Cache.open(); tests count requests
     }
     where = {"local": False} if local_dir is None else {"local_dir": str(local_dir)}
     return Settings(**{**quick, **where, **changes})
