@@ -125,7 +125,7 @@ def test_illegal_keys_and_invalid_frames_are_refused(machine: Machines, key: str
         ("off", False, False),
     ],
 )
-def test_modes(
+def test_a_mode_decides_which_calls_use_the_cache(
     machine: Machines,
     memory: MemoryStore,
     mode: str,

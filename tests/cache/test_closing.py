@@ -155,7 +155,7 @@ def test_uploads_held_only_in_memory_are_reported_lost_at_exit() -> None:
         assert line.endswith("this machine: 0; lost: 1")
 
 
-def test_a_fork_during_transfers_with_every_lock_held(tmp_path: Path) -> None:
+def test_a_fork_is_safe_during_transfers_with_every_lock_held(tmp_path: Path) -> None:
     """The child inherits neither the parent's transfers nor locks that stay locked."""
     done = run_script(
         """

@@ -233,7 +233,7 @@ def test_a_flush_is_not_complete_while_a_broken_disk_holds_uploads(
         assert cache.flush(20).complete
 
 
-def test_a_local_directory_that_is_removed_is_made_again(
+def test_a_local_directory_that_is_removed_is_created_again(
     machine: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = machine()
@@ -259,7 +259,7 @@ def test_a_cache_works_without_a_usable_local_directory(
     assert len(caplog.records) == 1
 
 
-def test_a_full_memory_queue_refuses(
+def test_a_full_memory_queue_refuses_saves(
     machine: Machines, remote: GatedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     remote.is_open = False

@@ -212,7 +212,7 @@ def followed(
     memory: MemoryStore, fetch: Callable[[JobProfile, str, AcceptSize], Any], max_bytes: int
 ) -> list[str]:
     """Follow a profile of GRAPHS, one fetch at a time; return the names that it requested."""
-    asked, problems = list[str](), list[Exception]()
+    requested, problems = list[str](), list[Exception]()
     job = JobProfile(
         reads=True, save=None, settled_s=0, max_bytes=max_bytes, on_problem=problems.append
     )
@@ -221,14 +221,14 @@ def followed(
     put(memory, entries.first_name(program_key()), profile)
 
     async def noted(name: str, accept: AcceptSize) -> Frame | NotAccepted | None:
-        asked.append(name)
+        requested.append(name)
         found: Frame | NotAccepted | None = fetch(job, name, accept)
         return found
 
     work = job.follow(memory, None, noted, lambda _: [], Budget(1 << 40), 1)
     background().wait(work, LONG_S)
     assert problems == []
-    return asked
+    return requested
 
 
 @pytest.mark.parametrize(("max_bytes", "count"), [(1 << 40, 3), (800 << 20, 2)])
@@ -260,8 +260,8 @@ def test_a_profile_is_dropped_if_only_other_entries_are_used(
             job.lookups[key, ""] = None
         return entry(entries.key_of(name)) if accept(1_000) else NotAccepted(1_000)
 
-    asked = followed(memory, fetch, 1 << 40)
-    assert len(asked) == (1 if len(used) == 1 else len(GRAPHS))
+    requested = followed(memory, fetch, 1 << 40)
+    assert len(requested) == (1 if len(used) == 1 else len(GRAPHS))
 
 
 def test_no_prefetch_begins_while_a_lookup_waits(machine: Open, store: Gated) -> None:
@@ -386,7 +386,7 @@ def test_old_profiles_are_removed_if_the_job_may_delete(
 @pytest.mark.parametrize(
     "changes", [{"mode": "read-only"}, {"mode": "off"}, {"job_profiles": False}]
 )
-def test_no_profile_is_written_in_modes_that_exclude_it(
+def test_no_profile_is_written_if_saves_or_profiles_are_off(
     machine: Open, store: Gated, changes: dict[str, Any]
 ) -> None:
     run(machine("a", job_profiles=False))

@@ -30,7 +30,7 @@ def test_ls_prints_a_line_for_each_entry(call: Call, shelf: Shelf) -> None:
     assert printed.err == ""
 
 
-def test_filters_and_order(call: Call, shelf: Shelf, tmp_path: Path) -> None:
+def test_ls_filters_and_sorts_entries(call: Call, shelf: Shelf, tmp_path: Path) -> None:
     shelf.add("a1", size=10, days=9)
     name = shelf.add("a2", size=5000, torch="2.12.0", device="cpu cuda")
     shelf.put(name, signed_by(shelf.files.read(name) or b"", generate("ci")))

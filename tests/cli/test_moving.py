@@ -90,7 +90,7 @@ def test_mirror_replaces_damaged_and_different_entries(
     assert call("mirror", shelf.url, other.url, "--json").json["done"] == 0
 
 
-def test_mirror_keeps_trusted_entries_and_adds_them_beside_forged_ones(
+def test_mirror_keeps_trusted_entries_and_adds_copies_beside_forged_ones(
     call: Call, shelf: Shelf, other: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, stranger = generate("ci"), generate("ci")

@@ -26,7 +26,7 @@ def test_rm_removes_whole_keys_and_no_others(call: Call, shelf: Shelf) -> None:
     assert call("rm", "--url", shelf.url, "../x").code == 2
 
 
-def test_clear_only_counts_without_yes(call: Call, shelf: Shelf) -> None:
+def test_clear_removes_nothing_without_yes(call: Call, shelf: Shelf) -> None:
     shelf.add("a")
     shelf.add("b")
     other = shelf.put("of/others.txt", b"none of ours")

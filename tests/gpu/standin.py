@@ -294,7 +294,7 @@ def _launch_first(sources: dict[str, str]) -> None:
         kernels.start_kernel_compile(pending, name, source)
     for name in sources:
         types = pending[name].triton_meta["signature"].values()
-        values = [torch.empty(1) if name[0] == "*" else 1 for name in types if name != "constexpr"]
+        values = [torch.empty(1) if kind[0] == "*" else 1 for kind in types if kind != "constexpr"]
         kernels.run_triton_kernel_with_autotune(pending, name, 0, values)
 
 

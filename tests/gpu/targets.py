@@ -64,10 +64,10 @@ def preload(device: dict[str, Any]) -> dict[str, Any]:
     """Run processes with the library for a device; return what they find and save."""
     with _library(device) as variables:
         environment = {**os.environ, **variables}
-        asked = subprocess.run(
+        probe = subprocess.run(
             [sys.executable, "-c", _ASKS], env=environment, check=True, capture_output=True
         )
-        found: dict[str, Any] = json.loads(asked.stdout)
+        found: dict[str, Any] = json.loads(probe.stdout)
         for what in ("launching", "not launching", "another torch"):
             versions = {} if what == "another torch" else _versions()
             ended = subprocess.run(

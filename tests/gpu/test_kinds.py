@@ -93,8 +93,8 @@ def rehearsal(
 
 
 def _rehearse(request: pytest.FixtureRequest, root: Path, gpu: str) -> Rehearsal:
-    asked = selected(request, "kind", rehearsal=gpu)
-    kinds = [each for each in (*KINDS, *MORE) if each in asked]
+    chosen = selected(request, "kind", rehearsal=gpu)
+    kinds = [each for each in (*KINDS, *MORE) if each in chosen]
     reports = []
     for name, index in ("first", 0), ("second", OTHER):
         machine = standin.machine(root / name, gpu, index=index, S3CACHE_URL=remote_url(root))
@@ -132,9 +132,8 @@ def test_the_second_machine_assembles_and_measures_nothing(rehearsal: Rehearsal,
 def test_the_second_machine_runs_the_same_code_and_kernels(rehearsal: Rehearsal, kind: str) -> None:
     first, second = rehearsal.first[kind], rehearsal.second[kind]
     assert second["code"]
-    assert set(second["code"]) <= set(
-        first["code"]
-    )  # the first also generates templates to choose from
+    # The first machine also generates templates to choose from.
+    assert set(second["code"]) <= set(first["code"])
     assert first["launched"] == second["launched"]
     assert first["launched"] or kind == "reduce overhead"
     assert first["devices"] in ([0], [])

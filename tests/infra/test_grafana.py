@@ -52,16 +52,16 @@ def test_an_expression_uses_existing_metrics_and_labels(expression: str, legend:
     """Each metric selects a job; a label that separates lines is in their legend."""
     assert names_in(expression)
     for name, matchers in re.findall(r"\b(s3cache_\w+)(?:\{([^}]*)\})?", expression):
-        asked = {*re.findall(r"(\w+)\s*[=!]", matchers)}
-        assert "job" in asked, name
-        assert asked <= EXPOSED[name], name
+        matched = {*re.findall(r"(\w+)\s*[=!]", matchers)}
+        assert "job" in matched, name
+        assert matched <= EXPOSED[name], name
     for group in re.findall(r"\bby\s*\(([^)]*)\)", expression):
         for label in {*re.findall(r"\w+", group)} - {"le"}:
             assert all(label in EXPOSED[name] for name in names_in(expression))
             assert f"{{{{{label}}}}}" in legend, f"{label} separates the lines"
 
 
-def test_the_dashboard_shows_every_other_metric() -> None:
+def test_the_dashboard_shows_all_metrics_but_the_listed_ones() -> None:
     shown = {name for _, expression, _ in EXPRESSIONS for name in names_in(expression)}
     missing = {family.name for family in FAMILIES if not shown & samples_of(family).keys()}
     assert missing == _NOT_SHOWN.keys()

@@ -103,7 +103,7 @@ def test_a_role_reaches_only_objects_under_its_prefixes_of_one_bucket(
     assert condition == {"s3:prefix": [f"{prefix}/*" for prefix in role.reads]}
 
 
-def test_no_trusted_job_reads_where_others_write() -> None:
+def test_no_trusted_job_reads_where_untrusted_jobs_write() -> None:
     assert NAMED["main"].reads == NAMED["main"].writes == NAMED["reader"].reads == (policies.MAIN,)
     assert NAMED["pulls"].writes == (policies.PULLS,)
 

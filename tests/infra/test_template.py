@@ -120,8 +120,8 @@ def deploy(server: MotoServer) -> Deployed:
         assert [one["PolicyArn"] for one in attached] == [arn]
         version = iam.get_policy_version(PolicyArn=arn, VersionId="v1")["PolicyVersion"]
         identity[role.name] = [version["Document"]]
-    # moto's CloudFormation skips versioning and the bucket's policy. The policy is only returned:
-    # moto would enforce it without its conditions.
+    # moto's CloudFormation skips versioning, which is set here, and the bucket's policy. The policy
+    # is only returned: moto would enforce it without its conditions.
     s3.put_bucket_versioning(
         Bucket=BUCKET, VersioningConfiguration=properties("Bucket")["VersioningConfiguration"]
     )

@@ -58,7 +58,9 @@ async def test_it_opens_after_failures_in_a_row_and_passes_no_call(
         await listed(breaking)
 
 
-async def test_every_answer_is_a_success(breaking: BreakingStore, faulty: FaultyStore) -> None:
+async def test_every_answer_of_the_server_counts_as_a_success(
+    breaking: BreakingStore, faulty: FaultyStore
+) -> None:
     """A refusal, a present object or an absent object shows that the server is up."""
     await breaking.put("key", b"x")
     await fail(breaking, faulty, 2)
