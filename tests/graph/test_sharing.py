@@ -31,9 +31,7 @@ def squared(x: torch.Tensor) -> Any:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo
 @pytest.mark.parametrize("program", [sine, squared])
-def test_torchs_switch_for_custom_functions_changes_no_key(
-    program: Callable[..., Any],
-) -> None:
+def test_torchs_switch_for_custom_functions_changes_no_key(program: Callable[..., Any]) -> None:
     """Custom functions are cached with and without the switch."""
     x = torch.ones(3, requires_grad=True)
     with functorch.patch(autograd_cache_allow_custom_autograd_functions=True):

@@ -83,10 +83,7 @@ def test_keys_are_the_same_at_the_second_check_in_one_process(found: list[dict[s
     """Earlier checks do not matter, and neither do objects that happen to be shared."""
     again = programs.components()
     assert again == programs.components()
-    changing = {
-        "torch.num_threads",
-        "cpp_runtime_thread_count",
-    }  # machines set these
+    changing = {"torch.num_threads", "cpp_runtime_thread_count"}  # machines set these
     for name, parts in found[0]["components"].items():
         for part, value in parts.items():
             if part not in changing and not part.endswith("_config"):
