@@ -138,7 +138,7 @@ def test_a_change_of_the_installation_is_seen(change: str, tmp_path: Path) -> No
         assert fingerprint_of(listing_of(str(tmp_path), kept)) != before
 
 
-def test_a_listing_is_kept_once_no_directory_has_just_changed(
+def test_a_listing_is_kept_unless_a_directory_has_just_changed(
     tmp_path: Path, given: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is added at the same moment may not change its directory's time."""

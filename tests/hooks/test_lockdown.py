@@ -1,4 +1,4 @@
-"""If only signed entries may be used, torch gets a directory of its own."""
+"""If only signed entries may be used, torch gets its own directory."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ except Exception as exc:
 nodes = graph_info_provider.nx.DiGraph([(1, 2)])
 import networkx
 found["nodes"] = isinstance(nodes, networkx.DiGraph)
-# A program's own, before and after.
+# A program's own use, before and after.
 found["gradients"].append(train(2))
 import torch._functorch.config
 with torch._functorch.config.patch(activation_memory_budget=0.5):

@@ -204,9 +204,7 @@ def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path:
 
 
 @slow
-def test_without_signatures_an_entry_runs_code_of_graphs_and_no_other(
-    site: Site, tmp_path: Path
-) -> None:
+def test_without_signatures_an_entry_runs_only_code_of_graphs(site: Site, tmp_path: Path) -> None:
     """So the forgeries of the other tests would run without signatures."""
     trace = tmp_path / "betrayed"
     site.machine("writer").run("test_trusted:compiled", site.url)
