@@ -1,11 +1,11 @@
-# The one task runner: `make` lists what there is. Everything runs in .venv, which is built once.
+# The task runner: `make` lists the targets. Everything runs in .venv, which is built once.
 
 PYTHON ?= python3
 FUZZ_TIME ?= 60
 # Extra arguments for pytest or a benchmark: make test ARGS="-k retry -x"
 ARGS ?=
-# Processes that run tests side by side, three on two cores as many tests wait for something; 0 is
-# this one, for debuggers: make test WORKERS=0 ARGS=--pdb
+# Processes that run tests side by side: three on two cores, as many tests wait. 0 runs all tests
+# in one process, for debuggers: make test WORKERS=0 ARGS=--pdb
 WORKERS ?= 3
 
 VENV := .venv
@@ -17,20 +17,20 @@ FRAMEWORKS_VENV := .venv-frameworks
 FRAMEWORKS_READY := $(FRAMEWORKS_VENV)/.ready
 DIST_VENV := .venv-dist
 DIST_READY := $(DIST_VENV)/.ready
-# What packages are built and checked with.
+# Tools that build and check packages.
 DIST_TOOLS := build hatchling twine
 DOCS_VENV := .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
-# What the pages are made into a site with.
+# Tools that make the site from the pages.
 DOCS_TOOLS := mkdocs mkdocs-material mkdocstrings[python]
-# For tests that compile for a GPU which is not there, and for no other: torch would find it in .venv.
+# Only for tests that compile for an absent GPU. Not in .venv, where torch would find it.
 TRITON_VERSION := 3.9.0
 TRITON := .venv-triton
 TRITON_READY := $(TRITON)/.ready-$(TRITON_VERSION)
 HELION_VERSION := 1.5.1
 HELION_READY := $(TRITON)/.helion-$(HELION_VERSION)
-# Two `make` at once build an environment one after the other, where flock(1) exists; any file
-# that is always there serves as the lock.
+# If flock(1) exists, two `make` at once build an environment one after the other. Makefile serves
+# as the lock, as it is always there.
 LOCKED := $(if $(shell command -v flock 2>/dev/null),flock Makefile)
 
 SHELL := bash
@@ -53,7 +53,7 @@ $(READY): pyproject.toml constraints.txt | check-python
 		$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"; \
 		touch $@'
 
-# 1 GB. Where there is no such package, those tests skip; in CI they fail.
+# 1 GB. If the package is not available, its tests skip; in CI they fail.
 $(TRITON_READY): | $(READY)
 	@echo "installing Triton into $(TRITON)"
 	@$(LOCKED) bash -euc '\
@@ -62,7 +62,7 @@ $(TRITON_READY): | $(READY)
 			--target $(TRITON)/site triton==$(TRITON_VERSION); \
 		touch $@' || echo "note: no Triton, so tests/gpu skips" >&2
 
-# 5 MB beside Triton. Its requirements are for searches, which no test runs.
+# Another 5 MB. Its requirements are for searches, which no test runs.
 $(HELION_READY): | $(TRITON_READY)
 	@$(LOCKED) bash -euc '\
 		$(BIN)/python -m pip install --quiet --no-deps \
@@ -95,17 +95,17 @@ SHARED = -n $(WORKERS) --no-loadscope-reorder --durations=15
 FAST = -m "not slow and not nightly"
 THOROUGH = --hypothesis-profile=thorough
 
-# Tests that need Ceph RGW skip where it can neither be found nor installed.
+# Tests that need Ceph RGW skip if it can neither be found nor installed.
 test: $(READY) $(HELION_READY) ## every suite, without slow cases; minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(FAST) $(ARGS)
 
 test-all: $(READY) $(HELION_READY) ## the slow cases too; some 20 minutes
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) -m "not nightly" $(ARGS)
 
-test-slow: $(READY) $(HELION_READY) ## what test-all has and test has not
+test-slow: $(READY) $(HELION_READY) ## the cases of test-all that test leaves out
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) -m "slow and not nightly" $(ARGS)
 
-# All of them run, whatever the others say.
+# All commands run, even if others fail.
 test-nightly: $(READY) $(HELION_READY) ## everything: all cases, soak, operators, perturbations, fuzzers, frameworks; hours
 	status=0; \
 	infra/rgw/run.sh --if-possible $(PYTEST) tests $(SHARED) $(THOROUGH) $(ARGS) || status=1; \
@@ -118,24 +118,24 @@ test-fast: $(READY) ## unit and contract tests only: no server, no compiler; 1 m
 	$(PYTEST) $(UNIT) $(SHARED) $(FAST) $(ARGS)
 
 BUSY = $(UNIT) tests/faults tests/trust
-test-busy: $(READY) ## the tests that have threads and processes, 6 times at once; 7 minutes
+test-busy: $(READY) ## tests with threads and processes, 6 times at once; 7 minutes
 	seq 6 | xargs -P 6 -I{} bash -euo pipefail -c \
 		'place=$$(mktemp -d); trap "rm -rf $$place" EXIT; \
 		$(PYTEST) -q -p no:cacheprovider --basetemp=$$place/t $(BUSY) $(FAST) $(ARGS) \
 			| tail -n 40 | sed "s/^/{}: /"'
 
-test-rgw: $(READY) ## the tests against a real Ceph RGW; fails where there is none
+test-rgw: $(READY) ## the tests against a real Ceph RGW; fails without one
 	infra/rgw/run.sh $(PYTEST) tests $(THOROUGH) -m rgw $(ARGS)
 
-test-opinfo: $(READY) ## every operator that torch has samples of: compiled, then hit; 10 minutes
+test-opinfo: $(READY) ## compile every operator with samples in torch, then hit; 10 minutes
 	nice $(BIN)/python -m tests.opinfo $(ARGS)
 
 test-frameworks: $(FRAMEWORKS_READY) ## other people's trainers, unmodified, on two machines; an hour
 	$(FRAMEWORKS_VENV)/bin/python -W ignore -m tests.frameworks.checkpoints
 	nice $(FRAMEWORKS_VENV)/bin/python -m tests.frameworks $(ARGS)
 
-# Apart from .venv: users of s3cache have one of these, and never all. torch comes first, so that
-# nothing else chooses its build. torchtune needs a torchao that nobody else should have.
+# Separate from .venv: users of s3cache have one of these, and never all. torch comes first, so that
+# no other package chooses its build. torchtune needs a torchao that no other package should have.
 $(FRAMEWORKS_READY): pyproject.toml constraints.txt constraints-frameworks.txt | check-python
 	@echo "building $(FRAMEWORKS_VENV): a minute or two"
 	@$(LOCKED) bash -euc '\
@@ -150,7 +150,7 @@ $(FRAMEWORKS_READY): pyproject.toml constraints.txt constraints-frameworks.txt |
 
 # Builds of several GB with CUDA, which run on the CPU here. Delete the environment after use.
 TORCH_VENV = .venv-torch-$(TORCH)
-# What pip installs, and what is tested with it. A nightly build: TORCH=nightly TORCH_WHEEL="--pre torch"
+# The package to install, and the tests to run. A nightly build: TORCH=nightly TORCH_WHEEL="--pre torch"
 TORCH_WHEEL = torch==$(TORCH)
 TORCH_TESTS = tests/torch_api tests/graph tests/hooks tests/artifact tests/kinds
 MAKE_TORCH_VENV = [ -e $(TORCH_VENV)/.ready ] || $(LOCKED) bash -euc '\
@@ -160,22 +160,22 @@ MAKE_TORCH_VENV = [ -e $(TORCH_VENV)/.ready ] || $(LOCKED) bash -euc '\
 	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt \
 		$(TORCH_VENV)/bin/python -m pip install --quiet $(TORCH_WHEEL) -e ".[test]"; \
 	touch $(TORCH_VENV)/.ready'
-test-torch: check-python ## what touches torch, with another one: make test-torch TORCH=2.14.1
-	@[ -n "$(TORCH)" ] || { echo "error: say which torch: make test-torch TORCH=2.14.1" >&2; exit 1; }
+test-torch: check-python ## the tests of code that touches torch, with another torch: make test-torch TORCH=2.14.1
+	@[ -n "$(TORCH)" ] || { echo "error: TORCH is not set: make test-torch TORCH=2.14.1" >&2; exit 1; }
 	@$(MAKE_TORCH_VENV)
 	-$(TORCH_VENV)/bin/python -W ignore -m s3cache.torch_api
 	$(TORCH_VENV)/bin/python -m pytest $(SHARED) $(FAST) $(TORCH_TESTS) $(ARGS)
 
 .PHONY: test-gpu test-gpu-standin gpu-bundle
-# The Python that has torch with CUDA and s3cache; by itself on a machine with a GPU.
+# A Python that has torch with CUDA, and s3cache.
 GPU_PYTHON ?= $(BIN)/python
 test-gpu: ## two machines and a GPU: the second hits and compiles nothing; 9 minutes at most
 	@mkdir -p build
 	$(GPU_PYTHON) infra/gpu/rehearse.py --json build/gpu.json $(ARGS)
 
-# Without a GPU, nightly: a driver and runtime that do nothing, under a torch with CUDA, 5 GB.
+# Nightly, without a GPU: a driver and runtime that do nothing, under a torch with CUDA (5 GB).
 test-gpu-standin: TORCH := $(or $(TORCH),2.15.0)
-test-gpu-standin: check-python ## the same without a GPU, and its faults; of torch TORCH=2.15.0 with CUDA
+test-gpu-standin: check-python ## the same without a GPU, and faults of GPUs; with CUDA's build of torch TORCH=2.15.0
 	@$(MAKE_TORCH_VENV)
 	$(TORCH_VENV)/bin/python -m pip install --quiet --no-deps nvidia-cuda-crt==13.5.37
 	REHEARSAL_LIMIT_S=1800 $(TORCH_VENV)/bin/python infra/gpu/rehearse.py --standin infra/gpu/h100.json \
@@ -184,7 +184,7 @@ test-gpu-standin: check-python ## the same without a GPU, and its faults; of tor
 		--json build/warm-$(TORCH).json $(ARGS)
 	$(TORCH_VENV)/bin/python tests/gpu/faults.py infra/gpu/h100.json
 
-# What a machine without a network lacks that has Python 3.12, torch 2.11.0+cu130 and Triton 3.6.
+# Files for a machine without a network that has Python 3.12, torch 2.11.0+cu130 and Triton 3.6.
 GPU_BUNDLE := build/gpu-bundle
 gpu-bundle: $(DIST_READY) ## wheels and the script of test-gpu for a machine without a network
 	rm -rf $(GPU_BUNDLE) $(GPU_BUNDLE).tar
@@ -197,17 +197,17 @@ gpu-bundle: $(DIST_READY) ## wheels and the script of test-gpu for a machine wit
 	tar -C build -cf $(GPU_BUNDLE).tar gpu-bundle
 	@du -h $(GPU_BUNDLE).tar
 
-test-pythons: check-python ## what needs no torch, with each Python from 3.10 that is found; 2 minutes each
+test-pythons: check-python ## the tests that need no torch, with each installed Python from 3.10; 2 minutes each
 	nice $(PYTHON) -m tests.pythons $(ARGS)
 
-policies: $(READY) ## write what infra/policies.py says into the files that are deployed
+policies: $(READY) ## write the deployed files from infra/policies.py
 	$(BIN)/python -m infra.generate
 
-test-infra: $(READY) ## infra/ against the library: policies, scripts, pins; no server
+test-infra: $(READY) ## compare infra/ with the library: policies, scripts, pins; no server
 	$(PYTEST) tests/infra $(FAST) $(ARGS)
 
 # It forks, and torch traces nothing in the fork of a process that has seen a GPU.
-test-perturb: $(READY) ## all of 5,000 changes to programs: each a miss or the right answer; half an hour
+test-perturb: $(READY) ## 5,000 changes to programs: each must miss or give the right answer; half an hour
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -W ignore -m tests.perturb.run $(ARGS)
 
 SOAK_TIME ?= 1800
@@ -215,7 +215,7 @@ soak: $(READY) ## 8 processes at full rate for SOAK_TIME seconds, under all faul
 	infra/rgw/run.sh --if-possible $(BIN)/python -m tests.soak --seconds $(SOAK_TIME) \
 		--page docs/reliability.md $(ARGS)
 
-fuzz: $(FUZZ_READY) ## fuzz the frame decoder, then who is trusted, for FUZZ_TIME seconds (60) each
+fuzz: $(FUZZ_READY) ## fuzz the frame decoder, then the signature checks, for FUZZ_TIME seconds (60) each
 	@mkdir -p build/fuzz
 	for target in frame signed; do \
 		PYTHONPATH=. $(FUZZ_VENV)/bin/python tests/fuzz/fuzz_$$target.py --write-seeds build/fuzz/$$target; \
@@ -223,7 +223,7 @@ fuzz: $(FUZZ_READY) ## fuzz the frame decoder, then who is trusted, for FUZZ_TIM
 			-max_total_time=$(FUZZ_TIME) -artifact_prefix=build/fuzz/ $(ARGS) build/fuzz/$$target; \
 	done
 
-# Apart from .venv: atheris has wheels for few Pythons, and the frame needs nothing of torch.
+# Separate from .venv: atheris has wheels for few Pythons, and the frame does not need torch.
 $(FUZZ_READY): constraints.txt | check-python
 	@$(LOCKED) bash -euc '\
 		$(PYTHON) -m venv $(FUZZ_VENV); \
@@ -232,7 +232,7 @@ $(FUZZ_READY): constraints.txt | check-python
 			atheris msgpack zstandard pynacl; \
 		touch $@'
 
-dist: $(DIST_READY) ## build sdist and wheel into dist/ and check what the package index will read
+dist: $(DIST_READY) ## build sdist and wheel into dist/ and check them for the package index
 	rm -rf dist
 	$(DIST_VENV)/bin/python -m build --no-isolation --outdir dist .
 	$(DIST_VENV)/bin/python -m twine check --strict dist/*
@@ -240,7 +240,7 @@ dist: $(DIST_READY) ## build sdist and wheel into dist/ and check what the packa
 test-dist: dist ## install the wheel into an empty environment and run the README there; 2 minutes
 	$(DIST_VENV)/bin/python -m tests.dist dist
 
-# Apart from .venv, so that what builds a release is small and pinned.
+# Separate from .venv, so that a release is built with few, pinned packages.
 $(DIST_READY): constraints.txt | check-python
 	@$(LOCKED) bash -euc '\
 		$(PYTHON) -m venv $(DIST_VENV); \
@@ -253,7 +253,7 @@ docs: $(DOCS_READY) ## build the site of the documentation into build/site; half
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
 	@echo "build/site/index.html; to search in it: $(PYTHON) -m http.server --directory build/site"
 
-docs-settings: $(READY) ## the tables of settings, metrics, reasons and errors in docs/, as the code has them
+docs-settings: $(READY) ## update the tables of settings, metrics, reasons and errors in docs/ from the code
 	$(BIN)/python -m infra.docs.settings $(ARGS)
 	$(BIN)/python -m infra.docs.reasons
 	$(BIN)/python -m infra.docs.metrics
@@ -261,7 +261,7 @@ docs-settings: $(READY) ## the tables of settings, metrics, reasons and errors i
 docs-picture: $(READY) ## run a job and draw its report, with Chromium; minutes
 	$(BIN)/python -m infra.docs.picture
 
-# Apart from .venv: no change of the code needs it.
+# Separate from .venv: changes of the code do not need it.
 $(DOCS_READY): constraints.txt | check-python
 	@$(LOCKED) bash -euc '\
 		$(PYTHON) -m venv $(DOCS_VENV); \
@@ -269,10 +269,10 @@ $(DOCS_READY): constraints.txt | check-python
 		$(DOCS_VENV)/bin/python -m pip install --quiet -c constraints.txt $(DOCS_TOOLS); \
 		touch $@'
 
-bench: $(READY) ## first training steps from every cache there is, torch's own and ours; half an hour
+bench: $(READY) ## first training steps with every cache, torch's own and ours; half an hour
 	infra/rgw/run.sh infra/redis/run.sh $(BIN)/python benchmarks/warm_start.py $(ARGS)
 
-bench-signed: $(READY) ## the first steps and the import, where every entry has to be signed; 6 minutes
+bench-signed: $(READY) ## first steps and the import, with unsigned entries refused; 6 minutes
 	infra/rgw/run.sh infra/redis/run.sh $(BIN)/python benchmarks/warm_start.py --signed --rounds 3 \
 		--json docs/benchmarks/signed.json $(ARGS)
 
@@ -280,7 +280,7 @@ bench-storage: $(READY) ## latency and throughput of the stores
 	S3CACHE_TEST_RGW_MEMORY=$${S3CACHE_TEST_RGW_MEMORY:-6442450944} \
 		infra/rgw/run.sh --if-possible $(BIN)/python benchmarks/storage.py $(ARGS)
 
-bench-jobs: $(READY) ## what a compiling thread waits for 40 graphs behind 50 ms of round trip
+bench-jobs: $(READY) ## the wait of a compiling thread for 40 graphs, with 50 ms of round trip
 	PYTHONPATH=. $(BIN)/python benchmarks/jobs.py $(ARGS)
 
 bench-ranks: $(READY) ## CPU seconds of the first start of a job, all ranks together; 10 minutes
@@ -289,11 +289,11 @@ bench-ranks: $(READY) ## CPU seconds of the first start of a job, all ranks toge
 simulate-fleet: $(READY) ## 1,000 nodes of 8 ranks that start at once, on a clock that jumps; minutes
 	PYTHONPATH=.:benchmarks $(BIN)/python benchmarks/fleet.py --json docs/benchmarks/fleet.json $(ARGS)
 
-test-fleet: $(READY) ## 500 jobs of which a leader dies, stops, is cut off or slow, and 30 of torch; half an hour
+test-fleet: $(READY) ## 500 jobs with a leader that dies, stops, is cut off or slow, and 30 with torch; half an hour
 	@mkdir -p build
 	$(BIN)/python -m tests.fleet.run --json build/fleet.json $(ARGS)
 
-bench-keys: $(READY) ## what a key costs, beside torch's own
+bench-keys: $(READY) ## the cost of a key, compared with torch's own
 	$(BIN)/python -m benchmarks.key_cost --json docs/benchmarks/keys.json $(ARGS)
 
 commands: $(READY) ## write docs/commands.md from the commands themselves
@@ -306,7 +306,7 @@ route: $(READY) ## the files that a miss and a hit from the remote run through
 bench-digest: $(READY) ## speed of the digests a frame could use
 	$(BIN)/python benchmarks/digest.py $(ARGS)
 
-bench-forks: $(READY) ## what a fork costs while clients are made, and whether its child lives; 2 minutes
+bench-forks: $(READY) ## the time of a fork while clients are made, and children that hang; 2 minutes
 	$(BIN)/python benchmarks/forks.py $(ARGS)
 
 demo: $(READY) ## three machines train a small GPT; the first compiles it for all of them
@@ -318,11 +318,11 @@ demo-storage: $(READY) ## two machines share a bucket; one is killed half-way an
 rgw-up: ## start a Ceph RGW on loopback and leave it running
 	infra/rgw/up.sh
 
-rgw-down: ## stop it and throw its data away
+rgw-down: ## stop the Ceph RGW and delete its data
 	infra/rgw/down.sh
 
-# torch stays at the version pinned now: a newer one is a change of its own.
-constraints: check-python ## resolve the dependencies afresh and write constraints.txt
+# torch stays at its pinned version: a newer one is a separate change.
+constraints: check-python ## resolve the dependencies again and write constraints.txt
 	rm -rf build/constraints
 	$(PYTHON) -m venv build/constraints
 	build/constraints/bin/python -m pip install --quiet -e '.[dev]' packaging \

@@ -1,6 +1,6 @@
-"""Saves by many processes into one local directory that is at its bound of files.
+"""Measure saves by many processes into one local directory with its maximum of files.
 
-Run as a program it is one of the processes.
+Run as a program, it is one of the processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from s3cache.tier import DiskTier
 FILES = Settings.local_max_files
 P99_AT_MOST_S = 0.250
 _ENTRY_BYTES = 20_000
-# Each compiles meanwhile: this is how far apart the graphs of a job are, or less.
+# The mean pause between saves. A real job compiles a graph in between, which takes longer.
 _PAUSE_S = 1.0
 
 
@@ -36,8 +36,8 @@ def measure(processes: int, saves: int) -> Result:
         f"Saves by {processes} processes into one local directory at its {FILES:,} files",
         ["saves", "durable", "p50", "p99", "max", "files after"],
         notes=[
-            f"{saves} saves of {_ENTRY_BYTES / 1e3:.0f} KB by each, {_PAUSE_S:g} s apart.",
-            "The directory is full when they begin: it has not been trimmed.",
+            f"{saves} saves of {_ENTRY_BYTES / 1e3:.0f} KB by each process, {_PAUSE_S:g} s apart.",
+            "The directory is full at the start: it has not been trimmed.",
         ],
     )
     with tempfile.TemporaryDirectory() as root:
@@ -122,7 +122,7 @@ def _work(root: str, saves: int, number: int) -> None:
 
 def _main() -> NoReturn:
     _work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    os._exit(0)  # what is not uploaded is of no interest
+    os._exit(0)  # without waiting for uploads
 
 
 if __name__ == "__main__":

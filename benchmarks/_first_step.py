@@ -1,8 +1,8 @@
-"""A fresh process that trains a GPT, and says how long the first step took, and later ones.
+"""A fresh process that trains a GPT and reports the seconds of the first step and of later ones.
 
-Run as a program with a request as JSON (see :class:`Request`); it prints its answer, or its error,
-as JSON. Then it does as many more steps as each line of its input says, and prints their seconds,
-as JSON.
+Run it as a program with a request as JSON (see :class:`Request`). It prints its answer, or its
+error, as JSON. Each line of its input is a number of further steps: it runs them, and prints their
+seconds as JSON.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Request:
-    """What to do.
+    """The work of one process.
 
     Attributes:
-        began_s: when the process was asked for, on the monotonic clock.
-        layers: of the model.
-        ranks: processes that train it together with DDP; the environment has this one's place.
-        compiled: with ``torch.compile``, or eagerly.
-        s3cache: turn it on, as the environment says.
+        began_s: time just before the process was started, on the monotonic clock.
+        layers: number of layers of the model.
+        ranks: processes that train it together with DDP; the environment has this one's rank.
+        compiled: whether to use ``torch.compile``.
+        s3cache: whether to turn it on, with its settings from the environment.
         load_artifacts, save_artifacts: files for torch's Mega-Cache, or "".
-        redis: let torch import what its remote caches need, which it does wherever it finds it.
+        redis: whether torch may import the packages of its remote caches.
     """
 
     began_s: float
@@ -45,14 +45,14 @@ class Request:
 
 
 def started(request: Request) -> tuple[dict[str, Any], Callable[[], float]]:
-    """The answer, once the first step is done, and what does a step and returns its seconds."""
+    """Run the first step; return the answer, and a function that returns the seconds of a step."""
     if not request.redis:
         sys.modules.update(dict.fromkeys(("redis", "opentelemetry")))
     if request.s3cache:
         import s3cache
 
         cache = s3cache.enable()
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # which this does not need
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # NumPy is not needed
     import torch
 
     from examples._gpt import GPT, batches, encoded_book

@@ -1,4 +1,4 @@
-"""What the parts of the storage benchmark share: results, bars, the gateway, fresh processes."""
+"""Shared parts of the benchmarks: results, bars, the gateway, fresh processes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any, Literal
 from s3cache import frame
 
 BUCKET = "bench"
-ENTRY_BYTES = 1_500_000  # what a compiled graph with its kernels usually takes
+ENTRY_BYTES = 1_500_000  # the usual size of a compiled graph with its kernels
 WORDS = (b"load", b"store", b"mul", b"add", b"index", b"buffer", b"vector", b"float", b"loop")
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A number that must not get worse. Without a value it was not measured."""
+    """A number and its limit. A bar without a value was not measured."""
 
     what: str
     value: float | None
@@ -46,10 +46,10 @@ class Bar:
 
 @dataclass
 class Result:
-    """What one part found: a table for people, samples for machines, and the bars.
+    """The result of one part: a table for people, samples for programs, and the bars.
 
-    ``samples`` are in seconds or bytes, as their names say, in the order they were taken.
-    ``chart`` is the name of a file, and ``svg`` what is in it.
+    ``samples`` are in seconds or bytes, as their names say, in the order of measurement.
+    ``chart`` is the name of a file, and ``svg`` its content.
     """
 
     title: str
@@ -79,11 +79,11 @@ def write_results(
     *,
     others: Sequence[Result] | None = None,
 ) -> None:
-    """Write what was measured as JSON, and its charts beside it.
+    """Write the results as JSON, and their charts beside it.
 
     Args:
-        others: what to write for the parts that were not run, where the file has nothing of them
-            that is of a machine like this one. None if there are no such parts.
+        others: results to write for the parts that were not run, unless the file has results of
+            these parts from a machine like this one. None if all parts were run.
     """
     kept: dict[str, Any] = {}
     if others is not None and os.path.exists(path):
@@ -106,12 +106,12 @@ def write_results(
 
 
 def all_met(results: Sequence[Result]) -> bool:
-    """Whether no bar was missed."""
+    """Return whether no bar was missed."""
     return all(bar.met is not False for result in results for bar in result.bars)
 
 
 def parts_of(text: str, known: Sequence[str]) -> list[str]:
-    """The names of parts, as ``--parts`` takes them."""
+    """Return the names of parts in a value of ``--parts``."""
     parts = text.split(",")
     if unknown := set(parts) - set(known):
         raise argparse.ArgumentTypeError(f"no part is called {', '.join(sorted(unknown))}")
@@ -139,11 +139,11 @@ class Gateway:
         return f"s3://{BUCKET}/{prefix}"
 
     def options(self) -> dict[str, str]:
-        """For :meth:`s3cache.Cache.open`."""
+        """Return the options of :meth:`s3cache.Cache.open` for this server."""
         return {**asdict(self), "region": "us-east-1"}
 
     def botocore(self) -> dict[str, str]:
-        """For boto3 and aioboto3."""
+        """Return the arguments of clients of boto3 and aioboto3."""
         return {
             "endpoint_url": self.endpoint_url,
             "aws_access_key_id": self.access_key,
@@ -155,7 +155,7 @@ class Gateway:
         self._boto3().create_bucket(Bucket=BUCKET)
 
     def empty(self, prefix: str = "") -> None:
-        """Delete everything whose key starts with ``prefix``."""
+        """Delete all objects with this prefix."""
         client = self._boto3()
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
         for page in pages:
@@ -170,12 +170,12 @@ class Gateway:
 
 
 def key_of(number: int) -> str:
-    """A cache key as a digest would be."""
+    """Return a cache key that looks like a digest."""
     return f"{number:064x}"
 
 
 def incompressible_entry(key: str, size: int) -> bytes:
-    """A frame of exactly ``size`` bytes."""
+    """Return an incompressible frame of exactly ``size`` bytes."""
     content = os.urandom(size - 1024)
     spare = size - len(frame.encode(kind="bench", key=key, sections={"0": content}, codec="none"))
     content += os.urandom(spare)
@@ -183,7 +183,7 @@ def incompressible_entry(key: str, size: int) -> bytes:
 
 
 def compiled_graph(rng: random.Random, size: int, kernels: int = 25) -> dict[str, bytes]:
-    """Sections like those of a graph with its kernels: half text, half bytes that do not shrink."""
+    """Return sections like those of a graph with its kernels: half text, half random bytes."""
     each = size // kernels // 2
     words = (size // kernels) // 8
     return {
@@ -193,7 +193,7 @@ def compiled_graph(rng: random.Random, size: int, kernels: int = 25) -> dict[str
 
 
 def shuffled_rounds(names: Sequence[str], rounds: int, seed: int) -> Iterator[list[str]]:
-    """``names`` in another order each round, so that drift and order hit all of them alike."""
+    """Yield ``names`` in another order each round, so that drift and order affect all alike."""
     rng = random.Random(seed)
     for _ in range(rounds):
         yield rng.sample(list(names), len(names))
@@ -204,12 +204,12 @@ def percentile(samples: Sequence[float], percent: int) -> float:
 
 
 def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """The median of the ratios within each round: what slows a whole round down cancels out."""
+    """Return the median of the ratios of all rounds: a slow round slows both its numbers."""
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
 def in_fresh_process(module: str, request: dict[str, Any]) -> dict[str, Any]:
-    """What ``module``, run as a program with ``request`` as JSON, prints as JSON at the end."""
+    """Run ``module`` as a program with ``request`` as JSON; return the JSON of its last line."""
     child = subprocess.run(
         [sys.executable, module, json.dumps(request)], stdout=subprocess.PIPE, check=True, text=True
     )

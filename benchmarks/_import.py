@@ -1,4 +1,4 @@
-"""What ``import s3cache`` costs a program that may never use it."""
+"""Measure the cost of ``import s3cache`` for a program that may never use it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROGRAMS = {"bare": "pass", "import": "import s3cache", "use": "from s3cache im
 
 
 def measure(repeats: int, seed: int, environment: Mapping[str, str] | None = None) -> Result:
-    """Args: environment: of the processes, beside what this one has."""
+    """Time imports in fresh processes, with ``environment`` added to this process's variables."""
     variables = {**os.environ, **(environment or {})}
     times: dict[str, list[float]] = {name: [] for name in _PROGRAMS}
     for names in shuffled_rounds(list(_PROGRAMS), repeats + 1, seed):
@@ -26,7 +26,7 @@ def measure(repeats: int, seed: int, environment: Mapping[str, str] | None = Non
             started = time.perf_counter()
             subprocess.run([sys.executable, "-c", _PROGRAMS[name]], env=variables, check=True)
             times[name].append(time.perf_counter() - started)
-    times = {name: samples[1:] for name, samples in times.items()}  # the first fills caches
+    times = {name: samples[1:] for name, samples in times.items()}  # the first round fills caches
     bare, imported, used = (statistics.median(samples) for samples in times.values())
     heavy = sorted(_heavy_modules("import s3cache", variables))
     return Result(

@@ -1,4 +1,4 @@
-"""How long does a start take by number of layers: with one thread, wall-clock and CPU seconds?"""
+"""Measure wall-clock and CPU seconds of a start with one thread, by number of layers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from _start import (
     S3,
     TORCH,
     Bench,
-    NotAsMeant,
     Samples,
+    UnexpectedStart,
     in_turns,
 )
 
@@ -29,8 +29,8 @@ CHART = "start_up.svg"
 TITLE = f"Start of training by number of layers (GPT, d={WIDTH})"
 
 _CHARTED = (EAGER, TORCH, S3, RECALL)
-_MAY_FAIL = (PRECOMPILE, RECALL)  # the others have to work
-# What CPU seconds may be of those of another start, at some sizes.
+_MAY_FAIL = (PRECOMPILE, RECALL)  # the others must work
+# Limits of the ratio of CPU seconds of two starts, by number of layers.
 _LIMITS = (
     (S3, TORCH, {6: 0.65, 24: 0.6}),
     (RECALL, EAGER, {6: 1.35, 48: 1.35}),
@@ -40,7 +40,7 @@ _GROWTH_LIMIT_MS = 2.0
 
 
 def measure(root: Path, gateway: Gateway, sizes: Sequence[int], rounds: int, seed: int) -> Result:
-    """Fill what all sizes start from, and start them in turns."""
+    """Prepare the starts of all sizes, and run them in turns."""
     kernels = root / f"layers-{sizes[0]}" / "torch"  # layers are alike, and so are their kernels
     starts: dict[str, Callable[[], dict[str, Any]]] = {}
     missing: dict[str, str] = {}
@@ -59,21 +59,21 @@ def measure(root: Path, gateway: Gateway, sizes: Sequence[int], rounds: int, see
                 bench.prepare([name])
                 if name in _MAY_FAIL:
                     bench.starter(name)()
-            except NotAsMeant as reason:
+            except UnexpectedStart as reason:
                 if name not in _MAY_FAIL:
                     raise
                 missing[label] = str(reason)
-                print(f"{label}: left out, for {reason}", flush=True)
+                print(f"{label}: left out: {reason}", flush=True)
             else:
                 starts[label] = bench.starter(name)
     return result_of(in_turns(starts, rounds, seed), sizes, missing)
 
 
 def result_of(found: Samples, sizes: Sequence[int], missing: Mapping[str, str]) -> Result:
-    """The table, the bars and the chart.
+    """Return the table, the bars and the chart.
 
     Args:
-        missing: why there are no samples, by label.
+        missing: the reason for each label without samples.
     """
     result = Result(
         TITLE,
@@ -101,7 +101,7 @@ def result_of(found: Samples, sizes: Sequence[int], missing: Mapping[str, str]) 
         result.notes += [
             f"Medians of {rounds} fresh processes each, which took turns; one thread.",
             "From the start of the process to the end of its first step, with an optimizer.",
-            "CPU seconds are those of the process itself, not of those that it starts.",
+            "CPU seconds are those of the process itself, without its child processes.",
         ]
     else:
         result.notes.append("Not run.")
@@ -134,7 +134,7 @@ def _cell(found: Samples, label: str) -> str:
 
 
 def _growths_ms(found: Samples, sizes: Sequence[int], name: str) -> list[float]:
-    """Milliseconds of CPU in the first step for each layer more, by round; empty if not run."""
+    """Return CPU milliseconds of the first step per additional layer, by round; [] if not run."""
     fewest, most = min(sizes), max(sizes)
     first = found.get("first_cpu_s", {})
     below, above = (first.get(_label(size, name), []) for size in (fewest, most))

@@ -1,4 +1,4 @@
-"""A lookup that hits the local tier, against reading the same file and hashing it once."""
+"""Compare a lookup that hits the local tier with reading and hashing the same file."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def measure(repeats: int, many: int, seed: int) -> Result:
             stack.callback(cache.close)
             return _fill(cache, count, seed)
 
-        few, lot = filled_cache(FEW), filled_cache(many)
-        path = _largest_file(few.settings.local_dir)
+        small, large = filled_cache(FEW), filled_cache(many)
+        path = _largest_file(small.settings.local_dir)
 
         def read_and_hash() -> None:
             with open(path, "rb") as file:
@@ -38,8 +38,8 @@ def measure(repeats: int, many: int, seed: int) -> Result:
 
         calls: dict[str, Callable[[], object]] = {
             "read and SHA-256": read_and_hash,
-            f"lookup among {FEW:,}": lambda: few.lookup(key_of(0)),
-            f"lookup among {many:,}": lambda: lot.lookup(key_of(0)),
+            f"lookup among {FEW:,}": lambda: small.lookup(key_of(0)),
+            f"lookup among {many:,}": lambda: large.lookup(key_of(0)),
         }
         times: dict[str, list[float]] = {name: [] for name in calls}
         for names in shuffled_rounds(list(calls), repeats, seed):
@@ -47,13 +47,13 @@ def measure(repeats: int, many: int, seed: int) -> Result:
                 started = time.perf_counter()
                 calls[name]()
                 times[name].append(time.perf_counter() - started)
-        for cache in (few, lot):
+        for cache in (small, large):
             assert cache.stats().hits["local"] == repeats
     return _result(times)
 
 
 def _fill(cache: Cache, count: int, seed: int) -> Cache:
-    """One usual entry under the first key, next to nothing under the others."""
+    """Save an entry of the usual size under the first key, and tiny ones under the others."""
     sections = compiled_graph(random.Random(seed), ENTRY_BYTES)
     usual = frame.encode(kind="bench", key=key_of(0), sections=sections, codec="none")
     cache.save(key_of(0), usual)
@@ -68,9 +68,9 @@ def _largest_file(root: str) -> str:
 
 
 def _result(times: dict[str, list[float]]) -> Result:
-    read, few, lot = times.values()
+    read, small, large = times.values()
     names = list(times)
-    over_read, over_few = median_ratio(few, read), median_ratio(lot, few)
+    over_read, over_few = median_ratio(small, read), median_ratio(large, small)
     result = Result(
         f"Lookup of {ENTRY_BYTES / 1e6:.1f} MB in the local tier",
         ["", "median", "p99", "ratio"],

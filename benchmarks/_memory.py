@@ -1,6 +1,6 @@
-"""How much memory a process takes beyond what it had while it moves far more than that.
+"""Measure the peak memory of a process that moves far more data than its queue may hold.
 
-Run as a program it is the fresh process of one direction.
+Run as a program, it is the fresh process of one direction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def measure(gateway: Gateway, total: int, seed: int) -> Result:
     result = Result(
         f"Peak memory while {count * ENTRY >> 20:,} MiB pass, in entries of {ENTRY >> 20} MiB",
         ["direction", "upload_queue_max_bytes", "peak above start", "of the limit"],
-        notes=["Resident memory (VmHWM) of a fresh process above that with its client connected."],
+        notes=["VmHWM of a fresh process, above its VmRSS when its client was connected."],
     )
     for limit in (Settings.upload_queue_max_bytes, Settings.upload_queue_max_bytes // 4):
         for direction in ("upload", "prefetch"):
@@ -43,12 +43,12 @@ def measure(gateway: Gateway, total: int, seed: int) -> Result:
                     "count": count,
                 }
                 peak = in_fresh_process(__file__, request)["peak"]
-            _book(result, direction, limit, peak)
+            _add_rows(result, direction, limit, peak)
         gateway.empty()
     return result
 
 
-def _book(result: Result, direction: str, limit: int, peak: int) -> None:
+def _add_rows(result: Result, direction: str, limit: int, peak: int) -> None:
     result.rows.append(
         [direction, f"{limit >> 20} MiB", f"{peak / 2**20:.0f} MiB", f"{peak / limit:.2f} ×"]
     )

@@ -15,7 +15,7 @@ _HEIGHT, _NAMES = 260, 330
 def horizontal_bars(
     title: str, values: Mapping[str, float], *, emphasised: Collection[str] = ()
 ) -> str:
-    """One bar for each value from zero, in their order, with its name and number."""
+    """Draw one bar for each value, in order and from zero, with its name and number."""
     scale = (_WIDTH - _LABELS - _NUMBERS) / max(values.values())
     parts = [f'<text x="8" y="24" class="title">{escape(title)}</text>']
     for number, (name, value) in enumerate(values.items()):
@@ -38,7 +38,7 @@ def lines(
     unit: str,
     emphasised: Collection[str] = (),
 ) -> str:
-    """One line for each series over its numbers of ``unit``, from zero, with its last value.
+    """Draw one line for each series over numbers of ``unit``, from zero, with its last value.
 
     A series without values was not run.
     """
@@ -60,7 +60,7 @@ def lines(
             for each in numbers
         ),
     ]
-    place = bottom + _ROW  # of the name below
+    place = bottom + _ROW  # y of the name below
     for name, points in sorted(series.items(), key=lambda each: max(each[1].values(), default=0)):
         kind = "ours" if name in emphasised else "other"
         value = f"{points[max(points)]:.3g}" if points else "not run:"

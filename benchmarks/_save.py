@@ -1,6 +1,6 @@
-"""How long ``save`` keeps its caller, with the network up, down and silent.
+"""Measure how long ``save`` blocks its caller, with the network up, down and silent.
 
-Run as a program it is the fresh process of one condition.
+Run as a program, it is the fresh process of one condition.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from _harness import (
 from s3cache import Cache, frame
 
 P99_AT_MOST_S = 0.025
-# The client is opened in the background; a graph takes longer than that to compile.
+# The client opens in the background; a graph takes longer than this to compile.
 _COMPILING_S = 2.0
 
 
@@ -41,7 +41,7 @@ def measure(gateway: Gateway | None, saves: int, seed: int) -> Result:
         f"Save of {ENTRY_BYTES / 1e6:.1f} MB, time on the calling thread",
         ["network", "call", "p50", "p99", "max"],
         notes=[
-            f"{saves} of each in a row, taking turns, in a fresh process for each condition.",
+            f"{saves} calls of each kind, by turns, in a fresh process for each condition.",
             "disk: the same bytes written to a new file and flushed to the disk, for comparison.",
         ],
     )
@@ -58,13 +58,13 @@ def measure(gateway: Gateway | None, saves: int, seed: int) -> Result:
                 "seed": seed,
             }
             for call, seconds in in_fresh_process(__file__, request).items():
-                _book(result, network, call, seconds)
+                _add_rows(result, network, call, seconds)
     if gateway is not None:
         gateway.empty()
     return result
 
 
-def _Endpoint(port: int) -> Gateway:  # noqa: N802 - reads as the class it makes
+def _Endpoint(port: int) -> Gateway:  # noqa: N802 - named like the class it makes
     return Gateway(f"http://127.0.0.1:{port}", "nobody", "nothing")
 
 
@@ -76,12 +76,12 @@ def _closed_port() -> int:
 
 @contextlib.contextmanager
 def _silent_server() -> Iterator[int]:
-    """A port on which the kernel completes connections, without any answer."""
+    """Yield a port on which the kernel accepts connections and nothing answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
         yield server.getsockname()[1]
 
 
-def _book(result: Result, network: str, call: str, seconds: list[float]) -> None:
+def _add_rows(result: Result, network: str, call: str, seconds: list[float]) -> None:
     p99 = percentile(seconds, 99)
     figures = (statistics.median(seconds), p99, max(seconds))
     result.rows.append([network, call, *(f"{figure * 1e3:.1f} ms" for figure in figures)])
@@ -134,4 +134,4 @@ def _write_durably(root: str, data: bytes) -> None:
 
 if __name__ == "__main__":
     print(json.dumps(_condition(**json.loads(sys.argv[1]))), flush=True)
-    os._exit(0)  # what is not uploaded is of no interest
+    os._exit(0)  # without waiting for uploads

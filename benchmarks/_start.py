@@ -1,4 +1,4 @@
-"""The ways to start, each in a fresh process from its own disk, and what takes turns in them."""
+"""The ways to start training, each in a fresh process with its own disk, and runs by turns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ S3 = "s3cache from S3, empty disk"
 PRECOMPILE = "TORCH_CACHING_PRECOMPILE=1, warm disk"
 RECALL = "s3cache from S3, empty disk, with recall"
 
-#: Whether this version has what :data:`RECALL` turns on.
+#: Whether this version of s3cache has recall.
 HAS_RECALL = any(each.name == "recall" for each in fields(Settings))
 
 TIMED = ("first_s", "total_s", "first_cpu_s", "cpu_s")
@@ -43,13 +43,13 @@ class Case:
     """One way to start.
 
     Attributes:
-        request: for the fresh process.
+        request: work of the fresh process.
         environment: its variables, on top of the basic ones.
-        disk: names the disk it finds; "" for an empty one.
-        hit: whether torch must report a hit; None where it need not ask.
-        tier: the tier of s3cache that must have it; "remote" where the disk is empty.
+        disk: name of its disk; "" for an empty one.
+        hit: whether torch must report a hit; None if it need not look the graph up.
+        tier: the only tier of s3cache that must hit; "remote" if the disk is empty, "" for none.
         traced: whether Dynamo must trace.
-        copy_of: the disk that it starts as a copy of, if there is one.
+        copy_of: disk to copy if the case's own disk is new, once this one exists.
     """
 
     request: Request
@@ -61,29 +61,29 @@ class Case:
     copy_of: Path | None = None
 
     def check(self, answer: Mapping[str, Any]) -> None:
-        """Raise :class:`NotAsMeant` where a process has started in another way."""
+        """Raise :class:`UnexpectedStart` if the process started in another way."""
         found = {"tiers": answer["tiers"], "traced": bool(answer["traced"])}
         if self.tier == "remote" and found["tiers"]:
-            found["tiers"] = ["remote"]  # the disk was empty, so whatever is local was fetched
+            found["tiers"] = ["remote"]  # the disk was empty, so local entries were fetched
         meant = {"tiers": [self.tier] if self.tier else [], "traced": self.traced}
         if self.hit is not None:
             found["hit"], meant["hit"] = answer["hit"], self.hit
         if found != meant:
-            raise NotAsMeant(f"the process started with {found}, not with {meant}")
+            raise UnexpectedStart(f"the process started with {found}, not with {meant}")
 
 
-class NotAsMeant(SystemExit):
-    """A process did not start in the way that was to be measured."""
+class UnexpectedStart(SystemExit):
+    """A process did not start in the expected way."""
 
 
-#: Seconds by what was timed, then by case, in the order of the rounds.
+#: Seconds by name of the time, then by case, in the order of the rounds.
 Samples: TypeAlias = dict[str, dict[str, list[float]]]
 
 
 class Training:
-    """A fresh process that has done its first step, and does more as it is asked to.
+    """A fresh process that has run its first step, and runs more on request.
 
-    Of several ranks, the answer is that of the first.
+    With several ranks, the answer is that of the first.
     """
 
     def __init__(self, request: Request, environment: Mapping[str, str]) -> None:
@@ -101,7 +101,7 @@ class Training:
         ]
         self.answer: dict[str, Any] = self._read()
         if "error" in self.answer:
-            raise NotAsMeant(self.answer["error"])
+            raise UnexpectedStart(self.answer["error"])
 
     def __enter__(self) -> Training:
         return self
@@ -113,7 +113,7 @@ class Training:
                 raise SystemExit(f"a process ended with status {process.returncode}")
 
     def steps_s(self, count: int) -> list[float]:
-        """Seconds of that many steps, one by one."""
+        """Run ``count`` steps; return the seconds of each."""
         assert self._process.stdin is not None
         print(count, file=self._process.stdin, flush=True)
         found: list[float] = self._read()
@@ -128,7 +128,7 @@ class Training:
 
 
 def _places(ranks: int) -> list[dict[str, str]]:
-    """What tells each rank where it is; nothing where there is one."""
+    """Return the variables of each rank; a single rank needs none."""
     if ranks == 1:
         return [{}]
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -138,13 +138,13 @@ def _places(ranks: int) -> list[dict[str, str]]:
 
 
 class Bench:
-    """Cases, and the disks and servers they start from.
+    """Cases, with their disks and servers.
 
     Args:
-        name: of the job; jobs of different names share nothing.
-        trust: settings of s3cache that say who signs and who is trusted.
+        name: name of the job; jobs of different names share nothing.
+        trust: s3cache's settings for signatures.
         environment: variables of every process.
-        kernels: a disk with kernels that are not compiled again to fill others, once it is there.
+        kernels: disk with kernels; once it exists, preparations copy it and do not compile them.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Bench:
         environment: Mapping[str, str] | None = None,
         kernels: Path | None = None,
     ) -> None:
-        # Compilers take no path with a space in it.
+        # Compilers accept no path with a space.
         plain = name.replace(",", "").replace(" ", "-").lower()
         self._root = root / plain
         self._prefix = f"{plain}-" if plain else ""
@@ -178,8 +178,8 @@ class Bench:
         shared = self._s3cache("shared")
         recall = {**shared, "S3CACHE_RECALL": "on"}
         precompile = {"TORCH_CACHING_PRECOMPILE": "1"}
-        quiet = {"TORCH_LOGS": "-dynamo"}  # of a line for each guard that precompile drops
-        #: What has to happen before anything is measured, in this order.
+        quiet = {"TORCH_LOGS": "-dynamo"}  # no line for each guard that precompile drops
+        #: Runs to make before the measurements, in this order.
         self.preparations = {
             TORCH: Case(request, {}, disk="torch", hit=False, copy_of=kernels),
             REDIS: Case(replace(request, redis=True), redis, hit=False),
@@ -211,7 +211,7 @@ class Bench:
         }
 
     def disk(self, name: str) -> Path:
-        """Where the disk of that name is, once a process has started from it."""
+        """Return the path of a disk, which exists once a process has started with it."""
         return self._root / name
 
     def _s3cache(self, prefix: str) -> dict[str, str]:
@@ -220,7 +220,7 @@ class Bench:
         return {f"S3CACHE_{name.upper()}": value for name, value in options.items()}
 
     def prepare(self, names: Collection[str]) -> None:
-        """Fill what those cases start from, once."""
+        """Fill the disks and the store for those cases, once."""
         for name, case in self.preparations.items():
             wanted = name in names or (name == S3 and LOCAL in names)
             if wanted and name not in self._prepared:
@@ -229,7 +229,7 @@ class Bench:
                 self._prepared.add(name)
 
     def start(self, case: Case) -> Training:
-        """A fresh process, after checking that it started as the case says."""
+        """Start a fresh process, and check that it started as the case says."""
         self._disks += 1
         disk = self.disk(case.disk or f"empty-{self._disks}")
         if case.copy_of and case.copy_of.exists() and not disk.exists():
@@ -246,29 +246,29 @@ class Bench:
         training = Training(case.request, environment)
         try:
             case.check(training.answer)
-        except NotAsMeant:
+        except UnexpectedStart:
             with training:
                 raise
         return training
 
     def run(self, case: Case) -> dict[str, Any]:
-        """The answer of a fresh process."""
+        """Return the answer of a fresh process."""
         with self.start(case) as training:
             return training.answer
 
     def starter(self, name: str) -> Callable[[], dict[str, Any]]:
-        """Return what runs the case of that name."""
+        """Return a function that runs the case of that name."""
         return lambda: self.run(self.cases[name]())
 
 
 def measure(bench: Bench, names: Sequence[str], rounds: int, seed: int) -> Samples:
-    """Prepare what the cases start from, and run them all, ``rounds`` times."""
+    """Prepare the cases, and run all of them ``rounds`` times."""
     bench.prepare(names)
     return in_turns({name: bench.starter(name) for name in names}, rounds, seed)
 
 
 def in_turns(starts: Mapping[str, Callable[[], dict[str, Any]]], rounds: int, seed: int) -> Samples:
-    """Call all of them, which return the answer of a fresh process, ``rounds`` times."""
+    """Run all starts ``rounds`` times, in shuffled order; each returns its process's answer."""
     found: Samples = {timed: {name: [] for name in starts} for timed in TIMED}
     for number, order in enumerate(shuffled_rounds([*starts], rounds, seed), 1):
         for name in order:

@@ -1,28 +1,27 @@
 """Uploads and downloads of many objects: s3cache against bare aioboto3 and obstore.
 
-What each does with the same frames, the same number of requests at once and connections that are
-open already:
+All contenders move the same frames, with the same number of requests at once, over connections
+that are open already:
 
 s3cache
-    Download: ``Cache.prefetch(...).wait()`` into an empty local tier: GET, check of the digests,
-    file written and booked. Upload: ``Cache.flush()`` of what another process has left on record:
-    record taken over, file read, digests checked, conditional PUT, record removed.
+    Download: ``Cache.prefetch(...).wait()`` into an empty local tier: GET, digests checked, file
+    written and counted. Upload: ``Cache.flush()`` of the pending uploads of another process: record
+    taken over, file read, digests checked, conditional PUT, record removed.
 s3cache with save
-    Upload only: from the first ``Cache.save`` to the end of ``flush``, the durable file and the
-    record of each object included, which the calling thread writes one after the other.
+    Upload only: from the first ``Cache.save`` to the end of ``flush``. This includes the durable
+    file and the record of each object, which the calling thread writes one after the other.
 aioboto3, same work
     ``gather`` under a semaphore. Download: GET, SHA-256 of the body, file written. Upload: file
     read, SHA-256, PUT. Files and digests on threads of ``asyncio.to_thread``; not durable. The
     client has s3cache's settings: pool, signed payload, botocore's own checksums only where
     required.
 aioboto3, bytes dropped
-    The same without files and digests: what is downloaded is dropped, what is uploaded is in
-    memory.
+    The same without files and digests: downloads are dropped, and uploads come from memory.
 obstore, bytes dropped
     The same in Rust: signed payload, one PUT for each object.
 
 On two cores, which the server shares, a download of large objects costs less than their digest and
-file: who drops the bytes is faster than anybody who keeps them.
+file. So a contender that drops the bytes is faster than any that keeps them.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ Objects = Mapping[str, bytes]  # by cache key
 
 
 class Contender(Protocol):
-    """Both methods return seconds, without the warm-up that they begin with."""
+    """Both methods begin with a warm-up, and return the seconds after it."""
 
     def download(self, prefix: str, objects: Objects) -> float: ...
 
@@ -89,10 +88,10 @@ class Contender(Protocol):
 
 
 class Roots:
-    """Empty directories, removed in the end.
+    """Empty directories, removed at the end.
 
-    ext4 without a journal makes files slowly for a minute after many were removed, which would be
-    the next round's loss. But large files go at once, for the disk is slow to take them.
+    ext4 without a journal creates files slowly for a minute after many were removed, which would
+    slow the next round. But large files are removed at once, as the disk is slow to write them.
     """
 
     def __init__(self) -> None:
@@ -136,7 +135,7 @@ class S3Cache:
         return elapsed
 
     def _leave_on_record(self, prefix: str, root: str, objects: Objects) -> None:
-        """As another process would that never reached the bucket."""
+        """Save the objects like a process that never reached the bucket."""
 
         def unreachable() -> Store:
             raise TransientError("no network yet")
@@ -177,7 +176,7 @@ class S3CacheWithSave(S3Cache):
 
 
 class _OnOneLoop:
-    """A contender whose client belongs to an event loop of its own."""
+    """A contender with a client on its own event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -306,7 +305,7 @@ class Obstore(_OnOneLoop):
 
 
 def same_settings() -> AioConfig:
-    """What s3cache's own client is made with."""
+    """Return the settings of s3cache's own client."""
     return AioConfig(
         retries={"total_max_attempts": 1, "mode": "standard"},
         request_checksum_calculation="when_required",
@@ -333,9 +332,9 @@ def measure(gateway: Gateway, rounds: int, seed: int) -> Result:
         "Throughput on Ceph RGW, loopback",
         ["workload", "s3cache", *(f"× {name}" for name in others)],
         notes=[
-            f"s3cache's throughput, and what it is of the others': medians of {rounds} rounds.",
+            f"s3cache's throughput, and its ratio to the others': medians of {rounds} rounds.",
             f"{_DOWNLOADS} downloads or {_UPLOADS} uploads at once.",
-            "Same work: SHA-256 and files, for aioboto3 neither booked nor durable.",
+            "Same work: SHA-256 and files; those of aioboto3 are neither counted nor durable.",
         ],
     )
     for workload in WORKLOADS:
@@ -355,14 +354,14 @@ def measure(gateway: Gateway, rounds: int, seed: int) -> Result:
                         elapsed = contenders[name].upload("new", objects)
                         gateway.empty("new/")
                     seconds[name].append(elapsed)
-            _book(result, workload, direction, seconds, others)
+            _add_rows(result, workload, direction, seconds, others)
         gateway.empty()
     peer.close()
     bare.close()
     return result
 
 
-def _book(
+def _add_rows(
     result: Result,
     workload: Workload,
     direction: str,

@@ -1,6 +1,6 @@
-"""What proving who has signed costs a lookup that hits the local tier.
+"""Measure the cost of verifying signatures for a lookup that hits the local tier.
 
-The cost does not depend on the size: a signature is over a digest, which is computed anyway.
+The cost does not depend on the size: a signature covers a digest, which is computed anyway.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from s3cache.trust import Algorithm, SigningKey, generate
 
 SMALL_BYTES = 2_000
 MORE_AT_MOST_S = 0.0003
-NOTE = "Medians of {} entries, each looked up once, and once more; of differences within turns."
+NOTE = "Medians of {} entries, each looked up twice, and of the differences within turns."
 ROUNDS = 6
 WARM_UP = 5
 WARM_UP_NUMBER = 10_000_000
 
 
 def measure(entries: int, seed: int) -> Result:
-    """Each entry is looked up twice: an Ed25519 signature that was proven is known."""
+    """Look each entry up twice: the second lookup knows a verified Ed25519 signature."""
     result = Result(
         "Signed entries in the local tier",
-        ["a lookup of", "", "median", "more than by who does not ask who signed"],
+        ["a lookup of", "", "median", "more than without verification"],
         notes=[NOTE.format(entries)],
     )
     for size, label in ((SMALL_BYTES, "2 kB"), (ENTRY_BYTES, "1.5 MB")):
@@ -59,7 +59,7 @@ def measure(entries: int, seed: int) -> Result:
 def _in_rounds(
     entries: int, size: int, algorithm: Algorithm, seed: int
 ) -> list[tuple[list[float], list[float]]]:
-    """All rounds together. Threads are new in each: on which core one runs stays so for a while."""
+    """Return the times of all rounds. Each has new threads, as a thread keeps its core for long."""
     rounds = [
         _looked_up(entries // ROUNDS, size, algorithm, seed + number) for number in range(ROUNDS)
     ]
@@ -75,30 +75,30 @@ def _in_rounds(
 def _looked_up(
     entries: int, size: int, algorithm: Algorithm, seed: int
 ) -> list[tuple[list[float], list[float]]]:
-    """Twice: times of each turn, of who does not judge and of who does.
+    """Look all entries up twice; return the times without and with verification.
 
-    Of the same entries, in two orders: none was read just before, which makes it quicker.
+    The two lookups of a turn take different orders, as an entry that was just read is faster.
     """
     key, draw, times = generate("bench", algorithm), random.Random(seed), []
     with contextlib.ExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory())
-        judging = _filled(stack, root, key, range(entries), size, seed)
-        careless = Cache.open(local_dir=root, strict=True)
-        stack.callback(careless.close)
-        os.sync()  # what was just written must not reach the disk beside what is timed
+        verified = _filled(stack, root, key, range(entries), size, seed)
+        unverified = Cache.open(local_dir=root, strict=True)
+        stack.callback(unverified.close)
+        os.sync()  # the saved files must not be written to the disk during the lookups
         for _ in range(WARM_UP):
-            _timed(careless, WARM_UP_NUMBER)
-            _timed(judging, WARM_UP_NUMBER)
+            _timed(unverified, WARM_UP_NUMBER)
+            _timed(verified, WARM_UP_NUMBER)
         for _ in range(2):
             orders = [draw.sample(range(entries), entries) for _ in range(2)]
             plain, judged = [], []
             for one, other in zip(*orders, strict=True):
                 if draw.random() < 0.5:
-                    plain.append(_timed(careless, one))
-                    judged.append(_timed(judging, other))
+                    plain.append(_timed(unverified, one))
+                    judged.append(_timed(verified, other))
                 else:
-                    judged.append(_timed(judging, other))
-                    plain.append(_timed(careless, one))
+                    judged.append(_timed(verified, other))
+                    plain.append(_timed(unverified, one))
             times.append((plain, judged))
     return times
 
@@ -119,7 +119,7 @@ def _filled(
     size: int,
     seed: int,
 ) -> Cache:
-    """A cache in the directory ``root``, with a signed entry under each of these keys."""
+    """Return a cache in the directory ``root`` with a signed entry under each of these keys."""
     cache = Cache.open(
         local_dir=root,
         strict=True,

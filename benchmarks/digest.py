@@ -28,7 +28,7 @@ DIGESTS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def measure(data: bytes, repeats: int, rng: random.Random) -> dict[str, list[float]]:
-    """Seconds of each call, per digest; one call of each before the clock starts."""
+    """Return the seconds of each call, per digest, after one untimed call of each."""
     names = list(DIGESTS)
     for name in names:
         DIGESTS[name](data)
@@ -43,7 +43,7 @@ def measure(data: bytes, repeats: int, rng: random.Random) -> dict[str, list[flo
 
 
 def sha_ni() -> str:
-    """Whether the processor has SHA instructions, which decide most of the outcome."""
+    """Return whether the processor has SHA instructions, which decide most of the outcome."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             return "yes" if " sha_ni" in file.read() else "no"

@@ -1,10 +1,10 @@
-"""A fleet that starts at once, on a clock that jumps: ``make simulate-fleet``.
+"""Simulate a fleet that starts at once, on a clock that jumps: ``make simulate-fleet``.
 
-Nodes with several ranks each look 40 graphs up, one after another, from an empty bucket. The code
-that leases and waits is the client's own, with its retries; the bucket is in memory, answers as
-late as S3 does, and with 503 SlowDown above 3,500 writes and 5,500 reads a second and prefix. On a
-node, ranks wait for the first one, as claims have them. Nodes die, and lose the network for a
-while, at random. A rank that waits in vain, or cannot ask, compiles.
+Each rank of each node looks 40 graphs up, one after another. The bucket is empty at first. Leases,
+waits and retries are the client's own code. The bucket is in memory: it answers as slowly as S3,
+and with 503 SlowDown above 3,500 writes or 5,500 reads a second per prefix. On a node, ranks wait
+for the first one, as with claims. Nodes die, or lose the network for a while, at random. A rank
+compiles if its wait ends without an entry, or if it cannot reach the bucket.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BOUND_S, LOAD_S = 600.0, 0.3
 
 @dataclass
 class Bucket:
-    """What all nodes share."""
+    """The bucket that all nodes share, and counts of events."""
 
     draw: random.Random
     store: MemoryStore = field(default_factory=lambda: MemoryStore("fleet"))
@@ -45,7 +45,7 @@ class Bucket:
 
 
 class Link(WrapperStore):
-    """The way of one node to the bucket."""
+    """The connection of one node to the bucket."""
 
     def __init__(self, bucket: Bucket) -> None:
         super().__init__(bucket.store)
@@ -74,7 +74,7 @@ class Link(WrapperStore):
 
 
 class Node:
-    """A machine with ranks, each of which looks all graphs up."""
+    """A machine with ranks that look all graphs up."""
 
     def __init__(self, bucket: Bucket, number: int, compile_s: list[float]) -> None:
         self._bucket, self._compile_s = bucket, compile_s
@@ -88,7 +88,7 @@ class Node:
 
     async def rank(self) -> None:
         for graph in range(len(self._compile_s)):
-            await asyncio.sleep(self._draw.uniform(0.2, 2.0))  # it is traced
+            await asyncio.sleep(self._draw.uniform(0.2, 2.0))  # tracing
             if graph in self._local or await self._is_there(graph):
                 await asyncio.sleep(LOAD_S)
                 self._local.add(graph)
@@ -168,7 +168,7 @@ async def _fleet(options: argparse.Namespace, bucket: Bucket) -> int:
         return options.ranks
 
     work = [asyncio.ensure_future(live(number)) for number in range(options.nodes)]
-    # No rank may take longer than if each graph were waited for to the bound.
+    # No rank may take longer than one full wait for each graph.
     done, pending = await asyncio.wait(work, timeout=options.graphs * (BOUND_S + 120))
     for task in done:
         expected += task.result()
@@ -181,9 +181,11 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--graphs", type=int, default=40)
     parser.add_argument("--dead", type=float, default=0.01, help="share of nodes that die")
-    parser.add_argument("--cut", type=float, default=0.01, help="share that lose the network")
+    parser.add_argument(
+        "--cut", type=float, default=0.01, help="share of nodes that lose the network"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="where the numbers go")
+    parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
     bucket = Bucket(random.Random(options.seed))
     hung = run_virtually(_fleet(options, bucket))

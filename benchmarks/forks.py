@@ -1,8 +1,8 @@
-"""What does a fork cost while S3 clients are made, and does its child live?
+"""Measure the time of a fork while S3 clients are made, and count the children that hang.
 
-Processes, each with one way to fork, take turns: one waits for the background threads, as s3cache
-does, the other does not. Each makes clients, one after the other, and forks without pause. The
-child makes a TLS context, as whatever speaks HTTPS, and hangs if it inherited a lock of OpenSSL.
+Two kinds of processes take turns: one waits for the background threads before it forks, as s3cache
+does, and the other does not. Each makes clients, one after the other, and forks without pause. The
+child makes a TLS context, as any HTTPS client does, and hangs if it inherited a lock of OpenSSL.
 
     python benchmarks/forks.py [--rounds 3] [--seconds 20]
 """
@@ -24,25 +24,25 @@ from s3cache.util import threads
 
 # How long a fork waits for other threads, in seconds.
 WAYS = {"waits": 10.0, "does not": 0.0}
-HANGS_S = 4  # how long a child takes that hangs
+HANGS_S = 4  # a child that takes longer hangs
 
 
 def fork_without_pause(seconds: float) -> tuple[list[float], int]:
-    """The seconds that each fork took, and how many children hung."""
+    """Fork for ``seconds``; return the time of each fork and the number of hung children."""
     took: list[float] = []
     hung = 0
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         cache = Cache.open(
             url="s3://bucket/prefix",
-            endpoint_url="https://127.0.0.1:1",  # no server is there
+            endpoint_url="https://127.0.0.1:1",  # no server listens there
             access_key="key",
             secret_key="secret",
             region="us-east-1",
             local=False,
             lookup_timeout_s=0.01,
         )
-        cache.lookup("key")  # takes too long; the client is made all the same
+        cache.lookup("key")  # times out, but the client is still made
         children = []
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
@@ -62,7 +62,7 @@ def fork_without_pause(seconds: float) -> tuple[list[float], int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20, help="of each process")
+    parser.add_argument("--seconds", type=float, default=20, help="seconds of each process")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:

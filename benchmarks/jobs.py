@@ -1,13 +1,13 @@
-"""What a compiling thread waits for 40 graphs behind 50 ms of round trip: ``make bench-jobs``.
+"""Measure the wait of a compiling thread for 40 graphs, 50 ms of round trip: ``make bench-jobs``.
 
-A process saves them; then processes with an empty disk look all of them up, one after another or
-20 ms apart: tracing a graph takes torch longer than that. A program turns the cache on and imports
-torch and its compiler; or it imports torch, turns the cache on and imports the compiler. Lookups
-that come as soon as the cache is on are there to compare: the S3 client is still being imported
-then, and no program has torch's compiler so early. Only the lookups are counted.
+A process saves the graphs. Then processes with an empty disk look all of them up, one after another
+or 20 ms apart (torch takes longer to trace a graph). A program turns the cache on, then imports
+torch and its compiler; or it imports torch, turns the cache on, then imports the compiler. For
+comparison, another program looks graphs up as soon as the cache is on: the S3 client is still being
+imported then, and no real program has torch's compiler so early. Only the lookups are timed.
 
-The bucket is moto's. A proxy has every byte come 25 ms late in each direction, and opens
-connections 50 ms late. Both are processes of their own.
+The bucket is moto's. A proxy delays every byte by 25 ms in each direction, and every new connection
+by 50 ms. Server and proxy are separate processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from s3cache.testing import MotoBucket, MotoServer
 GRAPHS, ROUND_TRIP_S, TRACED_S, ENTRY_BYTES = 40, 0.05, 0.02, 50_000
 WAITED_AT_MOST_S = 0.3
 KEYS = [key_of(number) for number in range(GRAPHS)]
-# What a program imports once the cache is on, and how long it traces before each lookup.
+# By program: the import after the cache is on, and the time of tracing before each lookup.
 PROGRAMS = {
     f"{imported} imported, then {gap}": (imported, traced_s)
     for imported in ("torch", "the compiler", "nothing")
@@ -46,7 +46,7 @@ PROGRAMS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="where the samples go")
+    parser.add_argument("--json", type=Path, help="file for the samples")
     parser.add_argument("--proxy", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--program", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -83,7 +83,7 @@ def _measure(rounds: int, where: Path | None) -> int:
 def _run(
     root: str, bucket: MotoBucket, imported: str, traced_s: float, *, on: bool, saves: bool = False
 ) -> float:
-    """Run the program on a machine of its own; return how long its lookups took."""
+    """Run the program on a fresh machine; return the seconds of its lookups."""
     with tempfile.TemporaryDirectory(dir=root) as home:
         environment = {name: os.environ.get(name, "") for name in ("PATH", "PYTHONPATH")}
         environment |= {"HOME": home, "AWS_EC2_METADATA_DISABLED": "true"}
@@ -130,7 +130,7 @@ def _program(
 
 
 async def _proxy(server_port: int) -> None:
-    """Print a port that is a round trip away from the server's, and serve there."""
+    """Print a port, and serve there, a round trip away from the server."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
@@ -139,7 +139,7 @@ async def _proxy(server_port: int) -> None:
         loop.call_later(ROUND_TRIP_S / 2, writer.close)
 
     async def connected(down: asyncio.StreamReader, up: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(ROUND_TRIP_S)  # which opening a connection takes
+        await asyncio.sleep(ROUND_TRIP_S)  # the time to open a connection
         reader, writer = await asyncio.open_connection("127.0.0.1", server_port)
         await asyncio.gather(pump(down, writer), pump(reader, up), return_exceptions=True)
 

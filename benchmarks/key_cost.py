@@ -1,11 +1,12 @@
-"""What a key costs: torch's own, and s3cache's with every component and all safety checks.
+"""Measure the cost of torch's own key, and of s3cache's with all components and safety checks.
 
-A 6-layer and a 24-layer GPT, one training step each; the graph is keyed as ``torch.compile`` would
-and not compiled. ``first`` is the first key of a process, ``later`` the median of those after it.
-Each run is a process of its own, torch's and s3cache's by turns; medians of all of them.
+The graphs are those of one training step of a GPT, with 6 and with 24 layers. Each gets its key as
+in ``torch.compile``, and is not compiled. ``first`` is the first key of a process, ``later`` the
+median of its later keys. Each run is a separate process; torch's and s3cache's runs take turns. The
+results are medians of all runs.
 
-s3cache keeps torch's hash of its own source on disk; what it takes to find out that it still holds
-is ``install``, spent while torch imports, and part of ``first``.
+s3cache keeps torch's hash of its own source on disk. ``install`` is the time to check that this
+hash is still valid. It is spent while torch is imported, and is part of ``first``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _BARS = {"first": 0.3, "later": 0.6}
 
 
 def measure(layers: int, side: str) -> dict[str, Any]:
-    """One process: times in milliseconds, wall clock and this thread's CPU."""
+    """Run in one process; return milliseconds of wall clock and of this thread's CPU."""
     install = {"wall": 0.0, "cpu": 0.0}
     if side == "s3cache":
         import s3cache
@@ -96,10 +97,10 @@ def _medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def compare(rounds: int) -> dict[str, Any]:
-    """Medians of ``rounds`` processes for each size and each side, by turns."""
+    """Return medians of ``rounds`` processes for each size and each side, run by turns."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as root:
-        _in_a_process(1, "s3cache", root)  # finds out about the installation
+        _in_a_process(1, "s3cache", root)  # stores the hash of torch's source
         for layers in _LAYERS:
             runs: dict[str, list[dict[str, Any]]] = {"torch": [], "s3cache": []}
             for _ in range(rounds):
@@ -126,7 +127,7 @@ def _judged(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, print, write the JSON; fails if a bar is missed."""
+    """Measure, print and write the JSON; return 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="where to write the result")
@@ -158,7 +159,7 @@ def main() -> int:
 
 
 def _markdown(found: dict[str, Any], judged: dict[str, Any]) -> str:
-    """For docs/benchmarks.md."""
+    """Return the section of docs/benchmarks.md."""
     lines = [
         "### What a key costs, GPT training graphs",
         "",

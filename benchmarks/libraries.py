@@ -1,13 +1,13 @@
-"""Programs with popular libraries on two machines: do they hit, and what does a key cost?
+"""Check that programs with popular libraries hit on a second machine, and time their keys.
 
     python -m benchmarks.libraries [--only NAME ...] [--path DIRECTORY] [--json FILE]
 
-Each program imports a library, compiles a function of one line and then something of the library's,
-on a first machine and on a second one with an empty disk. The second has to miss nothing. Libraries
-that are not installed are left out, and named. ``--path`` is put first in ``PYTHONPATH``: with a
-directory that has nothing but Triton, the same programs run where Triton is installed.
+Each program imports a library, compiles a one-line function and then a model or function of the
+library, on a first machine and on a second one with an empty disk. The second machine must not
+miss. Libraries that are not installed are left out, and named. ``--path`` comes first in
+``PYTHONPATH``: with a directory that holds only Triton, the same programs run with Triton.
 
-A key's cost is CPU time of the compiling thread: the checks and the key of one graph.
+The cost of a key is CPU time of the compiling thread, for the checks and the key of one graph.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from s3cache.testing import Machine, ProgramError
 
 KEY_BAR_S = 0.1  # CPU seconds for the key of a graph
-# What hooks/_keys.py calls for the checks and the key of one graph.
+# Functions that hooks/_keys.py calls for the checks and the key of one graph.
 _TIMED = ("bypass_reasons", "fx_bypass_reasons", "key_of")
 
 
@@ -172,7 +172,7 @@ def _keras() -> tuple[Any, ...]:
     return keras.layers.Dense(2), torch.ones(3, 4)
 
 
-# The module that a program needs, and the function that makes what is compiled and its arguments.
+# The module that a program needs, and a function that returns a callable and its arguments.
 PROGRAMS: dict[str, tuple[str, Callable[[], tuple[Any, ...]]]] = {
     "tensordict": ("tensordict", _tensordict),
     "torchrl": ("torchrl", _torchrl),
@@ -195,7 +195,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[], tuple[Any, ...]]]] = {
 
 
 def run_program(name: str, url: str) -> dict[str, Any]:
-    """Run a program in this process with s3cache on; return what each key cost, in CPU seconds."""
+    """Run a program in this process with s3cache on; return the CPU seconds of each key."""
     import torch
 
     import s3cache
@@ -215,7 +215,7 @@ def run_program(name: str, url: str) -> dict[str, Any]:
 
 
 def _time_keys() -> list[float]:
-    """Have the CPU seconds of each check and key appended to the list that is returned."""
+    """Return a list that gets the CPU seconds of each later check and key."""
     keys = vars(importlib.import_module("s3cache.hooks._keys"))
     costs: list[float] = []
 
@@ -252,7 +252,7 @@ def measure(name: str, path: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure the programs and print a table; returns 1 where a machine misses what was saved."""
+    """Measure the programs and print a table; return 1 if one fails, misses or has a slow key."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=[*PROGRAMS])
     parser.add_argument("--path", default="", help="a directory to put first in PYTHONPATH")

@@ -1,14 +1,15 @@
-"""What the first start of a job costs on one machine, all ranks together: ``make bench-ranks``.
+"""Measure the first start of a job on one machine, all ranks together: ``make bench-ranks``.
 
-The ranks of the GPT of ``make bench`` train one step with DDP (gloo) from an empty disk and an
-empty store, in turns: with torch alone, with s3cache, and with s3cache where none waits for
-another (``S3CACHE_WAIT_S=0``). One rank alone does so without DDP. CPU seconds are those of all
-processes that a job starts, compilers and their workers included. With ``--nodes``, the ranks are
-spread over machines, each with a disk of its own; the bucket is Ceph's where one is running.
+The ranks train one step of the GPT of ``make bench`` with DDP (gloo), from an empty disk and an
+empty store. The cases take turns: torch alone, s3cache, and s3cache without waits for other ranks
+(``S3CACHE_WAIT_S=0``). A last case starts with the store that s3cache has filled. A single rank
+runs without DDP. CPU seconds are those of all processes of a job, compilers and their workers
+included. With ``--nodes``, the ranks are spread over machines with separate disks; the bucket is
+Ceph's if a gateway is running.
 
-With ``--gpu``, each rank compiles for a GPU of its own that is not there
-(``tests/gpu/standin.py``). Triton's compiler and ``ptxas`` run, and torch has no lock that lets
-ranks share their output. There are no gradients to exchange, so the ranks do without DDP.
+With ``--gpu``, each rank compiles for its own stand-in for a GPU (``tests/gpu/standin.py``).
+Triton's compiler and ``ptxas`` run, and torch has no lock that lets ranks share their output. There
+are no gradients to exchange, so the ranks run without DDP.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--nodes", type=int, default=1, help="machines, each with its own disk")
-    parser.add_argument("--gpu", action="store_true", help="for GPUs that are not there")
-    parser.add_argument("--cases", help="these cases, separated by commas")
-    parser.add_argument("--json", type=Path, help="where the samples go")
+    parser.add_argument("--gpu", action="store_true", help="compile for stand-ins for GPUs")
+    parser.add_argument("--cases", help="cases to run, separated by commas")
+    parser.add_argument("--json", type=Path, help="file for the samples")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -147,7 +148,7 @@ def _result(
 def _run(
     folder: Path, name: str, store: str, job: list[Any], more: dict[str, str]
 ) -> dict[str, float]:
-    """Run a job on empty machines, in a process that waits for all that it starts."""
+    """Run a job on empty machines, in a process that waits for all its descendants."""
     machine = Path(tempfile.mkdtemp(dir=folder))
     environment = {
         "PATH": os.environ["PATH"],
@@ -176,7 +177,7 @@ def _run(
 
 
 def _job(ranks: int, layers: int, is_on: bool, nodes: int, gpu: bool) -> dict[str, float]:
-    """Run the ranks, and wait for all that they have started, orphans too."""
+    """Run the ranks, and wait for all their descendants, orphans included."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -201,7 +202,7 @@ def _job(ranks: int, layers: int, is_on: bool, nodes: int, gpu: bool) -> dict[st
     answers = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
     wall_s = time.monotonic() - began
     assert not any(process.returncode for process in processes)
-    while True:  # what they left behind
+    while True:  # orphans of the ranks
         try:
             os.wait()
         except ChildProcessError:
@@ -218,7 +219,7 @@ def _job(ranks: int, layers: int, is_on: bool, nodes: int, gpu: bool) -> dict[st
 
 
 def _standin(index: int) -> dict[str, str]:
-    """Return the environment of a process with a GPU that is not there."""
+    """Return the environment of a process with a stand-in for a GPU."""
     from tests.gpu import standin
 
     assert not standin.MISSING, standin.MISSING

@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/render.py [--check]
 
-Replaces what is between ``<!-- bench:NAME -->`` and ``<!-- /bench:NAME -->`` in that page by the
-tables in docs/benchmarks/NAME.json, for each of them that is there. With ``--check`` it writes
-nothing and ends with status 1 if they differ.
+Replaces the text between ``<!-- bench:NAME -->`` and ``<!-- /bench:NAME -->`` in that page by the
+tables of docs/benchmarks/NAME.json, for each such file. With ``--check`` it writes nothing, and
+ends with status 1 if the page is out of date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-#: What writes docs/benchmarks/NAME.json, by name.
+#: Commands that write docs/benchmarks/NAME.json, by name.
 COMMANDS = {
     "warm_start": "make bench",
     "signed": "make bench-signed",
@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 def render(document: Mapping[str, Any], command: str) -> str:
-    """Markdown for what ``command`` measured."""
+    """Return Markdown for the results of ``command``."""
     if "markdown" in document:
         return str(document["markdown"]).strip() + "\n"
     parts = [_result(result) for result in document["results"]]
@@ -58,10 +58,10 @@ def _result(result: Mapping[str, Any]) -> str:
 
 
 def fill(page: str, name: str, text: str) -> str:
-    """``page`` with ``text`` in its block ``name``.
+    """Return ``page`` with ``text`` in its block ``name``.
 
     Raises:
-        ValueError: the page has not exactly one.
+        ValueError: the page has no such block, or several.
     """
     start, end = f"<!-- bench:{name} -->\n", f"<!-- /bench:{name} -->"
     block = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
@@ -75,7 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--results", type=Path, default=ROOT / "docs/benchmarks")
     parser.add_argument("--page", type=Path, default=ROOT / "docs/benchmarks.md")
-    parser.add_argument("--check", action="store_true", help="only say whether they agree")
+    parser.add_argument("--check", action="store_true", help="write nothing; status 1 if stale")
     options = parser.parse_args()
     page = filled = options.page.read_text(encoding="utf-8")
     for name, command in COMMANDS.items():

@@ -1,13 +1,12 @@
-"""Through which files of s3cache a miss runs, and a hit that comes from the remote.
+"""List the files of s3cache that run for a miss, and for a hit from the remote.
 
-Two fresh machines (processes with a home and caches of their own) share a directory. Each compiles
-and runs one small training step; what the first has saved is a hit on the second. Counted are files
-of which a function runs, on any thread, from the call of the compiled function to the end of its
-backward, and for the miss until it is uploaded; and pairs of files of which one calls the other.
-torch's compiler is imported before, so that turning the cache on is not part of it.
+Two fresh machines (processes with their own home and caches) share a directory. Each compiles and
+runs one small training step; the second hits the entry that the first has saved. A file counts if
+one of its functions runs, on any thread, from the call of the compiled function to the end of its
+backward, or for the miss to the end of the upload. So does each pair of files if one calls the
+other. torch's compiler is imported before, so that turning the cache on does not count.
 
-It only counts. Fewer files are not better by themselves, but a reader who follows a hit
-has to open each of them.
+Fewer files are not better by themselves, but a reader who follows a hit has to open all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _PACKAGE = str(_ROOT / "s3cache") + os.sep
 
 @dataclass(frozen=True)
 class Stop:
-    """A file, the first of its functions that was called, and on which thread."""
+    """A file, its function that was called first, and the thread of that call."""
 
     file: str
     function: str
@@ -45,7 +44,7 @@ class Stop:
 
 @dataclass
 class Route:
-    """Files in the order in which they were first called, and pairs of caller and called."""
+    """Files in the order of their first calls, and pairs of calling and called file."""
 
     stops: list[Stop] = field(default_factory=list)
     edges: set[tuple[str, str]] = field(default_factory=set)
@@ -58,7 +57,7 @@ class Route:
 
 
 class Recorder:
-    """Sees every call on every thread that was started after it."""
+    """Records calls on this thread, and on threads that start later."""
 
     def __init__(self) -> None:
         self.route = Route()
@@ -82,14 +81,14 @@ class Recorder:
 
 
 def _file(code: CodeType) -> str | None:
-    """The file of s3cache that a function is in; what runs at import is none."""
+    """Return a function's file in s3cache; None for other files and for code of imports."""
     if not code.co_filename.startswith(_PACKAGE) or not code.co_flags & inspect.CO_NEWLOCALS:
         return None
     return code.co_filename[len(_PACKAGE) :]
 
 
 def routes() -> dict[str, Route]:
-    """The routes of a miss and of a hit from the remote.
+    """Return the routes of a miss and of a hit from the remote.
 
     Raises:
         subprocess.CalledProcessError: a machine failed; its output has been printed.
@@ -103,7 +102,7 @@ def _machine(root: Path, what: str) -> Route:
     (home / "tmp").mkdir(parents=True)
     environment = {
         "PATH": os.environ.get("PATH", ""),
-        "S3CACHE_SHAPE_PROFILE": "0",  # looked up once in a process, and not for a graph
+        "S3CACHE_SHAPE_PROFILE": "0",  # looked up once per process, not for a graph
         "PYTHONPATH": str(_ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": str(home),
@@ -113,7 +112,7 @@ def _machine(root: Path, what: str) -> Route:
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
     }
     url = f"file://{root}/remote?create=1"
-    # The other name makes it another program: no job profile has its entry on the disk before.
+    # Another option makes another program: no job profile fetches its entry before the lookup.
     command = [sys.executable, "-W", "ignore", __file__, f"--{what}", url]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -121,13 +120,13 @@ def _machine(root: Path, what: str) -> Route:
 
 
 def _record(url: str, what: str) -> Route:
-    """Run the step on this machine."""
+    """Run the step on this machine; return its route."""
     recorder = Recorder()
 
     import s3cache
     from s3cache.cache import Engine
 
-    Engine.settled_s = 600.0  # a job profile is saved by the flush, and not on a busy machine's hit
+    Engine.settled_s = 600.0  # only the flush saves a job profile, even if the machine is busy
     cache = s3cache.enable(url)
     assert isinstance(cache, Engine)
 
@@ -137,7 +136,7 @@ def _record(url: str, what: str) -> Route:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
     step, batch = torch.compile(model), torch.randn(4, 8)
-    cache.flush()  # the remote is open, and left alone
+    cache.flush()  # the remote is open and idle
     while not cache.knows_job:
         time.sleep(0.01)
 

@@ -1,12 +1,12 @@
-"""Does the storage engine keep its promises of speed and memory?
+"""Measure speed and memory of the storage engine, and compare them with their bars.
 
     make bench-storage [ARGS="--parts throughput,save --rounds 9"]
 
-Contenders run in one process or one after the other, interleaved in a shuffled order, so that the
-ratios hold on a busy machine where the times do not. Prints tables, writes every sample as JSON,
-and ends with status 1 where a bar is missed. Without a gateway (see infra/README.md) the parts
-that need one are skipped. Where only some parts are measured, what the JSON has of the others
-stays, if it is of a machine like this one.
+Contenders take turns in a shuffled order, in one process or one after the other. So the ratios hold
+on a busy machine, although the times do not. Prints tables, writes every sample as JSON, and ends
+with status 1 if a bar is missed. Without a gateway (see infra/README.md), the parts that need one
+are skipped. If only some parts run, the JSON keeps its results of the others, provided that they
+are from a machine like this one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import _save
 import _trust
 from _harness import Gateway, Result, all_met, parts_of, write_results
 
-# Lookups last: ext4 without a journal makes files slowly after 100,000 were removed.
+# Lookups come late: ext4 without a journal creates files slowly after 100,000 were removed.
 PARTS = ("import", "save", "throughput", "memory", "trust", "lookup", "bound")
 NEED_GATEWAY = ("throughput", "memory")
 
@@ -68,7 +68,7 @@ def _measure(part: str, gateway: Gateway | None, options: argparse.Namespace) ->
 
 
 def _throughput(gateway: Gateway, options: argparse.Namespace) -> Result:
-    import _throughput as throughput  # aioboto3 and obstore, which the other parts do without
+    import _throughput as throughput  # needs aioboto3 and obstore, the other parts do not
 
     return throughput.measure(gateway, options.rounds, options.seed)
 
@@ -89,19 +89,27 @@ def _options() -> argparse.Namespace:
         "--parts",
         type=partial(parts_of, known=PARTS),
         default=PARTS,
-        help=f"of {','.join(PARTS)}",
+        help=f"parts to run, of {','.join(PARTS)}",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="of each throughput")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each throughput")
     parser.add_argument("--lookups", type=int, default=501)
-    parser.add_argument("--entries", type=int, default=100_000, help="in the larger local tier")
-    parser.add_argument("--saves", type=int, default=300, help="of each kind and condition")
-    parser.add_argument("--signed", type=int, default=300, help="entries of each kind")
-    parser.add_argument("--processes", type=int, default=64, help="that save at the bound")
-    parser.add_argument("--saves-each", type=int, default=20, help="... at the bound")
+    parser.add_argument(
+        "--entries", type=int, default=100_000, help="entries in the larger local tier"
+    )
+    parser.add_argument("--saves", type=int, default=300, help="saves of each kind and condition")
+    parser.add_argument("--signed", type=int, default=300, help="signed entries of each kind")
+    parser.add_argument(
+        "--processes", type=int, default=64, help="processes that save at the bound"
+    )
+    parser.add_argument(
+        "--saves-each", type=int, default=20, help="saves of each process at the bound"
+    )
     parser.add_argument("--imports", type=int, default=15)
     parser.add_argument("--memory-bytes", type=int, default=2 << 30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", default="docs/benchmarks/storage.json", help="'' for none")
+    parser.add_argument(
+        "--json", default="docs/benchmarks/storage.json", help="file for the results; '' for none"
+    )
     return parser.parse_args()
 
 

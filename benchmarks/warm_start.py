@@ -1,24 +1,24 @@
-"""How fast does training start: after a compile on this machine, on another one, or on none?
+"""Measure how fast training starts after a compile on this machine, on another, or on none.
 
     make bench [ARGS="--parts first,layers --rounds 9"]
     make bench-signed
 
-One training step of a GPT, each time in a fresh process. What is compared takes turns in a
-shuffled order, so that ratios hold on a busy machine where times do not. On an "empty disk" home,
-caches and temporary directory are empty, so that torch's precompiled headers are gone too.
+Each run is one training step of a GPT in a fresh process. Cases take turns in a shuffled order. So
+the ratios hold on a busy machine, although the times do not. With an "empty disk", home, caches and
+temporary directory are empty: torch's precompiled headers are gone too.
 
-Later steps differ by a fifth from one second to the next, whatever made the code. So two processes
-that are both alive take turns, a few steps each.
+Later steps vary by a fifth from one second to the next, no matter which cache their code came from.
+So two running processes take turns, a few steps each.
 
-The part "layers" starts models of several sizes with one thread. It measures the CPU seconds of
-the process too, which do not depend on what waits for what.
+The part "layers" starts models of several sizes with one thread. It also measures the CPU seconds
+of the process, which do not include waiting.
 
-With ``--signed`` every entry is signed with Ed25519 and has to be, for the first steps and the
-import of s3cache: that is to cost so little that the same bars are met.
+With ``--signed``, every entry is signed with Ed25519, and unsigned entries are refused. Only the
+first steps and the import of s3cache are measured, against the same bars.
 
-Prints tables, writes every sample as JSON and charts as SVG, and ends with status 1 where a bar
-is missed. Where only some parts are measured, what the JSON has of the others stays, if it is of a
-machine like this one.
+Prints tables, writes every sample as JSON and charts as SVG, and ends with status 1 if a bar is
+missed. If only some parts run, the JSON keeps its results of the others, provided that they are
+from a machine like this one.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ BARS = (
     ("process start to the end of the first step", "total_s", S3, TORCH, 1.0),
     ("first step", "first_s", MISS, COLD, 1.03),
 )
-# "No more": two runs of the very same code differ by as much as is allowed here.
+# In effect equal: two runs of the same code differ by as much.
 LATER_LIMIT = 1.02
-# Other jobs are asked to start as fast as torch does on a machine that has compiled them.
+# Other jobs must start as fast as torch does on a machine that has compiled them.
 OTHER_LIMIT = 1.0
 OTHER_JOBS = {"DDP, 2 ranks": {"ranks": 2}, "24 layers": {"layers": 24}}
 CHART = "warm_start.svg"
@@ -80,7 +80,7 @@ _TURNS = 20
 def result_of(
     found: Samples, layers: int, rounds: int, names: Collection[str], chart: str = ""
 ) -> Result:
-    """The table of first steps, its bars and samples.
+    """Return the table of first steps, with its bars and samples.
 
     Args:
         names: the rows; a case without samples was not run.
@@ -115,7 +115,7 @@ def result_of(
 
 
 def measure_later(bench: Bench, rounds: int) -> Result:
-    """Steps after the first, of two processes that take turns."""
+    """Measure steps after the first, in two processes that take turns."""
     names = (TORCH, S3)
     bench.prepare(names)
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -134,7 +134,7 @@ def measure_later(bench: Bench, rounds: int) -> Result:
         ["started from", "later steps"],
         notes=[
             f"Medians of {rounds} pairs of processes, which took turns of {_STEPS_A_TURN} steps.",
-            "The ratio is that of turns that follow each other.",
+            "The ratio is that of consecutive turns.",
         ],
         samples=found,
     )
@@ -146,7 +146,7 @@ def measure_later(bench: Bench, rounds: int) -> Result:
 
 
 def measure_others(root: Path, gateway: Gateway, redis_url: str, options: Any) -> Result:
-    """First steps of other jobs: on another machine, and where torch has compiled them."""
+    """Measure first steps of other jobs, on another machine and on one with torch's own cache."""
     names = (COLD, TORCH, S3)
     result = Result(
         OTHERS_TITLE,
@@ -155,7 +155,7 @@ def measure_others(root: Path, gateway: Gateway, redis_url: str, options: Any) -
     )
     for job, request in OTHER_JOBS.items():
         bench = Bench(root, gateway, redis_url, Request(began_s=0.0, **request), job)
-        if request.get("ranks"):  # DDP's graphs are a bypass to torch, which finds their halves
+        if request.get("ranks"):  # torch bypasses DDP's graphs, but finds their halves
             bench.cases[TORCH] = lambda case=bench.cases[TORCH]: replace(case(), hit=False)
         cold = bench.run(bench.cases[COLD]())["first_s"]
         found = measure(bench, (TORCH, S3), options.rounds, options.seed)["first_s"]
@@ -170,7 +170,7 @@ def measure_others(root: Path, gateway: Gateway, redis_url: str, options: Any) -
 def measure_signed(
     root: Path, gateway: Gateway, redis_url: str, options: argparse.Namespace
 ) -> list[Result]:
-    """First steps and the import, where unsigned entries are not used."""
+    """Measure the first steps and the import, with unsigned entries refused."""
     key = generate("bench-1")
     readers = {"trusted_keys": key.public_text(), "trust": "require"}
     trust = {**readers, "signing_key": key.secret_text()}
@@ -180,7 +180,7 @@ def measure_signed(
     found = measure(bench, names, options.rounds, options.seed)
     first = result_of(found, options.layers, options.rounds, names)
     first.title += ", where every entry is signed and has to be"
-    first.notes.pop()  # of what is not measured here
+    first.notes.pop()  # about the Mega-Cache, which is not measured here
     environment = {f"S3CACHE_{name.upper()}": value for name, value in readers.items()}
     imported = _import.measure(15, options.seed, environment)
     imported.title += ", where every entry has to be signed"
@@ -192,7 +192,7 @@ def main() -> int:
     gateway = Gateway.from_environment()
     redis_url = os.environ.get("S3CACHE_TEST_REDIS_URL")
     if gateway is None or redis_url is None:
-        raise SystemExit("there is no gateway or no Redis: use make bench")
+        raise SystemExit("no gateway or no Redis is running: use make bench")
     gateway.create_bucket()
     with tempfile.TemporaryDirectory(prefix="s3cache-bench-") as root:
         if options.signed:
@@ -211,7 +211,7 @@ def main() -> int:
 def measure_parts(
     root: Path, gateway: Gateway, redis_url: str, options: argparse.Namespace
 ) -> list[Result]:
-    """The parts that were asked for."""
+    """Measure the parts that were asked for."""
     bench = Bench(root, gateway, redis_url, Request(began_s=0.0, layers=options.layers))
     results = []
     if "first" in options.parts:
@@ -229,7 +229,7 @@ def measure_parts(
 
 
 def _not_run(options: argparse.Namespace) -> list[Result]:
-    """What stands for the parts that were not asked for."""
+    """Return empty results for the parts that were not asked for."""
     every = {
         "first": Result(_first_title(options.layers), (), notes=["Not run."]),
         "later": Result(LATER_TITLE, (), notes=["Not run."]),
@@ -258,23 +258,33 @@ def _options() -> argparse.Namespace:
         "--parts",
         type=partial(parts_of, known=PARTS),
         default=PARTS,
-        help=f"of {','.join(PARTS)}",
+        help=f"parts to run, of {','.join(PARTS)}",
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=LAYERS, help="of the model")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="layers of the model")
     parser.add_argument(
-        "--only", nargs="+", choices=FIRST, metavar="CASE", help="of the first part, as printed"
+        "--only",
+        nargs="+",
+        choices=FIRST,
+        metavar="CASE",
+        help="cases of the first part, as printed",
     )
     parser.add_argument(
         "--sizes",
         nargs="+",
         type=int,
         default=_layers.SIZES,
-        help="layers of the part of that name",
+        help="numbers of layers for the part 'layers'",
     )
-    parser.add_argument("--signed", action="store_true", help="where every entry has to be")
+    parser.add_argument(
+        "--signed", action="store_true", help="sign every entry, and refuse unsigned ones"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", default="docs/benchmarks/warm_start.json", help="'' for none")
+    parser.add_argument(
+        "--json",
+        default="docs/benchmarks/warm_start.json",
+        help="file for the results; '' for none",
+    )
     return parser.parse_args()
 
 

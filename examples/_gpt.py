@@ -1,4 +1,4 @@
-"""A small character-level GPT, and a book to train it on. Nothing in here knows of s3cache."""
+"""A small character-level GPT, and a book to train it on. Nothing here uses s3cache."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _BATCH = 16
 
 
 def encoded_book() -> tuple[Tensor, int]:
-    """The book as numbers of characters, and how many different ones it has."""
+    """Return the book as numbers of characters, and its number of different characters."""
     text = (Path(__file__).parent / "alice.txt").read_text(encoding="ascii")
     number = {character: index for index, character in enumerate(sorted(set(text)))}
     return torch.tensor([number[character] for character in text]), len(number)
 
 
 def batches(book: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Random passages, and the same one character further on, without end."""
+    """Yield random passages, and the same passages one character later, forever."""
     chance = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(len(book) - CONTEXT, (_BATCH, 1), generator=chance)

@@ -1,6 +1,6 @@
-"""One machine's training job of the GPT demo: plain PyTorch, and one call that turns s3cache on.
+"""The training job of a machine in the GPT demo: plain PyTorch, and a call to turn s3cache on.
 
-It prints one JSON object a line for each thing that happens; :mod:`examples.gpt_demo` reads them.
+It prints one JSON object per line for each event; :mod:`examples.gpt_demo` reads them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def main() -> None:
     parser.add_argument("--began-s", type=float, required=True, help="on the monotonic clock")
     options = parser.parse_args()
 
-    # Before torch is imported: the connection to the bucket is made meanwhile.
+    # Before torch is imported, so that the connection to the bucket is made meanwhile.
     cache = s3cache.enable()
     train(options.layers, options.steps, options.began_s)
     if s3cache.active() is None:
         raise SystemExit("this torch is not supported, see the warning")
     cache.flush()
     stats = cache.stats()
-    tell(
+    emit(
         "cache",
         hits=dict(stats.hits),
         misses=sum(stats.misses.values()),
@@ -44,12 +44,12 @@ def main() -> None:
 
 
 def train(layers: int, steps: int, began_s: float) -> None:
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # which this does not need
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # NumPy is not needed
     import torch
 
     from examples._gpt import GPT, batches, encoded_book
 
-    # Without it, threads add up the gradients of characters in the order in which they come.
+    # Without it, threads add the gradients of characters up in varying order.
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(_SEED)
     book, vocabulary = encoded_book()
@@ -65,11 +65,11 @@ def train(layers: int, steps: int, began_s: float) -> None:
         optimizer.zero_grad()
         now_s = time.monotonic()
         if step == 0:
-            tell("first", step_s=now_s - started_s, since_start_s=now_s - began_s)
-        tell("step", loss=float(loss.detach()).hex())
+            emit("first", step_s=now_s - started_s, since_start_s=now_s - began_s)
+        emit("step", loss=float(loss.detach()).hex())
 
 
-def tell(what: str, **details: Any) -> None:
+def emit(what: str, **details: Any) -> None:
     os.write(1, json.dumps({"what": what, **details}).encode() + b"\n")
 
 

@@ -1,7 +1,6 @@
-"""One process of one of the demo's machines: a job that needs its graphs compiled.
+"""One process on a machine of the storage demo: a job that needs compiled graphs.
 
-It prints one JSON object a line for each thing that happens; :mod:`examples.storage_demo` reads
-them.
+It prints one JSON object per line for each event; :mod:`examples.storage_demo` reads them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from examples._workload import Graph, graphs
 from s3cache import Cache, Hit, Saved, Settings, TransferEvent
 from s3cache.store import Buffer, Store, WrapperStore, open_store
 
-# An uplink so slow that uploads fall behind what is saved.
+# An uplink so slow that uploads fall behind saves.
 _SLOW_LATENCY_S = 0.02
 _SLOW_BYTES_PER_S = 6e6
 _SLOW_CONNECTIONS = 2
@@ -25,7 +24,7 @@ _FLUSH_TIMEOUT_S = 30.0
 
 
 class _SlowStore(WrapperStore):
-    """A store behind that uplink, which holds up what is uploaded."""
+    """A store behind that uplink, which delays uploads."""
 
     async def put(self, key: str, data: Buffer, **options: Any) -> None:
         await asyncio.sleep(_SLOW_LATENCY_S + memoryview(data).nbytes / _SLOW_BYTES_PER_S)
@@ -42,18 +41,18 @@ def main() -> None:
     wanted = graphs(options.graphs)
 
     cache = open_cache(options.url, slow_uplink=options.slow_uplink)
-    cache.subscribe(tell_transfer)
+    cache.subscribe(emit_transfer)
     cache.start()
     if options.prefetch:
         cache.prefetch(graph.key for graph in wanted[: options.prefetch]).wait()
-        tell("prefetched")
+        emit("prefetched")
     for graph in wanted:
         use(cache, graph)
-    tell("closed", remaining=cache.close(_FLUSH_TIMEOUT_S).remaining)
+    emit("closed", remaining=cache.close(_FLUSH_TIMEOUT_S).remaining)
 
 
 def open_cache(url: str, *, slow_uplink: bool) -> Cache:
-    """What ``Cache.open(url)`` gives, or the same behind a slow uplink."""
+    """Open the cache like ``Cache.open(url)``, optionally behind a slow uplink."""
     if not slow_uplink:
         return Cache(Settings(url=url), open_remote=lambda: open_store(url), identity=url)
 
@@ -65,10 +64,10 @@ def open_cache(url: str, *, slow_uplink: bool) -> Cache:
 
 
 def use(cache: Cache, graph: Graph) -> None:
-    """What a job does for each graph: look it up, or else compile and save it."""
+    """Look a graph up; after a miss, compile and save it."""
     found = cache.lookup(graph.key)
     if isinstance(found, Hit):
-        tell(
+        emit(
             "hit",
             key=graph.key,
             tier=found.tier,
@@ -76,21 +75,21 @@ def use(cache: Cache, graph: Graph) -> None:
             intact=graph.made(found.entry),
         )
         return
-    tell("miss", key=graph.key, reason=str(found.reason))
+    emit("miss", key=graph.key, reason=str(found.reason))
     saved = cache.save(graph.key, graph.compile())
     if isinstance(saved, Saved):
-        tell("saved", key=graph.key, durable=saved.durable)
+        emit("saved", key=graph.key, durable=saved.durable)
     else:
-        tell("refused", key=graph.key, reason=str(saved.reason))
+        emit("refused", key=graph.key, reason=str(saved.reason))
 
 
-def tell_transfer(event: TransferEvent) -> None:
+def emit_transfer(event: TransferEvent) -> None:
     key = event.name.rpartition("/")[2].partition(".")[0]
-    tell(event.direction, key=key, step=event.step, size=event.size)
+    emit(event.direction, key=key, step=event.step, size=event.size)
 
 
-def tell(what: str, **details: Any) -> None:
-    # One write: threads do not mix their lines, and what was printed outlives a kill.
+def emit(what: str, **details: Any) -> None:
+    # One write: threads do not mix their lines, and printed lines survive a kill.
     os.write(1, json.dumps({"what": what, **details}).encode() + b"\n")
 
 

@@ -1,4 +1,4 @@
-"""Progress for people: bars in a terminal, now and then a line anywhere else."""
+"""Progress for people: bars in a terminal, a few lines in other outputs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Bars", "bars"]
 
 
 class Bars(Protocol):
-    """Some counts on their way to their totals."""
+    """Progress of counts towards their totals."""
 
     def show(self, done: Mapping[str, int]) -> None: ...
 
 
 @contextmanager
 def bars(console: Console, totals: Mapping[str, int]) -> Iterator[Bars]:
-    """One bar for each of ``totals``; they stay where they are when the block ends."""
+    """Show one bar for each of ``totals``; the bars stay visible after the block."""
     if console.is_terminal and not console.is_dumb_terminal:
         progress = Progress(
             TextColumn("  {task.description:<13}"),
@@ -49,7 +49,7 @@ class _Drawn:
 
 
 class _Lines:
-    """A line for every quarter of the way."""
+    """A printed line for every quarter of the work."""
 
     def __init__(self, console: Console, totals: Mapping[str, int]) -> None:
         self._console = console

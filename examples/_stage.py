@@ -1,4 +1,4 @@
-"""What the demos share: machines with empty disks, a bucket, and cleaning up behind them."""
+"""Shared parts of the demos: machines with empty disks, a bucket, and the cleanup."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _JOB_TIMEOUT_S = 600.0
 
 
 class DemoError(Exception):
-    """The demo itself could not go on."""
+    """The demo itself could not continue."""
 
 
 def present(tour: Callable[[Console, Path, ExitStack], bool]) -> int:
-    """Run a demo in a directory of its own; the exit status. Whatever happens is cleaned up."""
+    """Run a demo in a temporary directory, always clean up, and return the exit status."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     console = Console()
@@ -61,24 +61,24 @@ def present(tour: Callable[[Console, Path, ExitStack], bool]) -> int:
 
 
 def _stop(number: int, frame: object) -> None:
-    # As Ctrl-C does: through every `with` and `finally` on the way out.
+    # Like Ctrl-C: every `with` and `finally` cleans up.
     raise SystemExit(128 + number)
 
 
 class Job:
-    """A running process that tells one JSON object a line."""
+    """A running process that prints one JSON object per line."""
 
     def __init__(self, popen: subprocess.Popen[str]) -> None:
         self._popen = popen
         self.killed = False
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Return all output to the end; after a kill too, what was printed before it."""
+        """Return all output to the end; after a kill, the output before it."""
         assert self._popen.stdout is not None
         return map(json.loads, self._popen.stdout)
 
     def kill(self) -> None:
-        """SIGKILL, as when its machine goes away."""
+        """Send SIGKILL, as if its machine went away."""
         self.killed = True
         self._popen.kill()
 
@@ -87,8 +87,8 @@ class Machine:
     """A computer with empty disks, as far as a process can tell.
 
     Args:
-        root: where it keeps its files, below ``name``.
-        python: the interpreter it has.
+        root: directory of its files, below ``name``.
+        python: its interpreter.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Machine:
 
     @contextmanager
     def job(self, module: str, *arguments: str) -> Iterator[Job]:
-        """Run a module until it ends or is killed; its warnings are shown.
+        """Run a module until it ends or is killed; show its warnings.
 
         Raises:
             DemoError: it failed, or took too long.
@@ -149,7 +149,7 @@ def process(
     stderr: Any,
     python: str | Path = sys.executable,
 ) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that ends with the block, out of reach of the terminal's Ctrl-C."""
+    """Run a Python process that ends with the block; the terminal's Ctrl-C does not reach it."""
     started: subprocess.Popen[str] | None = None
     try:
         with _uninterrupted():
@@ -173,9 +173,9 @@ def process(
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Signals that would end the demo do so at the end of the block.
+    """Delay signals that end the demo to the end of the block.
 
-    A Ctrl-C just while a process is started would leave it running, and unknown to the demo.
+    A Ctrl-C during the start of a process would leave it running, unknown to the demo.
     """
     came: list[int] = []
     before = {
@@ -193,10 +193,10 @@ def _uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def bucket(console: Console) -> Iterator[tuple[dict[str, str], str]]:
-    """The machines' environment and the URL of an empty place in a bucket.
+    """Yield the machines' environment and the URL of an empty place in a bucket.
 
-    The bucket is that of ``S3CACHE_URL``, of which nothing is kept; without one, on a server of
-    the demo's own.
+    The place is below ``S3CACHE_URL``, and is emptied at the end. Without that variable, the bucket
+    is on a server of the demo's own.
     """
     environment = _basic_environment()
     with ExitStack() as stack:
@@ -214,7 +214,7 @@ def bucket(console: Console) -> Iterator[tuple[dict[str, str], str]]:
 
 
 def _basic_environment() -> dict[str, str]:
-    """What any process needs, and nothing that leads to the user's own caches and buckets."""
+    """Return variables that any process needs, without the user's own caches and buckets."""
     wanted = ("PATH", "LANG", "LD_LIBRARY_PATH")
     return {
         name: value
@@ -224,7 +224,7 @@ def _basic_environment() -> dict[str, str]:
 
 
 def _users_s3_environment() -> dict[str, str]:
-    """How the user's machine reaches S3."""
+    """Return the variables with which the user's machine reaches S3."""
     s3_options = {f"S3CACHE_{each.name.upper()}" for each in fields(S3Options)}
     found = {
         name: value
@@ -240,13 +240,13 @@ def _users_s3_environment() -> dict[str, str]:
 
 @contextmanager
 def _users_bucket(url: str) -> Iterator[str]:
-    """A new prefix below ``url``, if that can be used; afterwards nothing is left there."""
+    """Check ``url``, and yield a new prefix below it; empty the prefix at the end."""
     if url.startswith("memory:"):
-        raise DemoError("a memory:// store is of one process: unset S3CACHE_URL or use s3://")
+        raise DemoError("a memory:// store belongs to one process: unset S3CACHE_URL or use s3://")
     parts = urlsplit(url)
     parts = parts._replace(path=f"{parts.path.rstrip('/')}/demo-{uuid.uuid4().hex}")
     if parts.scheme == "s3" and "conditional_create=" not in parts.query:
-        # Else the store writes a marker to find out what the server can do, which would stay.
+        # Else the store writes a marker to test the server, and the marker would stay.
         parts = parts._replace(query=f"{parts.query}&conditional_create=check".lstrip("&"))
     below = parts.geturl()
     try:
@@ -255,7 +255,7 @@ def _users_bucket(url: str) -> Iterator[str]:
             yield below
         finally:
             asyncio.run(_for_each_object(below, delete=True))
-            if parts.scheme == "file":  # the process that was killed may have been writing one
+            if parts.scheme == "file":  # the killed process may have left a part of one
                 shutil.rmtree(unquote(parts.path), ignore_errors=True)
     except S3CacheError as error:
         raise DemoError(f"S3CACHE_URL cannot be used: {error}") from error

@@ -1,4 +1,4 @@
-"""What the demo's machines save: stand-ins for compiled graphs, from a seed."""
+"""Stand-ins for compiled graphs, made from a seed: the machines of the storage demo save them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _LARGEST_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Graph:
-    """One graph that a job needs compiled; two machines that name the same one get equal bytes."""
+    """A graph that a job needs compiled; two machines compile the same graph to equal bytes."""
 
     key: str
     seed: str
 
     def compile(self) -> bytes:
-        """The entry, as a compiler would have made it."""
+        """Return the entry, as if from a compiler."""
         return frame.encode(kind="demo", key=self.key, sections=self._sections())
 
     def made(self, entry: Frame) -> bool:
-        """Whether ``entry`` holds what :meth:`compile` puts there, to the last byte."""
+        """Return whether ``entry`` has the same content as :meth:`compile`, byte for byte."""
         wanted = self._sections()
         return entry.names == tuple(wanted) and all(
             bytes(entry.section(name)) == data for name, data in wanted.items()
@@ -43,7 +43,7 @@ class Graph:
 
 
 def graphs(count: int) -> list[Graph]:
-    """``count`` graphs, the same on every machine."""
+    """Return ``count`` graphs, the same on every machine."""
     return [
         Graph(hashlib.sha256(f"s3cache/{index}".encode()).hexdigest(), f"s3cache/{index}")
         for index in range(count)

@@ -1,13 +1,13 @@
-"""Three machines train a small GPT on a book; one of them compiles it, for all of them.
+"""Three machines train a small GPT on a book; one of them compiles it for all.
 
     make demo                                    an S3 server of the demo's own
     S3CACHE_URL=s3://bucket/prefix make demo     yours, with credentials as for any AWS tool
 
 Each machine is a process with an empty home, cache and temporary directory of its own. The first
-compiles, and shares. The second has nothing on its disk and starts from the bucket; started once
-more, it finds all on its own disk. The third has its virtual environment and its caches in other
-places. Recall is on: none of them traces what the first has traced. Exit status 1 unless all of
-them hit and recall, and every loss of every step is the first machine's, to the last bit.
+compiles and uploads. The second has an empty disk and starts from the bucket; when it starts again,
+it finds all entries on its own disk. The third has its virtual environment and its caches in other
+places. Recall is on: no later job traces a frame that the first job has traced. The exit status is
+0 only if all later jobs hit and recall, and all losses equal the first machine's, bit for bit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from examples._stage import Machine, bucket, present
 
 @dataclass
 class Report:
-    """What one job has reported."""
+    """The reports of one job."""
 
     first_step_s: float = 0.0
     since_start_s: float = 0.0
@@ -58,12 +58,12 @@ class Report:
             self.recalled, self.traced = line["recalled"], line["traced"]
 
     def equal_losses(self, other: Report) -> int:
-        """How many steps had exactly the other's loss."""
+        """Return the number of steps with exactly the other's loss."""
         return sum(a == b for a, b in zip(self.losses, other.losses, strict=False))
 
 
 def tour(console: Console, root: Path, stack: ExitStack, layers: int, steps: int) -> bool:
-    """Run all machines and print how they compare; whether it was as promised."""
+    """Run all machines and print a comparison; return whether it is as promised."""
     environment, url = stack.enter_context(bucket(console))
     environment = {**environment, "S3CACHE_URL": url, "S3CACHE_RECALL": "on"}
 
@@ -105,7 +105,7 @@ def tour(console: Console, root: Path, stack: ExitStack, layers: int, steps: int
 
 
 def run(console: Console, machine: Machine, layers: int, steps: int) -> Report:
-    """One job on ``machine``, with a bar of its steps."""
+    """Run one job on ``machine``, with a bar for its steps."""
     report = Report()
     arguments = ["--layers", layers, "--steps", steps, "--began-s", time.monotonic()]
     with (
@@ -119,14 +119,14 @@ def run(console: Console, machine: Machine, layers: int, steps: int) -> Report:
 
 
 def other_environment(prefix: Path) -> Path:
-    """The interpreter of a virtual environment at ``prefix`` with the packages of this one.
+    """Make a virtual environment at ``prefix`` with this one's packages; return its interpreter.
 
-    They are not copied: links lead to them, from other paths than here.
+    The packages are not copied: links at other paths lead to them.
     """
     venv.create(prefix, symlinks=True)
     paths = {"base": str(prefix), "platbase": str(prefix)}
     there = Path(sysconfig.get_path("purelib", "venv", vars=paths))
-    # Where both exist they may differ (lib and lib64), and either may hold torch.
+    # The two may differ (lib and lib64), and either may hold torch.
     here = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
     for package in (package for path in here for package in Path(path).iterdir()):
         link = there / package.name
@@ -136,7 +136,7 @@ def other_environment(prefix: Path) -> Path:
 
 
 def summary(reports: Mapping[str, Report]) -> Table:
-    """What each job did, side by side."""
+    """Return a table that compares the jobs."""
     first = next(iter(reports.values()))
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("machine")
@@ -165,9 +165,9 @@ def _some(number: float, form: str) -> str:
 
 
 def verdict(first: Report, others: Mapping[str, Sequence[Report]], steps: int) -> tuple[str, bool]:
-    """The closing line, and whether all of ``others`` started warm, from the bucket or the disk.
+    """Return the closing line, and whether all ``others`` started warm from the bucket or disk.
 
-    A hit from the bucket is one of the local tier if it was fetched before it was looked up.
+    An entry of the bucket hits in the local tier if it was fetched before its lookup.
     """
     jobs = [(place, job) for place, found in others.items() for job in found]
     if not first.misses or not jobs:
@@ -192,11 +192,11 @@ def verdict(first: Report, others: Mapping[str, Sequence[Report]], steps: int) -
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--layers", type=int, default=4, help="of the model (4)")
-    parser.add_argument("--steps", type=int, default=100, help="that each machine trains (100)")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the model (4)")
+    parser.add_argument("--steps", type=int, default=100, help="steps of each machine (100)")
     options = parser.parse_args(arguments)
     if min(options.layers, options.steps) < 1:
-        parser.error("--layers and --steps: 1 at least")
+        parser.error("--layers and --steps must be at least 1")
     return present(
         lambda console, root, stack: tour(console, root, stack, options.layers, options.steps)
     )

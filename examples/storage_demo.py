@@ -4,9 +4,9 @@
     S3CACHE_URL=s3://bucket/prefix make demo-storage     yours, with credentials as for any AWS tool
 
 Each machine is a process with an empty home, cache and temporary directory of its own. Machine A
-saves what it "compiles" over a slow uplink until it is killed with SIGKILL, while uploads are under
-way. It is started again and goes on. Then machine B, with nothing on its disk, asks for everything
-and compares every byte with what A must have saved. Exit status 1 if anything is missing.
+saves the graphs that it "compiles" over a slow uplink, until SIGKILL ends it during its uploads. It
+is started again and continues. Then machine B, with an empty disk, looks all graphs up and compares
+every byte with the bytes that A must have saved. The exit status is 1 if anything is missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from examples._stage import DemoError, Machine, bucket, present
 
 @dataclass
 class Report:
-    """What one process has reported, as far as it got."""
+    """The reports of one process, until it ended."""
 
     acknowledged: set[str] = field(default_factory=set)
     intact: set[str] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Report:
     uploaded_bytes: int = 0
     downloaded: set[str] = field(default_factory=set)
     downloaded_bytes: int = 0
-    remaining: int | None = None  # uploads left at the end; None if it did not come to that
+    remaining: int | None = None  # uploads left at the end; None if it was killed before
 
     def take(self, line: Mapping[str, Any]) -> None:
         what, key = line["what"], line.get("key", "")
@@ -71,7 +71,7 @@ class Report:
 
     @property
     def used(self) -> int:
-        """Graphs the job has in hand: found, or compiled and acknowledged."""
+        """Return the number of graphs that were found, or compiled and acknowledged."""
         return len(self.intact | self.damaged | self.acknowledged)
 
 
@@ -84,7 +84,7 @@ def run(
     progress: Callable[[Report], Mapping[str, int]],
     kill_when: Callable[[Report], bool] = lambda report: False,
 ) -> Report:
-    """Run the job with bars for ``totals``; SIGKILL it as soon as ``kill_when`` says so."""
+    """Run the job with bars for ``totals``; kill it as soon as ``kill_when`` is true."""
     report = Report()
     with machine.job("examples._machine", *arguments) as job, bars(console, totals) as shown:
         for line in job.lines():
@@ -96,7 +96,7 @@ def run(
 
 
 def tour(console: Console, root: Path, stack: ExitStack, count: int) -> bool:
-    """Run both machines and print what became of the entries; whether nothing was lost."""
+    """Run both machines and print a summary; return whether no entry was lost."""
     environment, url = stack.enter_context(bucket(console))
     job = ["--url", url, "--graphs", str(count)]
 
@@ -125,7 +125,7 @@ def tour(console: Console, root: Path, stack: ExitStack, count: int) -> bool:
         soft_wrap=True,
     )
 
-    console.print("[bold]Machine A[/] is started again, on an uplink as it is.", highlight=False)
+    console.print("[bold]Machine A[/] is started again, on a normal uplink.", highlight=False)
     resumed = run(
         console,
         machine_a,
@@ -144,7 +144,7 @@ def tour(console: Console, root: Path, stack: ExitStack, count: int) -> bool:
     machine_b = Machine(console, root, "b", environment)
     prefetched = count * 2 // 3
     console.print(
-        f"[bold]Machine B[/] has an empty disk: it prefetches {prefetched} and looks all up.",
+        f"[bold]Machine B[/] has an empty disk: it prefetches {prefetched}, and looks up all.",
         highlight=False,
     )
     fresh = run(
@@ -163,7 +163,7 @@ def tour(console: Console, root: Path, stack: ExitStack, count: int) -> bool:
 
 
 def summary(reports: Mapping[str, Report]) -> Table:
-    """What each process did, side by side."""
+    """Return a table that compares the processes."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("")
     for name in reports:
@@ -205,9 +205,9 @@ def _milliseconds(latencies_s: Sequence[float], percent: int) -> str:
 
 
 def verdict(killed: Report, resumed: Report, fresh: Report) -> tuple[str, bool]:
-    """The closing line, and whether every acknowledged entry was there, as saved, afterwards."""
+    """Return the closing line, and whether every acknowledged entry was there as saved."""
     acknowledged = killed.acknowledged | resumed.acknowledged
-    # Machine A compiles again what it does not find: that would have been a loss, too.
+    # Machine A compiles a graph again if it does not find the entry: that is a loss, too.
     lost = (killed.acknowledged - resumed.intact) | (acknowledged - fresh.intact)
     wrong = killed.damaged | resumed.damaged | fresh.damaged
     if wrong:
@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--entries", type=int, default=60, help="graphs to save (60, about 60 MB)")
     options = parser.parse_args(arguments)
     if options.entries < 4:
-        parser.error("--entries: a kill half-way takes 4 at least")
+        parser.error("--entries: a kill half-way needs at least 4")
     return present(lambda console, root, stack: tour(console, root, stack, options.entries))
 
 

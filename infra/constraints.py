@@ -1,7 +1,7 @@
-"""Print the packages installed beside this interpreter as the lines of constraints.txt.
+"""Print the packages of this environment as the lines of constraints.txt.
 
-Left out is what concerns one machine only: s3cache itself, pip's own tools, and the CUDA packages
-that some builds of torch bring along (torch pins those itself).
+It leaves out s3cache itself, pip's own tools, and the CUDA packages that some builds of torch need
+(torch pins those itself).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ CUDA = ("cuda-", "nvidia-", "triton")
 
 
 def constraint(distribution: Distribution) -> str:
-    """``name==version``, with a marker where the version does not exist for every Python."""
+    """Return ``name==version``, with a marker if the version does not support every Python."""
     name = canonicalize_name(distribution.metadata["Name"])
     pin = f"{name}=={Version(distribution.version).public}"
     wanted = SpecifierSet(str(distribution.metadata.json.get("requires_python", "")))
-    # The last patch release of each: "!=3.9.0" and the like concern the first.
+    # Compare the last patch release of each Python: "!=3.9.0" excludes only the first.
     oldest = next(python for python in PYTHONS if wanted.contains(f"{python}.99"))
     return pin if oldest == PYTHONS[0] else f'{pin}; python_version >= "{oldest}"'
 

@@ -1,4 +1,4 @@
-"""Write what ``policies.py`` says into the files that are deployed: ``make policies``."""
+"""Write the deployed files from ``policies.py``: ``make policies``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BUCKETS: Final[dict[policies.Place, str]] = {
 
 
 def files() -> dict[Path, str]:
-    """All of them, with what is to be in them."""
+    """Return the paths and contents of the deployed files."""
     found: dict[Path, str] = {_HERE / "aws" / "template.yaml": template.render()}
     for place, bucket in _BUCKETS.items():
         documents = {

@@ -1,10 +1,10 @@
-"""Who may do what in the bucket: the one place that says so, for AWS, MinIO and Ceph RGW.
+"""The only definition of the rights in the bucket, for AWS, MinIO and Ceph RGW.
 
-``make policies`` writes from here what is deployed: the JSON files in ``aws`` and ``minio``, and
-``aws/template.yaml``. ``rgw/deploy.py`` asks here when it runs.
+``make policies`` writes the deployed files from here: the JSON files in ``aws`` and ``minio``, and
+``aws/template.yaml``. ``rgw/deploy.py`` imports it.
 
-A prefix is a trust domain: who can write under it decides what its readers are offered. Which
-of it they run is decided by signatures, see docs/trust.md.
+A prefix is a trust domain: its writers decide which entries its readers find. Signatures decide
+which of these entries the readers run, see docs/trust.md.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = [
 Place: TypeAlias = Literal["aws", "minio", "rgw"]
 Statement: TypeAlias = dict[str, Any]
 
-#: What protected builds write, and everybody reads.
+#: Prefix that protected builds write, and everybody reads.
 MAIN: Final = "main"
-#: What pull requests write, and only they read.
+#: Prefix that pull requests write; no other job reads it.
 PULLS: Final = "pulls"
 
 _VERSION: Final = "2012-10-17"
@@ -43,8 +43,8 @@ class Role:
     """Someone with credentials for the bucket.
 
     Attributes:
-        file: the name of its policies' files.
-        operates: may overwrite and delete, versions too.
+        file: name of its policy files.
+        operates: whether it may overwrite and delete, versions too.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Role:
     operates: bool = False
 
 
-#: No job deletes or overwrites: that is for a person with credentials that no job has.
+#: No job deletes or overwrites. Only a person may, with credentials that no job has.
 ROLES: Final = (
     Role("main", "s3cache-policy", "protected CI, which signs for main", (MAIN,), (MAIN,)),
     Role(
@@ -77,14 +77,14 @@ ROLES: Final = (
 )
 
 
-# -- what is allowed
+# -- allowed actions
 
 
 def identity_policy(role: Role, bucket: str, place: Place) -> dict[str, Any]:
-    """What the role may do, as a policy that is attached to it.
+    """Return the rights of the role, as a policy to attach to it.
 
     Args:
-        bucket: its ARN.
+        bucket: ARN of the bucket.
     """
     return {"Version": _VERSION, "Statement": [*_allows(role, bucket, place)]}
 
@@ -97,12 +97,12 @@ def _allows(role: Role, bucket: str, place: Place) -> Iterator[Statement]:
     if role.operates:
         actions = ["s3:DeleteObject", "s3:DeleteObjectVersion", "s3:GetObjectVersion"]
         yield _allow("TakeEntriesOutForGood", actions, _objects(bucket, role.writes))
-    # Without it S3 answers 403 where there is no object, and each miss would look like a refusal.
+    # Without it S3 answers 403 for an absent object, and each miss would look like a refusal.
     actions = ["s3:ListBucket", *(["s3:ListBucketVersions"] if role.operates else [])]
     yield {
         **_allow("ListEntriesAndTellAbsentFromForbidden", actions, [bucket]),
         "Condition": {
-            # A GetObject carries no s3:prefix, so that a plain StringLike would not match there.
+            # A GetObject has no s3:prefix, so a plain StringLike would not match it.
             # MinIO refuses ...IfExists, and answers 404 to any signed request.
             "StringLike" if place == "minio" else "StringLikeIfExists": {
                 "s3:prefix": [f"{prefix}/*" for prefix in role.reads]
@@ -119,24 +119,24 @@ def _objects(bucket: str, prefixes: tuple[str, ...]) -> list[str]:
     return [f"{bucket}/{prefix}/*" for prefix in prefixes]
 
 
-# -- what is denied to all, whatever else allows it
+# -- denied to all, even if another policy allows it
 
 
 def guards(
     bucket: str, operator: str, place: Place, jobs: Sequence[object] = ()
 ) -> list[Statement]:
-    """Statements of the bucket's policy that also hold for principals with rights from elsewhere.
+    """Return statements of the bucket's policy that also bind principals with other policies.
 
     Args:
-        bucket: its ARN.
-        operator: that of the one who may overwrite and delete.
-        jobs: those of the roles that do nothing in the bucket but what they are for.
+        bucket: ARN of the bucket.
+        operator: ARN of the role that may overwrite and delete.
+        jobs: ARNs of the roles that may only read, add and list.
     """
     everything = [bucket, f"{bucket}/*"]
     if place == "rgw":
-        # Ceph 16 leaves aws:SecureTransport out where a request came over plain http. It knows
-        # neither s3:if-none-match (a statement with it would deny all writes) nor
-        # aws:PrincipalArn: overwriting cannot be denied there, so versions have to do.
+        # Ceph 16 leaves aws:SecureTransport out for requests over plain http. It knows neither
+        # s3:if-none-match (a statement with it would deny all writes) nor aws:PrincipalArn: it
+        # cannot deny overwriting, so versions must keep the old objects.
         is_plain = {"BoolIfExists": {"aws:SecureTransport": "false"}}
         return [_deny("RequireTls", ["s3:*"], everything, is_plain)]
     others = {"ArnNotEquals": {"aws:PrincipalArn": operator}}
@@ -148,7 +148,7 @@ def guards(
             [f"{bucket}/*"],
             {
                 "Null": {"s3:if-none-match": "true"},
-                # Beginning an upload in parts, and sending one, take no such condition:
+                # Requests that begin an upload in parts, or send a part, take no such condition:
                 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes-enforce.html
                 "Bool": {"s3:ObjectCreationOperation": "true"},
                 **others,
@@ -160,8 +160,8 @@ def guards(
             [f"{bucket}/*"],
             others,
         ),
-        # Expiry, versions, replication and this very policy end entries too; S3 may learn others.
-        # Not for everybody: the principal that deploys has to change them, and is not known here.
+        # Expiry, versions, replication and this policy can end entries too; S3 may add others.
+        # Only for jobs: the principal that deploys must change them, and is not known here.
         {
             "Sid": "KeepJobsToWhatTheyAreFor",
             "Effect": "Deny",
@@ -191,11 +191,11 @@ def _deny(sid: str, actions: list[str], resources: list[str], condition: Any) ->
 
 
 def bucket_policy(bucket: str, users: Mapping[str, str]) -> dict[str, Any]:
-    """All of it as one policy of the bucket: for Ceph RGW, where users have none of their own.
+    """Return all rights as one policy of the bucket: for Ceph RGW, where users have no policies.
 
     Args:
-        bucket: its ARN.
-        users: the ARN of a user for each name of a role.
+        bucket: ARN of the bucket.
+        users: ARN of the user of each role, by the role's name.
     """
     statements = [
         {
@@ -211,17 +211,17 @@ def bucket_policy(bucket: str, users: Mapping[str, str]) -> dict[str, Any]:
     return {"Version": _VERSION, "Statement": [*statements, *guards(bucket, operator, "rgw")]}
 
 
-# -- how long things stay
+# -- lifetimes
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How long what lies under a prefix stays, in days; counted from when it was written.
+    """Lifetimes under a prefix, in days.
 
     Attributes:
-        replaced: versions that were overwritten or deleted, for as long as somebody may want to
-            see what they were.
-        incomplete: multipart uploads that were not completed.
+        entries: of entries, from the write.
+        replaced: of versions that were overwritten or deleted, so that a person can look at them.
+        incomplete: of multipart uploads that were not completed.
     """
 
     prefix: str
@@ -235,7 +235,7 @@ def rules(place: Place) -> tuple[Rule, ...]:
 
 
 def lifecycle(place: Place) -> dict[str, Any]:
-    """The rules as ``PutBucketLifecycleConfiguration`` takes them."""
+    """Return the rules in the form of ``PutBucketLifecycleConfiguration``."""
     return {"Rules": [each for rule in rules(place) for each in _lifecycle(rule, place)]}
 
 
@@ -252,6 +252,6 @@ def _lifecycle(rule: Rule, place: Place) -> Iterator[dict[str, Any]]:
     leases = {"Filter": {"Prefix": f"{rule.prefix}/leases/"}, "Expiration": {"Days": 1}}
     yield {**named("expire-leases"), **leases}
     yield named("forget-versions", NoncurrentVersionExpiration={"NoncurrentDays": rule.replaced})
-    if place != "minio":  # which has a setting of the server for it: minio/compose.yaml
+    if place != "minio":  # it has a server setting instead: minio/compose.yaml
         abort = {"DaysAfterInitiation": rule.incomplete}
         yield named("abort-incomplete-uploads", AbortIncompleteMultipartUpload=abort)

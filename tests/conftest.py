@@ -20,8 +20,8 @@ from s3cache.util.threads import DeadlineExecutor
 from tests.support import compiled, machines
 from tests.support.clock import FakeClock
 
-# make test-all asks for --hypothesis-profile=thorough. CI draws the same examples each time, so a
-# failure is about the commit. No deadline: a busy machine is no fault of the code.
+# make test-all uses --hypothesis-profile=thorough. CI draws the same examples each time, so that
+# only a commit can cause a failure. No deadline: a busy machine is not a fault of the code.
 for _profile, _examples in {"default": 25, "thorough": 100}.items():
     settings.register_profile(
         _profile,
@@ -32,21 +32,21 @@ for _profile, _examples in {"default": 25, "thorough": 100}.items():
     )
 settings.load_profile("default")
 
-# Without torch, and mypy, there is still the engine to test: make test-pythons.
+# Without torch and mypy, only tests of the engine run: make test-pythons.
 WITH_TORCH = "artifact examples gpu graph hooks kinds models opinfo perturb torch_api typing"
 collect_ignore = [] if find_spec("torch") else WITH_TORCH.split()
 
 pytest.register_assert_rewrite("tests.support.contract")
-# Their fixtures are everywhere; a folder may have one of its own by the same name.
+# All tests can use the fixtures of these modules. A folder may override a fixture by its name.
 pytest_plugins = [
     f"tests.support.{name}" for name in ("scripted", "served", "shelves", "sites", "users")
 ]
 compiled.put_first()
 
-# A shell has what it starts in the background ignore Ctrl-C, and so would the programs of tests.
+# A program that a shell starts in the background ignores Ctrl-C, and so do its child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What the developer's own machine is set up for must not reach a test.
+# Settings of the developer's machine must not reach a test.
 for _name in [*os.environ]:
     if _name.startswith(("AWS_", "S3CACHE_")) and not _name.startswith("S3CACHE_TEST_"):
         del os.environ[_name]
@@ -58,11 +58,11 @@ os.environ.update(TORCHINDUCTOR_COMPILE_THREADS="1", TORCHINDUCTOR_VEC_ISA_OK="1
 
 @pytest.fixture(autouse=True)
 def loop_blocking() -> Iterator[None]:
-    """Fail a test in which s3cache blocks the event loop: a slow disk would stop every transfer.
+    """Fail a test if s3cache blocks the event loop: a slow disk would stop all transfers.
 
-    Only calls made from s3cache's own files count; tests may touch the disk as they
-    like. An S3 client may be made, and its credentials looked for: that happens on
-    a loop and a thread of its own. The AWS configuration is a small file.
+    Only calls from s3cache's own files count; tests may use the disk freely. s3cache may create
+    an S3 client and look for credentials, because it does so on a separate loop and thread. It
+    may read the AWS configuration, which is a small file.
     """
     with blockbuster_ctx("s3cache") as blockbuster:
         for function in blockbuster.functions.values():
@@ -73,9 +73,10 @@ def loop_blocking() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def disk_deadline() -> Iterator[None]:
-    """Wait for a slow disk as long as it takes: tests of a disk that hangs set a limit.
+    """Wait for a slow disk without a limit: tests of a disk that hangs set one.
 
-    Without ``monkeypatch``, which would then begin before ``loop_blocking`` and end after it.
+    This fixture does not use ``monkeypatch``, which would then start before ``loop_blocking``
+    and end after it.
     """
     usual_s, DeadlineExecutor.limit_s = DeadlineExecutor.limit_s, 3600.0
     yield
@@ -84,9 +85,9 @@ def disk_deadline() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def no_cache_yet() -> None:
-    """Forget the cache that another file's tests enabled here: a program has its own process.
+    """Forget the cache that the tests of another file enabled in this process.
 
-    Reports and explanations begin with what this process has looked up.
+    Reports and explanations begin with the lookups of this process.
     """
     if (module := sys.modules.get("s3cache.cache")) is not None:
         vars(module)["_current"] = None
@@ -104,14 +105,14 @@ def memory() -> MemoryStore:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Where a directory may be made."""
+    """Return the path of a directory that does not exist yet."""
     return tmp_path / "root"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Do once for all workers what each would do otherwise.
+    """Do this work once instead of in each worker.
 
-    They share the servers that fork machines of tests, which write no bytecode here.
+    Workers share the servers that fork test machines. These machines write no bytecode here.
     """
     if hasattr(config, "workerinput"):
         return
@@ -121,7 +122,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that may take longest, or else one runs alone at the end."""
+    """Run the slowest files first, so that none of them runs alone at the end."""
     longest: dict[Path, float] = {}
     for item in items:
         timeout = item.get_closest_marker("timeout")
@@ -135,8 +136,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the tests of a file on one worker, as they share costly fixtures.
 
-    Files that use Ceph RGW share its server, which some of them stop. ``--dist loadgroup`` would
-    say the same with marks, but xdist 3.8 does not find them with pytest 9.2.
+    All files that use Ceph RGW run on one worker, because some of them stop its server.
+    ``--dist loadgroup`` does the same with marks, but xdist 3.8 does not find them with pytest 9.2.
     """
     from xdist.scheduler import LoadScopeScheduling
 

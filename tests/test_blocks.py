@@ -1,7 +1,7 @@
-"""What pages show beside programs: commands, variables and data are those that there are.
+"""Commands, variables and data on the pages exist and are valid.
 
-Programs in Python are run as they stand by ``tests/examples/test_readme.py``, and files by the
-tests of their page (``test_getting_started.py``).
+``tests/examples/test_readme.py`` runs the Python programs of the pages. Tests of a page run its
+files (``test_getting_started.py``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCKS = [(page, *block) for page, text in PAGES.items() for block in BLOCK.findall(text)]
 
 
-def test_commands_on_the_pages_are_there() -> None:
+def test_commands_on_the_pages_exist() -> None:
     named = {
         command
         for _, language, text in BLOCKS
@@ -42,8 +42,8 @@ def test_commands_on_the_pages_are_there() -> None:
     assert named >= {"check", "report", "run", "explain"}, "the pattern finds none"
 
 
-def test_what_pages_make_is_in_the_makefile() -> None:
-    """In blocks and in sentences."""
+def test_make_targets_on_the_pages_exist() -> None:
+    """Targets in blocks and in sentences count."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
     made = {
@@ -74,7 +74,7 @@ def documents(page: str, language: str) -> list[Any]:
     return [json.loads(text) if language == "json" else yaml.safe_load(text) for text in texts]
 
 
-def test_the_machines_own_file_is_one_that_can_be_read() -> None:
+def test_the_trust_file_on_the_page_is_valid() -> None:
     (content,) = documents("docs/trust.md", "json")
     assert set(content) == {"trust", "trusted_keys", "revoked"}
     assert Settings(trust=content["trust"]).trust == "require"
@@ -82,10 +82,10 @@ def test_the_machines_own_file_is_one_that_can_be_read() -> None:
     assert key.key.name == "ci-main-1"
 
 
-def test_the_url_on_the_page_of_minio_is_that_of_its_compose_file() -> None:
+def test_the_url_on_the_minio_page_equals_that_of_its_compose_file() -> None:
     compose = yaml.safe_load((ROOT / "infra/minio/compose.yaml").read_text(encoding="utf-8"))
-    (said,) = re.findall(r'S3CACHE_URL="(.+?)"', PAGES["docs/operating/minio.md"])
-    assert s3(said).url == s3(compose["services"]["init"]["environment"]["S3CACHE_URL"]).url
+    (url,) = re.findall(r'S3CACHE_URL="(.+?)"', PAGES["docs/operating/minio.md"])
+    assert s3(url).url == s3(compose["services"]["init"]["environment"]["S3CACHE_URL"]).url
 
 
 def s3(url: str) -> S3Options:
@@ -94,12 +94,12 @@ def s3(url: str) -> S3Options:
     return location
 
 
-def test_the_workflow_of_github_has_a_role_and_few_rights() -> None:
+def test_the_github_workflow_has_a_role_and_few_permissions() -> None:
     (workflow,) = documents("docs/operating/github-actions.md", "yaml")
     assert workflow["permissions"] == {"contents": "read", "id-token": "write"}
     (job,) = workflow["jobs"].values()
     assert s3(job["env"]["S3CACHE_URL"]).url.startswith("s3://example-compile-cache/main")
-    # The order in which mode and role are chosen is one.
+    # Mode and role are chosen by the same condition.
     chosen = [str(job["env"]["S3CACHE_MODE"])]
     chosen += [step["with"]["role-to-assume"] for step in job["steps"] if "role" in str(step)]
     assert len({text.partition("&&")[0] for text in chosen}) == 1

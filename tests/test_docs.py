@@ -20,13 +20,13 @@ from tests.support.pages import ROOT
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 
 
-def test_the_page_of_settings_is_as_its_command_makes_it() -> None:
+def test_the_page_of_settings_is_up_to_date() -> None:
     """``make docs-settings`` brings it up to date."""
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert updated(page) == page
 
 
-def test_the_page_of_metrics_is_as_its_command_makes_it() -> None:
+def test_the_page_of_metrics_is_up_to_date() -> None:
     """``make docs-settings`` brings it up to date."""
     page = metrics.PAGE.read_text(encoding="utf-8")
     assert metrics.updated(page) == page
@@ -35,13 +35,13 @@ def test_the_page_of_metrics_is_as_its_command_makes_it() -> None:
 
 
 @pytest.mark.parametrize("name", reasons.tables())
-def test_the_tables_of_reasons_and_errors_are_as_their_command_makes_them(name: str) -> None:
+def test_the_tables_of_reasons_and_errors_are_up_to_date(name: str) -> None:
     """``make docs-settings`` brings them up to date."""
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert reasons.updated(page, reasons.tables()[name]) == page
 
 
-def test_the_command_mends_defaults_adds_what_is_new_and_takes_away_what_is_gone() -> None:
+def test_the_command_corrects_defaults_adds_new_settings_and_removes_old_ones() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     row = "| `local_max_files` | `50000` | the same for their number |\n"
     assert row in page
@@ -63,7 +63,7 @@ NAMED = sorted(set(re.findall(r"`([\w/]+\.py::\w+)`", THREATS)))
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_every_test_that_the_threat_model_names_exists(name: str) -> None:
+def test_each_test_in_the_threat_model_exists(name: str) -> None:
     file, _, function = name.partition("::")
     tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
     assert function in {
@@ -73,7 +73,7 @@ def test_every_test_that_the_threat_model_names_exists(name: str) -> None:
     }
 
 
-def test_every_attack_names_a_test_or_says_that_it_succeeds() -> None:
+def test_each_attack_has_a_test_or_is_marked_as_successful() -> None:
     attacks = THREATS.partition("## Attacks")[2].partition("## What entries say")[0]
     rows = re.findall(r"^\|(?! attack|---)(.+)\|$", attacks, re.MULTILINE)
     assert len(rows) >= 40
@@ -83,7 +83,7 @@ def test_every_attack_names_a_test_or_says_that_it_succeeds() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_the_page_shows_is_what_was_measured(name: str) -> None:
+def test_the_page_of_benchmarks_shows_the_measured_results(name: str) -> None:
     page = BENCHMARKS.read_text(encoding="utf-8")
     results = ROOT / "docs" / "benchmarks" / f"{name}.json"
     if results.exists():
@@ -93,7 +93,7 @@ def test_what_the_page_shows_is_what_was_measured(name: str) -> None:
         assert f"Not measured yet: `{COMMANDS[name]}`" in page
 
 
-def test_what_was_not_run_is_shown_as_not_run() -> None:
+def test_benchmarks_that_did_not_run_are_shown_as_not_run() -> None:
     bar = {"what": "ratio", "bound": "at most", "limit": 2}
     bars = [bar | {"value": value, "met": met} for value, met in ((None, None), (3.0, False))]
     result = {"title": "Starts", "columns": [], "rows": [], "notes": ["Not run."], "bars": bars}
@@ -106,10 +106,10 @@ def test_what_was_not_run_is_shown_as_not_run() -> None:
     ]
 
 
-# -- what is claimed is tested
+# -- claims about versions
 
 
-def test_ci_runs_each_python_and_each_release_of_torch_that_is_claimed() -> None:
+def test_ci_runs_each_claimed_python_and_torch_release() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
     classifiers = "\n".join(metadata("torch-s3cache").get_all("Classifier") or [])
     claimed = re.findall(r":: Python :: (3\.\d+)$", classifiers, re.MULTILINE)

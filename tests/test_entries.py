@@ -1,4 +1,4 @@
-"""How entries lie in a store: names, and writers of several variants that lose none."""
+"""Names of entries in a store, and publishing: concurrent writers lose no variant."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def test_the_prefix_of_a_key_finds_no_other_key() -> None:
 
 
 @pytest.mark.parametrize("damage", [broken, lambda found: found.data[:-1], lambda found: b""])
-def test_only_sound_bytes_in_their_place_become_an_entry(damage: Callable[[Frame], bytes]) -> None:
+def test_only_intact_bytes_under_their_own_name_become_an_entry(
+    damage: Callable[[Frame], bytes],
+) -> None:
     sound = entry(variant="v", payload=b"compiled")
     for name in entries.names_of(sound.header):
         assert payload(entries.verify(name, sound.data)) == b"compiled"
@@ -75,7 +77,7 @@ def test_only_sound_bytes_in_their_place_become_an_entry(damage: Callable[[Frame
     ):
         with pytest.raises(CorruptError, match="has key"):
             entries.verify(name, sound.data)
-    for variant in ("0", "_"):  # it would stand in the place of another one
+    for variant in ("0", "_"):  # its name could be that of another entry
         odd = entry(variant=variant)
         for name in entries.names_of(odd.header):
             with pytest.raises(CorruptError, match="has key"):
@@ -92,7 +94,7 @@ def graph_entry(components: object = COMPONENTS, key: str = f"a{digest_of(NAMED)
 
 
 def test_the_key_of_a_graph_must_match_its_components() -> None:
-    """Even if it is signed: it was made for another graph, machine or setting."""
+    """Otherwise the entry was made for another graph, machine or setting, even if it is signed."""
     sound = graph_entry(dict(reversed(COMPONENTS.items())))
     name = entries.first_name(sound.header.key)
     assert entries.verify(name, sound.data).header.kind == "aot"
@@ -122,13 +124,13 @@ async def test_the_first_entry_costs_one_put() -> None:
 
 
 @pytest.mark.parametrize("store", [MemoryStore(), RacyStore()])
-async def test_variants_published_at_once_are_all_there(store: Store) -> None:
+async def test_all_variants_that_are_published_at_once_are_stored(store: Store) -> None:
     await publish(store, *(entry(variant=f"v{number}") for number in range(8)))
     assert await variants(store) == {f"v{number}" for number in range(8)}
     assert await store.get(entries.first_name(KEY)) is not None
 
 
-async def test_a_variant_published_twice_is_there_once_as_it_was() -> None:
+async def test_a_variant_that_is_published_twice_keeps_its_first_entry() -> None:
     store = MemoryStore()
     await publish(store, entry(variant="a", payload=b"first"), entry(variant="b"))
     for variant in ("a", "b"):
@@ -152,7 +154,7 @@ SOUND = entry(variant="a").data
     ],
     ids=range(9),
 )
-async def test_what_no_reader_can_use_is_overwritten(damaged: bytes) -> None:
+async def test_unusable_entries_are_overwritten(damaged: bytes) -> None:
     store = MemoryStore()
     await store.put(entries.first_name(KEY), damaged)
     await publish(store, entry(variant="a"))
@@ -178,14 +180,14 @@ def test_replaceable_is_bounded_and_forgets_the_oldest() -> None:
     digests = [number.to_bytes(32, "big") for number in range(2 * Replaceable.MAX_COUNT)]
     for digest in digests:
         replaceable.add(digest)
-        replaceable.add(digests[0])  # met again and again: that one stays
+        replaceable.add(digests[0])  # the digest that is added again stays
     assert sum(each in replaceable for each in digests) == Replaceable.MAX_COUNT
     assert digests[0] in replaceable
     assert digests[1] not in replaceable
     assert digests[-1] in replaceable
 
 
-async def test_a_sound_entry_that_is_replaceable_is_replaced_by_its_own_variant_only() -> None:
+async def test_a_replaceable_entry_is_replaced_by_its_own_variant_only() -> None:
     store = MemoryStore()
     there, ours = entry(variant="a", payload=b"old"), entry(variant="a", payload=b"new")
     replaceable = Replaceable(everything=False)
@@ -204,6 +206,6 @@ async def test_publish_returns_whether_anything_was_written() -> None:
 
 
 def test_names_spread_over_sixteen_directories() -> None:
-    """An S3 store shares the load by them; each new directory costs the local tier a call."""
+    """S3 divides its load by prefix; each new directory costs the local tier a call."""
     names = [entries.first_name(f"key-{number}") for number in range(500)]
     assert {name.split("/")[1] for name in names} == set("0123456789abcdef")

@@ -1,4 +1,4 @@
-"""Errors say what is wrong in one line, survive a trip to another process, and become a reason."""
+"""Errors have one line of text, can be pickled, and map to a reason."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_error_is_the_same_after_pickling(error: Exception, text: str) -> Non
     assert (str(again), vars(again)) == (text, vars(error))
 
 
-# -- whose fault an error is
+# -- causes of errors
 
 
 def chained(error: BaseException) -> RuntimeError:
@@ -75,13 +75,13 @@ def chained(error: BaseException) -> RuntimeError:
         (EOFError(), False),
     ],
 )
-def test_what_a_machine_lacks_is_no_fault_of_an_entry(error: Exception, expected: bool) -> None:
+def test_errors_of_a_machine_are_not_blamed_on_an_entry(error: Exception, expected: bool) -> None:
     assert is_machine_trouble(error) is expected
     assert is_machine_trouble(chained(error)) is expected
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("text", "expected"),
     [
         ("CUDA driver error: out of memory", True),
         ("CUDA error: initialization error\nCompile with `TORCH_USE_CUDA_DSA`", True),
@@ -94,15 +94,15 @@ def test_what_a_machine_lacks_is_no_fault_of_an_entry(error: Exception, expected
         ("a model's own error", False),
     ],
 )
-def test_a_driver_is_to_blame_unless_it_says_that_the_kernel_is(said: str, expected: bool) -> None:
-    for error in (RuntimeError(said), chained(RuntimeError(said))):
+def test_a_driver_is_blamed_unless_its_error_blames_the_kernel(text: str, expected: bool) -> None:
+    for error in (RuntimeError(text), chained(RuntimeError(text))):
         assert is_device_trouble(error) is expected
         assert (reason_for(error) is Reason.DEVICE) is expected
 
 
 @pytest.mark.parametrize("outer", [PermanentError("the client refuses"), ClosedError("no thread")])
 @pytest.mark.parametrize("lacking", [MemoryError(), OSError(errno.EMFILE, "Too many open files")])
-def test_what_the_machine_lacked_is_the_reason_whatever_is_raised_for_it(
+def test_a_lack_of_memory_or_descriptors_is_the_reason_for_any_outer_error(
     lacking: Exception, outer: Exception
 ) -> None:
     outer.__cause__ = lacking
@@ -118,7 +118,7 @@ def test_what_the_machine_lacked_is_the_reason_whatever_is_raised_for_it(
         (RuntimeError("a mistake"), "error"),
     ],
 )
-def test_the_warning_ends_with_where_to_read_on(
+def test_a_warning_ends_with_the_command_that_explains_it(
     error: Exception, code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     Problems(strict=False).met("place", "it was not done", error)
@@ -127,8 +127,8 @@ def test_the_warning_ends_with_where_to_read_on(
 
 
 @pytest.mark.parametrize("name", errors.__all__)
-def test_an_error_is_known_by_the_name_of_its_class(name: str) -> None:
-    """One of somebody else's that is derived from it, too; one that is not, by its reason."""
+def test_the_code_of_an_error_is_the_name_of_its_class(name: str) -> None:
+    """A derived class of a user has the same code. Other errors have the code of their reason."""
     kind = getattr(errors, name)
     error = kind.__new__(type("Derived", (kind,), {"__module__": "elsewhere"}))
     assert code_of(error) == name
@@ -139,4 +139,4 @@ def test_an_error_is_known_by_the_name_of_its_class(name: str) -> None:
 
 def test_a_reason_equals_its_code() -> None:
     assert str(Reason.GUARD) == f"{Reason.GUARD}" == "guard"
-    assert Reason("guard") is Reason.GUARD  # type: ignore[call-arg]  # made with texts as well
+    assert Reason("guard") is Reason.GUARD  # type: ignore[call-arg]  # the enum accepts texts as well

@@ -1,4 +1,4 @@
-"""The frame: what is written is read back, and mistakes are refused."""
+"""Frames round-trip, and mistakes of a caller are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.frames import NOISE, TEXT, seal, sha256, small_frame
 class TestRoundTrip:
     @pytest.mark.parametrize("signatures", [b"", b"signatures"])
     def test_the_layout_is_the_documented_one(self, signatures: bytes) -> None:
-        """The grammar in the docstring, read by hand: a frame written today stays readable."""
+        """The test parses a frame by hand, so that frames written today stay readable."""
         data = frame.signed(decode(small_frame()), lambda _: signatures)
         magic, version, signed_size, size, digest = struct.unpack_from(">8sHHI32s", data)
         assert (magic, version, signed_size) == (b"\x89S3CF\r\n\n", 1, len(signatures))
@@ -47,7 +47,7 @@ class TestRoundTrip:
         data = encode(kind="t", key="k", sections={"s": kind(TEXT)})
         assert decode(kind(data)).section("s") == TEXT
 
-    def test_buffers_of_any_shape_are_taken_as_bytes(self) -> None:
+    def test_buffers_of_any_shape_are_read_as_bytes(self) -> None:
         words = memoryview(bytearray(800)).cast("Q")
         none = memoryview((ctypes.c_char * 3 * 0)())
         found = decode(encode(kind="t", key="k", sections={"s": words, "none": none}, codec="none"))
@@ -70,15 +70,15 @@ class TestRoundTrip:
                 read(no_header)
 
 
-def test_sections_that_would_shrink_too_little_or_too_much_are_stored_as_they_are() -> None:
-    """A megabyte of zeros passes for a bomb once compressed, so it is not compressed."""
+def test_sections_that_shrink_too_little_or_too_much_are_stored_uncompressed() -> None:
+    """A compressed megabyte of zeros would look like a decompression bomb."""
     zeros = bytes(1 << 20)
     found = decode(encode(kind="t", key="k", sections={"t": TEXT, "n": NOISE, "z": zeros}))
     assert [section.codec for section in found.header.sections] == ["zstd", "none", "none"]
     assert [found.section(name) for name in found.names] == [TEXT, NOISE, zeros]
 
 
-def test_two_ranged_reads_of_a_header_are_enough_from_any_start() -> None:
+def test_two_reads_of_any_size_are_enough_for_a_header() -> None:
     data = small_frame()
     for size in range(PRELUDE_BYTES):
         with pytest.raises(TruncatedError) as caught:
@@ -92,7 +92,7 @@ def test_two_ranged_reads_of_a_header_are_enough_from_any_start() -> None:
         assert header == decode(data).header
 
 
-def test_an_absent_section_is_a_key_error_that_names_it() -> None:
+def test_an_absent_section_raises_a_key_error_with_its_name() -> None:
     with pytest.raises(KeyError, match="no section 'absent' in this 'test' frame"):
         decode(small_frame()).section("absent")
 
@@ -124,7 +124,7 @@ class TestCopies:
         peak = self.peak_of(encode, kind="t", key="k", sections=sections, codec="none")
         assert peak < 2.1 * self.SIZE
 
-    def test_decoding_and_reading_copy_nothing(self) -> None:
+    def test_decode_and_section_copy_no_data(self) -> None:
         data = encode(kind="t", key="k", sections={"s": bytes(self.SIZE)}, codec="none")
         assert self.peak_of(lambda: decode(data).section("s")) < self.SIZE / 16
 
@@ -134,7 +134,7 @@ LOOP.append(LOOP)
 
 
 class TestMistakes:
-    """A caller's mistake is a ConfigError that names the thing."""
+    """A mistake of a caller raises a ConfigError that names the wrong value."""
 
     @pytest.mark.parametrize(
         ("thing", "changes"),
@@ -160,7 +160,9 @@ class TestMistakes:
             ("recursion", {"meta": {"loop": LOOP}}),
         ],
     )
-    def test_it_is_named(self, thing: str, changes: dict[str, Any]) -> None:
+    def test_a_wrong_argument_raises_an_error_with_its_name(
+        self, thing: str, changes: dict[str, Any]
+    ) -> None:
         with pytest.raises(ConfigError, match=thing):
             encode(**{"kind": "t", "key": "k", "sections": {}} | changes)
 

@@ -1,4 +1,4 @@
-"""Frames that are damaged, forged or too large: none is ever read, whatever it claims."""
+"""Damaged, forged and too large frames are always refused."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.support.waiting import LONG_S
 
 class TestDamage:
     @pytest.mark.parametrize("signatures", [b"", b"signatures"])
-    def test_every_truncation_says_how_much_is_needed(self, signatures: bytes) -> None:
+    def test_every_truncation_error_states_the_needed_bytes(self, signatures: bytes) -> None:
         data = frame.signed(decode(small_frame()), lambda _: signatures)
         for size in range(len(data)):
             with pytest.raises(TruncatedError) as caught:
                 decode(data[:size])
             assert caught.value.have == size < caught.value.needed <= len(data)
 
-    def test_every_flipped_bit_is_found(self) -> None:
+    def test_every_flipped_bit_is_detected(self) -> None:
         data = small_frame()
         for position in range(len(data)):
             for bit in range(8):
@@ -45,7 +45,7 @@ class TestDamage:
                     decode(damaged)
 
     @pytest.mark.parametrize("extra", [b"\0", b"\n", small_frame()], ids=["nul", "lf", "frame"])
-    def test_nothing_may_follow(self, extra: bytes) -> None:
+    def test_extra_bytes_after_a_frame_are_refused(self, extra: bytes) -> None:
         with pytest.raises(CorruptError, match=f"{len(extra)} bytes follow") as caught:
             decode(small_frame() + extra)
         assert not isinstance(caught.value, TruncatedError)
@@ -53,8 +53,8 @@ class TestDamage:
     @pytest.mark.parametrize(
         "text", [b"<?xml version=", b"\x89PNG\r\n\x1a\n", b"\x89S3CF\n\n\n", b"x"]
     )
-    def test_what_is_no_frame_is_not_merely_truncated(self, text: bytes) -> None:
-        """A caller asks for more bytes on TruncatedError; here no more bytes would help."""
+    def test_bytes_without_the_frame_magic_are_not_truncated_frames(self, text: bytes) -> None:
+        """A caller reads more bytes after a TruncatedError, but here more bytes would not help."""
         for read in (decode, decode_header):
             with pytest.raises(CorruptError, match="frame magic") as caught:
                 read(text)
@@ -69,7 +69,7 @@ class TestDamage:
             ("header_size", {"header_size": frame.MAX_HEADER_BYTES + 1}),
         ],
     )
-    def test_what_is_too_new_or_too_large_is_refused_before_it_is_read(
+    def test_a_frame_that_is_too_new_or_too_large_is_refused_before_it_is_read(
         self, message: str, claims: dict[str, Any]
     ) -> None:
         with pytest.raises(CorruptError, match=message) as caught:
@@ -101,7 +101,7 @@ WRONG_RECORDS: dict[str, list[Any]] = {
     "stored_size": [-1, 2**63, False],
     "raw_size": [-1, "0", 1],
 }
-# (what the message says, a header that is wrong in this one respect)
+# (part of the message, a header with one error)
 FORGED_HEADERS: list[tuple[str, Any]] = [
     *(
         (f"{name}: not", header_fields(**{name: each}))
@@ -148,9 +148,9 @@ FORGED_BYTES: list[tuple[str, bytes]] = [
 
 
 class TestForgery:
-    """The digest fits, so only the check of this one field can refuse the frame."""
+    """The digest is correct, so only the check of the forged field can refuse the frame."""
 
-    def test_the_forging_helpers_make_good_frames_where_nothing_is_wrong(self) -> None:
+    def test_the_forging_helpers_make_valid_frames_by_default(self) -> None:
         for data in (seal(GOOD), seal(header_fields()), seal_section(b"abc")):
             decode(data)
         packed = seal_section(zstd_frame(70_000, [(70_000, 65)]), codec="zstd", raw_size=70_000)
@@ -180,7 +180,7 @@ class TestForgery:
             *("two-frames", "cut", "dictionary", "skippable"),
         ],
     )
-    def test_a_zstd_frame_must_be_what_the_header_says(
+    def test_a_zstd_frame_must_match_the_header(
         self, message: str, packed: bytes, raw_size: int
     ) -> None:
         found = decode(seal_section(packed, codec="zstd", raw_size=raw_size))
@@ -202,7 +202,7 @@ def numbered(count: int) -> list[str]:
 EMPTY = encode(kind="t", key="k", sections={}, meta={"b": bytes(70_000)}, created_ns=1)
 ROOM = frame.MAX_HEADER_BYTES - (len(EMPTY) - PRELUDE_BYTES - 70_000)
 
-# (what the message says, the most that a frame may have, what is one too much)
+# (part of the message, the largest allowed arguments, arguments that are too large by one)
 LIMITS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("kind", {"kind": "n" * 255}, {"kind": "n" * 256}),
     ("key", {"key": "n" * 255}, {"key": "n" * 256}),
@@ -225,10 +225,10 @@ LIMITS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 class TestLimits:
-    """Each limit admits its exact value and refuses the next one, in both directions."""
+    """Each limit allows its exact value and refuses the next one, in encode and decode."""
 
     @pytest.mark.parametrize(("message", "most", "more"), LIMITS, ids=range(len(LIMITS)))
-    def test_of_names_items_and_headers(
+    def test_limits_of_names_items_and_headers(
         self, message: str, most: dict[str, Any], more: dict[str, Any]
     ) -> None:
         plain: dict[str, Any] = {"kind": "t", "key": "k", "sections": {}, "created_ns": 1}
@@ -240,7 +240,7 @@ class TestLimits:
             with pytest.raises(CorruptError):
                 decode(seal(header_fields(**more)))
 
-    def test_of_what_a_frame_takes_and_decompresses_to(self) -> None:
+    def test_limits_of_the_sizes_of_a_frame_and_its_sections(self) -> None:
         def claiming(codec: str, *sizes: tuple[int, int]) -> bytes:
             records = [[str(n), codec, *size, DIGEST] for n, size in enumerate(sizes)]
             return seal(header_fields(sections=records))
@@ -292,8 +292,8 @@ BOMBS = {
 }
 
 
-# The address space is capped at 160 MiB more than is in use, so that what a bomb is after fails
-# with MemoryError whichever allocator it goes through.
+# The address space is limited to 160 MiB more than is in use, so that a bomb's allocation fails
+# with MemoryError in any allocator.
 DETONATE = """
 import resource, sys
 from s3cache import frame

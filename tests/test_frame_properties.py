@@ -1,4 +1,4 @@
-"""The frame under arbitrary input: it round-trips, and fails in one way only."""
+"""Frames with arbitrary input round-trip, or raise only CorruptError."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.frames import header_fields, seal
 from tests.support.marks import examples
 
 NAMES = st.text(alphabet=[*string.printable[:95]], min_size=1, max_size=255)
-# Runs as well as noise, so that some sections compress, some do not, and some would too well.
+# Repetitions and noise: some sections compress well, some do not, and some would compress too well.
 CONTENTS = st.one_of(
     st.binary(max_size=400),
     st.builds(lambda unit, times: unit * times, st.binary(max_size=64), st.integers(1, 5000)),
@@ -37,7 +37,7 @@ META = st.dictionaries(st.text(), VALUES, max_size=5)
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Equal in value and type, dicts in order, floats (NaN, -0.0) in every bit."""
+    """Compare values and types, the order of dicts, and all bits of floats (NaN, -0.0)."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -57,7 +57,7 @@ def read_all(data: bytes) -> tuple[Header, dict[str, bytes]]:
 @given(
     kind=NAMES, key=NAMES, variant=NAMES, sections=SECTIONS, meta=META, schema=st.integers(0, 99)
 )
-def test_what_is_encoded_is_decoded(
+def test_encoded_frames_are_decoded_to_equal_values(
     kind: str, key: str, variant: str, sections: dict[str, bytes], meta: Any, schema: int
 ) -> None:
     data = encode(kind=kind, key=key, variant=variant, sections=sections, meta=meta, schema=schema)
@@ -68,7 +68,7 @@ def test_what_is_encoded_is_decoded(
     assert list(found.items()) == list(sections.items())
 
 
-# Values a header may hold in place of those it should, most of them of the wrong type or size.
+# Values for the fields of a forged header. Most of them have the wrong type or size.
 WRONG = st.one_of(SCALARS, st.lists(SCALARS, max_size=6), st.dictionaries(st.text(), SCALARS))
 SECTION_ROWS = st.tuples(
     st.just("s") | WRONG,
@@ -89,7 +89,7 @@ SECTION_ROWS = st.tuples(
     sections=st.lists(SECTION_ROWS, max_size=3) | WRONG,
     payload=st.binary(max_size=60),
 )
-def test_forged_headers_raise_nothing_but_corrupt_error(
+def test_forged_headers_raise_only_corrupt_error(
     changes: dict[str, Any], sections: Any, payload: bytes
 ) -> None:
     with contextlib.suppress(CorruptError):

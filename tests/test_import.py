@@ -1,4 +1,4 @@
-"""What importing costs: nothing heavy, until it is used."""
+"""s3cache imports heavy packages only when they are used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.scripts import modules_after
 HEAVY = ("torch", "boto3", "botocore", "aioboto3", "aiobotocore", "aiohttp", "typer", "numpy")
 
 
-def test_importing_s3cache_imports_next_to_nothing() -> None:
+def test_import_s3cache_imports_no_other_modules() -> None:
     ours = modules_after("import s3cache") - modules_after("import importlib, typing")
     assert ours - {"__future__"} == {"s3cache"}
 
@@ -23,5 +23,5 @@ def test_importing_s3cache_imports_next_to_nothing() -> None:
         "from s3cache.store import open_store; open_store('s3://bucket/p')",
     ],
 )
-def test_using_it_imports_nothing_heavy(code: str) -> None:
+def test_opening_a_cache_imports_no_heavy_packages(code: str) -> None:
     assert modules_after(code).isdisjoint(HEAVY)

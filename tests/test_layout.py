@@ -1,4 +1,4 @@
-"""Which part of s3cache may import which: what CONTRIBUTING says of rooms holds for the code."""
+"""Imports between rooms of s3cache obey the rules in CONTRIBUTING."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-_TOP = ("__init__", "__main__")  # they stand on everything
+_TOP = ("__init__", "__main__")  # they may import all rooms
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Import:
     importer: str
     module: str
     name: str
-    at_once: bool  # when it is imported itself, and not when a function runs
+    at_once: bool  # at the import of the importer, not when a function runs
 
     @property
     def rooms(self) -> tuple[str, str]:
@@ -33,7 +33,7 @@ def _name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT / "s3cache").with_suffix("").parts)
 
 
-#: Every module by its name within s3cache, and that of its file if it is a package.
+#: Files of all modules by their names within s3cache; a package has the name of its file.
 FILES = {_name(path): path for path in sorted((ROOT / "s3cache").rglob("*.py"))}
 
 
@@ -78,19 +78,19 @@ def all_imports() -> list[Import]:
 
 
 def rooms_in_order() -> list[str]:
-    """The rooms of CONTRIBUTING's table, from the ground up."""
+    """Return the rooms of CONTRIBUTING's table, from the lowest one up."""
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`s3cache/[^|]+)\|", page, re.MULTILINE)
     return [room for cell in cells for room in re.findall(r"`s3cache/(\w+)(?:/|\.py)`", cell)]
 
 
-def test_every_room_has_its_place() -> None:
-    there = {name.partition(".")[0] for name in FILES} - {*_TOP}
-    assert sorted(there) == sorted(rooms_in_order())
+def test_each_room_is_in_the_table() -> None:
+    rooms = {name.partition(".")[0] for name in FILES} - {*_TOP}
+    assert sorted(rooms) == sorted(rooms_in_order())
 
 
-def test_imports_point_downward_only() -> None:
-    """A room imports rooms that are above it in the table, which begins with the ground."""
+def test_rooms_import_lower_rooms_only() -> None:
+    """A room imports only rooms above it in the table, which begins with the lowest room."""
     order = [*rooms_in_order(), *_TOP]
     upward = [
         each
@@ -101,8 +101,8 @@ def test_imports_point_downward_only() -> None:
     assert upward == []
 
 
-def test_no_module_imports_what_is_private_to_another_package() -> None:
-    """Neither a module nor a name. What a package is for, it exports."""
+def test_no_module_imports_private_names_of_another_package() -> None:
+    """This is true for modules and names: a package exports its interface."""
     private = {
         (each.rooms[0], each.module)
         for each in all_imports()
@@ -115,7 +115,7 @@ def test_no_module_imports_what_is_private_to_another_package() -> None:
     assert private == set()
 
 
-def test_no_module_imports_itself_in_the_end() -> None:
+def test_there_are_no_import_cycles() -> None:
     needs: dict[str, set[str]] = {name: set() for name in FILES}
     for each in all_imports():
         if each.at_once:
@@ -124,11 +124,11 @@ def test_no_module_imports_itself_in_the_end() -> None:
     while leaves := {name for name in needs if not needs[name] & set(needs)}:
         for name in leaves:
             del needs[name]
-    assert needs == {}, "each of these needs another one of them"
+    assert needs == {}, "these modules import each other"
 
 
 def internals_of_torch(source: ast.Module) -> Iterator[str]:
-    """Names below ``torch`` that are private, or experimental, wherever they are used."""
+    """Yield private and experimental names of ``torch`` in a module."""
     for node in ast.walk(source):
         names = []
         if isinstance(node, ast.ImportFrom):
@@ -143,6 +143,6 @@ def internals_of_torch(source: ast.Module) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("torch_api.")])
-def test_torchs_internals_are_named_in_one_place_only(name: str) -> None:
-    """In ``torch_api``, with the releases that have them."""
+def test_only_torch_api_names_internals_of_torch(name: str) -> None:
+    """``torch_api`` declares them with the releases that have them."""
     assert list(internals_of_torch(parsed(name))) == []

@@ -1,4 +1,4 @@
-"""What tests may import: what ``tests/README.md`` says of it holds."""
+"""Imports of tests obey the rules in ``tests/README.md``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 
-# Folders that may import the private modules of a package of another name, which they test.
+# Folders that test a package of another name, and may import its private modules.
 _ALSO_OF = {"perturb": "graph"}
 
 
@@ -24,7 +24,7 @@ def files() -> dict[str, ast.Module]:
 
 
 def imported(source: ast.Module) -> Iterator[tuple[str, str]]:
-    """Module and name of each import; without a name the whole module."""
+    """Yield the module and the name of each import; the name of a whole module is empty."""
     for node in ast.walk(source):
         if isinstance(node, ast.ImportFrom):
             yield from ((node.module or "", alias.name) for alias in node.names)
@@ -36,8 +36,8 @@ def folder(file: str) -> str:
     return file.rpartition("/")[0]
 
 
-def strange_imports(file: str, source: ast.Module) -> Iterator[str]:
-    """Test modules, and modules of another suite: what two need belongs to ``tests/support``."""
+def forbidden_imports(file: str, source: ast.Module) -> Iterator[str]:
+    """Yield imports of test modules and other suites: shared code belongs to ``tests/support``."""
     own = folder(file).replace("/", ".")
     for module, name in imported(source):
         if module.partition(".")[0] != "tests":
@@ -48,13 +48,13 @@ def strange_imports(file: str, source: ast.Module) -> Iterator[str]:
             yield f"{module} {name}"
 
 
-def test_nothing_is_imported_from_a_test_module_or_another_suite() -> None:
-    found = {file: [*strange_imports(file, source)] for file, source in files().items()}
+def test_tests_do_not_import_test_modules_or_other_suites() -> None:
+    found = {file: [*forbidden_imports(file, source)] for file, source in files().items()}
     assert {file: modules for file, modules in found.items() if modules} == {}
 
 
 def private_imports(file: str, source: ast.Module) -> Iterator[str]:
-    """Modules private to a package, unless it is the one that is tested here."""
+    """Yield imports of private modules, except those of the package under test."""
     own = folder(file)
     own = _ALSO_OF.get(own, own)
     for module, name in imported(source):
@@ -67,6 +67,6 @@ def private_imports(file: str, source: ast.Module) -> Iterator[str]:
             yield ".".join(parts)
 
 
-def test_private_modules_are_imported_by_the_tests_of_their_package_only() -> None:
+def test_only_tests_of_a_package_import_its_private_modules() -> None:
     found = {file: [*private_imports(file, source)] for file, source in files().items()}
     assert {file: modules for file, modules in found.items() if modules} == {}

@@ -1,4 +1,4 @@
-"""Records of lookups: on the disk soon, private, bounded, read as written, grouped by job."""
+"""Records of lookups are written soon, private, bounded, readable, and grouped by job."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_lookups_and_events_are_read_as_written(tmp_path: Path) -> None:
     assert run.program == sys.argv[0]
 
 
-def test_without_a_lookup_nothing_is_written(tmp_path: Path) -> None:
+def test_no_file_is_written_without_a_lookup(tmp_path: Path) -> None:
     record(tmp_path, *[Event("download", 3.0, 0.5)] * 2000)
     assert list(tmp_path.iterdir()) == []
     assert run_names(str(tmp_path)) == []
 
 
-def test_events_take_no_room_from_lookups(tmp_path: Path) -> None:
+def test_events_do_not_displace_lookups(tmp_path: Path) -> None:
     events = [Event("download", 3.0, 0.5)] * 600
     run = read_run(str(tmp_path), record(tmp_path, *events, MISS, BYPASS))
     assert run.records == (MISS, BYPASS)
@@ -88,7 +88,7 @@ def test_a_transfer_is_one_event_from_its_last_start_to_its_end(tmp_path: Path) 
     assert all(each.elapsed_s >= 0 for each in events)
 
 
-def test_only_this_user_can_read_it(tmp_path: Path) -> None:
+def test_only_this_user_can_read_records(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         name = record(tmp_path, MISS)
@@ -99,7 +99,7 @@ def test_only_this_user_can_read_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
-def test_without_a_directory_the_last_lookups_are_held_in_memory() -> None:
+def test_the_last_lookups_are_held_in_memory_without_a_directory() -> None:
     recorder = Recorder(None)
     recorder.add(MISS)
     recorder.close(LONG_S)
@@ -131,7 +131,7 @@ def test_the_oldest_runs_are_removed(
     assert run_names(str(tmp_path)) == [name, *(f"20200101-0000{each}-1-aaaa" for each in kept)]
 
 
-def test_a_killed_process_keeps_what_it_has_appended(tmp_path: Path) -> None:
+def test_records_of_a_killed_process_are_kept(tmp_path: Path) -> None:
     code = (
         "import time; from s3cache.records import Record, Recorder\n"
         f"r = Recorder({str(tmp_path)!r}); r.add(Record('aot', 'miss', key='a'))\n"
@@ -154,7 +154,7 @@ def test_a_damaged_line_is_left_out(tmp_path: Path) -> None:
     assert read_run(str(tmp_path), name).records == (MISS,)
 
 
-def test_nothing_is_written_where_other_users_may_write(tmp_path: Path) -> None:
+def test_no_records_are_written_to_a_directory_that_others_may_write(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     (tmp_path / "records").chmod(0o777)
     record(tmp_path, MISS)
@@ -162,14 +162,14 @@ def test_nothing_is_written_where_other_users_may_write(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_hangs_does_not_block_lookups(tmp_path: Path) -> None:
-    """Nor the end of the program; the queue of lookups is bounded."""
+    """It does not block the end of the program either; the queue of lookups is bounded."""
     with FreezableDisk.mounted(tmp_path) as disk:
         place = str(disk.path)
         recorder = Recorder(place)
         with disk.frozen():
             for _ in range(2000):
                 recorder.add(MISS)
-            recorder.close(0.1)  # the thread cannot even be killed: who waits for it hangs
+            recorder.close(0.1)  # the thread cannot be killed, so a wait for it would hang
         eventually(lambda: any(read_run(place, name).records for name in run_names(place)))
         (name,) = run_names(place)
         assert len(read_run(place, name).records) < 600
@@ -189,13 +189,13 @@ def run(rank: str, pid: int, parent: int = 1, *, at: float = 0.0, job: str = JOB
 @pytest.mark.parametrize(
     ("runs", "jobs"),
     [
-        # Ranks of one launcher are one job, by rank.
+        # Ranks of one launcher are one job, in the order of ranks.
         ([run(str(rank), 100 + rank, at=-rank) for rank in (10, 2, 0)], [["100", "102", "110"]]),
-        # The same job again is another one, though its environment is equal, and comes first.
+        # A second run of the same job is another job with an equal environment, and comes first.
         ([run(str(rank), pid + rank, at=pid) for pid in (200, 100) for rank in (0, 1)],
          [["200", "201"], ["100", "101"]]),
         ([run("0", 100, 1), run("1", 200, 2)], [["200"], ["100"]]),  # two launchers
-        # A process that a rank starts is of its job, though it has its rank.
+        # A child process of a rank belongs to the same job, although it has the same rank.
         ([run("0", 100), run("1", 101), run("0", 102, 100, at=1)], [["100", "102", "101"]]),
         # One process may enable several caches.
         ([run("0", 100), run("0", 100, at=1), run("1", 101, at=2)], [["100", "100", "101"]]),
@@ -260,7 +260,7 @@ def of(key: str, outcome: str = "miss", **changes: Any) -> Record:
 
 
 def test_equal_lookups_of_several_processes_are_folded() -> None:
-    """As often as each happened; with different details they stay apart."""
+    """Each group has the number of its lookups. Lookups with different details stay separate."""
     zero = Run("0", (of("a", elapsed_s=1, saved_s=2), of("a"), of("b")), rank="0")
     one = Run("1", (of("a", elapsed_s=3, saved_s=5), of("b", "hit")), rank="1")
     found = folded([zero, one])

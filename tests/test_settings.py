@@ -1,4 +1,4 @@
-"""Settings: where they come from, and that no bad one goes unnoticed."""
+"""Sources of settings, and errors for bad settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from s3cache.settings import Options, Settings, warn_of_unknown_variables
 from s3cache.store import STORE_OPTIONS, FileLocation, S3Options, StoreOptions
 
 
-def test_an_argument_goes_before_the_environment_before_the_default(
+def test_arguments_override_the_environment_which_overrides_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert Settings.load()[0].lookup_timeout_s == 10.0
@@ -25,7 +25,7 @@ def test_an_argument_goes_before_the_environment_before_the_default(
     assert Settings.load()[0].lookup_timeout_s == 3.5
     assert Settings.load(lookup_timeout_s=None)[0].lookup_timeout_s == 3.5
     assert Settings.load(lookup_timeout_s=2)[0].lookup_timeout_s == 2
-    monkeypatch.setenv("S3CACHE_LOOKUP_TIMEOUT_S", "")  # says nothing
+    monkeypatch.setenv("S3CACHE_LOOKUP_TIMEOUT_S", "")  # an empty variable counts as not set
     assert Settings.load()[0].lookup_timeout_s == 10.0
 
 
@@ -45,7 +45,7 @@ def test_an_argument_goes_before_the_environment_before_the_default(
         ("upload_concurrency", "3", 3),
     ],
 )
-def test_text_is_understood_from_everywhere(
+def test_text_from_any_source_is_parsed(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object
 ) -> None:
     given: dict[str, Any] = {name: text}
@@ -70,7 +70,7 @@ BAD: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)
-def test_a_bad_value_is_one_clear_error(name: str, value: Any) -> None:
+def test_a_bad_value_raises_one_clear_error(name: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         Settings(**{name: value})
     assert caught.value.thing == f"option {name}"
@@ -81,7 +81,7 @@ def test_a_bad_value_is_one_clear_error(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [each for each in BAD if isinstance(each[1], str) and each[1]]
 )
-def test_a_bad_variable_is_named_as_one(
+def test_the_error_for_a_bad_variable_names_it(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(f"S3CACHE_{name.upper()}", value)
@@ -91,7 +91,7 @@ def test_a_bad_variable_is_named_as_one(
     assert value in caught.value.cause
 
 
-def test_what_is_the_stores_is_handed_on(tmp_path: Path) -> None:
+def test_options_of_the_store_are_passed_to_it(tmp_path: Path) -> None:
     settings, rest = Settings.load(url="s3://bucket", region="eu-west-1", profile=None, strict=True)
     assert settings.strict
     assert rest == {"region": "eu-west-1"}
@@ -117,7 +117,7 @@ def test_an_unknown_option_is_refused(option: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "http://host", "s3://", "file:relative", "memory://x?a=1"])
-def test_a_bad_url_is_refused_before_anything_happens(url: str, tmp_path: Path) -> None:
+def test_a_bad_url_is_refused_before_a_directory_is_created(url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         Cache.open(url, local_dir=str(tmp_path / "tier"))
     assert not (tmp_path / "tier").exists()
@@ -149,7 +149,7 @@ def test_the_local_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert Settings().local_dir == str(tmp_path / ".cache" / "s3cache")
 
 
-def test_without_a_home_it_is_a_private_one_in_the_temporary_directory(
+def test_without_a_home_the_local_directory_is_in_the_temporary_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -158,18 +158,18 @@ def test_without_a_home_it_is_a_private_one_in_the_temporary_directory(
     assert Settings().local_dir == str(tmp_path / f"s3cache-{os.geteuid()}")
 
 
-def test_the_typed_arguments_are_those_there_are() -> None:
-    """A misspelt argument of ``Cache.open`` is a type error, and no right one is."""
+def test_the_typed_arguments_are_all_settings() -> None:
+    """A misspelt argument of ``Cache.open`` is a type error, and a correct one is not."""
     settings = {each.name for each in dataclasses.fields(Settings)}
     assert set(get_type_hints(Options)) == settings - {"url"} | set(STORE_OPTIONS)
     assert set(get_type_hints(StoreOptions)) == set(STORE_OPTIONS)
 
 
 @pytest.mark.parametrize("of", [Settings, S3Options, FileLocation])
-def test_the_typed_arguments_take_what_the_settings_hold(of: type) -> None:
-    """Each argument has its field's type, text where that is parsed, and ``None``."""
+def test_the_types_of_arguments_match_those_of_settings(of: type) -> None:
+    """Each argument accepts its field's type, ``None``, and text if the field is parsed."""
     typed = get_type_hints(Options)
-    # Not those of the class, where Python 3.10 stumbles over ``_: KW_ONLY``.
+    # get_type_hints of the class fails in Python 3.10 because of ``_: KW_ONLY``.
     written = {field.name: field.type for field in dataclasses.fields(of)}
     fields = get_type_hints(
         SimpleNamespace(__annotations__=written), vars(sys.modules[of.__module__])

@@ -1,4 +1,4 @@
-"""What is counted, and that it adds up."""
+"""Counters of a cache and their sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.caching import KEY, entry, open_cache
 from tests.support.faulty import FaultyStore
 
 
-def test_a_new_cache_has_counted_nothing() -> None:
+def test_the_counts_of_a_new_cache_are_zero() -> None:
     stats = Counters().snapshot()
     assert (stats.lookups, stats.saved, stats.uploaded, stats.downloaded) == (0, 0, 0, 0)
     assert stats.hits == {"local": 0, "remote": 0}
@@ -23,7 +23,7 @@ def test_a_new_cache_has_counted_nothing() -> None:
     assert stats.in_words() == "nothing was looked up in this process"
 
 
-def test_counts_in_words() -> None:
+def test_counts_are_shown_in_words() -> None:
     counters = Counters()
     counters.bypassed(["freezing", "input"])
     assert counters.snapshot().in_words().startswith("0 hit, 0 missed, 1 bypassed (1 free")
@@ -46,20 +46,20 @@ def test_counts_in_words() -> None:
 
 
 def test_saves_at_the_second_level_are_shown_unless_superseded() -> None:
-    """As of a graph without a backward: its forward is shared by itself."""
+    """For example, a graph without a backward shares its forward alone."""
     counters, second = Counters(), Counters()
     counters.miss(Reason.ABSENT, 0.1)
     second.saved(10, 0.1)
     counters.transferred(TransferEvent("upload", "done", "name", 10))
-    said = counters.snapshot(fx=second.level()).in_words()
-    assert "0 saved, 1 saved at the second level, 1 uploaded" in said
+    words = counters.snapshot(fx=second.level()).in_words()
+    assert "0 saved, 1 saved at the second level, 1 uploaded" in words
     second.count("superseded")
-    said = counters.snapshot(fx=second.level()).in_words()
-    assert "0 saved, 1 uploaded" in said
+    words = counters.snapshot(fx=second.level()).in_words()
+    assert "0 saved, 1 uploaded" in words
 
 
-def test_frames_are_counted_in_words_where_recall_is_on() -> None:
-    """Where it is off there are none, and nothing says so."""
+def test_frames_are_counted_in_words_if_recall_is_on() -> None:
+    """If recall is off, frames are not mentioned."""
     counters, frames = Counters(), RecallCounters()
     off = counters.snapshot(recall=frames.snapshot())
     assert "frame" not in off.in_words()

@@ -1,4 +1,4 @@
-"""What ``import s3cache`` offers: a change to it is meant, and is in the changelog."""
+"""The public interface of s3cache: a change must be intended, and be in the changelog."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ OTHERS = """
 
 
 def signature(function: object) -> str:
-    """As it is written in the source, where annotations are not evaluated."""
+    """Return the signature as in the source, where annotations are not evaluated."""
     assert callable(function)
     return str(inspect.signature(function)).replace("'", "")
 
 
-def test_the_names_are_these_and_no_others() -> None:
+def test_the_public_names_are_exactly_these() -> None:
     errors = set(s3cache.errors.__all__)
     assert set(vars(s3cache)["__all__"]) == {*FUNCTIONS, *OTHERS.split(), *errors}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_is_called_like_this(name: str) -> None:
+def test_each_function_has_this_signature(name: str) -> None:
     assert signature(getattr(s3cache, name)) == FUNCTIONS[name]
 
 
-def test_the_methods_of_a_cache_are_these_and_no_others() -> None:
+def test_the_methods_of_a_cache_are_exactly_these() -> None:
     public = {name: member for name, member in vars(s3cache.Cache).items() if name[0] != "_"}
     for name, member in public.items():
         is_property = isinstance(member, property)
@@ -75,7 +75,7 @@ def test_the_methods_of_a_cache_are_these_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("package", LAZY_PACKAGES)
-def test_a_new_process_shows_each_name_before_and_after_its_use(package: str) -> None:
+def test_dir_shows_each_name_before_and_after_its_use(package: str) -> None:
     code = (
         f"import {package} as package\n"
         "hidden = set(package.__all__) - set(dir(package))\n"
@@ -89,8 +89,8 @@ def test_a_new_process_shows_each_name_before_and_after_its_use(package: str) ->
 
 
 @pytest.mark.parametrize("package", LAZY_PACKAGES)
-def test_type_checkers_read_the_same_exports_from_the_same_modules(package: str) -> None:
-    """What a package gives at run time is what its imports below ``TYPE_CHECKING`` say."""
+def test_type_checkers_see_the_same_exports_as_programs(package: str) -> None:
+    """Exports at run time equal the imports below ``TYPE_CHECKING``."""
     module = import_module(package)
     assert module.__file__ is not None
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
@@ -107,7 +107,7 @@ def test_type_checkers_read_the_same_exports_from_the_same_modules(package: str)
         assert getattr(module, name) is getattr(home, name)
 
 
-def test_what_is_not_there_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 's3cache' has no attribute 'nonsense'"):
         _ = s3cache.nonsense  # type: ignore[attr-defined]
 
@@ -138,8 +138,8 @@ assert not loaded, loaded
 """
 
 
-def test_where_torch_is_not_supported_the_cache_is_inert(tmp_path: Path) -> None:
-    """It has every method and does nothing: no directory, no client; mistakes are still errors."""
+def test_the_cache_is_inert_if_torch_is_not_supported(tmp_path: Path) -> None:
+    """It has all methods but creates no directory and no client; mistakes still raise errors."""
     metadata = tmp_path / "site" / "torch-1.9.0.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
     metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.9.0\n")

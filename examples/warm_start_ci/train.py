@@ -1,4 +1,4 @@
-"""A training job in small: it compiles a model, takes some steps and prints the loss."""
+"""A small training job: it compiles a model, takes some steps and prints the loss."""
 
 import argparse
 

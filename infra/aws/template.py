@@ -28,7 +28,7 @@ _CONDITION: Final = "HasKubernetes"
 _PARAMETERS: Final[dict[str, dict[str, str]]] = {
     "BucketName": {
         "Type": "String",
-        "Description": "Of a bucket for nothing but the cache; its readers see all its keys.",
+        "Description": "Name of the bucket. Keep only the cache in it: readers see all its keys.",
         "AllowedPattern": "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
     },
     "GitHubRepository": {
@@ -39,8 +39,8 @@ _PARAMETERS: Final[dict[str, dict[str, str]]] = {
     "GitHubEnvironment": {
         "Type": "String",
         "Description": (
-            "The environment that protected builds run in. GitHub must let the protected branch "
-            "alone deploy to it; it holds the key that signs for main."
+            "The environment of protected builds. It holds the key that signs for main, so GitHub "
+            "must let only the protected branch deploy to it."
         ),
         "Default": "compile-cache",
         "AllowedPattern": "[A-Za-z0-9_.-]+",
@@ -48,34 +48,34 @@ _PARAMETERS: Final[dict[str, dict[str, str]]] = {
     "KubernetesIssuer": {
         "Type": "String",
         "Description": (
-            "Issuer of the cluster's tokens, without https://; IAM has it as identity provider. "
-            "Without one there is no reader's role, only its policy."
+            "Issuer of the cluster's tokens, without https://. It must be an identity provider in "
+            "IAM. Without an issuer, the stack has no reader's role, only its policy."
         ),
         "Default": "",
         "AllowedPattern": "([A-Za-z0-9.-]+(/[A-Za-z0-9._/-]+)?)?",
     },
     "KubernetesServiceAccount": {
         "Type": "String",
-        "Description": "NAMESPACE:NAME of the service account of jobs that read.",
+        "Description": "NAMESPACE:NAME of the service account of jobs that only read.",
         "Default": "training:compile-cache-reader",
         "AllowedPattern": "[a-z0-9-]+:[a-z0-9.-]+",
     },
     "OperatorArn": {
         "Type": "String",
-        "Description": "Who may become the operator: a role or user of persons, never one of jobs.",
+        "Description": "Role or user that may become the operator: for people, never for jobs.",
         "AllowedPattern": "arn:[a-z-]+:iam::[0-9]{12}:(role|user)/.+",
     },
 }
 
 
 class _Substituted(str):
-    """Text in which CloudFormation puts what ``${...}`` stands for."""
+    """Text in which CloudFormation replaces ``${...}``."""
 
     __slots__ = ()
 
 
 def render() -> str:
-    """The template as YAML."""
+    """Return the template as YAML."""
 
     class Dumper(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:
@@ -167,7 +167,7 @@ def _lifecycle_rule(rule: Rule) -> dict[str, Any]:
 
 
 def _managed_policy(role: Role) -> dict[str, Any]:
-    # Managed, so that roles of nodes and of users, which others made, can have them too.
+    # Managed, so that existing roles of nodes and users can have it too.
     attached = _if_there(role, [f"${{{_title(role)}Role}}"])
     return {
         "Type": "AWS::IAM::ManagedPolicy",
@@ -191,15 +191,15 @@ def _role(role: Role) -> dict[str, Any]:
 
 
 def _trust(role: Role) -> dict[str, Any] | str:
-    """Who may become it."""
+    """Return the policy that says who may assume the role."""
     if role.name == "main":
-        # Of an environment, and not of a branch: only a job that the environment's rules let in
-        # has this subject, and the key that signs for main.
+        # The subject names an environment, not a branch: only a job that the environment's rules
+        # admit has this subject, and the key that signs for main.
         return _web(_GITHUB, "repo:${GitHubRepository}:environment:${GitHubEnvironment}")
     if role.name == "pulls":
         return _web(_GITHUB, "repo:${GitHubRepository}:pull_request")
     if role.name == "reader":
-        # Text, as CloudFormation substitutes nothing in names of members.
+        # JSON text, as CloudFormation substitutes nothing in names of members.
         document = _web("${KubernetesIssuer}", "system:serviceaccount:${KubernetesServiceAccount}")
         return json.dumps(document, indent=2)
     statement = {
@@ -240,7 +240,7 @@ def _outputs() -> Iterator[tuple[str, dict[str, str]]]:
         yield (
             f"{_title(role)}PolicyArn",
             {
-                "Description": f"For roles that are there already: {role.what}",
+                "Description": f"For existing roles: {role.what}",
                 "Value": f"${{{_title(role)}Policy}}",
             },
         )

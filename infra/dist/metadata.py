@@ -1,8 +1,8 @@
-"""What the package index shows: the README, with links that lead somewhere from there.
+"""Make the page of the package index: the README, with links that work there.
 
-In a checkout the links are relative. A package is read elsewhere: with ``PROJECT_URL`` set, which is
-where the repository can be browsed (``https://github.com/OWNER/NAME``), they are made absolute, at
-the tag of the version that is built. Without it they stay as they are.
+The links in a checkout are relative. If ``PROJECT_URL`` is set to the repository's page
+(``https://github.com/OWNER/NAME``), they become absolute, at the tag of the version that is built.
+Otherwise they stay relative.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ProjectMetadata(MetadataHookInterface):
     """Fills in ``readme`` and ``urls``; hatchling calls it for each build."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Write them into ``metadata``."""
+        """Write both into ``metadata``."""
         url = os.environ.get("PROJECT_URL", "").rstrip("/")
         text = (ROOT / "README.md").read_text(encoding="utf-8")
         if url:
@@ -39,7 +39,7 @@ def _tag() -> str:
 
 
 def absolute_links(text: str, url: str, tag: str) -> str:
-    """``text`` with its relative links as they are at ``tag``: pages to read, pictures raw."""
+    """Return ``text`` with absolute links at ``tag``: to pages, and to raw pictures."""
 
     def absolute(link: re.Match[str]) -> str:
         way = "raw" if link[1].startswith("!") else "blob"
@@ -49,7 +49,7 @@ def absolute_links(text: str, url: str, tag: str) -> str:
 
 
 def project_urls(url: str, tag: str) -> dict[str, str]:
-    """The links beside the page."""
+    """Return the links that the index shows beside the page."""
     return {
         "Source": url,
         "Documentation": f"{url}/tree/{tag}/docs",

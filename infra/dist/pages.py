@@ -1,7 +1,7 @@
 """Put pages of the documentation into the wheel, for ``s3cache explain CODE`` to show.
 
-They are written in ``docs/`` and are in git once. What is installed from a checkout reads them
-there (``s3cache/util/text.py``), so that what is edited is what is shown.
+The pages are in git only once, in ``docs/``. An editable install reads them there
+(``s3cache/util/text.py``), so that it shows their current text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Pages(BuildHookInterface):
     """Adds the pages that ``pyproject.toml`` names; hatchling calls it for each wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Write them into what is included, unless what is built leads to the checkout."""
+        """Include the pages in the wheel, unless it is editable."""
         if version == "editable":
             return
         for name in self.config["pages"]:

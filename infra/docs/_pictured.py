@@ -1,4 +1,4 @@
-"""The job on the picture of a report: all of it, only its evaluation, or all of it after edits."""
+"""The job on the picture of a report: in full, only its evaluation, or in full after edits."""
 
 from __future__ import annotations
 

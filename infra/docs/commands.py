@@ -37,7 +37,7 @@ Progress is shown on a terminal only. No command unpickles an entry or loads a k
 
 
 def reference() -> str:
-    """``docs/commands.md``."""
+    """Return the text of ``docs/commands.md``."""
     from s3cache.cli import app
 
     parts = [_HEAD]

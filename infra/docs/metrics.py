@@ -1,4 +1,4 @@
-"""Bring the table of docs/metrics.md up to date with the metrics that there are.
+"""Update the table of docs/metrics.md from :mod:`s3cache.metrics`.
 
 .venv/bin/python -m infra.docs.metrics
 """
@@ -16,10 +16,10 @@ _HEAD = "| OpenTelemetry | Prometheus | | labels | |\n|---|---|---|---|---|\n"
 
 
 def updated(page: str) -> str:
-    """``page`` with a row for each metric.
+    """Return ``page`` with a row for each metric.
 
     Raises:
-        ValueError: there is no place for it.
+        ValueError: the page has no block for the table, or several.
     """
     page, found = _BLOCK.subn(lambda _: _HEAD + "".join(map(_row, FAMILIES)), page)
     if found != 1:

@@ -1,8 +1,8 @@
-"""Draw docs/images/report.png again: ``make docs-picture``, with a Chromium on the path.
+"""Draw docs/images/report.png again: ``make docs-picture``, with Chromium on the path.
 
-A machine runs the evaluation of a job, and another one all of it. Then the first runs it, as two
-ranks and with two edits: its report has hits from the bucket, misses with what differs from what
-was evaluated there before, and a bypass.
+A machine runs the evaluation of a job, and another one the whole job. Then the first machine runs
+the whole job, as two ranks and with two edits. Its report has hits from the bucket, misses with the
+differences from its earlier evaluation, and a bypass.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CHROMIUM = next((found for name in _NAMES if (found := shutil.which(name))), "")
 
 
 def shoot(page: Path, target: Path, width: int, *options: str) -> Image.Image:
-    """What a window of that width shows of a page, whole; nothing is asked of any network."""
+    """Return an image of the whole page in a window of that width, without any network."""
     with tempfile.TemporaryDirectory() as profile:
         subprocess.run(  # noqa: S603 - a browser
             [
                 CHROMIUM,
                 "--headless=new",
-                "--no-sandbox",  # it refuses to be root's otherwise; the page is ours
+                "--no-sandbox",  # it refuses to run as root otherwise; the page is ours
                 "--disable-gpu",
                 "--disable-quic",
                 "--disable-background-networking",
@@ -55,7 +55,7 @@ def shoot(page: Path, target: Path, width: int, *options: str) -> Image.Image:
 
 
 def _run_job(root: Path, machine: str, job: str, ranks: int = 1) -> dict[str, str]:
-    """Every rank of a job on a machine; returns its environment."""
+    """Run all ranks of a job on a machine; return its environment."""
     home = root / machine
     home.mkdir(exist_ok=True)
     environment = {name: value for name, value in os.environ.items() if name[:7] != "S3CACHE"}
@@ -83,7 +83,7 @@ def _run_job(root: Path, machine: str, job: str, ranks: int = 1) -> dict[str, st
 
 
 def _trimmed(image: Image.Image) -> Image.Image:
-    """Without the empty ground below."""
+    """Return the image without the empty space at the bottom."""
     ground = Image.new("RGB", image.size, image.getpixel((1, 1)))
     box = ImageChops.difference(image, ground).getbbox()
     assert box is not None, "the page is empty"
@@ -93,7 +93,7 @@ def _trimmed(image: Image.Image) -> Image.Image:
 def main() -> None:
     """Run the job, and draw its report."""
     if not CHROMIUM:
-        raise SystemExit("there is no Chromium here: apt-get install chromium")
+        raise SystemExit("Chromium is not installed: apt-get install chromium")
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         _run_job(root, "here", "evaluation")

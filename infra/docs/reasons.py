@@ -1,4 +1,4 @@
-"""Bring the tables of docs/reasons.md and docs/errors.md up to date with :mod:`s3cache.errors`.
+"""Update the tables of docs/reasons.md and docs/errors.md from :mod:`s3cache.errors`.
 
 .venv/bin/python -m infra.docs.reasons
 """
@@ -17,7 +17,7 @@ _BLOCK = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- /table -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
-    """The table of each page, by the page's name."""
+    """Return the table of each page, by the page's name."""
     reasons = [(f"[`{reason}`](#{reason})", reason.text) for reason in Reason]
     classes = []
     for name in sorted(errors.__all__):
@@ -37,10 +37,10 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def updated(page: str, table: str) -> str:
-    """``page`` with ``table`` in its place.
+    """Return ``page`` with ``table`` in its block.
 
     Raises:
-        ValueError: there is no place for it.
+        ValueError: the page has no block for the table, or several.
     """
     page, found = _BLOCK.subn(lambda _: table, page)
     if found != 1:

@@ -1,12 +1,12 @@
-"""Bring the tables of docs/configuration.md up to date with the settings that there are.
+"""Update the tables of docs/configuration.md from the settings.
 
     .venv/bin/python -m infra.docs.settings [--check]
 
-Each row has a setting's name, its default and what it means. Names and defaults come from the
-dataclasses that declare them; rows of settings that are gone go. What it means is written on the
-page, where it can link to other pages; a new setting gets an empty cell, below the one that is
-declared before it. With ``--check`` nothing is written, and the status is 1 if the
-page is not up to date.
+Each row has a setting's name, its default and its meaning. Names and defaults come from the
+dataclasses that declare them. Rows of removed settings are removed. The meaning is written on the
+page, where it can link to other pages; a new setting gets an empty cell, below the setting that is
+declared before it. With ``--check`` nothing is written, and the status is 1 if the page is out of
+date.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from s3cache.settings import Settings
 from s3cache.store import FileLocation, S3Options
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
-#: What declares them, with what is no row: the path of a directory is its URL.
+#: Classes that declare settings, and their fields without a row: a directory's path is its URL.
 DECLARED: tuple[tuple[type, frozenset[str]], ...] = (
     (Settings, frozenset()),
     (S3Options, frozenset()),
@@ -33,20 +33,20 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def updated(page: str) -> str:
-    """``page`` with a row for each setting, in the order in which it has them.
+    """Return ``page`` with a row for each setting; its rows keep their order.
 
     Raises:
-        ValueError: no row is there for a setting to stand below.
+        ValueError: the page has no row to put a new setting below.
     """
     lines = page.splitlines()
-    for of, without in DECLARED:
-        declared = [each for each in fields(of) if each.name not in without]
+    for owner, without in DECLARED:
+        declared = [each for each in fields(owner) if each.name not in without]
         at = -1
         for each in declared:
             found = _row_of(lines, each.name)
             if found is None:
                 if at < 0:
-                    raise ValueError(f"{each.name}: there is no row of {of.__name__} before it")
+                    raise ValueError(f"{each.name}: no row of {owner.__name__} comes before it")
                 at += 1
                 lines.insert(at, _row(each, ""))
             else:
@@ -54,7 +54,7 @@ def updated(page: str) -> str:
                 matched = _ROW.match(lines[at])
                 assert matched is not None
                 lines[at] = _row(each, matched[2])
-    known = {each.name for of, without in DECLARED for each in fields(of)} - {
+    known = {each.name for owner, _ in DECLARED for each in fields(owner)} - {
         name for _, without in DECLARED for name in without
     }
     kept = [line for line in lines if not (row := _ROW.match(line)) or row[1] in known]
@@ -62,9 +62,9 @@ def updated(page: str) -> str:
 
 
 def default_of(declared: Field[Any]) -> str:
-    """As the page has it: what a user would write as text, or a word where there is no value."""
+    """Return the default as on the page: the text that a user would write, or a word for none."""
     if declared.name == "local_dir":
-        return "`~/.cache/s3cache`"  # the reader's, not this machine's
+        return "`~/.cache/s3cache`"  # of the reader, not of this machine
     value = declared.default
     if value is MISSING:
         return "required"
@@ -93,7 +93,7 @@ def _row_of(lines: list[str], name: str) -> int | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    parser.add_argument("--check", action="store_true", help="write nothing; status 1 if stale")
     options = parser.parse_args()
     page = PAGE.read_text(encoding="utf-8")
     new = updated(page)

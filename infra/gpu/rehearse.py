@@ -1,13 +1,13 @@
-"""Two machines, one store, a GPU: the second machine hits, compiles no kernel, and gets the same.
+"""Two machines, one store, a GPU: the second hits, compiles no kernel, and gets equal numbers.
 
 Two processes run the same jobs one after the other, with fresh directories and a ``file://`` store.
 The directories of the first are removed before the second starts. Prints a table, writes JSON, and
-ends with 1 if something does not hold. It needs torch with CUDA, Triton and s3cache, and nothing
-else of this repository: ``make gpu-bundle`` packs it for a machine without a network.
+ends with 1 if a check fails. It needs torch with CUDA, Triton and s3cache, and nothing else from
+this repository: ``make gpu-bundle`` packs it for a machine without a network.
 
-With ``--standin FILE`` there is no GPU (``make test-gpu-standin``): the file has what one says of
-itself, kernels do nothing, numbers are not compared, and CUDA graphs are left out. With ``--warm``,
-the first machine runs the jobs by ``s3cache warm --target``, without the GPU that the second has.
+With ``--standin FILE`` there is no GPU (``make test-gpu-standin``): the file describes a GPU,
+kernels do nothing, numbers are not compared, and CUDA graphs are left out. With ``--warm``, the
+first machine runs the jobs by ``s3cache warm --target``, without the GPU that the second has.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ except ImportError:
     sys.exit("error: Triton is not installed: take a torch with CUDA")
 
 LIMIT_S = float(os.environ.get("REHEARSAL_LIMIT_S", "540"))
-# Of a job: what it trains, in which type, and the options of torch.compile.
+# By job: its model, its type, and its options of torch.compile.
 JOBS = {
     "mlp": ("mlp", "float32", {}),
     "mlp bf16": ("mlp", "bfloat16", {}),
@@ -49,22 +49,22 @@ JOBS = {
         "float32",
         {"options": {"cpp_wrapper": True}},
     ),
-    # Its kernels are those of no other job, so that there is something to assemble.
+    # No other job has its kernels, so that ptxas has to run for it.
     "reduce-overhead": ("gpt", "bfloat16", {"mode": "reduce-overhead"}),
 }
 NEEDS_GPU = {"reduce-overhead"}
 NEEDS_HEADERS = {"cpp_wrapper", "cpp_wrapper, several configurations"}
-# What is chosen by measuring while it is compiled: it is not saved where there is no GPU.
+# Jobs that measure kernels while they compile: without a GPU, they are not saved.
 MEASURED = {"max-autotune"}
-# What is searched for when kernels run, which the first machine with the GPU does then.
+# Jobs that search when kernels run: the first machine with the GPU does so.
 SEARCHED = {"coordinate descent"}
-# What the machine with the GPU measures, since a stand-in cannot.
+# Jobs that the machine with the GPU measures, since a stand-in cannot.
 SEVERAL = {"softmax, several configurations", "cpp_wrapper, several configurations"}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--standin", metavar="FILE", help="JSON with the device that there is")
+    parser.add_argument("--standin", metavar="FILE", help="JSON that describes the GPU")
     parser.add_argument("--warm", action="store_true", help="the first machine has no GPU")
     parser.add_argument("--json", metavar="FILE", help="where to write the table as JSON")
     parser.add_argument("--only", action="append", metavar="JOB", choices=JOBS)
@@ -75,8 +75,8 @@ def main() -> int:
         work(Path(options.job), names)
         return 0
     with tempfile.TemporaryDirectory(prefix="s3cache-gpu-") as directory, ExitStack() as stack:
-        if NEEDS_HEADERS.intersection(names) and (lacking := no_headers(Path(directory))):
-            print(f"left out: {', '.join(sorted(NEEDS_HEADERS.intersection(names)))}: {lacking}")
+        if NEEDS_HEADERS.intersection(names) and (missing := no_headers(Path(directory))):
+            print(f"left out: {', '.join(sorted(NEEDS_HEADERS.intersection(names)))}: {missing}")
             names = [name for name in names if name not in NEEDS_HEADERS]
         gpu = {}
         if options.standin:
@@ -145,14 +145,14 @@ def rehearse(root: Path, names: list[str], gpu: dict, *, warm: bool) -> dict:
 
 
 def no_headers(root: Path) -> str:
-    """Find the headers and libraries of CUDA that pip has installed, for C++; return what lacks."""
+    """Set up CUDA's headers and libraries of pip for C++; return the reason if that fails."""
     import torch
 
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
-        return "this torch loads such kernels by their paths, and they are not shared"
+        return "this torch loads such kernels by path, so they are not shared"
     packages = Path(torch.__file__).parents[1] / "nvidia/cu13"
     if not (packages / "include/crt/host_config.h").exists():
-        return "there are no headers of CUDA 13: pip install nvidia-cuda-crt"
+        return "the headers of CUDA 13 are missing: pip install nvidia-cuda-crt"
     (root / "libcudart.so").symlink_to(packages / "lib/libcudart.so.13")
     for driver in Path("/usr").glob("lib*/**/libcuda.so.1"):
         (root / "libcuda.so").symlink_to(driver)
@@ -163,7 +163,7 @@ def no_headers(root: Path) -> str:
 
 
 def describe(path: Path, gpu: dict) -> Path:
-    """What the second machine says of itself, for the first one."""
+    """Write the second machine's description of itself, for the first machine; return ``path``."""
     with path.open("w") as file:
         command = [sys.executable, "-W", "ignore", "-m", "s3cache", "target"]
         subprocess.run(command, env={**os.environ, **gpu}, stdout=file, check=True)
@@ -171,13 +171,13 @@ def describe(path: Path, gpu: dict) -> Path:
 
 
 def entries_in(store: Path) -> set[str]:
-    """Keys of whole graphs that are in the store."""
+    """Return the keys of whole graphs in the store."""
     headers = (entry.header for entry in frames(store))
     return {header.key for header in headers if header.kind == "aot"}
 
 
 def looked_up(local: Path) -> tuple[set[str], set[str]]:
-    """Keys of whole graphs that hit, and that missed, on a machine."""
+    """Return the keys of whole graphs that hit, and that only missed, on a machine."""
     from s3cache.records import recorded
 
     found = [each for run in recorded([str(local)]) for each in run.records if each.level == "aot"]
@@ -188,7 +188,7 @@ def looked_up(local: Path) -> tuple[set[str], set[str]]:
 def run(
     place: Path, shared: Path, names: list[str], gpu: dict, left_s: float, before: list[str] = ()
 ) -> dict:
-    """One process that runs all jobs on a machine with nothing in ``place``."""
+    """Run all jobs in one process, on a machine with nothing in ``place``; return its results."""
     environment = {name: value for name, value in os.environ.items() if "S3CACHE" not in name}
     for name in ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "S3CACHE_LOCAL_DIR"):
         environment[name] = str(place / name.lower())
@@ -215,7 +215,7 @@ def run(
 
 
 def counted_assemblers(place: Path) -> dict[str, str]:
-    """Triton's own assemblers, each behind a script that notes when it is run."""
+    """Put a script that counts runs before each of Triton's assemblers; return its variables."""
     spec = find_spec("triton")
     binaries = Path(spec.origin).parent / "backends/nvidia/bin"
     environment = {"REHEARSAL_LOG": str(place / "assembled")}
@@ -233,7 +233,7 @@ def counted_assemblers(place: Path) -> dict[str, str]:
 
 
 def names_of(place: Path, store: Path) -> list[str]:
-    """Where the entry of a graph names a directory of the machine that made it, or of its Python.
+    """Return the places where an entry of a graph names a directory of its machine or its Python.
 
     Triton's own libraries name files of Triton.
     """
@@ -249,16 +249,16 @@ def names_of(place: Path, store: Path) -> list[str]:
 
 
 def frames(store: Path):
-    """All entries, decoded."""
+    """Yield all entries, decoded."""
     from s3cache import frame
 
     for path in store.rglob("*"):
-        with suppress(Exception):  # no entry
+        with suppress(Exception):  # not an entry
             yield frame.decode(path.read_bytes())
 
 
 def judge(first: dict, second: dict, *, compared: bool, sealed: bool) -> list[str]:
-    """What does not hold of a job."""
+    """Return the faults of a job."""
     faults = [
         f"on the {name} machine: {job['error']}"
         for name, job in (("first", first), ("second", second))
@@ -303,17 +303,17 @@ def show(report: dict) -> None:
         "keys of whole graphs: {saved} saved, {hit} hit, {missed} missed".format(**report["keys"])
     )
     for fault in report["faults"]:
-        print(f"does not hold: {fault}")
+        print(f"failed: {fault}")
     if not report["faults"]:
-        apart = " but what is measured while it is compiled, or searched for when it runs"
-        print(f"all holds: each job hits, and needs no ptxas{apart if report['warm'] else ''}")
+        apart = ", except jobs that measure or search on the GPU"
+        print(f"passed: each job hits, and needs no ptxas{apart if report['warm'] else ''}")
 
 
 # -- on each machine
 
 
 def work(shared: Path, names: list[str]) -> None:
-    """Run the jobs in this process; what came of each is written as soon as it is known."""
+    """Run the jobs in this process; write each result as soon as it is known."""
     import torch
     from torch._dynamo.utils import counters
 
@@ -346,16 +346,16 @@ def work(shared: Path, names: list[str]) -> None:
                 },
                 **compare(numbers, shared / f"{list(JOBS).index(name)}.pt"),
             }
-        except Exception as exc:  # noqa: BLE001 - the table has it, and the next job runs
+        except Exception as exc:  # noqa: BLE001 - the table shows it, and the next job runs
             results[name] = {"error": f"{type(exc).__name__}: {exc}"[:2000]}
         out.write_text(json.dumps(results))
     cache.flush(60)
 
 
 def noted_benchmarks() -> list | None:
-    """A list that gets longer when torch measures a kernel; None before Python 3.12.
+    """Return a list that grows when torch measures a kernel; None before Python 3.12.
 
-    torch counts them as well, but a hit adds what was counted when the graph was compiled.
+    torch counts measurements too, but a hit adds those of the graph's compile.
     """
     if not hasattr(sys, "monitoring"):
         return None
@@ -378,7 +378,7 @@ def assembled() -> int:
 
 
 def train(model: str, dtype: str, options: dict) -> tuple[list, float]:
-    """Two steps: losses, and gradients of inputs and parameters; and how long the first took."""
+    """Run two steps; return losses and gradients, and the seconds of the first step."""
     import torch
 
     torch.manual_seed(0)
@@ -400,13 +400,13 @@ def train(model: str, dtype: str, options: dict) -> tuple[list, float]:
 
 
 def compare(numbers: list, path: Path) -> dict:
-    """Against those of the first machine, which leaves its own."""
+    """Compare with the numbers of the first machine, which saves its own."""
     import torch
 
     if not path.exists():
         torch.save(numbers, path)
         return {}
-    try:  # the second may find another configuration the fastest, which adds in another order
+    try:  # the second may choose another configuration, which adds in another order
         torch.testing.assert_close(numbers, torch.load(path))
     except AssertionError as exc:
         return {"same": False, "differs": str(exc)[:500]}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run.sh [ARGUMENTS]: on a machine with Python, torch with CUDA and Triton, and without a network:
-# installs what is in wheels/ beside the script, and rehearses. ARGUMENTS are those of rehearse.py.
+# run.sh [ARGUMENTS]: installs the wheels in wheels/ beside this script, and runs rehearse.py with
+# ARGUMENTS. The machine needs Python, torch with CUDA and Triton, and no network.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)

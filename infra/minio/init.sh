@@ -5,13 +5,13 @@ set -eu
 
 mc alias set local http://minio:9000 "$MINIO_ROOT_USER" "$MINIO_ROOT_PASSWORD" >/dev/null
 mc mb --ignore-existing "local/$S3CACHE_BUCKET"
-mc version enable "local/$S3CACHE_BUCKET" # no policy forbids to overwrite: this keeps what was
+mc version enable "local/$S3CACHE_BUCKET" # policies allow overwriting: versions keep old objects
 mc ilm rule import "local/$S3CACHE_BUCKET" </init/lifecycle.json
 
 add_user() { # policy, access key, secret key
   mc admin policy create local "$1" "/init/$1.json"
   mc admin user add local "$2" "$3"
-  # attach fails on what is attached already, so begin without
+  # attach fails if the policy is attached already, so detach it first
   mc admin policy detach local "$1" --user "$2" >/dev/null 2>&1 || true
   mc admin policy attach local "$1" --user "$2"
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # run.sh COMMAND...
 #
-# Runs COMMAND beside a fresh Redis on a free loopback port, stops it whatever happens, and ends
-# with COMMAND's status. COMMAND finds it in S3CACHE_TEST_REDIS_URL. Redis keeps everything in
-# memory. It is what torch's own remote caches can be compared with; s3cache does not use it.
+# Runs COMMAND with a fresh Redis on a free loopback port, always stops the Redis, and ends with
+# COMMAND's status. COMMAND finds the URL in S3CACHE_TEST_REDIS_URL. Redis keeps everything in
+# memory. torch's own remote caches use it, for comparison; s3cache does not.
 #
-# Ends with 75 where Redis is not installed and cannot be (see infra/README.md).
+# Ends with 75 if Redis is not installed and cannot be (see infra/README.md).
 set -euo pipefail
 
 [ $# -gt 0 ] || { echo "usage: $0 COMMAND..." >&2 && exit 2; }
@@ -21,7 +21,7 @@ install_redis() {
   say "installing redis-server with apt-get"
   local log
   log=$(mktemp)
-  # Its own service, which the package starts where there is an init system, is left alone.
+  # Where there is an init system, the package starts a service of its own: leave that alone.
   if ! { DEBIAN_FRONTEND=noninteractive timeout 60 apt-get -qq update &&
     DEBIAN_FRONTEND=noninteractive timeout 120 \
       apt-get -qq install -y --no-install-recommends redis-server; } >"$log" 2>&1 </dev/null; then
@@ -61,7 +61,7 @@ start_redis() {
   setsid redis-server --bind 127.0.0.1 --port "$port" --dir "$scratch" --save '' \
     --appendonly no --daemonize no >"$scratch/log" 2>&1 </dev/null &
   pid=$!
-  disown "$pid" # the shell need not report its end
+  disown "$pid" # so that the shell does not report its end
   for tries in $(seq 200); do
     kill -0 "$pid" 2>/dev/null || return 1 # the port was taken, most likely
     (answers "$port") 2>/dev/null && return 0

@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2034  # what it sets is used by the scripts that source it
+# shellcheck shell=bash disable=SC2034  # the scripts that source it use its variables
 # Shared by the scripts in this directory; sourced, never run.
 #
 # Settings, all optional, read from the environment:
@@ -40,13 +40,13 @@ start_daemon() { # daemon, command...
   local name=$1
   shift
   # Its own session, so that Ctrl-C in the terminal reaches the tests and not the server.
-  # 9>&- : not our caller's lock, which would stay held for as long as the daemon lives.
+  # 9>&- closes our caller's lock: the daemon would hold it for as long as it lives.
   setsid "$@" >>"$RGW_DIR/log/$name.out" 2>&1 </dev/null 9>&- &
   printf '%s\n' "$!" >"$RGW_DIR/$name.pid"
 }
 
-# SIGKILL, because everything lives in memory and is thrown away, and because it also ends a
-# process that a test has stopped with SIGSTOP.
+# SIGKILL, because all data are in memory and nothing is kept, and because it also ends a process
+# that a test has stopped with SIGSTOP.
 kill_daemon() { # daemon
   local pid tries
   pid=$(pid_of "$1")

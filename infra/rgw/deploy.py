@@ -1,11 +1,11 @@
-"""Set up a bucket on Ceph RGW: versions, lifecycle, and who may do what, as a policy of the bucket.
+"""Set up a bucket on Ceph RGW: versions, lifecycle, and a policy with the rights of each user.
 
     python -m infra.rgw.deploy --endpoint https://rgw.example.com --bucket compile-cache \\
         --main ci --pulls ci-pulls --reader trainer --operator ada
 
-Users are given as ``UID`` or ``TENANT$UID`` and must be there (``radosgw-admin user create``). The
-bucket's owner runs it, who is none of them, with the credentials of AWS's tools
-(``AWS_ACCESS_KEY_ID`` and so on). It may be run again: it sets what it sets, whatever was there.
+Users are given as ``UID`` or ``TENANT$UID`` and must exist (``radosgw-admin user create``). The
+bucket's owner, who is none of these users, runs it with the credentials of AWS's tools
+(``AWS_ACCESS_KEY_ID`` and so on). It may be run again: it overwrites earlier settings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         endpoint_url=options.endpoint,
         region_name=options.region,
         verify=options.ca_bundle,
-        # Ceph 16 takes no checksums that come after the body.
+        # Ceph 16 accepts no checksums after the body.
         config=Config(
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
@@ -46,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def deploy(client: Any, bucket: str, users: Mapping[str, str]) -> None:
-    """Make the bucket if it is not there, and set what it is to have.
+    """Create the bucket if it does not exist, and configure it.
 
     Args:
-        client: boto3's, of the bucket's owner.
-        users: who has which role, by its name; a role may be left out.
+        client: boto3's client of the bucket's owner.
+        users: user of each role, by the role's name; roles may be left out.
     """
     # Policy first: from here on, objects cannot be read over plain http.
     client.create_bucket(Bucket=bucket)
@@ -64,7 +64,7 @@ def deploy(client: Any, bucket: str, users: Mapping[str, str]) -> None:
 
 
 def user_arn(user: str) -> str:
-    """``UID`` or ``TENANT$UID`` as Ceph's policies name it."""
+    """Return the name of ``UID`` or ``TENANT$UID`` in Ceph's policies."""
     tenant, _, uid = user.rpartition("$")
     return f"arn:aws:iam::{tenant}:user/{uid}"
 
@@ -72,9 +72,9 @@ def user_arn(user: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m infra.rgw.deploy", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--endpoint", required=True, help="of the gateway, https://...")
+    parser.add_argument("--endpoint", required=True, help="URL of the gateway, https://...")
     parser.add_argument("--bucket", required=True)
-    parser.add_argument("--region", default="us-east-1", help="the zonegroup's (%(default)s)")
+    parser.add_argument("--region", default="us-east-1", help="of the zonegroup (%(default)s)")
     parser.add_argument("--ca-bundle", help="certificates to trust, if not the system's")
     for role in policies.ROLES:
         parser.add_argument(f"--{role.name}", metavar="USER", help=role.what)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Brings the gateway back after a test killed (or stopped) it: same port, same data, new pid.
-# The monitor and the object store go on meanwhile, so what was written before is still there.
+# The monitor and the object store keep running, so they still have all data.
 set -euo pipefail
 # shellcheck source=infra/rgw/_lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/_lib.sh"

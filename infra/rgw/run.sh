@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # run.sh [--if-possible] COMMAND...
 #
-# Runs COMMAND beside a fresh gateway on free loopback ports, stops the gateway whatever happens,
-# and ends with COMMAND's status. COMMAND finds in its environment:
+# Runs COMMAND with a fresh gateway on free loopback ports, always stops the gateway, and ends
+# with COMMAND's status. COMMAND finds in its environment:
 #   S3CACHE_TEST_RGW_ENDPOINT, _ACCESS_KEY, _SECRET_KEY      the gateway and a user who owns buckets
 #   S3CACHE_TEST_RGW_TLS_ENDPOINT, _TLS_CA                   the same over https, and its certificate
 #   S3CACHE_TEST_RGW_PIDFILE                                 radosgw's pid, for SIGKILL and SIGSTOP
 #   S3CACHE_TEST_RGW_DIR                                     for restart.sh after a SIGKILL
 #
-# --if-possible: where Ceph is not installed and cannot be, run COMMAND without those variables
-# (its tests then skip, and say so). S3CACHE_TEST_RGW=off does the same without trying.
-# A gateway that is installed and does not start is a failure either way.
+# --if-possible: if Ceph is not installed and cannot be, run COMMAND without those variables
+# (its tests then skip, and say so). S3CACHE_TEST_RGW=off does the same without an attempt.
+# A gateway that is installed and does not start is a failure in any case.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -24,7 +24,7 @@ fi
 forget_gateway() {
   unset S3CACHE_TEST_RGW_{ENDPOINT,TLS_ENDPOINT,TLS_CA,ACCESS_KEY,SECRET_KEY,PIDFILE,DIR,PORT}
 }
-# A setting that the caller has left over must not lead tests to a server that is not ours.
+# A leftover variable of the caller must not lead tests to another server.
 forget_gateway
 
 without_gateway() {
@@ -50,7 +50,7 @@ trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# Nothing can trap SIGKILL: somebody else watches this script and cleans up after it.
+# Nothing can trap SIGKILL: another process watches this script and cleans up after it.
 (
   trap '' INT
   while kill -0 $$; do sleep 1; done
@@ -59,7 +59,7 @@ trap 'exit 143' TERM
 ) >/dev/null 2>&1 </dev/null &
 
 # Blocks of 64 ports below the range that the kernel hands out for outgoing connections. Another
-# run may take the same block between our look and our start: then try the next.
+# run may take the same block between our check and our start: then try another.
 for attempt in 1 2 3; do
   export S3CACHE_TEST_RGW_PORT=$((20000 + RANDOM % 180 * 64))
   status=0

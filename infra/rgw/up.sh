@@ -3,8 +3,8 @@
 # It is real Ceph with real S3 semantics and nothing on disk worth keeping; see infra/README.md.
 #
 # Settings: see _lib.sh. Ends with 0 when the gateway answers (its settings are then in
-# $S3CACHE_TEST_RGW_DIR/env, and `up.sh` again changes nothing), 75 where Ceph is not installed
-# and cannot be, 1 where something failed. down.sh stops it.
+# $S3CACHE_TEST_RGW_DIR/env, and `up.sh` again changes nothing), 75 if Ceph is not installed
+# and cannot be, 1 if something failed. down.sh stops it.
 set -euo pipefail
 # shellcheck source=infra/rgw/_lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/_lib.sh"
@@ -83,7 +83,7 @@ log file = $RGW_DIR/log/\$name.log
 crash dir = $RGW_DIR/crash
 keyring = $RGW_DIR/keyring
 
-# One copy of everything on the one object store there is.
+# One copy of everything, as there is one object store.
 osd pool default size = 1
 osd pool default min size = 1
 osd pool default pg num = 4
@@ -98,7 +98,7 @@ paxos min wait = 0.01
 
 [mon.a]
 mon data = $RGW_DIR/mon
-# Do not refuse to start on a machine whose disk is nearly full: the data are in memory.
+# Start on a machine with a nearly full disk too: the data are in memory.
 mon data avail crit = 0
 
 [osd.0]
@@ -175,14 +175,14 @@ write_environment() {
 case $RGW_DIR in
   *[[:space:]]*) say "S3CACHE_TEST_RGW_DIR=$RGW_DIR holds white space, which Ceph cannot read" && exit 1 ;;
   /*) ;;
-  *) say "S3CACHE_TEST_RGW_DIR=$RGW_DIR is no absolute path" && exit 1 ;;
+  *) say "S3CACHE_TEST_RGW_DIR=$RGW_DIR is not an absolute path" && exit 1 ;;
 esac
 if [ -e "$RGW_ENV" ] && is_ours "$(pid_of rgw)"; then
   say "already running, see $RGW_ENV"
   exit 0
 fi
 if [ -e "$RGW_DIR" ] && [ -n "$(ls -A "$RGW_DIR")" ]; then
-  say "$RGW_DIR holds something that does not run: remove it, or down.sh if it was a gateway"
+  say "$RGW_DIR is not empty and no gateway runs there: remove it, or run down.sh if one did"
   exit 1
 fi
 is_installed || install_ceph

@@ -1,4 +1,4 @@
-"""Shared libraries lose what says where they were made, and nothing that is run."""
+"""Shared libraries lose the paths of their build directory, and still work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ extern "C" int thrown(int n) {
 """
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="no ELF here"),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs ELF libraries"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
 ]
 
@@ -47,26 +47,26 @@ def image(source: Path, request: pytest.FixtureRequest) -> bytes:
     return library.read_bytes()
 
 
-def test_a_library_does_the_same_without_the_places(
+def test_a_library_works_the_same_without_its_build_paths(
     image: bytes, source: Path, tmp_path: Path
 ) -> None:
-    place = str(source.parent)
-    assert place.encode() in image
-    mended = bytes(without_places(image, place))
-    assert place.encode() not in mended
-    assert len(mended) == len(image)
-    check_image(mended)
+    directory = str(source.parent)
+    assert directory.encode() in image
+    cleaned = bytes(without_places(image, directory))
+    assert directory.encode() not in cleaned
+    assert len(cleaned) == len(image)
+    check_image(cleaned)
     with pytest.raises(CorruptError, match="truncated"):
-        check_image(mended[: len(mended) // 4])
-    path = tmp_path / "mended.so"
-    path.write_bytes(mended)
+        check_image(cleaned[: len(cleaned) // 4])
+    path = tmp_path / "cleaned.so"
+    path.write_bytes(cleaned)
     library = ctypes.CDLL(str(path))
     library.file.restype = ctypes.c_char_p
-    assert library.file() == b"/".ljust(len(place), b".") + b"/kernel.cpp"
+    assert library.file() == b"/".ljust(len(directory), b".") + b"/kernel.cpp"
     assert library.thrown(1) == len(str(source))  # exceptions find their handlers
 
 
-def test_what_is_not_understood_stays_as_it_is(image: bytes) -> None:
+def test_a_file_that_cannot_be_parsed_stays_unchanged(image: bytes) -> None:
     for cut in (5, 40, 64, len(image) // 2, len(image) - 64):
         assert without_places(image[:cut]) == image[:cut]
     for other in (b"", b"MZ\x90", b"\x7fELF\x01" + bytes(100)):

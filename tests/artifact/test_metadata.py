@@ -1,4 +1,4 @@
-"""What an entry says of its graph is all that torch's metadata says, and can be read without torch.
+"""An entry describes its graph as fully as torch's metadata, and can be read without torch.
 
 ``tests/kinds`` compares the description of every kind of graph with torch's own object.
 """
@@ -34,10 +34,10 @@ ODD = [
 
 
 def made(name: str, **values: Any) -> Any:
-    """Return an object of a class of torch's with these attributes, whatever else it needs."""
-    theirs = object.__new__(getattr(schemas, name))
-    vars(theirs).update(values)
-    return theirs
+    """Return an object of a torch class with these attributes only."""
+    instance = object.__new__(getattr(schemas, name))
+    vars(instance).update(values)
+    return instance
 
 
 def metadata() -> Any:
@@ -68,7 +68,7 @@ def config() -> Any:
 
 
 def framed(content: object) -> bytes:
-    """Return an entry with this in the place of its description."""
+    """Return an entry with ``content`` as its description."""
     return frame.encode(kind="aot", key="abc", sections={}, meta={"runtime": content})
 
 
@@ -89,20 +89,20 @@ def whole() -> dict[str, object]:
     }
 
 
-def test_a_description_says_what_torch_says() -> None:
-    """Each attribute of torch's object, also what a newer torch adds, after a round trip."""
+def test_a_description_equals_torchs_metadata() -> None:
+    """All attributes survive a round trip, including those that a newer torch adds."""
     found = read(written(whole()))
     assert [*differences_from_torch(found["runtime_metadata"], metadata())] == []
     assert [*differences_from_torch(found["sanitized_aot_config"], config())] == []
     assert found == whole()
 
 
-def test_inputs_have_the_names_that_the_program_gives_them() -> None:
+def test_inputs_are_named_as_in_the_program() -> None:
     graph = whole()
-    (name, said), (last, _) = inputs_and_outputs(graph)
+    (name, details), (last, _) = inputs_and_outputs(graph)
     assert (name, last) == ("L['x'].weight", "output 0")
-    assert isinstance(said, dict)
-    assert said["is_leaf"] is True
+    assert isinstance(details, dict)
+    assert details["is_leaf"] is True
     del graph["sanitized_aot_config"]
     assert inputs_and_outputs(graph)[0][0] == "input 0"
 
@@ -116,11 +116,11 @@ def test_inputs_have_the_names_that_the_program_gives_them() -> None:
         {"sanitized_aot_config": {"aot_autograd_arg_pos_to_source": [1]}, "runtime_metadata": {}},
     ],
 )
-def test_a_graph_that_says_something_odd_has_no_inputs(odd: dict[str, Any]) -> None:
+def test_a_graph_with_malformed_metadata_has_no_inputs(odd: dict[str, Any]) -> None:
     assert inputs_and_outputs(read(written(odd))) == []
 
 
-# torch must not even be found, and nothing may be unpickled.
+# torch cannot be imported, and nothing may be unpickled.
 _READER = """
 import pickle, sys
 sys.modules["torch"] = None
@@ -141,7 +141,7 @@ def test_an_entry_can_be_read_without_torch(tmp_path: Path) -> None:
 
 
 @given(position=st.integers(0), bit=st.integers(0, 7))
-def test_damage_is_a_corrupt_entry_or_still_a_description(position: int, bit: int) -> None:
+def test_a_damaged_description_is_corrupt_or_still_a_dict(position: int, bit: int) -> None:
     content = bytearray(written({"runtime_metadata": {"input_info": [{"is_leaf": True}]}}))
     content[position % len(content)] ^= 1 << bit
     with contextlib.suppress(CorruptError):
@@ -157,7 +157,7 @@ def test_damage_is_a_corrupt_entry_or_still_a_description(position: int, bit: in
     ],
     ids=range(9),
 )
-def test_what_is_no_description_is_refused(content: object) -> None:
-    """Whatever it is; and what claims to be enormous is not read."""
+def test_malformed_descriptions_are_refused(content: object) -> None:
+    """A description that claims to be enormous is not read."""
     with pytest.raises(CorruptError):
         read(content)

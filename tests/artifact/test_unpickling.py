@@ -1,4 +1,4 @@
-"""What the pickle of an entry may name: what compiled graphs are made of, and nothing that runs."""
+"""The pickle of an entry may name the parts of compiled graphs, but no function that acts."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ class Record:
 
 
 class Plain:
-    """Comes back without its constructor."""
+    """A class that is unpickled without a call of its constructor."""
 
     def __init__(self, n: int) -> None:
         self.n = n
 
 
 class ByName:
-    """A member of an enumeration, as some pickle themselves."""
+    """A member of an enumeration that pickles itself by name, as some do."""
 
     def __reduce__(self) -> Any:
         return getattr, (Colour, "RED")
 
 
-# Listed names that not every release has.
+# Listed names that only some releases of torch have.
 ELSEWHERE = {
     "torch._functorch._aot_autograd.schemas.CacheableAOTConfig",
     "torch._inductor.remote_cache.LocalAutotuneCache",
@@ -78,7 +78,7 @@ def act(*args: object) -> object:
 
 
 class Acting:
-    """Acts wherever Python lets a class act."""
+    """Acts in its constructor and when its state is restored."""
 
     def __init__(self, *args: object) -> None:
         act(*args)
@@ -110,7 +110,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
-def test_values_and_classes_of_the_program_come_back(protocol: int) -> None:
+def test_values_and_classes_of_the_program_can_be_unpickled(protocol: int) -> None:
     for value in VALUES:
         found = unpickled(pickle.dumps(value, protocol))
         assert repr(found) == repr(value)
@@ -122,8 +122,8 @@ def test_values_and_classes_of_the_program_come_back(protocol: int) -> None:
     assert unpickled(pickle.dumps(ByName(), protocol)) is Colour.RED
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # by torch 2.11
-def test_tensors_types_and_trees_come_back() -> None:
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # from torch 2.11
+def test_tensors_and_torch_types_can_be_unpickled() -> None:
     for tensor in (torch.arange(3.0), torch.nn.Parameter(torch.ones(2)), torch.ones(2).to_sparse()):
         found: Any = unpickled(pickle.dumps(tensor))
         assert torch.equal(found.to_dense(), tensor.to_dense())
@@ -150,7 +150,7 @@ class Call:
 
 
 def named(module: str, name: str) -> bytes:
-    """The pickle of something by that name, as if it were so pickled."""
+    """Return a pickle that names this object of this module."""
     out = io.BytesIO()
     out.write(b"\x80\x04")
     for text in (module, name):
@@ -167,40 +167,42 @@ def named(module: str, name: str) -> bytes:
         "io.open", "_io.FileIO", "os.system", "posix.system", "os.environ", "subprocess.Popen",
         "operator.attrgetter", "types.FunctionType", "importlib.import_module", "pickle.loads",
         "sys.exit", "sys.modules", "pathlib.os.system", "timeit.Timer", "torch.ops.load_library",
-        # What a module of the program has imported from elsewhere.
+        # Names that a module of the program has imported.
         "tests.artifact.test_unpickling.subprocess.Popen",
         "tests.artifact.test_unpickling.unpickled",
         "tests.artifact.test_unpickling.Plain.__init__.__globals__",
         "s3cache.artifact.unpickled",
     ],
 )  # fmt: skip
-def test_what_runs_something_else_may_not_be_named(function: str) -> None:
+def test_functions_that_act_may_not_be_named(function: str) -> None:
     for cut in range(1, function.count(".") + 1):
         parts = function.split(".")
         with pytest.raises(CorruptError):
             unpickled(named(".".join(parts[:cut]), ".".join(parts[cut:])))
 
 
-def test_a_graph_of_a_refused_entry_is_collected_silently(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its reading ends before it has attributes, and torch's ``__del__`` asks for one."""
+def test_a_graph_of_a_refused_entry_is_deleted_without_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The graph has no attributes yet, and torch's ``__del__`` reads one."""
     from torch._inductor.output_code import CompiledFxGraph
 
-    said: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    errors: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
     graph = object.__new__(CompiledFxGraph)
     vars(graph).update(compiled_fn_runner=None, constants=subprocess.Popen)
     with pytest.raises(CorruptError, match=r"subprocess\.Popen"):
         unpickled(pickle.dumps(graph))
-    vars(graph).update(constants=Plain)  # read at the second attempt, with care
+    vars(graph).update(constants=Plain)  # the second, careful attempt reads it
     found: Any = unpickled(pickle.dumps(graph))
     assert found.constants is Plain
     del graph
     gc.collect()
-    assert said == []
+    assert errors == []
 
 
-def test_code_of_the_program_does_not_run_while_an_entry_is_read() -> None:
-    """The reason names what would have: that is what to put on the list, if a graph needs it."""
+def test_unpickling_runs_no_code_of_the_program() -> None:
+    """The error names the function, which a developer can add to the list if a graph needs it."""
     ACTED.clear()
     for function, args in [
         (act, (1,)),
@@ -220,13 +222,13 @@ def test_code_of_the_program_does_not_run_while_an_entry_is_read() -> None:
         ACTED.clear()
         with pytest.raises(CorruptError, match=cls.__name__):
             unpickled(content)
-    with pytest.raises(TypeError):  # operator.or_ and nothing else
+    with pytest.raises(TypeError):  # only operator.or_ is allowed
         unpickled(pickle.dumps(Call(functools.reduce, (act, [1, "a"]))))
     assert ACTED == []
 
 
-def test_sources_of_values_are_listed_whatever_the_release_has() -> None:
-    """Guards keep them, a compiled optimizer's too; nothing else is listed with them."""
+def test_all_sources_of_this_release_are_listed() -> None:
+    """Guards contain sources, also those of a compiled optimizer; two other names are listed."""
     from torch._dynamo import source
     from torch._guards import GuardSource, Source
 
@@ -235,9 +237,9 @@ def test_sources_of_values_are_listed_whatever_the_release_has() -> None:
     listed = {name for name in vars(source) if is_listed(source.__name__, name)}
     assert sources <= listed <= sources | {"TensorProperty", GuardSource.__name__}
     assert not is_listed(source.__name__, "utils.Source")
-    kept = source.AttrSource(source.OptimizerSource(source.LocalSource("self")), "lr")
-    back = unpickled(pickle.dumps(source.GradSource(kept)))
-    assert (type(back), back) == (source.GradSource, source.GradSource(kept))
+    optimizer_source = source.AttrSource(source.OptimizerSource(source.LocalSource("self")), "lr")
+    restored = unpickled(pickle.dumps(source.GradSource(optimizer_source)))
+    assert (type(restored), restored) == (source.GradSource, source.GradSource(optimizer_source))
 
 
 def test_text_is_not_evaluated_as_an_expression() -> None:
@@ -250,7 +252,7 @@ def test_text_is_not_evaluated_as_an_expression() -> None:
     evil = f"__import__('{__name__}', fromlist='x').act(1)"
     with contextlib.suppress(Exception):
         sympy.sin(evil)
-    assert ACTED  # it would have
+    assert ACTED  # without our unpickler, the code runs
     ACTED.clear()
     for function, args in [
         (sympy.sympify, (evil,)),
@@ -265,8 +267,8 @@ def test_text_is_not_evaluated_as_an_expression() -> None:
     assert ACTED == []
 
 
-def test_each_listed_name_is_in_this_torch() -> None:
-    """Each name that this release lacks is one of another, by name: none is a mistake."""
+def test_each_listed_name_is_in_this_torch_or_known_to_be_in_another() -> None:
+    """A name that no release has would be a mistake in the list."""
     lacking = {
         name
         for name in UNPICKLED
@@ -285,7 +287,7 @@ def test_each_listed_name_is_in_this_torch() -> None:
         "torch.load", "torch.compile",
     ],
 )  # fmt: skip
-def test_what_acts_in_libraries_may_not_be_named(name: str) -> None:
+def test_library_functions_that_act_may_not_be_named(name: str) -> None:
     module, _, last = name.rpartition(".")
     importlib.import_module(module)
     with pytest.raises(CorruptError, match=rf"{last}.*internals\.py"):
@@ -293,7 +295,7 @@ def test_what_acts_in_libraries_may_not_be_named(name: str) -> None:
 
 
 def test_a_storage_is_unpickled_with_weights_only(tmp_path: Path) -> None:
-    """torch's own function, which every pickled tensor names, would."""
+    """torch's own function, which every pickled tensor names, unpickles anything."""
     import torch
 
     trace = tmp_path / "betrayed"
@@ -304,13 +306,13 @@ def test_a_storage_is_unpickled_with_weights_only(tmp_path: Path) -> None:
         unpickled(evil)
     assert not trace.exists()
     pickle.loads(evil).close()
-    assert trace.exists()  # it would have
+    assert trace.exists()  # without our unpickler, the code runs
 
 
 def test_no_module_of_the_program_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Importing runs code, of whatever is in the way."""
+    """An import runs code of any module on the path."""
     (tmp_path / "s3cache_in_the_way.py").write_text("class Innocent: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(CorruptError, match="not imported here"):

@@ -1,4 +1,4 @@
-"""What a cache answered, put short, and what lies behind it."""
+"""Short forms of a cache's results, its remote calls and its local files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from s3cache.stats import Reason
 from tests.support.caching import KEY, payload
 
 FIRST = entries.first_name(KEY)
-#: Opens the cache of a machine, named by its local directory; all share one remote.
+#: Opens the cache of a machine, named by its local directory; all machines share one remote.
 Machines = Callable[..., Cache]
 
 

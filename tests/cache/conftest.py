@@ -1,4 +1,4 @@
-"""Machines that share one remote, which lies in memory and has a gate."""
+"""Machines that share one gated remote in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache: what one machine saves another finds, in each mode, and what is refused."""
+"""Saves and lookups across machines, in each mode, and arguments that are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.stores import GatedStore, holds, names, put
 from tests.support.waiting import LONG_S, eventually
 
 
-def test_what_one_machine_saves_another_finds(machine: Machines) -> None:
+def test_a_machine_finds_the_entries_of_another(machine: Machines) -> None:
     a, b = machine("a"), machine("b")
     saved = a.save(KEY, entry(payload=b"compiled"))
     assert isinstance(saved, Saved)
@@ -30,7 +30,7 @@ def test_what_one_machine_saves_another_finds(machine: Machines) -> None:
     assert hit(b.lookup(KEY), "local") == b"compiled"
 
 
-def test_what_was_not_saved_is_absent(machine: Machines, remote: GatedStore) -> None:
+def test_a_key_that_was_never_saved_is_absent(machine: Machines, remote: GatedStore) -> None:
     cache = machine()
     assert miss(cache.lookup(KEY)) == Reason.ABSENT
     assert remote.calls == [("get", FIRST)]
@@ -65,7 +65,7 @@ def test_without_a_remote_everything_is_local(machine: Machines) -> None:
     assert cache.stats().breaker == "none"
 
 
-def test_without_either_nothing_is_kept(machine: Machines) -> None:
+def test_nothing_is_kept_without_any_tier(machine: Machines) -> None:
     cache = machine(None, None)
     assert miss(cache.lookup(KEY)) == Reason.ABSENT
     saved = cache.save(KEY, entry())
@@ -73,7 +73,7 @@ def test_without_either_nothing_is_kept(machine: Machines) -> None:
     assert (saved.reason, saved.error) == (Reason.DISABLED, None)
 
 
-def test_places_do_not_mix_in_one_local_tier(tmp_path: Path) -> None:
+def test_entries_of_different_remotes_do_not_mix_in_one_local_tier(tmp_path: Path) -> None:
     with (
         Cache(settings(tmp_path), open_remote=MemoryStore, identity="trusted") as one,
         Cache(settings(tmp_path), open_remote=MemoryStore, identity="other") as two,
@@ -82,10 +82,10 @@ def test_places_do_not_mix_in_one_local_tier(tmp_path: Path) -> None:
         assert miss(two.lookup(KEY)) == Reason.ABSENT
 
 
-def test_a_default_directory_that_is_not_safe_costs_a_warning(
+def test_an_unsafe_default_directory_is_replaced_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that others sit in as well costs the tier (``tests/trust/test_directories.py``)."""
+    """If its substitute is unsafe too, there is no tier (``tests/trust/test_directories.py``)."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "cache" / "s3cache").mkdir(parents=True)
@@ -101,7 +101,7 @@ def test_a_default_directory_that_is_not_safe_costs_a_warning(
 
 
 @pytest.mark.parametrize("key", ["", "Not/legal", "a" * 200])
-def test_what_has_no_legal_key_or_is_no_frame_is_refused(machine: Machines, key: str) -> None:
+def test_illegal_keys_and_invalid_frames_are_refused(machine: Machines, key: str) -> None:
     cache = machine()
     for call in (
         cache.lookup,
@@ -125,7 +125,7 @@ def test_what_has_no_legal_key_or_is_no_frame_is_refused(machine: Machines, key:
         ("off", False, False),
     ],
 )
-def test_modes(
+def test_a_mode_decides_which_calls_use_the_cache(
     machine: Machines,
     memory: MemoryStore,
     mode: str,
@@ -147,7 +147,7 @@ def test_modes(
     assert holds(memory, entries.first_name(OTHER)) == saves
 
 
-def test_a_reader_uploads_nothing_not_even_what_others_left(
+def test_a_reader_does_not_upload_entries_that_a_writer_left(
     machine: Machines, memory: MemoryStore, remote: GatedStore
 ) -> None:
     remote.is_open = False
@@ -167,10 +167,10 @@ def test_a_reader_uploads_nothing_not_even_what_others_left(
         eventually(lambda: holds(memory, FIRST))
 
 
-# -- what is counted and reported of lookups, saves and transfers
+# -- statistics of lookups, saves and transfers
 
 
-def test_everything_is_counted(machine: Machines, memory: MemoryStore) -> None:
+def test_lookups_saves_and_transfers_are_counted(machine: Machines, memory: MemoryStore) -> None:
     one, two = entry(), entry(OTHER, payload=b"x" * 1000)
     a, b = machine("a"), machine("b")
     a.save(KEY, one)
@@ -207,10 +207,10 @@ def test_a_lookup_by_a_listener_is_a_miss_not_a_hang(machine: Machines) -> None:
     cache.subscribe(lambda event: found.append(cache.lookup(OTHER)))
     cache.save(KEY, entry())
     assert cache.flush(20).complete
-    assert {miss(each) for each in found} == {Reason.ERROR}
+    assert {miss(result) for result in found} == {Reason.ERROR}
 
 
-# -- several entries under one key: none is lost, none is returned that was not accepted
+# -- several entries under one key: none is lost, and only accepted ones are returned
 
 
 def test_entries_that_the_caller_does_not_accept_are_guard_misses(
@@ -227,13 +227,13 @@ def test_entries_that_the_caller_does_not_accept_are_guard_misses(
         return False
 
     assert miss(b.lookup(KEY, refuse)) == Reason.GUARD
-    assert sorted(seen) == ["v1", "v2"]  # each once
+    assert sorted(seen) == ["v1", "v2"]  # each variant once
     assert miss(b.lookup(KEY, refuse)) == Reason.GUARD
     assert sorted(seen) == ["v1", "v1", "v2", "v2"]
-    assert b.stats().downloaded == 2  # the second time they were here
+    assert b.stats().downloaded == 2  # the second lookup found them on the disk
 
 
-def test_local_variants_are_asked_before_the_remote(machine: Machines) -> None:
+def test_local_variants_are_tried_before_the_remote(machine: Machines) -> None:
     cache = machine()
     for variant in ("", "v1", "v2"):
         cache.save(KEY, entry(variant=variant, payload=variant.encode()))
@@ -241,7 +241,7 @@ def test_local_variants_are_asked_before_the_remote(machine: Machines) -> None:
         assert hit(cache.lookup(KEY, variant_is(variant)), "local") == variant.encode()
 
 
-def test_recache_looks_nothing_up_and_overwrites(machine: Machines, memory: MemoryStore) -> None:
+def test_recache_skips_lookups_and_overwrites(machine: Machines, memory: MemoryStore) -> None:
     a = machine("a")
     for variant in ("v1", "v2"):
         a.save(KEY, entry(variant=variant, payload=b"old"))

@@ -1,4 +1,4 @@
-"""What was compiled is uploaded where a checkpoint is saved."""
+"""Entries are uploaded when a checkpoint is saved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.scripts import run_script
 
 
 class Watched:
-    """Stands in for a cache: notes for how long it is flushed."""
+    """A stand-in for a cache that notes the timeout of each flush."""
 
     def __init__(self, remaining: int = 0) -> None:
         self.flushed: list[float | None] = []
@@ -27,7 +27,7 @@ class Watched:
 
 
 class Callback:
-    """What frameworks have their users' callbacks made of."""
+    """The base class of callbacks in each stand-in framework."""
 
     def on_save(self, *_: object, **__: object) -> None:
         raise AssertionError("it was not overridden")
@@ -40,7 +40,7 @@ class Callback:
 
 @pytest.fixture
 def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packages with the classes that the real ones have: ``tests/frameworks`` has those."""
+    """Stand-ins for the packages; ``tests/frameworks`` uses the real ones."""
     for package, name in (
         ("transformers", "TrainerCallback"),
         ("lightning", "nothing"),
@@ -70,7 +70,7 @@ def test_a_block_is_followed_by_a_bounded_flush_unless_it_fails() -> None:
         ("pytorch_lightning", "on_save_checkpoint"),
     ],
 )
-def test_a_callback_flushes_where_its_trainer_saves_and_does_nothing_else(
+def test_a_callback_flushes_when_its_trainer_saves_and_does_nothing_else(
     frameworks: None, framework: Framework, event: str
 ) -> None:
     cache = Watched()
@@ -84,8 +84,8 @@ def test_a_callback_flushes_where_its_trainer_saves_and_does_nothing_else(
     assert getattr(again, event)("in another process") is None
 
 
-def test_what_was_compiled_is_in_the_remote_after_the_block() -> None:
-    """Of the cache that is on; without one nothing happens."""
+def test_saved_entries_are_in_the_remote_after_the_block() -> None:
+    """The block flushes the enabled cache; without one it does nothing."""
     run_script(
         """
         import s3cache
@@ -103,7 +103,7 @@ def test_what_was_compiled_is_in_the_remote_after_the_block() -> None:
     )
 
 
-def test_a_framework_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_unknown_framework_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match="pip install transformers"):
         flush_at_checkpoint("transformers")

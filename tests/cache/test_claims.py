@@ -1,4 +1,4 @@
-"""What one process of a machine, or one machine, compiles, others wait for and find."""
+"""A process waits for an entry that another process or machine compiles, and finds it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def looked_up(engine: Engine, claimed: list[Waited | None]) -> Hit | Miss:
-    """Look a graph up as hooks do, and keep what became of the claim."""
+    """Look a graph up as the hooks do, and append the claim to ``claimed``."""
 
     def claim() -> Waited | None:
         claimed.append(engine.claim(KEY, LONG_S))
@@ -77,8 +77,8 @@ def test_the_second_process_waits_for_the_first_and_hits(
     assert first.stats().fx.waits == 0
 
 
-def test_one_that_is_late_finds_what_was_superseded_meanwhile(opened: Open) -> None:
-    """As long as its maker lives: then it is gone, as nothing needs it any more."""
+def test_a_late_process_finds_an_entry_that_was_superseded_meanwhile(opened: Open) -> None:
+    """The entry is removed when the engine that saved it closes: nothing needs it then."""
     first, late, claimed = opened(), opened(), list[Waited | None]()
     looked_up(first, claimed)
     assert claimed[0] is not None
@@ -94,7 +94,7 @@ def test_one_that_is_late_finds_what_was_superseded_meanwhile(opened: Open) -> N
     assert again[0].claim is not None
     again[0].claim.release(landed=True)
     mine: list[Waited | None] = []
-    assert isinstance(looked_up(first, mine), Miss)  # no process would save it then
+    assert isinstance(looked_up(first, mine), Miss)  # a hit would keep every process from saving it
     assert mine[0] is not None
     assert mine[0].claim is not None
     mine[0].claim.release(landed=False)
@@ -103,7 +103,7 @@ def test_one_that_is_late_finds_what_was_superseded_meanwhile(opened: Open) -> N
     assert late.stats().local == Usage(0, 0)
 
 
-def test_what_another_process_has_saved_meanwhile_is_uploaded_once(
+def test_an_entry_that_several_processes_save_is_uploaded_once(
     opened: Open, memory: MemoryStore
 ) -> None:
     first, second = opened(), opened()
@@ -122,14 +122,14 @@ def test_what_another_process_has_saved_meanwhile_is_uploaded_once(
 @pytest.mark.parametrize(
     "options", [{"on_miss": "compile"}, {"on_miss": "error"}, {"wait_s": 0}, {"mode": "read-only"}]
 )
-def test_none_waits_where_that_is_not_wanted(opened: Open, options: Any) -> None:
+def test_no_process_waits_if_its_settings_rule_it_out(opened: Open, options: Any) -> None:
     claimed: list[Waited | None] = []
     looked_up(opened(), claimed)
     assert isinstance(looked_up(opened(**options), claimed), Miss)
     assert claimed[1] is None
 
 
-def test_a_wait_in_vain_is_the_reason_of_the_miss(opened: Open) -> None:
+def test_a_wait_that_times_out_is_the_reason_of_the_miss(opened: Open) -> None:
     looked_up(opened(), [])
     found = looked_up(opened(wait_s=0.2), [])
     assert isinstance(found, Miss)
@@ -142,7 +142,7 @@ def test_a_wait_in_vain_is_the_reason_of_the_miss(opened: Open) -> None:
 def test_the_second_machine_waits_for_the_first(
     opened: Open, pool: ThreadPoolExecutor, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And finds what it has uploaded, in the bucket; the lease is removed."""
+    """It finds the uploaded entry in the bucket, and the lease is removed."""
     monkeypatch.setattr(leases, "_FIRST_PAUSE_S", 0.05)
     first, second = opened("a", leases="on"), opened("b", leases="on")
     claimed: list[Waited | None] = []
@@ -164,7 +164,9 @@ def test_the_second_machine_waits_for_the_first(
         time.sleep(0.05)
 
 
-def test_machines_do_not_compete_where_they_are_not_to(opened: Open, memory: MemoryStore) -> None:
+def test_no_lease_is_written_by_default_or_with_leases_off(
+    opened: Open, memory: MemoryStore
+) -> None:
     for options in ({}, {"leases": "off"}):
         claimed: list[Waited | None] = []
         looked_up(opened("a", **options), claimed)
@@ -174,7 +176,7 @@ def test_machines_do_not_compete_where_they_are_not_to(opened: Open, memory: Mem
     assert names(memory) == []
 
 
-def test_a_bucket_that_does_not_answer_keeps_no_machine_waiting(
+def test_no_machine_waits_if_the_bucket_denies_leases(
     opened: Open, memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Refusing(WrapperStore):

@@ -1,4 +1,4 @@
-"""The end of a cache: it flushes, is disabled and collected."""
+"""Closing a cache: it is flushed, disabled and garbage-collected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_closed_cache_is_disabled(machine: Machines) -> None:
     cache.stats()
 
 
-def test_a_flush_after_the_end_says_what_the_end_left(
+def test_a_flush_after_closing_repeats_the_report_of_the_close(
     machine: Machines, remote: GatedStore
 ) -> None:
     remote.is_open = False
@@ -121,7 +121,7 @@ def late():
 def test_a_cache_that_is_first_used_while_the_interpreter_exits_misses(
     tmp_path: Path, when: str
 ) -> None:
-    """There are no threads any more: nothing is raised, and a later process uploads the rest."""
+    """No thread can start then: nothing is raised, and a later process uploads the entry."""
     places = (str(tmp_path / "remote"), str(tmp_path / "local"))
     done = python("-c", _FIRST_USE + when, *places)
     assert done.stdout.splitlines() == ["Miss", "True Hit", "True False"]
@@ -132,10 +132,10 @@ def test_a_cache_that_is_first_used_while_the_interpreter_exits_misses(
         assert isinstance(cache.lookup("key"), Hit)
 
 
-# -- the end of a process, and forks: what was acknowledged is not lost
+# -- exit and fork of a process: no acknowledged save is lost
 
 
-def test_what_only_memory_holds_is_reported_lost_at_exit() -> None:
+def test_uploads_held_only_in_memory_are_reported_lost_at_exit() -> None:
     done = run_script(
         """
         from s3cache.errors import AccessDeniedError
@@ -155,7 +155,7 @@ def test_what_only_memory_holds_is_reported_lost_at_exit() -> None:
         assert line.endswith("this machine: 0; lost: 1")
 
 
-def test_a_fork_amid_transfers_with_every_lock_held(tmp_path: Path) -> None:
+def test_a_fork_is_safe_during_transfers_with_every_lock_held(tmp_path: Path) -> None:
     """The child inherits neither the parent's transfers nor locks that stay locked."""
     done = run_script(
         """
@@ -166,11 +166,11 @@ def test_a_fork_amid_transfers_with_every_lock_held(tmp_path: Path) -> None:
         cache = open_cache(pathlib.Path(sys.argv[1]), gate)
         cache.save("before", entry("before"))
         cache.prefetch([f"key{number}" for number in range(40)])
-        eventually(lambda: gate.waiting == 9)  # 8 downloads begin, by default, and the upload
+        eventually(lambda: gate.waiting == 9)  # by default, 8 downloads and the upload
         locks = locks_of(cache, background())
         assert len(locks) > 10, locks
         for lock in locks: assert lock.acquire(timeout=100)
-        gate.is_open = True  # for the child; the parent's transfers are in the middle
+        gate.is_open = True  # for the child; the parent's transfers have begun
         child = os.fork()
         if child == 0:
             try:
@@ -200,7 +200,7 @@ def test_a_fork_amid_transfers_with_every_lock_held(tmp_path: Path) -> None:
 
 
 def test_a_closed_cache_stays_closed_in_a_forked_child() -> None:
-    """And nothing of the child, which would close it at exit, keeps it."""
+    """The child keeps no reference to it, for closing at exit or otherwise."""
     done = run_script(
         """
         import gc, weakref

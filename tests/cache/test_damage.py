@@ -1,4 +1,4 @@
-"""Bytes that are not what they claim to be are a miss, and the next save replaces them."""
+"""A damaged or foreign entry is a miss, and the next save replaces it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORGERIES = {
     "a broken header": GOOD[:50] + b"\xff" + GOOD[51:],
     "cut short": GOOD[:-1],
     "nothing": b"",
-    "something behind it": GOOD + b"x",
+    "bytes after its end": GOOD + b"x",
     "no frame": b"<html>" * 100,
     "another key's entry": FOREIGN,
 }
@@ -53,7 +53,7 @@ def test_a_damaged_remote_entry_is_a_miss_and_the_next_save_replaces_it(
     assert hit(b.lookup(KEY), "remote") == b"fresh"
 
 
-def test_behind_a_damaged_first_entry_the_others_are_found(
+def test_other_variants_are_found_if_the_first_entry_is_damaged(
     machine: Machines, memory: MemoryStore
 ) -> None:
     put(memory, FIRST, broken(entry(variant="v1")))
@@ -63,7 +63,7 @@ def test_behind_a_damaged_first_entry_the_others_are_found(
 
 
 @pytest.mark.parametrize("damage", [broken, lambda found: FOREIGN, lambda found: b""])
-def test_a_damaged_local_file_is_set_aside_and_had_again_from_the_remote(
+def test_a_damaged_local_file_is_set_aside_and_fetched_again(
     machine: Machines,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -82,7 +82,7 @@ def test_a_damaged_local_file_is_set_aside_and_had_again_from_the_remote(
 
 
 @pytest.mark.parametrize("fault", ["truncate", "bit_flip"])
-def test_damage_on_the_way_is_never_a_hit(
+def test_damage_in_transit_is_never_a_hit(
     machine: Machines, memory: MemoryStore, fault: Fault
 ) -> None:
     put(memory, FIRST, entry(payload=b"compiled" * 50).data)
@@ -95,11 +95,11 @@ def test_damage_on_the_way_is_never_a_hit(
     assert hit(cache.lookup(KEY), "remote") == b"compiled" * 50
 
 
-# -- entries that name another key than the one they lie under
+# -- entries stored under a key other than their own
 
 
 @pytest.mark.parametrize("name", [FIRST, entries.variant_name(KEY, "v")], ids=["first", "listed"])
-def test_an_entry_of_another_key_in_the_remote_is_corrupt_and_does_not_land(
+def test_a_remote_entry_of_another_key_is_corrupt_and_is_not_kept_locally(
     machine: Machines, memory: MemoryStore, tmp_path: Path, name: str
 ) -> None:
     put(memory, FIRST, entry(variant="other").data)
@@ -109,10 +109,10 @@ def test_an_entry_of_another_key_in_the_remote_is_corrupt_and_does_not_land(
     assert FOREIGN not in [file.read_bytes() for file in local_files(tmp_path)]
 
 
-def test_an_entry_of_another_key_that_a_process_left_is_not_uploaded(
+def test_a_pending_entry_of_another_key_is_not_uploaded(
     machine: Machines, memory: MemoryStore, tmp_path: Path
 ) -> None:
-    """It is not uploaded, and not served."""
+    """A lookup does not return it either."""
     cache = machine("a")
     namespace = cache_namespace(tmp_path / "a", cache)
     cache.close()
@@ -127,7 +127,7 @@ def test_an_entry_of_another_key_that_a_process_left_is_not_uploaded(
 
 
 def cache_namespace(root: Path, cache: Cache) -> str:
-    """The directory in which a cache keeps what is of its remote."""
+    """Return the name of the directory for the entries of a cache's remote."""
     cache.save("named", entry("named"))
     assert cache.flush(20).complete
     assert hit(cache.lookup("named"), "local")

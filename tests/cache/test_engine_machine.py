@@ -1,4 +1,4 @@
-"""The cache against a dict: two machines, one bucket, both tiers, and faults at any moment.
+"""Random operations compared with a dict: two machines, one bucket, both tiers, and faults.
 
 https://hypothesis.readthedocs.io/en/latest/stateful.html
 """
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Whatever fails: no lookup raises or finds what was not saved, and nothing saved is lost."""
+    """Under all faults, lookups neither raise nor return unsaved entries, and no save is lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,13 +59,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.remote = FaultyStore(self.memory, seed=0)
         self.machines = [self.open(0), self.open(1)]
         self.saved: dict[Name, set[bytes]] = {}
-        # What is on a machine's disk as it was saved there, and so is had back and uploaded.
+        # The undamaged entries on each machine's disk; lookups there must find them.
         self.sound: list[dict[Name, bytes]] = [{}, {}]
         self.number = 0
 
     def open(self, number: int) -> Engine:
         engine = open_engine(self.root / f"{number}", self.remote, retry_attempts=2)
-        engine.start()  # as Engine.open does: what the last process has left is adopted
+        engine.start()  # as Engine.open does; adopts uploads that the last process left
         return engine
 
     def teardown(self) -> None:
@@ -115,7 +115,7 @@ class CacheMachine(RuleBasedStateMachine):
     def flush(self, by: int) -> None:
         self.machines[by].flush(20)
 
-    # -- what happens to them
+    # -- faults and restarts
 
     @rule(fault=faults, times=st.integers(1, 3))
     def fail(self, fault: tuple[FaultyVerb, Fault], times: int) -> None:
@@ -128,7 +128,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(by=who, key=keys, variant=variants, at=st.floats(0, 1, exclude_max=True))
     def damage_a_file(self, by: int, key: str, variant: str, at: float) -> None:
-        """A file of one that was uploaded; any other would be lost."""
+        """Damage the file of an uploaded entry; damage to any other would lose it."""
         self.machines[by].flush(20)
         if self.machines[by].flush(0).remaining:
             return
@@ -141,7 +141,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(by=who)
     def lose_the_disk(self, by: int) -> None:
-        """A new machine in the place of one that had uploaded everything."""
+        """Replace a machine that has uploaded everything with an empty one."""
         self.machines[by].flush(20)
         if self.machines[by].flush(0).remaining:
             return
@@ -150,7 +150,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.machines[by] = self.open(by)
         self.sound[by] = {}
 
-    # -- in the end
+    # -- at the end
 
     def everything_arrives(self) -> None:
         self.remote.clear()

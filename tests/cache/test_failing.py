@@ -1,4 +1,4 @@
-"""A store that fails costs misses with a reason and one warning."""
+"""If a store fails, lookups miss with a reason, and one warning is logged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.support.waiting import LONG_S
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, Exception) else str(each),
 )
-def test_whatever_a_store_raises_is_a_miss_with_its_reason_and_one_warning(
+def test_an_error_of_the_store_is_a_miss_with_its_reason_and_one_warning(
     machine: Machines,
     caplog: pytest.LogCaptureFixture,
     error: Exception,
@@ -59,7 +59,7 @@ def test_whatever_a_store_raises_is_a_miss_with_its_reason_and_one_warning(
         assert found.error is error
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    # A mistake in s3cache comes with its traceback, other people's trouble without.
+    # Only a mistake in s3cache is logged with its traceback.
     assert bool(record.exc_info) == (reason is Reason.ERROR)
     assert cache.prefetch([KEY]).wait(LONG_S).failed == 1
     assert isinstance(cache.save(KEY, entry()), Saved)
@@ -82,7 +82,7 @@ def test_a_guard_that_fails_is_a_miss(machine: Machines, caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     "error", [ConfigError("store", "bad", "fix it"), AccessDeniedError("403"), RuntimeError("bug")]
 )
-def test_a_remote_that_cannot_be_opened_costs_no_save(
+def test_no_save_is_lost_if_the_remote_cannot_be_opened(
     tmp_path: Path, memory: MemoryStore, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     broken_still = [True]
@@ -107,14 +107,14 @@ def test_a_remote_that_cannot_be_opened_costs_no_save(
     assert holds(memory, FIRST)
 
 
-# -- strict: what would otherwise be a miss and a warning is raised; what is no failure is not
+# -- strict: failures raise, where they would otherwise cause a miss and a warning
 
 
 @pytest.mark.parametrize(
     "error",
     [TransientError("reset"), PermanentError("gone"), AccessDeniedError("no"), RuntimeError("bug")],
 )
-def test_a_lookup_raises_what_the_store_raised_and_counts_it(
+def test_a_strict_lookup_raises_the_error_of_the_store_and_is_counted(
     machine: Machines, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = machine(store=FailingStore(error), strict=True)
@@ -126,10 +126,9 @@ def test_a_lookup_raises_what_the_store_raised_and_counts_it(
     assert caplog.records == []
 
 
-def test_what_ends_late_does_not_fit_or_fails_in_a_guard_raises(
+def test_timeouts_full_queues_and_failing_guards_raise(
     machine: Machines,
 ) -> None:
-    """As a lookup without an answer, a save with the queue full, and a guard with a mistake."""
     gated = GatedStore(MemoryStore(), is_open=False)
     cache = machine(None, gated, strict=True, upload_queue_max_count=1, lookup_timeout_s=0.01)
     with pytest.raises(DownloadTimeoutError):
@@ -161,7 +160,7 @@ def test_a_lookup_raises_on_damage_in_either_tier(
         cache.lookup(OTHER)
 
 
-def test_absence_modes_and_guards_are_no_failures(machine: Machines) -> None:
+def test_absence_modes_and_guards_do_not_raise(machine: Machines) -> None:
     cache = machine(strict=True)
     assert isinstance(cache.lookup(KEY), Miss)
     assert isinstance(cache.save(KEY, entry()), Saved)
@@ -189,10 +188,10 @@ def test_a_remote_that_cannot_be_opened_raises(tmp_path: Path) -> None:
     cache.close()
 
 
-def test_an_upload_that_fails_is_warned_of_not_raised(
+def test_a_failed_upload_logs_a_warning_and_raises_nothing(
     machine: Machines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It happens later, on another thread: there is no caller to raise it to."""
+    """It fails later on another thread, where no caller could catch the error."""
     cache = machine(store=FailingStore(AccessDeniedError("403")), strict=True)
     assert isinstance(cache.save(KEY, entry()), Saved)
     report = cache.flush(20)
@@ -200,14 +199,14 @@ def test_an_upload_that_fails_is_warned_of_not_raised(
     assert "an upload failed" in caplog.text
 
 
-# -- a local tier that fails costs one warning; entries go to and come from the remote
+# -- if the local tier fails, one warning is logged, and the remote stores and serves entries
 
 
 @pytest.mark.parametrize("opens_later", [True, False])
-def test_a_flush_does_not_call_complete_what_a_broken_disk_holds(
+def test_a_flush_is_not_complete_while_a_broken_disk_holds_uploads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens_later: bool
 ) -> None:
-    """Saved when there was no remote to be had, on a disk that cannot be read any more."""
+    """The entries were saved while the remote was down, on a disk that then became unreadable."""
     is_refused = True
 
     def open_remote() -> MemoryStore:
@@ -228,13 +227,13 @@ def test_a_flush_does_not_call_complete_what_a_broken_disk_holds(
         with monkeypatch.context() as broken:
             for method in ("pending", "adopt", "objects", "pending_object"):
                 broken.setattr(DiskTier, method, fail)
-            report = cache.flush(0.5)  # it waits for the disk, which may come back, as long
+            report = cache.flush(0.5)  # waits as long for the disk, which may recover
             assert (report.remaining, report.in_memory) == (3, 0)
         is_refused = False
         assert cache.flush(20).complete
 
 
-def test_a_local_directory_that_is_removed_is_made_again(
+def test_a_local_directory_that_is_removed_is_created_again(
     machine: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = machine()
@@ -249,7 +248,7 @@ def test_a_local_directory_that_is_removed_is_made_again(
     assert caplog.records == []
 
 
-def test_without_a_usable_local_directory_there_is_a_cache_all_the_same(
+def test_a_cache_works_without_a_usable_local_directory(
     machine: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -260,7 +259,7 @@ def test_without_a_usable_local_directory_there_is_a_cache_all_the_same(
     assert len(caplog.records) == 1
 
 
-def test_a_full_memory_queue_refuses(
+def test_a_full_memory_queue_refuses_saves(
     machine: Machines, remote: GatedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     remote.is_open = False

@@ -1,4 +1,4 @@
-"""Job profiles: the next machine that runs a program has its entries on the way at once."""
+"""Job profiles: the next machine that runs a program prefetches its entries at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Open = Callable[..., Engine]
 
 
 class Gated(WrapperStore):
-    """Notes what is got and listed; what ``holds`` says waits until it no longer does."""
+    """A store that notes its calls, and delays a call while ``holds`` is true for its key."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
@@ -59,7 +59,7 @@ class Gated(WrapperStore):
 
 @pytest.fixture(autouse=True)
 def program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process run a file, which a worker of pytest's does not."""
+    """Make this process appear to run a file, which a pytest worker does not."""
     monkeypatch.setattr(sys, "argv", [__file__])
 
 
@@ -89,7 +89,7 @@ def profiles(store: Store) -> list[str]:
 
 
 def run(engine: Engine, keys: list[str] = GRAPHS, **saved: str) -> list[str]:
-    """Look up ``keys``, saving what misses, and end; return where each was."""
+    """Look up ``keys``, save those that miss, and close; return the tier or reason of each."""
     tiers = [looked_up(engine, key, **saved) for key in keys]
     eventually(lambda: engine.knows_job or not engine.settings.job_profiles)
     engine.close()
@@ -108,10 +108,8 @@ def fetched(engine: Engine) -> int:
     return engine.stats().downloaded
 
 
-def test_the_next_machine_finds_all_on_its_disk(machine: Open, store: Gated) -> None:
-    """One listing and one GET, at once, find the profile; each entry is one GET; equal runs write
-    none.
-    """
+def test_the_next_machine_finds_every_entry_on_its_disk(machine: Open, store: Gated) -> None:
+    """The profile costs one GET and one listing, each entry one GET; an equal run writes none."""
     assert {*run(machine("a"))} == {"absent"}
     (profile,) = profiles(store)
     store.calls.clear()
@@ -144,7 +142,7 @@ def test_a_lookup_does_not_wait_for_the_profile(machine: Open, store: Gated) -> 
 
 
 def test_the_variant_that_was_used_is_fetched_too(machine: Open) -> None:
-    """Where another one has the first name; and what is on the disk is not fetched."""
+    """Another variant has the first name; entries on the disk are not fetched again."""
     run(machine("a", job_profiles=False), variant="other")
     first = machine("b")
     run(first, variant="mine")
@@ -157,7 +155,7 @@ def test_the_variant_that_was_used_is_fetched_too(machine: Open) -> None:
     assert fetched(again) == 0
 
 
-# What hostile hands may put in the place of a profile's lookups.
+# Contents that an attacker may put in place of a profile's lookups.
 HOSTILE: dict[str, bytes] = {
     "a path": msgpack.packb([["../../etc", ""]]),
     "a variant that is a path": msgpack.packb([[GRAPHS[0], "/x"]]),
@@ -166,7 +164,7 @@ HOSTILE: dict[str, bytes] = {
     "names that no set can hold": msgpack.packb([[[], {}]]),
     "no list": msgpack.packb(7),
     "a million": msgpack.packb([[f"{number:x}", ""] for number in range(1_000_000)]),
-    "more than there may be": msgpack.packb([[f"{number:x}", ""] for number in range(5_000)]),
+    "more than the limit": msgpack.packb([[f"{number:x}", ""] for number in range(5_000)]),
     "a bomb": random.Random(0).randbytes(100_000) + bytes(80 << 20),
     "an array that claims to be long": b"\xdd\xff\xff\xff\xff",
     "deep arrays": b"\xdd\x00\x01\x00\x00" * 500,
@@ -176,27 +174,27 @@ HOSTILE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("damage", ["garbage", "another entry", "another kind", "huge", *HOSTILE])
-def test_what_is_no_profile_is_ignored_with_one_warning(
+def test_an_invalid_profile_is_ignored_with_one_warning(
     machine: Open, store: Gated, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    """Nothing of it is unpickled, takes much memory or becomes a request; lookups go on."""
+    """It causes no unpickling, no large allocation and no request; lookups still hit."""
     run(machine("a"))
     (profile,) = profiles(store)
     key = entries.key_of(profile)
 
-    def made(content: bytes, kind: str = "job", **more: bytes) -> bytes:
+    def encoded(content: bytes, kind: str = "job", **more: bytes) -> bytes:
         sections = {"lookups": content, **more}
         return frame.encode(kind=kind, key=key, schema=1, sections=sections)
 
     if damage in HOSTILE:
-        data = made(HOSTILE[damage])
+        data = encoded(HOSTILE[damage])
     else:
         sound = msgpack.packb([[GRAPHS[0], ""]])
         data = {
             "garbage": b"garbage",
             "another entry": bytes(entry("ab" * 32).data),
-            "another kind": made(sound, "test"),
-            "huge": made(sound, noise=random.Random(0).randbytes(2 << 20)),
+            "another kind": encoded(sound, "test"),
+            "huge": encoded(sound, noise=random.Random(0).randbytes(2 << 20)),
         }[damage]
     put(store, profile, data)
     store.calls.clear()
@@ -213,8 +211,8 @@ def test_what_is_no_profile_is_ignored_with_one_warning(
 def followed(
     memory: MemoryStore, fetch: Callable[[JobProfile, str, AcceptSize], Any], max_bytes: int
 ) -> list[str]:
-    """Have one entry after another fetched of a profile of GRAPHS; return what was asked for."""
-    asked, problems = list[str](), list[Exception]()
+    """Follow a profile of GRAPHS, one fetch at a time; return the names that it requested."""
+    requested, problems = list[str](), list[Exception]()
     job = JobProfile(
         reads=True, save=None, settled_s=0, max_bytes=max_bytes, on_problem=problems.append
     )
@@ -223,19 +221,21 @@ def followed(
     put(memory, entries.first_name(program_key()), profile)
 
     async def noted(name: str, accept: AcceptSize) -> Frame | NotAccepted | None:
-        asked.append(name)
+        requested.append(name)
         found: Frame | NotAccepted | None = fetch(job, name, accept)
         return found
 
     work = job.follow(memory, None, noted, lambda _: [], Budget(1 << 40), 1)
     background().wait(work, LONG_S)
     assert problems == []
-    return asked
+    return requested
 
 
 @pytest.mark.parametrize(("max_bytes", "count"), [(1 << 40, 3), (800 << 20, 2)])
-def test_all_that_is_fetched_is_bounded(memory: MemoryStore, max_bytes: int, count: int) -> None:
-    """Whatever a profile names: 1 GiB in all, or half of what the disk may hold."""
+def test_the_total_size_of_fetched_entries_is_bounded(
+    memory: MemoryStore, max_bytes: int, count: int
+) -> None:
+    """A profile fetches at most 1 GiB, and at most ``max_bytes``."""
     accepted = list[int]()
 
     def fetch(_: JobProfile, name: str, accept: AcceptSize) -> Frame | NotAccepted:
@@ -250,22 +250,22 @@ def test_all_that_is_fetched_is_bounded(memory: MemoryStore, max_bytes: int, cou
 
 
 @pytest.mark.parametrize("used", [["ff"], [*GRAPHS[-1:], "ff"]])
-def test_a_profile_is_dropped_once_others_than_it_names_are_used(
+def test_a_profile_is_dropped_if_only_other_entries_are_used(
     memory: MemoryStore, used: list[str]
 ) -> None:
-    """A single one that it names will do to go on."""
+    """One used entry that it names is enough to keep following it."""
 
     def fetch(job: JobProfile, name: str, accept: AcceptSize) -> Frame | NotAccepted:
         for key in [*used, *(f"a{number}" for number in range(7))]:
             job.lookups[key, ""] = None
         return entry(entries.key_of(name)) if accept(1_000) else NotAccepted(1_000)
 
-    asked = followed(memory, fetch, 1 << 40)
-    assert len(asked) == (1 if len(used) == 1 else len(GRAPHS))
+    requested = followed(memory, fetch, 1 << 40)
+    assert len(requested) == (1 if len(used) == 1 else len(GRAPHS))
 
 
-def test_no_download_begins_while_a_caller_waits_for_another(machine: Open, store: Gated) -> None:
-    """A wrong profile takes nothing from a lookup."""
+def test_no_prefetch_begins_while_a_lookup_waits(machine: Open, store: Gated) -> None:
+    """A wrong profile does not slow a lookup down."""
     run(machine("a"))
     other = "ff" * 32
     run(machine("b", job_profiles=False), [other])
@@ -276,7 +276,7 @@ def test_no_download_begins_while_a_caller_waits_for_another(machine: Open, stor
     eventually(lambda: store.got(other))
     store.holds = lambda name: other in name
     eventually(lambda: second.knows_job)
-    for _ in range(20):  # in which they would begin
+    for _ in range(20):  # in this time they would begin
         assert not store.got(GRAPHS[0])
         time.sleep(0.005)
     store.holds = lambda _: False
@@ -285,7 +285,7 @@ def test_no_download_begins_while_a_caller_waits_for_another(machine: Open, stor
 
 
 def test_all_variants_that_were_used_are_fetched(machine: Open, store: Gated) -> None:
-    """As those of dynamic shapes, which share a key."""
+    """For example, the variants of dynamic shapes share a key."""
     first = machine("a")
     for variant in ("one", "two", "three"):
         looked_up(first, GRAPHS[0], variant=variant)
@@ -299,8 +299,8 @@ def test_all_variants_that_were_used_are_fetched(machine: Open, store: Gated) ->
     assert store.got() == []
 
 
-def test_what_a_lookup_that_is_not_closed_has_accepted_is_fetched(machine: Open) -> None:
-    """As those of shape profiles and of recalled frames, of which several may be of use."""
+def test_entries_that_an_unclosed_lookup_accepted_are_fetched(machine: Open) -> None:
+    """Lookups of shape profiles and recalled frames may accept several entries."""
     run(machine("a", job_profiles=False), GRAPHS[:2])
     second = machine("b")
     for key in GRAPHS[:2]:
@@ -317,7 +317,7 @@ def test_what_a_lookup_that_is_not_closed_has_accepted_is_fetched(machine: Open)
 def test_only_a_trusted_profile_is_followed(
     machine: Open, store: Gated, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing of the others is parsed; an older one that is trusted counts."""
+    """Other profiles are not parsed; an older one that is trusted is used."""
     ours, theirs = generate("ci"), generate("ci")
     trusting = {"trusted_keys": ours.public_text(), "signing_key": ours.secret_text()}
     run(machine("a", **trusting))
@@ -328,11 +328,13 @@ def test_only_a_trusted_profile_is_followed(
     second = machine("c", **trusting)
     eventually(lambda: fetched(second) == len(GRAPHS))
     assert trusted in store.got()
-    assert not store.got("ff" * 32)[1:], "only where it was saved"
+    assert not store.got("ff" * 32)[1:], "fetched only by the machine that saved it"
     assert len([it for it in caplog.records if "a job profile is not used" in it.message]) == 2
 
 
-def test_a_stale_profile_costs_what_it_names_and_is_replaced(machine: Open, store: Gated) -> None:
+def test_a_stale_profile_costs_the_entries_it_names_and_is_replaced(
+    machine: Open, store: Gated
+) -> None:
     run(machine("a"))
     news = [f"a{number}" * 32 for number in range(3)]
     second = machine("b")
@@ -342,11 +344,11 @@ def test_a_stale_profile_costs_what_it_names_and_is_replaced(machine: Open, stor
     third = machine("c")
     eventually(lambda: fetched(third) == len(news))
     assert {*run(third, news)} <= {"local", "remote"}
-    assert len(store.got()) == 2 + len(news), "the first profile is asked for with the names of all"
+    assert len(store.got()) == 2 + len(news), "the first profile is fetched during the listing"
 
 
-def test_a_part_of_what_was_foreseen_changes_nothing(machine: Open, store: Gated) -> None:
-    """As of a job that ended early."""
+def test_a_run_that_uses_part_of_a_profile_keeps_it(machine: Open, store: Gated) -> None:
+    """A job that ended early uses the beginning of its profile, for example."""
     run(machine("a"))
     run(machine("b"), GRAPHS[:8])
     assert len(profiles(store)) == 1
@@ -357,7 +359,7 @@ def test_a_part_of_what_was_foreseen_changes_nothing(machine: Open, store: Gated
 
 
 class CreatesOnly(WrapperStore):
-    """Neither overwrites nor deletes, as the roles of jobs in infra/policies.py."""
+    """A store that denies overwriting and deleting, as for job roles in infra/policies.py."""
 
     async def put(self, key: str, data: Any, *, mode: Any = "overwrite", **more: Any) -> None:
         if mode == "overwrite":
@@ -369,10 +371,10 @@ class CreatesOnly(WrapperStore):
 
 
 @pytest.mark.parametrize(("may_delete", "kept"), [(True, 8), (False, 12)])
-def test_few_are_kept_where_a_job_may_delete(
+def test_old_profiles_are_removed_if_the_job_may_delete(
     machine: Open, memory: MemoryStore, *, may_delete: bool, kept: int
 ) -> None:
-    """Where it may not, that is no failure of an upload."""
+    """If it may not, no upload counts as failed."""
     store = memory if may_delete else CreatesOnly(memory)
     for number in range(12):
         engine = machine(f"m{number}", store)
@@ -384,7 +386,7 @@ def test_few_are_kept_where_a_job_may_delete(
 @pytest.mark.parametrize(
     "changes", [{"mode": "read-only"}, {"mode": "off"}, {"job_profiles": False}]
 )
-def test_none_is_written_where_that_is_off(
+def test_no_profile_is_written_if_saves_or_profiles_are_off(
     machine: Open, store: Gated, changes: dict[str, Any]
 ) -> None:
     run(machine("a", job_profiles=False))
@@ -397,7 +399,7 @@ def test_none_is_written_where_that_is_off(
 
 
 class MayOnly(WrapperStore):
-    """Answers 403 to all but some verbs."""
+    """A store that answers 403 to all but some verbs."""
 
     def __init__(self, inner: Store, *verbs: str) -> None:
         super().__init__(inner)
@@ -409,10 +411,10 @@ class MayOnly(WrapperStore):
         return await call()
 
 
-def test_one_who_may_not_write_leaves_none_and_is_not_warned(
+def test_a_job_that_may_not_write_leaves_no_profile_and_no_warning(
     machine: Open, memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor is it tried again by later processes."""
+    """Later processes do not try to upload it again."""
     run(machine("a", job_profiles=False))
     reader = machine("b", MayOnly(memory, "get", "list"))
     assert {*run(reader)} == {"remote"}
@@ -422,19 +424,23 @@ def test_one_who_may_not_write_leaves_none_and_is_not_warned(
     may_only = machine("c", MayOnly(memory, "get", "list"))
     may_only.save(GRAPHS[0], entry(GRAPHS[0]))
     eventually(lambda: may_only.knows_job)
-    assert isinstance(may_only.flush(20).error, AccessDeniedError), "of the graph"
+    assert isinstance(may_only.flush(20).error, AccessDeniedError), (
+        "the error of the graph's upload"
+    )
     again = machine("b", MayOnly(memory, "get", "list"), job_profiles=False)
     assert again.flush().remaining == 0
 
 
-def test_one_who_may_not_list_has_the_first_profile(machine: Open, memory: MemoryStore) -> None:
+def test_a_job_that_may_not_list_follows_the_first_profile(
+    machine: Open, memory: MemoryStore
+) -> None:
     run(machine("a"))
     reader = machine("b", MayOnly(memory, "get"))
     eventually(lambda: fetched(reader) == len(GRAPHS))
 
 
 class Down(WrapperStore):
-    """Answers nothing while it is down."""
+    """A store that fails every call while it is down."""
 
     is_down = True
 
@@ -446,7 +452,7 @@ class Down(WrapperStore):
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("breaker_failures", [1, 1_000])
-def test_without_a_network_a_profile_is_left_for_later(
+def test_a_profile_is_uploaded_later_if_the_network_is_down(
     machine: Open,
     memory: MemoryStore,
     caplog: pytest.LogCaptureFixture,
@@ -454,7 +460,7 @@ def test_without_a_network_a_profile_is_left_for_later(
     breaker_failures: int,
     strict: bool,
 ) -> None:
-    """A process that is offline is not warned of profiles; what it saved is uploaded later."""
+    """The offline process logs no warning of profiles; a later one uploads what it saved."""
     store = Down(memory)
     changes = {"breaker_failures": breaker_failures, "strict": strict}
     offline = machine("a", store, exit_timeout_s=0.1, **changes)
@@ -471,7 +477,7 @@ def test_without_a_network_a_profile_is_left_for_later(
     assert len(profiles(memory)) == 1
 
 
-def test_a_lookup_is_as_quick_to_fail_with_a_profile_behind_an_open_breaker(
+def test_lookups_with_a_profile_fail_at_once_behind_an_open_breaker(
     machine: Open, memory: MemoryStore
 ) -> None:
     run(machine("a"))
@@ -482,7 +488,7 @@ def test_a_lookup_is_as_quick_to_fail_with_a_profile_behind_an_open_breaker(
     assert fetched(second) == 0
 
 
-def test_it_is_no_entry_that_is_counted(machine: Open) -> None:
+def test_a_profile_is_not_counted_as_an_uploaded_entry(machine: Open) -> None:
     first = machine("a")
     run(first)
     assert first.stats().uploaded == len(GRAPHS)
@@ -502,7 +508,7 @@ time.sleep(600)
 
 
 def test_a_killed_process_has_left_its_profile(tmp_path: Path) -> None:
-    """It has written it when lookups have ceased; a process of the same program follows it."""
+    """A process writes its profile once lookups have ceased for a while."""
     remote, script = tmp_path / "remote", tmp_path / "train.py"
     script.write_text(_KILLED)
     url = f"file://{remote}?create=1"
@@ -535,8 +541,8 @@ if __name__ == "__main__":
 """
 
 
-def test_a_profile_is_of_a_program_the_names_of_its_arguments_and_a_rank(tmp_path: Path) -> None:
-    """Neither of values, nor of where the program lies; an interactive session has none."""
+def test_a_profile_belongs_to_a_program_its_argument_names_and_a_rank(tmp_path: Path) -> None:
+    """Argument values and the directory do not matter; ``python -c`` has no profile."""
     root = Path(__file__).parents[2]
     script, other = tmp_path / "train.py", tmp_path / "deep" / "train.py"
     other.parent.mkdir()
@@ -557,10 +563,10 @@ def test_a_profile_is_of_a_program_the_names_of_its_arguments_and_a_rank(tmp_pat
     names = keys("train.py", "--wide") + keys("train.py", "big")
     families = keys("train.py", "--children") + keys("train.py", "--children")
     assert len({usual, *ranks, *names}) == 5
-    assert names[1] == ranks[2], "a value is no name"
+    assert names[1] == ranks[2], "a value is not a name"
     assert len(families) == 8
     assert families[:4] == families[4:]
-    assert len({*families}) == 4, "the program, and three kinds of children"
+    assert len({*families}) == 4, "the program and three kinds of children"
     other.write_text(_PROGRAM + "# changed")
     assert keys(str(other), "--lr", "--seed", "model=") != [usual]
     assert keys("-c", "from s3cache.tier.job import program_key as k; print(k() or 'none')") == [
@@ -568,7 +574,7 @@ def test_a_profile_is_of_a_program_the_names_of_its_arguments_and_a_rank(tmp_pat
     ]
 
 
-def test_where_profiles_are_off_nothing_of_them_is_imported(tmp_path: Path) -> None:
+def test_the_module_of_profiles_is_not_imported_if_they_are_off(tmp_path: Path) -> None:
     done = run_script(
         """
         for is_on in (False, True):
@@ -583,7 +589,7 @@ def test_where_profiles_are_off_nothing_of_them_is_imported(tmp_path: Path) -> N
 
 
 def test_a_forked_child_has_a_profile_of_its_own(tmp_path: Path) -> None:
-    """It neither follows nor replaces that of its parent."""
+    """It neither follows nor replaces the profile of its parent."""
     remote, script = tmp_path / "remote", tmp_path / "train.py"
     script.write_text(PRELUDE + _FORKS)
     root = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""``Cache.remove`` and ``Cache.clear``: what is removed is gone, in both tiers, and stays so."""
+"""``Cache.remove`` and ``Cache.clear`` remove entries from both tiers for good."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.caching import KEY, OTHER, entry, open_cache
 from tests.support.stores import names
 
 
-def test_a_key_is_removed_with_all_its_variants_and_no_other(tmp_path: Path) -> None:
+def test_removing_a_key_removes_all_its_variants_and_no_other_key(tmp_path: Path) -> None:
     remote = MemoryStore()
     with open_cache(tmp_path / "here", remote) as cache:
         for variant in ("", "v1", "v2"):
@@ -28,7 +28,7 @@ def test_a_key_is_removed_with_all_its_variants_and_no_other(tmp_path: Path) -> 
     assert len(names(remote)) == 1
 
 
-def test_clearing_removes_everything_here_and_there(tmp_path: Path) -> None:
+def test_clearing_removes_every_entry_from_both_tiers(tmp_path: Path) -> None:
     remote = MemoryStore()
     with open_cache(tmp_path / "here", remote) as cache:
         cache.save(KEY, entry())
@@ -38,8 +38,8 @@ def test_clearing_removes_everything_here_and_there(tmp_path: Path) -> None:
     assert names(remote) == []
 
 
-def test_nothing_that_was_queued_comes_back(tmp_path: Path) -> None:
-    """Without a disk too, where uploads wait in memory."""
+def test_a_removed_entry_is_not_uploaded_from_the_queue(tmp_path: Path) -> None:
+    """Without a local tier, uploads wait in memory."""
     remote = MemoryStore()
     with open_cache(None, remote) as cache:
         cache.save(KEY, entry())
@@ -63,8 +63,8 @@ class _Keeping(MemoryStore):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_remote_that_refuses_is_an_error_and_not_a_warning(tmp_path: Path, strict: bool) -> None:
-    """What it does not refuse is gone."""
+def test_clearing_raises_if_the_remote_refuses_to_delete(tmp_path: Path, strict: bool) -> None:
+    """The entries that it does not refuse to delete are gone."""
     remote = _Keeping()
     with open_cache(tmp_path / "here", remote, strict=strict) as cache:
         cache.save(KEY, entry())
@@ -84,7 +84,7 @@ def test_removing_needs_the_right_to_write(tmp_path: Path, changes: dict[str, An
         cache.remove(KEY)
 
 
-def test_bad_keys_and_closed_caches(tmp_path: Path) -> None:
+def test_removing_raises_for_bad_keys_and_closed_caches(tmp_path: Path) -> None:
     cache = open_cache(tmp_path / "here", MemoryStore())
     with pytest.raises(ConfigError):
         cache.remove("../x")

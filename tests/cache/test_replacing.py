@@ -1,4 +1,4 @@
-"""An entry that is made better takes the place of the first one, on this machine and elsewhere."""
+"""An improved entry replaces the first one, on this machine and in the remote."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def replaced(engine: Engine) -> None:
     assert engine.flush(LONG_S).complete
 
 
-def test_before_it_is_uploaded_the_better_one_goes_instead(
+def test_an_entry_that_is_replaced_before_its_upload_is_not_uploaded(
     engine: Engine, memory: MemoryStore
 ) -> None:
     engine.save(KEY, FIRST, provisional=True)
@@ -49,9 +49,7 @@ def test_before_it_is_uploaded_the_better_one_goes_instead(
     engine.close()
 
 
-def test_after_it_was_uploaded_the_better_one_replaces_it(
-    engine: Engine, memory: MemoryStore
-) -> None:
+def test_a_better_entry_replaces_an_uploaded_one(engine: Engine, memory: MemoryStore) -> None:
     engine.save(KEY, FIRST)
     assert engine.flush(LONG_S).complete
     replaced(engine)
@@ -61,7 +59,7 @@ def test_after_it_was_uploaded_the_better_one_replaces_it(
     engine.close()
 
 
-def test_what_another_machine_has_put_there_stays(
+def test_an_entry_of_another_machine_is_not_replaced(
     engine: Engine, memory: MemoryStore, tmp_path: Path
 ) -> None:
     engine.save(KEY, FIRST, provisional=True)
@@ -75,12 +73,12 @@ def test_what_another_machine_has_put_there_stays(
     others.close()
 
 
-def test_half_of_a_graph_that_is_replaced_still_waits_for_the_whole(
+def test_a_replaced_half_of_a_graph_still_waits_for_the_whole_graph(
     engine: Engine, memory: MemoryStore
 ) -> None:
     half, better = (
-        frame.encode(kind="fx", key=HALF, sections={"entry": each}, meta={"components": {}})
-        for each in (b"half", b"better")
+        frame.encode(kind="fx", key=HALF, sections={"entry": content}, meta={"components": {}})
+        for content in (b"half", b"better")
     )
     engine.save(HALF, half, level="fx", provisional=True)
     engine.replace(frame.decode(half), better)
@@ -91,7 +89,7 @@ def test_half_of_a_graph_that_is_replaced_still_waits_for_the_whole(
 
 
 @pytest.mark.parametrize("way", ["flush", "close"])
-def test_what_is_finished_by_then_is_uploaded(
+def test_replacements_made_while_finishing_are_uploaded(
     engine: Engine, memory: MemoryStore, way: str
 ) -> None:
     engine.save(KEY, FIRST, provisional=True)
@@ -101,7 +99,7 @@ def test_what_is_finished_by_then_is_uploaded(
     engine.close()
 
 
-def test_a_machine_that_may_not_write_replaces_nothing(tmp_path: Path, memory: MemoryStore) -> None:
+def test_a_read_only_machine_replaces_nothing(tmp_path: Path, memory: MemoryStore) -> None:
     with open_engine(tmp_path / "a", memory, mode="read-only") as engine:
         replaced(engine)
     assert names(memory) == []

@@ -1,4 +1,4 @@
-"""Calling a command, what came of it, and an entry to call one on."""
+"""Types for calling a command, and a helper that saves an entry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from s3cache import Cache, frame
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended, and what it wrote."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -34,6 +34,6 @@ Call = Callable[..., Done]
 
 
 def save(url: str | None, key: str = "k", **options: Any) -> None:
-    """Save an entry on this machine, and upload it where that is possible."""
+    """Save an entry on this machine, and upload it if possible."""
     with Cache.open(url, **options) as cache:
         cache.save(key, frame.encode(kind="test", key=key, sections={"s": b"abc"}))

@@ -1,4 +1,4 @@
-"""Commands in this process."""
+"""Fixtures for commands in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cli.commands import Call, Done
 
 @pytest.fixture
 def at(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
-    """The URL of an empty prefix on the server that listens there, with credentials for it."""
+    """Set credentials; return a function from a server's port to the URL of an empty prefix."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing-secret")
     return lambda port: f"{url}?endpoint_url=http://127.0.0.1:{port}&region=us-east-1"
@@ -25,7 +25,7 @@ def call(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Call:
-    """A command, on a machine with a local tier that is empty at first."""
+    """Return a function that calls commands, on a machine with an empty local tier."""
     monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))
 
     def run(*arguments: object) -> Done:

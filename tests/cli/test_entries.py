@@ -1,4 +1,4 @@
-"""``s3cache ls``, ``du`` and ``verify``: entries listed, summed up and checked."""
+"""``s3cache ls``, ``du`` and ``verify`` list, sum up and check entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.shelves import Shelf
 # -- ls
 
 
-def test_each_entry_is_a_line(call: Call, shelf: Shelf) -> None:
+def test_ls_prints_a_line_for_each_entry(call: Call, shelf: Shelf) -> None:
     names = {shelf.add("aa" * 8, days=3), shelf.add("bb" * 8, variant="v2", first=False)}
     done = call("ls", "--url", shelf.url)
     assert done.code == 0
@@ -25,12 +25,12 @@ def test_each_entry_is_a_line(call: Call, shelf: Shelf) -> None:
     assert "3 d  " + "aa" * 8 + "  0" in done.out
     assert "bb" * 8 + "  v2" in done.out
     assert "2 entries" in done.err
-    said = call("ls", "--url", shelf.url, "--json")
-    assert {each["name"] for each in said.lines} == names
-    assert said.err == ""
+    printed = call("ls", "--url", shelf.url, "--json")
+    assert {each["name"] for each in printed.lines} == names
+    assert printed.err == ""
 
 
-def test_filters_and_order(call: Call, shelf: Shelf, tmp_path: Path) -> None:
+def test_ls_filters_and_sorts_entries(call: Call, shelf: Shelf, tmp_path: Path) -> None:
     shelf.add("a1", size=10, days=9)
     name = shelf.add("a2", size=5000, torch="2.12.0", device="cpu cuda")
     shelf.put(name, signed_by(shelf.files.read(name) or b"", generate("ci")))
@@ -59,10 +59,10 @@ def test_filters_and_order(call: Call, shelf: Shelf, tmp_path: Path) -> None:
     assert len(keys("--limit", "1")) == 1
 
 
-def test_frames_that_are_recalled_are_a_kind_and_not_taken_for_never_hit(
+def test_recalled_frames_have_a_kind_and_do_not_count_as_never_hit(
     call: Call, shelf: Shelf
 ) -> None:
-    """Records say nothing of their use, nor of that of profiles."""
+    """Records do not contain the hits of recalled frames and of profiles."""
     for begin, kind in ((RECALL_KEYS, "recall"), (SHAPE_KEYS, "shapes"), (JOB_KEYS, "job")):
         shelf.add(begin + "0" * 64, kind=kind)
     (found,) = call("ls", "--url", shelf.url, "--json", "--kind", "recall").lines
@@ -70,7 +70,9 @@ def test_frames_that_are_recalled_are_a_kind_and_not_taken_for_never_hit(
     assert call("ls", "--url", shelf.url, "--json", "--never-hit").lines == []
 
 
-def test_an_unmet_filter_warns(call: Call, shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_filter_without_matches_logs_a_warning(
+    call: Call, shelf: Shelf, caplog: pytest.LogCaptureFixture
+) -> None:
     shelf.add("a", torch="2.12.0")
     for command in ("ls", "du", "verify", "gc"):
         done = call(command, "--url", shelf.url, "--kind", "tset", "--torch", "2.12", "--json")
@@ -78,7 +80,9 @@ def test_an_unmet_filter_warns(call: Call, shelf: Shelf, caplog: pytest.LogCaptu
     assert caplog.messages == ["no entry has --kind tset"] * 4
 
 
-def test_who_only_looks_makes_no_directory(call: Call, shelf: Shelf, tmp_path: Path) -> None:
+def test_commands_that_only_read_create_no_directory(
+    call: Call, shelf: Shelf, tmp_path: Path
+) -> None:
     """A misspelt URL is an error, even with ``create=true``."""
     missing = tmp_path / "missing"
     for command in ("ls", "du", "stats", "verify", "pull"):
@@ -93,7 +97,7 @@ def test_who_only_looks_makes_no_directory(call: Call, shelf: Shelf, tmp_path: P
     assert missing.exists()
 
 
-def test_long_lines_say_what_headers_do_and_what_is_wrong(call: Call, shelf: Shelf) -> None:
+def test_long_lines_show_the_header_and_the_problem(call: Call, shelf: Shelf) -> None:
     shelf.add("good", kind="shapes", torch="2.12.1", tag="mine")
     shelf.damage(shelf.add("bad", size=999), at=70)
     done = call("ls", "--url", shelf.url, "--long", "--sort", "size")
@@ -103,7 +107,7 @@ def test_long_lines_say_what_headers_do_and_what_is_wrong(call: Call, shelf: She
     assert good.split()[4:] == ["shapes", "2.12.1", "-", "mine", "-", "good", "0"]
 
 
-def test_the_local_tier_is_listed_whatever_remote_it_is_of(call: Call, shelf: Shelf) -> None:
+def test_local_entries_of_all_remotes_are_listed(call: Call, shelf: Shelf) -> None:
     for url in (None, shelf.url):
         save(url)
     done = call("ls", "--local", "--json", "--long")
@@ -145,12 +149,12 @@ def test_entries_and_sizes_are_summed_up(
 # -- verify
 
 
-def test_every_byte_counts(call: Call, shelf: Shelf) -> None:
+def test_verify_finds_damage_in_any_part_of_an_entry(call: Call, shelf: Shelf) -> None:
     names = [shelf.add(f"key{number}", size=3000) for number in range(6)]
     done = call("verify", "--url", shelf.url)
     assert done.code == 0
     assert done.out.startswith("6 sound (")
-    shelf.damage(names[0])  # in a section: its header is sound
+    shelf.damage(names[0])  # in a section; the header is sound
     shelf.damage(names[1], at=70)
     shelf.put(names[2], (shelf.files.read(names[2]) or b"") + b"more")
     shelf.put(names[3], shelf.files.read(names[4]) or b"")

@@ -1,4 +1,4 @@
-"""``s3cache explain``: what it prints, and how it ends."""
+"""``s3cache explain``: its output and its exit code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.support.runs import record
 
 
 def looked_up(key: str, time: float, version: str) -> Record:
-    of = {"gm": ("g", "graph of 3 nodes"), "torch.version": (version, version)}
-    return Record("aot", "miss", key=key, reason="absent", time=time, components=of)
+    components = {"gm": ("g", "graph of 3 nodes"), "torch.version": (version, version)}
+    return Record("aot", "miss", key=key, reason="absent", time=time, components=components)
 
 
 def test_a_miss_is_explained_by_the_nearest_entry(call: Call, tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_miss_is_explained_by_the_nearest_entry(call: Call, tmp_path: Path) ->
 def test_ranks_of_a_job_are_explained_together(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is equal in all of them is reported once."""
+    """A miss that several ranks share is reported once."""
     monkeypatch.setenv("S3CACHE_JOB", "nightly")
     for rank, other in ((1, "b"), (2, "c"), (0, "b")):
         monkeypatch.setenv("RANK", str(rank))
@@ -65,7 +65,7 @@ def test_ranks_of_a_job_are_explained_together(
     assert found["explanations"][1]["processes"] == "ranks 0-1"
 
 
-def test_a_word_that_is_a_code_is_one_also_beside_a_file_of_that_name(
+def test_a_code_is_explained_even_if_a_file_has_its_name(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(tmp_path / "local", looked_up("a", 1, "2.11.0"))
@@ -75,13 +75,11 @@ def test_a_word_that_is_a_code_is_one_also_beside_a_file_of_that_name(
     assert "word './untrusted': is no code" in call("explain", "./untrusted").err
 
 
-# -- where to read on
+# -- the last line: what to read next
 
 
-def test_what_something_can_be_done_about_is_named_in_the_last_line(
-    call: Call, tmp_path: Path
-) -> None:
-    """Each once, and what has a section alone: records may be of another release."""
+def test_the_last_line_names_the_codes_that_a_user_can_act_on(call: Call, tmp_path: Path) -> None:
+    """Each code is named once, if it has a section; codes of other releases have none."""
     reason = {"code": "function", "message": "calls f"}
     record(
         tmp_path / "local",
@@ -94,11 +92,11 @@ def test_what_something_can_be_done_about_is_named_in_the_last_line(
     assert last == "read on: s3cache explain untrusted function kernel"
 
 
-# -- what a code means
+# -- the meaning of a code
 
 
 def test_the_section_on_each_code_is_shown(call: Call) -> None:
-    """Each as a page; together as JSON."""
+    """As text, and with ``--json``."""
     codes = sorted({section.code for section in sections()})
     found = call("explain", "--json", *codes).lines
     assert {each["code"] for each in found} == {*codes}
@@ -107,12 +105,12 @@ def test_the_section_on_each_code_is_shown(call: Call) -> None:
     for each in found:
         assert set(each) == {"code", "kind", "title", "text", "page"}
         assert f"{each['code']}: {each['title']}\n\n" in shown
-        # Links have become their words.
+        # Links are replaced by their text.
         assert each["text"].partition("[")[0] in shown
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["custm-operator"], "did you mean s3cache explain custom-operator"),
         (["custom_operator"], "did you mean s3cache explain custom-operator"),
@@ -121,11 +119,11 @@ def test_the_section_on_each_code_is_shown(call: Call) -> None:
         (["a98f437a"], "no such run, key or program is recorded"),
     ],
 )
-def test_an_unknown_word_is_one_error_with_what_it_may_be(
-    call: Call, tmp_path: Path, words: list[str], said: str
+def test_an_unknown_word_is_a_one_line_error(
+    call: Call, tmp_path: Path, words: list[str], message: str
 ) -> None:
     record(tmp_path / "local", looked_up("b", 1, "2.11.0"))
     done = call("explain", *words)
     assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
-    assert said in done.err
+    assert message in done.err
     assert done.err.count("(s3cache explain") <= 1

@@ -21,7 +21,7 @@ KEY = "ab" * 16
 
 @pytest.fixture
 def name(shelf: Shelf) -> str:
-    """An entry of a graph; its pickle is none, and would not load."""
+    """Add the entry of a graph, with an invalid pickle, and return its name."""
     description = {
         "runtime_metadata": {
             "input_info": [
@@ -48,7 +48,7 @@ def name(shelf: Shelf) -> str:
     return shelf.put(first_name(KEY), data)
 
 
-def test_all_that_an_entry_says(call: Call, shelf: Shelf, name: str) -> None:
+def test_inspect_shows_the_content_of_an_entry(call: Call, shelf: Shelf, name: str) -> None:
     url = f"{shelf.url}/{name}?create=false"
     for target in (KEY, KEY[:9], path_of(shelf.files, name), url):
         done = call("inspect", target, "--url", shelf.url, "--json")
@@ -70,7 +70,7 @@ def test_all_that_an_entry_says(call: Call, shelf: Shelf, name: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_it_names_who_signed_and_how(
+def test_inspect_names_the_signer_and_the_algorithm(
     call: Call, shelf: Shelf, name: str, algorithm: Algorithm
 ) -> None:
     key = generate("ci", algorithm)
@@ -80,7 +80,7 @@ def test_it_names_who_signed_and_how(
     assert found == {**who, "algorithm": algorithm.name}
 
 
-def test_torch_is_not_needed_and_nothing_is_unpickled(shelf: Shelf, name: str) -> None:
+def test_inspect_needs_no_torch_and_unpickles_nothing(shelf: Shelf, name: str) -> None:
     code = f"""
 import contextlib, io, pickle
 def refuse(*_, **__):
@@ -95,7 +95,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     assert modules_after(f"exec({code!r})").isdisjoint({"torch", "botocore", "aiohttp", "numpy"})
 
 
-def test_what_is_damaged_or_not_there_is_said(call: Call, shelf: Shelf) -> None:
+def test_damaged_and_missing_entries_are_one_line_errors(call: Call, shelf: Shelf) -> None:
     shelf.add("aa1")
     shelf.add("aa2")
     shelf.damage(shelf.add("bad"), at=70)
@@ -107,15 +107,15 @@ def test_what_is_damaged_or_not_there_is_said(call: Call, shelf: Shelf) -> None:
         (f"{shelf.url}/v1/0/gone.0", 1, "there is no such entry"),
         (f"{shelf.url}/gone", 2, "is not the URL of an entry"),
     ]
-    for key, code, said in cases:
+    for key, code, message in cases:
         done = call("inspect", key, "--url", shelf.url)
         assert (done.code, done.out) == (code, ""), done.err
-        assert said in done.err
+        assert message in done.err
         assert len(done.err.splitlines()) == 1
 
 
-def test_whatever_a_header_says_it_is_shown(call: Call, shelf: Shelf) -> None:
-    """Others have written it: types that we never write are no reason to fail."""
+def test_a_header_with_unexpected_types_is_shown(call: Call, shelf: Shelf) -> None:
+    """Anyone may have written it, so types that we never write must not cause a failure."""
     odd: list[dict[str, Any]] = [
         {"times_ns": 5, "components": [1], "made_by": "me", "guards": 3},
         {"times_ns": ["x", None], "components": {"a": 1, "b": ["x"], "c": [1, 2]}},

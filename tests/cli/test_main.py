@@ -1,4 +1,4 @@
-"""What all commands have in common, and the commands on a setup: doctor, stats, version."""
+"""Behaviour that all commands share, and the commands doctor, stats and version."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ with contextlib.redirect_stdout(io.StringIO()):
 
 
 def test_the_installed_command_is_the_same_program(tmp_path: Path) -> None:
-    """Its own directory is not on the path of what it runs, and Typer is not in that process."""
+    """The program that it runs has neither the command's directory on its path nor Typer."""
     declared = re.search(
         r'^s3cache = "(\S+):(\S+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
     )
@@ -66,7 +66,7 @@ def test_the_installed_command_is_the_same_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         ("", 2, "Missing command"),
         ("walk", 2, "No such command 'walk'"),
@@ -93,16 +93,16 @@ def test_the_installed_command_is_the_same_program(tmp_path: Path) -> None:
         ("report", 2, "there are none in"),
     ],
 )
-def test_what_cannot_be_done_is_one_clear_line(
-    call: Call, shelf: Shelf, arguments: str, code: int, said: str
+def test_a_command_that_cannot_work_prints_one_clear_line(
+    call: Call, shelf: Shelf, arguments: str, code: int, message: str
 ) -> None:
-    """Nothing is done then, and no secret of a URL is repeated."""
+    """No entry is changed, and no secret of a URL is repeated."""
     name = shelf.add("a")
     done = call(*arguments.format(url=shelf.url).split())
     assert (done.code, done.out) == (code, "")
     assert done.err.startswith("s3cache: error: ")
     assert len(done.err.splitlines()) == 1, done.err
-    assert said.lower() in done.err.lower()
+    assert message.lower() in done.err.lower()
     assert "hunter2" not in done.err
     assert shelf.names == {name}
 
@@ -123,14 +123,14 @@ def test_what_cannot_be_done_is_one_clear_line(
     ],
 )
 def test_no_secret_of_a_url_is_repeated(call: Call, url: str) -> None:
-    """However it is misspelt, and wherever it was put by mistake."""
+    """This holds for misspelt URLs, and for URLs in the wrong place."""
     for arguments in (["version", url], [url], ["version", f"--{url}"]):
         done = call(*arguments)
         assert done.code == 2
         assert "hunter2" not in done.out + done.err
 
 
-def test_a_request_that_is_tried_again_is_shown_on_a_terminal(tmp_path: Path) -> None:
+def test_a_retried_request_is_shown_on_a_terminal(tmp_path: Path) -> None:
     environment = {
         "PATH": os.environ["PATH"],
         "AWS_ACCESS_KEY_ID": "testing",
@@ -141,9 +141,9 @@ def test_a_request_that_is_tried_again_is_shown_on_a_terminal(tmp_path: Path) ->
     url = "s3://bucket/prefix?endpoint_url=http://127.0.0.1:9&region=us-east-1"
     command = [sys.executable, "-m", "s3cache", "ls", "--url", url]
     ours, theirs = pty.openpty()
-    with open(ours, "rb", buffering=0) as said, open(theirs, "wb") as stderr:
+    with open(ours, "rb", buffering=0) as terminal, open(theirs, "wb") as stderr:
         done = subprocess.run(command, env=environment, stderr=stderr, timeout=LONG_S, check=False)
-        again, error = said.read(1 << 16).decode().splitlines()
+        again, error = terminal.read(1 << 16).decode().splitlines()
     assert done.returncode == 3
     assert again.endswith("; it is tried again")
     assert error.startswith("s3cache: error: list")
@@ -153,7 +153,7 @@ def test_a_request_that_is_tried_again_is_shown_on_a_terminal(tmp_path: Path) ->
 
 
 def test_the_page_is_up_to_date() -> None:
-    """If not: ``make commands``."""
+    """``make commands`` updates it."""
     assert PAGE.read_text(encoding="utf-8") == reference()
 
 
@@ -169,12 +169,12 @@ def test_the_page_is_up_to_date() -> None:
         "s3://bucket/p?endpoint_url=https://minio&region=eu-west-1",
     ],
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_text_without_secrets_is_not_redacted(text: str) -> None:
     assert redacted(text) == text
 
 
-def test_nothing_that_a_terminal_obeys_is_written(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nor does a new line in what others wrote make a line of its own, but in text of ours."""
+def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Newlines are escaped too, except by ``Output.text``, which prints our own text."""
     out, foreign = Output(json=False), "a\x1b[2Jb\x07\r\x9b\u202ec\nnext äöü → 3 µs"
     out.line(foreign)
     out.note(foreign)
@@ -189,7 +189,7 @@ def test_nothing_that_a_terminal_obeys_is_written(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(("json", "terminal"), [(False, True), (True, True), (False, False)])
-def test_progress_is_for_terminals(
+def test_progress_is_shown_only_on_terminals(
     json: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = io.StringIO()
@@ -201,7 +201,7 @@ def test_progress_is_for_terminals(
     assert stream.getvalue() == ("1 copied\r3 copied\r\x1b[K" if terminal and not json else "")
 
 
-def test_json_is_one_line_whatever_there_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_any_value_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     odd = {
         "bytes": b"\xff",
         "set": {3},
@@ -215,7 +215,7 @@ def test_json_is_one_line_whatever_there_is_in_it(capsys: pytest.CaptureFixture[
     )
 
 
-def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     """``s3cache ls | head -1``."""
     shelf = Shelf(tmp_path / "remote")
     for number in range(20):
@@ -237,7 +237,7 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
 # -- doctor
 
 
-def test_warnings_are_no_fault(call: Call, shelf: Shelf) -> None:
+def test_doctor_exits_with_0_if_it_only_warns(call: Call, shelf: Shelf) -> None:
     done = call("doctor", "--url", shelf.url, "--no-programs")
     assert done.code == 0
     assert "ok       list: allowed" in done.out
@@ -247,10 +247,10 @@ def test_warnings_are_no_fault(call: Call, shelf: Shelf) -> None:
     assert shelf.names == set()
 
 
-def test_a_fault_is_the_exit_code(
+def test_doctor_exits_with_1_if_it_finds_a_fault(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for each directory that a local tier refuses (tests/trust/test_directories.py)."""
+    """Each directory that a local tier refuses is a fault (tests/trust/test_directories.py)."""
     tmp_path.chmod(0o777)
     monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path))
     done = call("doctor", "--no-programs")
@@ -261,7 +261,7 @@ def test_a_fault_is_the_exit_code(
     assert [each["code"] for each in checks if each["verdict"] == "fault"] == ["ConfigError"]
 
 
-def test_settings_that_cannot_be_used_are_the_only_fault(
+def test_invalid_settings_are_the_only_fault_reported(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("S3CACHE_LOOKUP_TIMEOUT_S", "soon")
@@ -273,7 +273,7 @@ def test_settings_that_cannot_be_used_are_the_only_fault(
 # -- stats
 
 
-def test_both_tiers_are_counted(call: Call, shelf: Shelf) -> None:
+def test_stats_count_the_entries_of_both_tiers(call: Call, shelf: Shelf) -> None:
     shelf.add("a")
     shelf.add("a", variant="v", first=False)
     save(shelf.url)
@@ -289,7 +289,7 @@ def test_both_tiers_are_counted(call: Call, shelf: Shelf) -> None:
 # -- version
 
 
-def test_it_names_what_a_bug_report_needs(call: Call) -> None:
+def test_version_prints_what_a_bug_report_needs(call: Call) -> None:
     done = call("version", "--json")
     assert done.code == 0
     found = done.json

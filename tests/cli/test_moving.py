@@ -27,7 +27,7 @@ def variants(shelf: Shelf) -> set[tuple[str, str]]:
     return {(header.key, header.variant) for header in headers}
 
 
-def test_a_mirror_has_all_that_is_sound_and_is_done_again_for_what_is_new(
+def test_mirror_copies_sound_entries_and_later_only_new_ones(
     call: Call, shelf: Shelf, other: Shelf
 ) -> None:
     names = {shelf.add(f"key{number}", size=500) for number in range(20)}
@@ -37,7 +37,7 @@ def test_a_mirror_has_all_that_is_sound_and_is_done_again_for_what_is_new(
     found = call("mirror", shelf.url, other.url, "--json")
     assert found.code == 1
     assert (found.json["done"], found.json["failed"]) == (21, 1)
-    # Of two variants under a key either may be the first one there.
+    # Either variant of a key may be the first one in the mirror.
     assert len(other.names) == len(names)
     assert variants(other) == variants(shelf) - {("damaged", "")}
     assert call("verify", "--url", other.url).code == 0
@@ -50,8 +50,10 @@ def test_a_mirror_has_all_that_is_sound_and_is_done_again_for_what_is_new(
     assert "0 copied (0 B), 22 were there, 1 failed" in text.out
 
 
-def test_what_the_target_has_under_a_name_stays(call: Call, shelf: Shelf, other: Shelf) -> None:
-    """Where the first entries of two buckets differ, the mirror has each variant."""
+def test_mirror_keeps_another_variant_under_the_same_name(
+    call: Call, shelf: Shelf, other: Shelf
+) -> None:
+    """If the first entries of two stores differ, the target then has both variants."""
     shelf.add("k", variant="a", size=300)
     theirs = other.add("k", variant="b", size=200)
     before = other.files.read(theirs)
@@ -61,17 +63,17 @@ def test_what_the_target_has_under_a_name_stays(call: Call, shelf: Shelf, other:
 
 
 def signed(shelf: Shelf, name: str, key: SigningKey) -> bytes:
-    """Sign an object where it lies, and return it."""
+    """Sign an object in place, and return its new content."""
     data = signed_by(shelf.files.read(name) or b"", key)
     shelf.put(name, data)
     return data
 
 
 @pytest.mark.parametrize("place", ["the header", "all of it", "another entry"])
-def test_what_differs_in_the_target_is_replaced(
+def test_mirror_replaces_damaged_and_different_entries(
     call: Call, shelf: Shelf, other: Shelf, place: str
 ) -> None:
-    """What cannot be read, or a forged entry; what is sound stays."""
+    """A sound entry of the same content stays."""
     name = shelf.add("k", variant="v", size=300)
     shelf.add("good")
     assert call("mirror", shelf.url, other.url, "--json").json["failed"] == 0
@@ -88,7 +90,7 @@ def test_what_differs_in_the_target_is_replaced(
     assert call("mirror", shelf.url, other.url, "--json").json["done"] == 0
 
 
-def test_what_a_trusted_key_has_signed_stays_and_a_forged_entry_does_not(
+def test_mirror_keeps_trusted_entries_and_adds_copies_beside_forged_ones(
     call: Call, shelf: Shelf, other: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, stranger = generate("ci"), generate("ci")
@@ -101,14 +103,14 @@ def test_what_a_trusted_key_has_signed_stays_and_a_forged_entry_does_not(
     found = call("mirror", shelf.url, other.url, "--json").json
     assert (found["done"], found["present"], found["failed"]) == (2, 1, 0)
     assert other.files.read(name) == stays != sources["ours"]
-    # What is not trusted keeps the name that all variants share; the good one is beside it.
+    # An untrusted entry keeps the first name; the trusted one is stored beside it.
     there = [other.files.read(each) for each in other.names]
     assert sources["forged"] in there
     assert sources["unsigned"] in there
     assert call("mirror", shelf.url, other.url, "--json").json["present"] == 3
 
 
-def test_a_signed_entry_replaces_the_same_one_without_signatures(
+def test_a_signed_entry_replaces_the_same_entry_without_signatures(
     call: Call, shelf: Shelf, other: Shelf
 ) -> None:
     name = shelf.add("k")
@@ -119,7 +121,7 @@ def test_a_signed_entry_replaces_the_same_one_without_signatures(
     assert call("mirror", shelf.url, other.url, "--json").json["present"] == 1
 
 
-def test_what_was_pulled_is_hit_without_the_remote(call: Call, shelf: Shelf) -> None:
+def test_pulled_entries_hit_without_the_remote(call: Call, shelf: Shelf) -> None:
     keys = [f"key{number}" for number in range(5)]
     for key in keys:
         shelf.add(key)
@@ -131,8 +133,8 @@ def test_what_was_pulled_is_hit_without_the_remote(call: Call, shelf: Shelf) -> 
             assert getattr(cache.lookup(key), "tier", None) == "local"
 
 
-def test_what_this_machine_has_is_pushed(call: Call, shelf: Shelf) -> None:
-    """What is on record as not uploaded, and what was uploaded and is gone from the remote."""
+def test_push_uploads_the_entries_of_this_machine(call: Call, shelf: Shelf) -> None:
+    """Pending entries, and uploaded entries that are gone from the remote, are uploaded."""
     save(shelf.url, "uploaded")
     shutil.rmtree(shelf.root)
     save(shelf.url + "?create=false", "waiting", exit_timeout_s=0.1, retry_attempts=1)
@@ -142,7 +144,7 @@ def test_what_this_machine_has_is_pushed(call: Call, shelf: Shelf) -> None:
     assert call("verify", "--url", shelf.url).code == 0
 
 
-def test_prefetching_by_keys_and_by_a_manifest(call: Call, shelf: Shelf, tmp_path: Path) -> None:
+def test_prefetch_takes_keys_and_a_manifest(call: Call, shelf: Shelf, tmp_path: Path) -> None:
     for key in ("a", "b", "c"):
         shelf.add(key)
     manifest = tmp_path / "keys"
@@ -156,7 +158,7 @@ def test_prefetching_by_keys_and_by_a_manifest(call: Call, shelf: Shelf, tmp_pat
     assert "0 copied (0 B), 1 were there" in again.out
 
 
-def test_what_a_manifest_names_is_copied_and_what_is_not_there_is_said(
+def test_mirror_copies_the_entries_of_a_manifest_and_names_missing_ones(
     call: Call, shelf: Shelf, other: Shelf, tmp_path: Path
 ) -> None:
     named = shelf.add("a"), shelf.add("b"), shelf.add("b", variant="v", first=False)
@@ -173,7 +175,7 @@ def test_what_a_manifest_names_is_copied_and_what_is_not_there_is_said(
 
 
 @pytest.mark.parametrize("line", ["A/B", "a b", "{", "v1/0/a.0", "-"])
-def test_a_line_that_names_no_entry_is_said(
+def test_an_error_names_the_invalid_line_of_a_manifest(
     call: Call, shelf: Shelf, tmp_path: Path, line: str
 ) -> None:
     manifest = tmp_path / "keys"
@@ -186,7 +188,7 @@ def test_a_line_that_names_no_entry_is_said(
 # -- on a bucket
 
 
-def test_from_a_directory_to_a_bucket_and_back_to_nothing(
+def test_commands_work_on_a_bucket(
     call: Call, shelf: Shelf, at: Callable[[int], str], moto_port: int
 ) -> None:
     """Credentials that may not delete get an error that names the operator's role."""
@@ -206,7 +208,7 @@ def test_from_a_directory_to_a_bucket_and_back_to_nothing(
     assert call("clear", "--url", remote, "--yes", "--json").json["done"] == 11
 
 
-def test_a_push_to_what_is_not_there_does_not_try_until_its_time_is_over(
+def test_a_push_to_a_missing_server_or_bucket_fails_early(
     call: Call, at: Callable[[int], str], moto_port: int
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -221,7 +223,7 @@ def test_a_push_to_what_is_not_there_does_not_try_until_its_time_is_over(
     assert "the bucket does not exist" in no_bucket.err
 
 
-def test_storage_is_measured_and_what_was_written_is_removed_or_said_to_stay(
+def test_bench_measures_storage_and_removes_its_objects_or_reports_them(
     call: Call, at: Callable[[int], str], moto_port: int
 ) -> None:
     found = call("bench", "--url", at(moto_port), "--json").json

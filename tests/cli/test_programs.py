@@ -1,4 +1,4 @@
-"""``s3cache check`` and ``warm`` run a program, follow it by its records, and end it in time."""
+"""``s3cache check`` and ``warm`` run a program, follow its records, and end it in time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.marks import slow
 from tests.support.shelves import Shelf
 from tests.support.waiting import eventually, is_running
 
-# Records lookups as the compile cache does: nothing is compiled.
+# Records lookups as the compile cache does, but compiles nothing.
 LOOKS_UP = """
 import atexit, os, subprocess, sys, time
 import s3cache
@@ -69,10 +69,10 @@ sys.exit(3)
 
 @slow
 @pytest.mark.timeout(300)
-def test_each_graph_of_a_program_is_reported_and_nothing_is_left_anywhere(
+def test_check_reports_each_graph_and_leaves_no_files(
     call: Call, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs to its end; what the environment says of a cache is not touched."""
+    """The program runs to its end; the cache in the environment is not touched."""
     monkeypatch.setenv("S3CACHE_URL", f"{shelf.url}?create=1")
     monkeypatch.setenv("S3CACHE_STRICT", "1")
     path = program(tmp_path, PROGRAM)
@@ -97,7 +97,7 @@ def test_each_graph_of_a_program_is_reported_and_nothing_is_left_anywhere(
     assert not os.path.exists(tmp_path / "local")
 
 
-def test_people_get_the_line_and_the_fix(call: Call, tmp_path: Path) -> None:
+def test_check_prints_the_line_and_the_fix(call: Call, tmp_path: Path) -> None:
     path = program(
         tmp_path,
         f"""{LOOKS_UP}
@@ -131,7 +131,7 @@ look_up("bypass", "b" * 65, reasons=({{"code": "entry", "message": "cannot be pi
         pytest.param(["--quiet", "0", "--timeout", "15s"], "timeout", marks=slow),
     ],
 )
-def test_a_program_that_goes_on_is_ended_and_not_while_it_compiles(
+def test_check_ends_a_long_program_but_not_while_it_compiles(
     call: Call, tmp_path: Path, arguments: list[str], end: str
 ) -> None:
     path = program(
@@ -152,7 +152,7 @@ time.sleep(600)
     assert not is_running(int((tmp_path / "alive").read_text()))
 
 
-def test_a_process_that_is_killed_while_it_compiles_ends(call: Call, tmp_path: Path) -> None:
+def test_check_ends_if_a_process_was_killed_while_it_compiled(call: Call, tmp_path: Path) -> None:
     job = f"""{LOOKS_UP}
 if len(sys.argv) == 1:
     subprocess.run([sys.executable, sys.argv[0], "compiles"])
@@ -166,7 +166,7 @@ os.kill(os.getpid(), 9)
     assert (done.code, done.json["end"]) == (0, "quiet")
 
 
-def test_with_a_torch_that_is_not_supported_it_runs_nothing(
+def test_check_runs_nothing_with_an_unsupported_torch(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(internals, "OLDEST", (99, 0))
@@ -179,10 +179,10 @@ def test_with_a_torch_that_is_not_supported_it_runs_nothing(
 # -- warm
 
 
-def test_a_job_that_goes_on_is_ended_when_it_is_warm(
+def test_warm_ends_a_long_job_once_its_graphs_are_cached(
     call: Call, shelf: Shelf, tmp_path: Path
 ) -> None:
-    """With what it has started; not before what missed is saved, and uploaded."""
+    """Its children end too, but not before all misses are saved and uploaded."""
     alive = tmp_path / "alive"
     job = f"""{LOOKS_UP}
 look_up("miss", "a1", reason="absent")
@@ -204,7 +204,7 @@ time.sleep(600)
     eventually(lambda: not is_running(int(alive.read_text())))
 
 
-def test_its_processes_are_one_job_in_reports(call: Call, shelf: Shelf) -> None:
+def test_the_processes_of_a_warmed_job_are_reported_together(call: Call, shelf: Shelf) -> None:
     child = LOOKS_UP + "look_up('hit', 'a2')"
     job = f"""
 import subprocess, sys
@@ -217,7 +217,7 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize(
-    ("job", "code", "said"),
+    ("job", "code", "message"),
     [
         ("raise SystemExit(7)", 1, "ended by itself with 7"),
         ("", 1, "ended by itself\nnothing was compiled, so nothing is warm: "),
@@ -228,10 +228,10 @@ for _ in range(2):
         ),
     ],
 )
-def test_a_job_that_ends_by_itself_says_how(
-    call: Call, shelf: Shelf, job: str, code: int, said: str
+def test_warm_reports_how_a_job_ended_by_itself(
+    call: Call, shelf: Shelf, job: str, code: int, message: str
 ) -> None:
-    """One that compiled nothing has warmed nothing; one that hit all its graphs has."""
+    """A job that compiled nothing has warmed nothing."""
     done = call("warm", "--url", f"{shelf.url}?create=1", "--", sys.executable, "-c", job)
     assert done.code == code, done.err
-    assert said in done.err
+    assert message in done.err

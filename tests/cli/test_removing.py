@@ -26,7 +26,7 @@ def test_rm_removes_whole_keys_and_no_others(call: Call, shelf: Shelf) -> None:
     assert call("rm", "--url", shelf.url, "../x").code == 2
 
 
-def test_clear_only_counts_without_yes(call: Call, shelf: Shelf) -> None:
+def test_clear_removes_nothing_without_yes(call: Call, shelf: Shelf) -> None:
     shelf.add("a")
     shelf.add("b")
     other = shelf.put("of/others.txt", b"none of ours")
@@ -38,13 +38,13 @@ def test_clear_only_counts_without_yes(call: Call, shelf: Shelf) -> None:
     assert shelf.names == {other}
 
 
-def test_gc_removes_what_all_conditions_hold_for(call: Call, shelf: Shelf) -> None:
+def test_gc_removes_entries_that_meet_all_conditions(call: Call, shelf: Shelf) -> None:
     old, new = shelf.add("old", days=100), shelf.add("new")
     old_torch = shelf.add("fx", kind="shapes", torch="2.12.0", days=100)
     damaged = shelf.add("damaged")
     shelf.damage(damaged, at=70)
     later = shelf.add("later")
-    shelf.damage(later, at=9)  # the version: a release to come, and no damage that we know of
+    shelf.damage(later, at=9)  # the version: it may be of a later release, and not damaged
     everything = shelf.names
 
     dry = call("gc", "--url", shelf.url, "--older", "90d", "--json")
@@ -59,7 +59,7 @@ def test_gc_removes_what_all_conditions_hold_for(call: Call, shelf: Shelf) -> No
     assert shelf.names == {old, later}
 
 
-def test_gc_removes_what_a_manifest_names_and_says_what_is_not_there(
+def test_gc_removes_the_entries_of_a_manifest_and_names_missing_ones(
     call: Call, shelf: Shelf, tmp_path: Path
 ) -> None:
     kept = {shelf.add("a"), shelf.add("b")}
@@ -90,8 +90,8 @@ def test_entries_without_a_trusted_signature_can_be_removed(
     assert call("verify", "--url", shelf.url).code == 0
 
 
-def test_what_is_not_uploaded_yet_is_kept_in_the_local_tier(call: Call, tmp_path: Path) -> None:
-    """Nothing acknowledged is lost, by an operator neither."""
+def test_clear_keeps_local_entries_that_are_not_uploaded_yet(call: Call, tmp_path: Path) -> None:
+    """No acknowledged save is lost, even by an operator's command."""
     gone = f"file://{tmp_path}/nowhere?create=false"
     for url in (gone, None):
         save(url, exit_timeout_s=0.1, retry_attempts=1)

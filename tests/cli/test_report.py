@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 
 @pytest.fixture
 def runs() -> list[str]:
-    """The names of two recorded runs, the earliest first."""
+    """Return the names of two recorded runs, the earlier one first."""
     return [record(local(), *run.records) for run in two_ranks()]
 
 
@@ -35,7 +35,7 @@ def test_several_runs_are_counted_together(call: Call, runs: list[str], tmp_path
     assert {"outcome": "miss", "reason": "guard", "count": 1} in found["outcomes"]
     *_, last, more = call("report", "--last", "2").out.splitlines()
     assert last.startswith("50% of lookups hit; 87.0 s of compiling spared")
-    assert more == "read on: s3cache explain custom-operator"  # others missed as they should
+    assert more == "read on: s3cache explain custom-operator"  # the other misses are expected
     page = tmp_path / "report.html"
     call("report", "--last", "2", "--html", str(page))
     text = page.read_text(encoding="utf-8")
@@ -45,11 +45,11 @@ def test_several_runs_are_counted_together(call: Call, runs: list[str], tmp_path
         assert call("report", *wrong).code == 2
 
 
-def test_what_a_job_profile_fetched_and_was_not_used_is_said(
+def test_unused_entries_that_a_job_profile_fetched_are_reported(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [__file__])  # as a worker of pytest's runs no file
-    """Of a real process, which looks up one of three graphs that the one before it has saved."""
+    """An engine looks up one of three graphs that an earlier one saved."""
+    monkeypatch.setattr(sys, "argv", [__file__])  # a pytest worker runs no file
     remote, keys = MemoryStore(), [name * 32 for name in ("ab", "cd", "ef")]
     with open_engine(tmp_path / "other", remote, job_profiles=True) as first:
         for key in keys:
@@ -65,8 +65,8 @@ def test_what_a_job_profile_fetched_and_was_not_used_is_said(
     assert "fetched and not used: 2 entries of" in call("report").out
 
 
-def test_the_keys_that_were_used_are_written(call: Call, tmp_path: Path) -> None:
-    """What hit and what was saved, and no miss that was not saved."""
+def test_used_keys_are_written_to_the_manifest(call: Call, tmp_path: Path) -> None:
+    """A key was used if it hit or was saved; a miss without a save does not count."""
     outcomes = (("hit", "a1"), ("miss", "a2"), ("miss", "a3"), ("bypass", ""))
     lookups = [Record("aot", outcome, key=key, time=1.0) for outcome, key in outcomes]
     run = record(local(), *lookups, Event("save", 2.0, 0.1, "a2", 10))
@@ -77,7 +77,7 @@ def test_the_keys_that_were_used_are_written(call: Call, tmp_path: Path) -> None
     assert keys == ["a1", "a2"]
 
 
-def test_frames_are_a_line_where_there_are_any(call: Call, runs: list[str]) -> None:
+def test_frames_are_reported_if_there_are_any(call: Call, runs: list[str]) -> None:
     assert "frames" not in call("report").out
     (run,) = recalling()
     record(local(), *run.records, *run.events)

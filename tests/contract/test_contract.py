@@ -1,7 +1,7 @@
 """The contract, for the stores that need no server and for all wrappers at once.
 
-The stores have all of it, the wrappers the tests without parameters: ``WrapperStore`` hands the key
-on as it is.
+The stores run all tests. The wrappers run the tests without parameters, because ``WrapperStore``
+passes keys on unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RETRIES = RetryPolicy(
 
 
 class Inner:
-    """Past a wrapper, to the store that it wraps; there nothing can lie but objects."""
+    """Access to the store inside a wrapper; it can hold only objects."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -52,7 +52,7 @@ class Inner:
 
 
 class TestMemory(StoreContract):
-    """Behind a dict there is nothing: both ways to the objects are one."""
+    """A dict has no raw form, so raw access is to the store itself."""
 
     def wrap(self, store: Store) -> Store:
         return store
@@ -73,7 +73,7 @@ class TestMemory(StoreContract):
 
 
 class TestWrappers(TestMemory):
-    """All of them, one in the other, over a store that fails one call in five."""
+    """All wrappers, nested, over a store that fails one call in five."""
 
     many = 200
 
@@ -90,7 +90,7 @@ for _name, _test in vars(StoreContract).items():
 
 
 class Files:
-    """The files of a :class:`FileStore`; the layout, as its module has it, done once more."""
+    """The files of a :class:`FileStore`, with a second implementation of its layout."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -136,7 +136,7 @@ class Files:
 class TestLocal(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
-        # Opening touches the disk: outside of the loop.
+        # Opening touches the disk, so it is done outside the loop.
         return FileStore(tmp_path / "root")
 
     @pytest.fixture

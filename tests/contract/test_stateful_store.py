@@ -1,4 +1,4 @@
-"""A store of files against a dict, driven by Hypothesis.
+"""A store of files compared with a dict, driven by Hypothesis.
 
 https://hypothesis.readthedocs.io/en/latest/stateful.html
 """
@@ -21,14 +21,14 @@ from tests.support.marks import examples
 
 _T = TypeVar("_T")
 
-# Few, so that rules meet on one key; close to one another, so that a mix-up shows.
+# Few keys, so that rules use the same one, and similar keys, so that confusion shows.
 keys = st.sampled_from(["a", "a/b", "a/b/c", "a.b", "ab", "b-c", "b=/1"])
 prefixes = st.sampled_from(["", "a", "a/", "a/b", "b", "b=", "none", "a%"])
 bodies = st.one_of(st.binary(max_size=32), st.integers(1, 70_000).map(lambda n: b"%d" % n * 2))
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Whatever the calls and their order, the store answers as a dict would."""
+    """The store answers like a dict, for any calls in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(body=bodies, racing=st.lists(keys, min_size=2, max_size=6))
     def put_together(self, body: bytes, racing: list[str]) -> None:
-        """Calls under way at the same time do not get into each other's way."""
+        """Concurrent calls do not disturb each other."""
 
         async def race() -> None:
             await asyncio.gather(*(self.store.put(key, body) for key in racing))

@@ -1,11 +1,10 @@
-"""The packages in a directory are whole, and the wheel works by itself; make test-dist.
+"""Check that the packages in a directory are complete and the wheel works alone; make test-dist.
 
     python -m tests.dist dist
 
-Installs the wheel into an environment that holds nothing else, and there, outside of the checkout,
-runs the README's first program, the backend that torch finds by its entry point, a program that
-torch enables s3cache for, ``python -m s3cache run``, and ``s3cache explain`` for what comes from the
-documentation.
+Installs the wheel into an empty environment, outside of the checkout. Runs there the README's first
+program, the backend that torch finds by its entry point, a program that torch enables s3cache for,
+``python -m s3cache run``, and ``s3cache explain``, which prints text of the documentation.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tests.support.pages import ROOT, printed, programs
 
 NAME, PACKAGE = "torch-s3cache", "torch_s3cache"
 AUTOLOAD = "_s3cache_autoload.py"
-# Of the documentation, by the name that the wheel has it under.
+# Pages of the documentation, by their name in the wheel.
 PAGES = {
     f"s3cache/_docs/{name}": ROOT / "docs" / name
     for name in ("bypasses.md", "doctor.md", "errors.md", "reasons.md", "recall.md")
@@ -46,11 +45,11 @@ SILENT = BACKEND.replace(', backend="s3cache"', "")
 
 
 def check_wheel(wheel: Path) -> None:
-    """It holds the package, the file that torch calls and some pages as they are here; no more."""
+    """Check that the wheel has exactly the package, the file that torch calls and some pages."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-        seen = message_from_string(archive.read(metadata).decode())
+        metadata_ = message_from_string(archive.read(metadata).decode())
         for name, page in PAGES.items():
             assert archive.read(name) == page.read_bytes(), name
     package = {
@@ -62,18 +61,20 @@ def check_wheel(wheel: Path) -> None:
     expected = {*package, *PAGES, AUTOLOAD}
     assert held == expected, held ^ expected
     assert "s3cache/py.typed" in names
-    assert any(name.endswith("/licenses/LICENSE") for name in names), "the licence is not there"
-    assert seen["Name"] == NAME
-    assert f"-{seen['Version']}-" in wheel.name
-    # What is called s3cache on the index is another project's.
-    asked = [text for text in seen.get_all("Requires-Dist") or [] if re.match(r"s3cache\b", text)]
-    assert not asked, asked
-    assert seen["Description-Content-Type"].startswith("text/markdown")
+    assert any(name.endswith("/licenses/LICENSE") for name in names), "the licence is missing"
+    assert metadata_["Name"] == NAME
+    assert f"-{metadata_['Version']}-" in wheel.name
+    # The package s3cache on the index belongs to another project.
+    required = [
+        text for text in metadata_.get_all("Requires-Dist") or [] if re.match(r"s3cache\b", text)
+    ]
+    assert not required, required
+    assert metadata_["Description-Content-Type"].startswith("text/markdown")
     print(f"{wheel.name}: {len(package)} files, as in the checkout")
 
 
 def check_page() -> None:
-    """Built for a project that can be browsed, the README has no link that leads nowhere."""
+    """Check that the README has no broken link if it is built with the project's URL."""
     url = "https://example.com/owner/name"
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "metadata"],
@@ -82,19 +83,19 @@ def check_page() -> None:
         stdout=subprocess.PIPE,
         check=True,
     )
-    seen = json.loads(done.stdout)
-    links = re.findall(r"\]\(([^)\s]+)\)", seen["readme"]["text"])
-    tag = f"v{seen['version']}"
+    metadata_ = json.loads(done.stdout)
+    links = re.findall(r"\]\(([^)\s]+)\)", metadata_["readme"]["text"])
+    tag = f"v{metadata_['version']}"
     assert f"{url}/raw/{tag}/docs/benchmarks/start_up.svg" in links
     assert f"{url}/blob/{tag}/docs/threat-model.md" in links
     relative = [link for link in links if not link.startswith(("https://", "#"))]
     assert not relative, relative
-    assert seen["urls"]["Source"] == url
-    print(f"README: {len(links)} links, none of them relative")
+    assert metadata_["urls"]["Source"] == url
+    print(f"README: {len(links)} links, none of them is relative")
 
 
 def check_sdist(sdist: Path) -> None:
-    """It holds what is needed to build, to test and to read, and nothing that was built."""
+    """Check that the sdist has the files to build, test and read, and no built files."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     needed = {
@@ -119,7 +120,7 @@ def check_sdist(sdist: Path) -> None:
 
 
 def check_installed(wheel: Path, place: Path) -> None:
-    """In an environment of its own it does what the README says."""
+    """Check that the wheel works as the README says in a new environment."""
     venv.create(place / "venv", with_pip=True)
     python = str(place / "venv" / "bin" / "python")
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
@@ -150,20 +151,24 @@ def check_installed(wheel: Path, place: Path) -> None:
 
 
 def check_explained(command: str, place: Path) -> None:
-    """The documentation's sections are there, far from the checkout."""
-    for code, page in (("untrusted", "reasons.md"), ("kernel", "bypasses.md"), ("clock", "doctor.md")):
+    """Check that ``s3cache explain`` finds the documentation outside of the checkout."""
+    for code, page in (
+        ("untrusted", "reasons.md"),
+        ("kernel", "bypasses.md"),
+        ("clock", "doctor.md"),
+    ):
         (line,) = run(command, "explain", "--json", code, place=place)
         found = json.loads(line)
         assert found["code"] == code, found
         text = PAGES[f"s3cache/_docs/{page}"].read_text(encoding="utf-8")
-        assert found["text"][:30] in text, found  # links are words there
+        assert found["text"][:30] in text, found  # links are plain words in the output
     shown = run(command, "explain", "untrusted", place=place)
     assert any(line.startswith("| `unsigned` |") for line in shown), shown
     print(f"s3cache explain untrusted: printed {len(shown)} lines, as it should")
 
 
 def run(python: str, *arguments: str, place: Path, **variables: str) -> list[str]:
-    """The lines that Python prints, in a home, and with a cache, of its own."""
+    """Run Python with a new home and cache; return the lines that it prints."""
     home = tempfile.mkdtemp(dir=place)
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "CXX") if name in os.environ}
     done = subprocess.run(
@@ -179,7 +184,7 @@ def run(python: str, *arguments: str, place: Path, **variables: str) -> list[str
 
 
 def check_output(what: str, lines: list[str], program: str) -> None:
-    """They are those that the program says it prints."""
+    """Check that ``lines`` are those in the comments of the program."""
     assert lines == printed(program) != [], f"{what} printed {lines}, not {printed(program)}"
     print(f"{what}: printed {lines}, as it should")
 

@@ -1,4 +1,4 @@
-"""The program on the page for the first five minutes does on two machines what the page says."""
+"""The program of docs/getting-started.md works on two machines as the page says."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.support.pages import ROOT, files
 PAGE = ROOT / "docs" / "getting-started.md"
 
 
-# Compiles, and hits elsewhere, as tests/kinds does in every run.
+# Slow only: tests/kinds checks in every run that a program compiles here and hits elsewhere.
 @slow
 @pytest.mark.timeout(900)
-def test_the_second_machine_hits_and_prints_the_same(tmp_path: Path) -> None:
+def test_the_second_machine_hits_and_prints_the_same_losses(tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
     (tmp_path / "train.py").write_text(files(PAGE)["train.py"], encoding="utf-8")
     commands = re.findall(r"^.*python -m s3cache run --url file:.*$", page, re.MULTILINE)
@@ -43,6 +43,6 @@ def test_the_second_machine_hits_and_prints_the_same(tmp_path: Path) -> None:
     ]
     assert runs[0].stdout == runs[1].stdout
     assert runs[0].stdout.count("loss") == 3
-    for run, said in zip(runs, re.findall(r"`(\d hit.*?)`", page), strict=True):
-        assert said in run.stderr, run.stderr
+    for run, expected in zip(runs, re.findall(r"`(\d hit.*?)`", page), strict=True):
+        assert expected in run.stderr, run.stderr
     assert ", 0 missed" in runs[1].stderr, runs[1].stderr

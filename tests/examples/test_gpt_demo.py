@@ -1,4 +1,4 @@
-"""The demo starts warm where it says so, and would notice if a machine compiled again."""
+"""The demo starts warm as it says, and notices if a machine compiles again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.support.pages import ROOT
 from tests.support.scripts import python
 
 
-# Four jobs that each import torch, one of which compiles. One that compiles, and one that hits on
-# another machine and prints the same, are in test_getting_started.py.
+# Runs four jobs that import torch; one of them compiles. test_getting_started.py has a shorter
+# check: one job compiles, and one on another machine hits and prints the same losses.
 @nightly
 @pytest.mark.timeout(900)
-def test_one_machine_compiles_for_all_of_them(tmp_path: Path) -> None:
+def test_one_machine_compiles_for_all_others(tmp_path: Path) -> None:
     clean = {
         name: value
         for name, value in os.environ.items()
@@ -46,7 +46,7 @@ def test_one_machine_compiles_for_all_of_them(tmp_path: Path) -> None:
 
 LOSSES = ["0x1p+2", "0x1p+1"]
 REMOTE, LOCAL = {"remote": 1}, {"local": 1}
-AHEAD = {"local": 1, "remote": 0}  # fetched before it was looked up
+AHEAD = {"local": 1, "remote": 0}  # fetched before the lookup
 
 
 def report(
@@ -55,7 +55,7 @@ def report(
     hits: dict[str, int] | None = None,
     traced: int | None = None,
 ) -> Report:
-    """A job that has traced what it compiled, and recalled what it hit."""
+    """Return the report of a job that traced its misses and recalled its hits."""
     found = dict(hits or {})
     traced = misses if traced is None else traced
     recalled = sum(found.values()) - traced if found else 0
@@ -71,7 +71,7 @@ def report(
 
 
 @pytest.mark.parametrize(
-    ("first", "remote", "local", "said"),
+    ("first", "remote", "local", "expected"),
     [
         (report(misses=1), report(hits=REMOTE), report(hits=LOCAL), "Compiled once"),
         (report(misses=1), report(hits=AHEAD), report(hits=LOCAL), "Compiled once"),
@@ -83,10 +83,10 @@ def report(
         (report(), report(hits=REMOTE), report(hits=LOCAL), ""),
     ],
 )
-def test_the_verdict_is_good_only_where_all_is_as_promised(
-    first: Report, remote: Report, local: Report, said: str
+def test_the_verdict_is_good_only_if_one_machine_compiled(
+    first: Report, remote: Report, local: Report, expected: str
 ) -> None:
     others = {"bucket": [report(hits=REMOTE), remote], "disk": [local]}
     text, good = verdict(first, others, steps=2)
-    assert text.startswith(said)
-    assert good == (said == "Compiled once")
+    assert text.startswith(expected)
+    assert good == (expected == "Compiled once")

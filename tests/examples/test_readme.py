@@ -1,6 +1,6 @@
-"""The Python on the README and in the documentation runs and prints what it says.
+"""The Python programs in the README and the documentation run and print the stated output.
 
-``make test`` has the programs of the README, and those of other pages that compile nothing.
+``make test`` runs the programs of the README, and those of other pages that compile nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BLOCKS = [
 
 
 def run_block(path: str) -> None:
-    """Run a program with the warnings that Python shows by itself."""
+    """Run a program with Python's default warnings."""
     warnings.resetwarnings()
     hidden = DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning
     for category in hidden:
@@ -41,16 +41,18 @@ def run_block(path: str) -> None:
 
 
 @pytest.mark.parametrize("code", BLOCKS)
-def test_it_runs_and_prints_what_it_says(
+def test_a_program_runs_and_prints_the_stated_output(
     code: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     environment = dict(os.environ)
-    # torch says so where it is installed without NumPy, which these do not need.
+    # torch warns if NumPy is not installed; these programs do not need it.
     environment["PYTHONWARNINGS"] = "ignore:Failed to initialize NumPy:UserWarning"
     for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
         environment[name] = str(tmp_path)
     done: Any
-    if request.node.get_closest_marker("slow"):  # of all on README.md torch is imported
+    if request.node.get_closest_marker(
+        "slow"
+    ):  # programs of README.md import torch in a new process
         (tmp_path / "block.py").write_text(code)
         job = f"{__name__}:run_block", str(tmp_path / "block.py")
         done = machines.Machine(tmp_path / "machine").run(*job, server=0)
@@ -59,5 +61,5 @@ def test_it_runs_and_prints_what_it_says(
         assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     expected = printed(code)
-    assert expected, "a block that prints nothing shows nothing"
+    assert expected, "the program must print something"
     assert done.stdout.splitlines() == expected

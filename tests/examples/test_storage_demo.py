@@ -1,4 +1,4 @@
-"""The demo does what it says, leaves nothing behind, and would tell if something were lost."""
+"""The demo works as it says, leaves no files or processes, and notices lost entries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start_demo(tmp_path: Path) -> subprocess.Popen[str]:
 
 
 def processes_in(tmp_path: Path) -> list[psutil.Process]:
-    """All that were started with a temporary directory below ``tmp_path``."""
+    """Return all processes with a temporary directory below ``tmp_path``."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -42,12 +42,12 @@ def processes_in(tmp_path: Path) -> list[psutil.Process]:
 
 
 def numbers(output: str, row: str) -> list[int]:
-    """The cells of one row of the closing table."""
+    """Return the cells of one row of the final table."""
     (line,) = (line for line in output.splitlines() if line.startswith(row + " "))
     return [0 if cell == "-" else int(cell) for cell in line.removeprefix(row).split()]
 
 
-def test_nothing_acknowledged_is_lost_and_nothing_is_left(tmp_path: Path) -> None:
+def test_no_acknowledged_entry_is_lost_and_no_file_is_left(tmp_path: Path) -> None:
     demo = start_demo(tmp_path)
     output, _ = demo.communicate(timeout=LONG_S)
     assert demo.returncode == 0, output
@@ -57,10 +57,10 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_left(tmp_path: Path) -> Non
     assert killed + resumed >= 16
     assert fresh == 0
     uploaded_before, uploaded_after, _ = numbers(output, "uploads finished")
-    assert uploaded_before < killed, "the kill found nothing pending"
+    assert uploaded_before < killed, "no upload was pending at the kill"
     assert uploaded_after >= killed - uploaded_before
     assert sum(numbers(output, "hits, local tier")[2:] + numbers(output, "hits, remote tier")) == 16
-    assert re.findall(r"[^ -~\n]", output) == [], "no control characters where it is no terminal"
+    assert re.findall(r"[^ -~\n]", output) == [], "no control characters if stdout is no terminal"
     assert list(tmp_path.iterdir()) == []
     assert processes_in(tmp_path) == []
 
@@ -69,7 +69,7 @@ def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
     demo = start_demo(tmp_path)
     assert demo.stdout is not None
     for line in demo.stdout:
-        if "is started again" in line:  # by now there are a server and two machines' files
+        if "is started again" in line:  # by now a server runs, and two machines have files
             break
     demo.send_signal(signal.SIGINT)
     output, _ = demo.communicate(timeout=LONG_S)
@@ -79,7 +79,7 @@ def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("resumed", "fresh", "said"),
+    ("resumed", "fresh", "expected"),
     [
         (Report({"c"}, intact={"a", "b"}), Report(intact={"a", "b", "c"}), "all 3 entries"),
         (Report({"c"}, intact={"a", "b"}), Report(intact={"a", "b"}), "LOST: 1 of 3"),
@@ -92,10 +92,10 @@ def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_verdict_is_good_only_where_all_is_there(
-    resumed: Report, fresh: Report, said: str
+def test_the_verdict_is_good_only_if_no_entry_is_lost(
+    resumed: Report, fresh: Report, expected: str
 ) -> None:
     killed = Report(acknowledged={"a", "b"}, uploaded={"a"})
     text, good = verdict(killed, resumed, fresh)
-    assert said in text
-    assert good == (said == "all 3 entries")
+    assert expected in text
+    assert good == (expected == "all 3 entries")

@@ -19,7 +19,7 @@ EXAMPLE = ROOT / "examples" / "trust_domains"
 KEY = "ci-1:XLVVk5wMsal8CJdY9Rdppue/yvelCkr67tq0z+fmsFQ="
 
 
-# Everything is text to this loader: neither what is to be substituted nor ``on`` is more than that.
+# This loader reads all values as text, also placeholders and ``on``.
 TEMPLATE: Any = yaml.load((ROOT / "infra" / "aws" / "template.yaml").read_text(), yaml.BaseLoader)
 
 
@@ -33,7 +33,7 @@ def job(name: str) -> Any:
 
 
 def manifests(name: str) -> dict[str, Any]:
-    """What a file of Kubernetes has, by kind."""
+    """Return the objects in a Kubernetes file, by kind."""
     text = (EXAMPLE / "kubernetes" / f"{name}.yaml").read_text()
     return {each["kind"]: each for each in yaml.safe_load_all(text)}
 
@@ -45,7 +45,7 @@ def pod(name: str) -> Any:
 
 
 def environment(example: str) -> dict[str, str]:
-    """What the program of an example gets, expressions as they stand."""
+    """Return the environment of an example's program, with expressions not replaced."""
     if example in ("main", "pull-request"):
         return {
             name: value
@@ -61,7 +61,7 @@ EXAMPLES = [*WORKFLOWS, "irsa", "mounted-secrets"]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_every_variable_is_a_setting_and_its_value_is_one(example: str) -> None:
+def test_every_variable_is_a_setting_with_a_valid_value(example: str) -> None:
     known = {f"S3CACHE_{name.upper()}" for name in Settings.__dataclass_fields__}
     given = {k: v for k, v in environment(example).items() if k.startswith("S3CACHE_")}
     assert given
@@ -74,7 +74,7 @@ def test_every_variable_is_a_setting_and_its_value_is_one(example: str) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_audience_is_that_of_the_prefix(example: str) -> None:
+def test_the_audience_equals_the_prefix(example: str) -> None:
     given = environment(example)
     prefix = policies.PULLS if example == "pull-request" else policies.MAIN
     assert given.get("S3CACHE_AUDIENCE", prefix) == prefix
@@ -86,7 +86,7 @@ def test_the_audience_is_that_of_the_prefix(example: str) -> None:
         assert where.prefix == prefix
 
 
-def test_only_who_signs_has_a_key_that_signs() -> None:
+def test_only_examples_that_save_have_a_signing_key() -> None:
     signs = {name for name in EXAMPLES if "S3CACHE_SIGNING_KEY" in environment(name)}
     assert signs == {"main", "pull-request", "mounted-secrets"}
     assert environment("irsa")["S3CACHE_MODE"] == "read-only"
@@ -96,7 +96,7 @@ def test_only_who_signs_has_a_key_that_signs() -> None:
     ("example", "audiences"),
     [("main", ["main"]), ("pull-request", ["main", "pulls"]), ("mounted-secrets", ["main"])],
 )
-def test_trusted_keys_are_those_of_the_domain(example: str, audiences: list[str]) -> None:
+def test_an_example_trusts_the_keys_of_its_domain(example: str, audiences: list[str]) -> None:
     given = environment(example)
     text = re.sub(r"\$\{\{ vars\.\w+_PUBLIC_KEY \}\}", KEY, given["S3CACHE_TRUSTED_KEYS"])
     found = parse_trusted(text, audience=given["S3CACHE_AUDIENCE"])
@@ -106,9 +106,9 @@ def test_trusted_keys_are_those_of_the_domain(example: str, audiences: list[str]
 # -- GitHub
 
 
-def test_main_runs_in_the_environment_that_its_role_asks_for() -> None:
-    said = TEMPLATE["Parameters"]["GitHubEnvironment"]["Default"]
-    assert job("main")["environment"] == said
+def test_main_runs_in_the_environment_that_its_role_requires() -> None:
+    default = TEMPLATE["Parameters"]["GitHubEnvironment"]["Default"]
+    assert job("main")["environment"] == default
     trust = TEMPLATE["Resources"]["MainRole"]["Properties"]["AssumeRolePolicyDocument"]
     (subject,) = [
         value
@@ -119,7 +119,7 @@ def test_main_runs_in_the_environment_that_its_role_asks_for() -> None:
     assert workflow("main")["on"] == {"push": {"branches": ["main"]}}
 
 
-def test_a_pull_request_has_nothing_of_mains() -> None:
+def test_a_pull_request_has_no_secrets_of_main() -> None:
     text = (EXAMPLE / "github" / "pull-request.yml").read_text()
     assert workflow("pull-request")["on"] == "pull_request"
     assert "environment" not in job("pull-request")
@@ -127,8 +127,8 @@ def test_a_pull_request_has_nothing_of_mains() -> None:
     assert set(re.findall(r"vars\.(MAIN\w+)", text)) == {"MAIN_PUBLIC_KEY"}
 
 
-def test_a_pull_request_of_a_fork_asks_for_no_credentials_and_has_no_remote() -> None:
-    """It would get neither: the job must not fail for that."""
+def test_a_pull_request_of_a_fork_requests_no_credentials_and_has_no_remote() -> None:
+    """GitHub gives a fork no credentials, and its job must not fail because of that."""
     (credentials,) = [
         step for step in job("pull-request")["steps"] if "configure-aws" in step.get("uses", "")
     ]
@@ -140,17 +140,17 @@ def test_a_pull_request_of_a_fork_asks_for_no_credentials_and_has_no_remote() ->
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_a_job_gets_a_token_and_only_the_program_gets_the_key_that_signs(name: str) -> None:
+def test_a_job_gets_a_token_and_only_the_program_gets_the_signing_key(name: str) -> None:
     assert workflow(name)["permissions"] == {}
     assert job(name)["permissions"] == {"contents": "read", "id-token": "write"}
-    having = [step for step in job(name)["steps"] if "secrets." in json.dumps(step)]
-    assert [step["run"] for step in having] == ["python -m s3cache run train.py"]
+    with_secrets = [step for step in job(name)["steps"] if "secrets." in json.dumps(step)]
+    assert [step["run"] for step in with_secrets] == ["python -m s3cache run train.py"]
 
 
 # -- Kubernetes
 
 
-def test_what_training_trusts_is_a_file_that_its_variables_do_not_weaken() -> None:
+def test_training_reads_its_trust_settings_from_a_read_only_file() -> None:
     data = json.loads(manifests("irsa")["ConfigMap"]["data"]["trust.json"])
     assert data.keys() == {"trust", "trusted_keys", "revoked"}
     assert data["trust"] == "require"

@@ -1,8 +1,8 @@
-"""Faults of the disk, each with each operation: what comes of it, and that nothing is lost by it.
+"""Each operation with each fault of the disk: its result is right, and no entry is lost.
 
-A fault is an error of the system calls that would meet it on a real disk, in the local directory
-only. Hangs are in ``tests/trust/test_hanging_disk.py``; full and read-only ones, mounted, in
-``tests/tier/test_disk.py``.
+A fault makes system calls fail as they would on a real disk, in the local directory only. Tests of
+disks that hang are in ``tests/trust/test_hanging_disk.py``. Tests of mounted disks that are full or
+read-only are in ``tests/tier/test_disk.py``.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ ALL = {*CHANGING, *OPENING, "pread", "stat"}
 
 
 class Fault(NamedTuple):
-    """What fails, with which error; and what becomes of a lookup and a save without a remote."""
+    """The calls that fail, their error, and the result of a lookup and a save without a remote."""
 
     number: int
     calls: set[str]
-    lookup: Reason | None  # None: it hits
+    lookup: Reason | None  # None: the lookup hits
     save: Reason
 
 
@@ -63,7 +63,7 @@ _NAMES = (
 
 @contextlib.contextmanager
 def failing(fault: Fault, root: Path) -> Iterator[list[str]]:
-    """All calls of the fault fail within ``root``; gives their names, as they do."""
+    """Make the fault's calls fail inside ``root``; yield a list that collects their names."""
     failed: list[str] = []
 
     def is_inside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -77,10 +77,10 @@ def failing(fault: Fault, root: Path) -> Iterator[list[str]]:
 
     def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            there = name in ("open", "mkdir") and exists(*args, **kwargs)
-            if name == "mkdir" and there:
-                return original(*args, **kwargs)  # which is an error in itself, the first to be
-            creates = name == "open" and args[1] & os.O_CREAT and not there
+            is_there = name in ("open", "mkdir") and exists(*args, **kwargs)
+            if name == "mkdir" and is_there:
+                return original(*args, **kwargs)  # FileExistsError comes before the fault
+            creates = name == "open" and args[1] & os.O_CREAT and not is_there
             kind = "creat" if creates else name
             if kind in fault.calls and is_inside(args, kwargs):
                 failed.append(kind)
@@ -104,7 +104,7 @@ def failing(fault: Fault, root: Path) -> Iterator[list[str]]:
 
 
 class Counting(MemoryStore):
-    """A remote that says how often something was written to it."""
+    """A remote that counts its writes."""
 
     puts = 0
 
@@ -126,7 +126,7 @@ def filled(root: Path, remote: MemoryStore | None, **changes: Any) -> Cache:
 
 
 def check_as_before(root: Path, remote: MemoryStore | None) -> None:
-    """The entry is on the disk, whole, the accounts are right, and its remote copy is the first."""
+    """Check that the entry on the disk is complete, and that the number of files is right."""
     with contextlib.closing(open_cache(root, remote)) as cache:
         hit = cache.lookup(KEY)
         assert isinstance(hit, Hit)
@@ -140,7 +140,7 @@ def check_as_before(root: Path, remote: MemoryStore | None) -> None:
 
 @faults
 def test_lookup(root: Path, fault: Fault) -> None:
-    """What can be read is; what cannot is a miss that says so, and stays."""
+    """A readable entry hits; an unreadable one is a miss with its reason, and stays on the disk."""
     cache = filled(root, None)
     with failing(fault, root) as failed:
         found = cache.lookup(KEY)
@@ -159,7 +159,7 @@ def test_lookup(root: Path, fault: Fault) -> None:
 
 @faults
 def test_lookup_with_a_remote(root: Path, remote: Counting, fault: Fault) -> None:
-    """The remote has it, and its copy is not written over."""
+    """The remote has the entry, and its copy is not overwritten."""
     cache = filled(root, remote)
     assert remote.puts == 1
     with failing(fault, root):
@@ -175,7 +175,7 @@ def test_lookup_with_a_remote(root: Path, remote: Counting, fault: Fault) -> Non
 
 @faults
 def test_save(root: Path, fault: Fault) -> None:
-    """It is refused with the reason, and one warning; the entry that was there stays."""
+    """A save is refused with its reason; the existing entry stays."""
     cache = filled(root, None)
     with failing(fault, root) as failed:
         for key in (OTHER, KEY):
@@ -191,7 +191,7 @@ def test_save(root: Path, fault: Fault) -> None:
 def test_save_with_a_remote(
     root: Path, remote: Counting, fault: Fault, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is not durable, and arrives."""
+    """A save is not durable, but reaches the remote."""
     cache = filled(root, remote)
     with failing(fault, root) as failed:
         saved = cache.save(OTHER, entry(OTHER))
@@ -207,7 +207,7 @@ def test_save_with_a_remote(
 
 @faults
 def test_eviction(root: Path, fault: Fault) -> None:
-    """At the bound, where a save has to remove another entry: all or nothing, and in the books."""
+    """A save that must evict an entry is refused; the disk and its number of files stay right."""
     with contextlib.closing(filled(root, None)) as cache:
         for number in range(9):
             assert isinstance(cache.save(f"key{number}", entry(f"key{number}")), Saved)
@@ -223,7 +223,7 @@ def test_eviction(root: Path, fault: Fault) -> None:
 
 @faults
 def test_adoption(root: Path, remote: Counting, fault: Fault) -> None:
-    """What a process left is on record until one uploads it, though this one cannot."""
+    """Pending entries of a dead process stay on record until a process can upload them."""
     dead = DiskTier(root, namespace="one", max_bytes=1 << 20, max_files=100)
     dead.put_pending("left/1", b"x")
     dead.put_pending("left/2", b"x")
@@ -242,7 +242,7 @@ def test_adoption(root: Path, remote: Counting, fault: Fault) -> None:
 
 @faults
 def test_opening(root: Path, fault: Fault) -> None:
-    """A directory that is there: as much as can be done with it is, and it is never an error."""
+    """Opening a cache on an existing directory never raises; entries that can be read hit."""
     filled(root, None).close()
     with failing(fault, root):
         cache = open_cache(root, None)

@@ -1,4 +1,4 @@
-"""Processes end in every way there is; what they acknowledged arrives, and nothing else does."""
+"""Processes end in every possible way; exactly the entries that they acknowledged arrive."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from tests.support.worker import keys
 
 SIZE = 30_000
 HANGS = Link(flows=False)
-# Nothing waits for long here, neither for a dead server nor for the end of a pause.
+# No process waits long for a dead server or for the end of a pause.
 QUICK = {"exit_timeout_s": 2.0, "lookup_timeout_s": 20.0}
 
 
-def all_arrived(machine: Machine, expected: list[str]) -> None:
-    """A machine with an empty disk reads each entry, byte for byte."""
+def check_all_arrived(machine: Machine, expected: list[str]) -> None:
+    """Check that a machine with an empty disk reads each entry, byte for byte."""
     lines = machine.run(["check", expected])
     assert Counter(line.split()[0] for line in lines) == {"hit": len(expected)}
     assert all(line.endswith(" remote") for line in lines)
 
 
-def all_arrive(machine: Machine, other: Machine, expected: list[str]) -> None:
-    """The next process uploads what is on record, leaves nothing, and the other machine has it."""
+def check_all_arrive(machine: Machine, other: Machine, expected: list[str]) -> None:
+    """Check that the next process uploads all recorded entries, and that ``other`` reads them."""
     assert machine.run(["flush"]) == ["flushed 0"]
     assert machine.leftovers() == []
-    all_arrived(other, expected)
+    check_all_arrived(other, expected)
 
 
-def test_what_killed_processes_acknowledged_arrives(proxy: Proxy, new_machine: NewMachine) -> None:
-    """kill -9, two uploaders at a time, each pair successor to those before: nothing is lost."""
+def test_entries_that_killed_processes_acknowledged_arrive(
+    proxy: Proxy, new_machine: NewMachine
+) -> None:
+    """kill -9 ends seven pairs of uploaders, one pair after the other; no entry is lost."""
     chance = random.Random(1)
     machine = new_machine(endpoint_url=proxy.url, **QUICK)
     proxy.link = Link(bytes_per_s=150_000)
@@ -45,33 +47,33 @@ def test_what_killed_processes_acknowledged_arrives(proxy: Proxy, new_machine: N
     left_behind = 0
     for round_ in range(7):
         pair = [
-            # It does not end by itself: only a kill ends it.
+            # Only a kill ends this process.
             machine.start(["save", keys(0, 40, f"{round_}-{each}-"), SIZE], ["hear"], events=True)
             for each in range(2)
         ]
         for process in pair:
-            # Saving its first entries, uploading its first, or well into it.
+            # It saves or uploads its first entries, or has uploaded several.
             process.until(*chance.choice([("saved", 1), ("upload started", 1), ("upload done", 3)]))
             time.sleep(chance.choice([0.0, 0.005, 0.05, 0.2]) * chance.random())
             process.kill()
             acknowledged += process.acknowledged()
         left_behind += bool(machine.pending())
-    assert left_behind == 7, "there was a round after which nothing was left to upload"
+    assert left_behind == 7, "after some round, no upload was pending"
 
-    # Until another process goes on with the work, an entry is found whole or not at all.
+    # Until another process continues the uploads, a lookup finds a whole entry or none.
     early = new_machine().run(["check", acknowledged])
     assert {line.split()[0] for line in early} == {"hit", "miss"}
     assert all(line.endswith((" remote", " absent")) for line in early)
 
     proxy.link = Link()
     machine.let_an_hour_pass()
-    all_arrive(machine, new_machine(), acknowledged)
+    check_all_arrive(machine, new_machine(), acknowledged)
 
 
 def test_a_process_killed_while_it_saves_leaves_the_entry_whole(
     proxy: Proxy, new_machine: NewMachine
 ) -> None:
-    """The one before is there, what was half written is not, and is cleaned up."""
+    """The previous entry stays; the half-written one is never found and is deleted."""
     proxy.link = HANGS
     machine = new_machine(endpoint_url=proxy.url, **QUICK)
     for _ in range(20):
@@ -87,11 +89,11 @@ def test_a_process_killed_while_it_saves_leaves_the_entry_whole(
     machine.let_an_hour_pass()
     assert machine.run(["check", ["key"]], ["flush"]) == ["hit key - local", "flushed 0"]
     assert machine.leftovers() == []
-    all_arrived(new_machine(), ["key"])
+    check_all_arrived(new_machine(), ["key"])
 
 
-def test_two_heirs_upload_each_entry_once(proxy: Proxy, new_machine: NewMachine) -> None:
-    """Of two processes that find the same records, exactly one uploads each of them."""
+def test_two_successors_upload_each_entry_once(proxy: Proxy, new_machine: NewMachine) -> None:
+    """If two processes find the same records, exactly one of them uploads each entry."""
     machine = new_machine(endpoint_url=proxy.url, **QUICK)
     proxy.link = HANGS
     names = keys(0, 60)
@@ -110,15 +112,15 @@ def test_two_heirs_upload_each_entry_once(proxy: Proxy, new_machine: NewMachine)
     assert set(written.values()) == {1}
     assert len(written) == len(names)
     assert machine.leftovers() == []
-    all_arrived(new_machine(), names)
+    check_all_arrived(new_machine(), names)
 
 
 @slow
 @pytest.mark.parametrize("link", [HANGS, Link(bytes_per_s=1_000)], ids=["hangs", "slow"])
-def test_the_exit_does_not_wait_longer_than_it_may(
+def test_the_exit_waits_at_most_its_timeout(
     link: Link, proxy: Proxy, new_machine: NewMachine
 ) -> None:
-    """A server that hangs, or is far too slow, costs ``exit_timeout_s``, and no entry."""
+    """A server that hangs or is too slow costs ``exit_timeout_s``, but no entry."""
     proxy.link = link
     machine = new_machine(endpoint_url=proxy.url, exit_timeout_s=1.0)
     process = machine.start(["save", keys(0, 20), SIZE], ["say", "end"])
@@ -129,7 +131,7 @@ def test_the_exit_does_not_wait_longer_than_it_may(
     process.finish()
     assert "recorded for the next process on this machine: 20; lost: 0" in process.errors
     proxy.heal()
-    all_arrive(machine, new_machine(), keys(0, 20))
+    check_all_arrive(machine, new_machine(), keys(0, 20))
 
 
 @slow
@@ -138,10 +140,10 @@ def test_the_exit_does_not_wait_longer_than_it_may(
     [([], -signal.SIGTERM), ([["exit_on_sigterm"]], 3)],
     ids=["killed by it", "exits on it"],
 )
-def test_sigterm_ends_the_process_though_the_server_hangs(
+def test_sigterm_ends_a_process_although_the_server_hangs(
     steps: list[list[str]], status: int, proxy: Proxy, new_machine: NewMachine
 ) -> None:
-    """With and without a handler; what was acknowledged waits for the next process."""
+    """This holds with and without a handler; the next process uploads acknowledged entries."""
     proxy.link = HANGS
     machine = new_machine(endpoint_url=proxy.url, exit_timeout_s=1.0)
     process = machine.start(*steps, ["save", keys(0, 20), SIZE], ["say", "done"], ["work"])
@@ -151,15 +153,17 @@ def test_sigterm_ends_the_process_though_the_server_hangs(
     assert process.wait() == status
     assert time.monotonic() - started < LONG_S
     proxy.heal()
-    all_arrive(machine, new_machine(), keys(0, 20))
+    check_all_arrive(machine, new_machine(), keys(0, 20))
 
 
 # --- forked children
 
 
 @slow
-def test_children_of_a_process_that_uploads(proxy: Proxy, new_machine: NewMachine) -> None:
-    """Each kind of child saves and looks up while the parent's uploads run; nothing is lost."""
+def test_children_save_and_look_up_while_their_parent_uploads(
+    proxy: Proxy, new_machine: NewMachine
+) -> None:
+    """No entry is lost with any kind of child."""
     proxy.link = Link(bytes_per_s=500_000)
     machine = new_machine(endpoint_url=proxy.url)
     mine = keys(0, 20, "parent")
@@ -177,10 +181,10 @@ def test_children_of_a_process_that_uploads(proxy: Proxy, new_machine: NewMachin
     assert lines.count("child 0") == 6
     hits = [line for line in lines if line.startswith("hit")]
     assert len(hits) == 12
-    # A child that leaves by os._exit uploads nothing itself: its records are for others.
+    # A child that ends by os._exit uploads nothing itself; other processes upload its entries.
     children = ("fork-a", "fork-b", "process-a", "process-b", "spawn-a", "spawn-b")
     theirs = [key for name in children for key in keys(0, 5, name)]
-    all_arrive(machine, new_machine(), mine + theirs)
+    check_all_arrive(machine, new_machine(), mine + theirs)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +193,10 @@ def test_children_of_a_process_that_uploads(proxy: Proxy, new_machine: NewMachin
         ["botocore.compat", "aiohttp", "aioboto3", "s3transfer"], slow_ones=["aiohttp", "aioboto3"]
     ),
 )
-def test_a_child_forked_while_the_client_is_made(module: str, new_machine: NewMachine) -> None:
-    """What the background thread has half imported just then neither stops nor breaks a child."""
+def test_a_child_can_be_forked_while_the_client_is_created(
+    module: str, new_machine: NewMachine
+) -> None:
+    """A module that the background thread has half imported neither blocks nor breaks the child."""
     machine = new_machine(**QUICK)
     lines = machine.run(
         ["until_imported", module],

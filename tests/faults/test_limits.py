@@ -1,4 +1,4 @@
-"""A process that runs out of memory or descriptors goes on, and no entry is blamed for it."""
+"""A process that runs out of memory or descriptors continues, and no entry is blamed for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ne
 
 
 def run(script: str, machine: Machine, *arguments: Any, **environment: str) -> tuple[Any, str]:
-    """Return what the script printed, and what it said on standard error."""
+    """Return the JSON that the script prints, and its standard error."""
     done = python(
         "-c",
         textwrap.dedent(script),
@@ -48,7 +48,7 @@ NO_MEMORY = """
     whole = {key: entry(key, size) for key, size in ours.items()}
     cache = Cache.open(**options)
     first, *others = there
-    assert isinstance(cache.lookup(first), Hit)  # the client is made, all is imported
+    assert isinstance(cache.lookup(first), Hit)  # creates the client and imports all modules
     assert cache.flush(200).complete
 
     with open("/proc/self/statm") as file:
@@ -57,7 +57,7 @@ NO_MEMORY = """
     held, size = [], 64 << 20
     while size >= left:
         try:
-            held.append(bytes(size))  # what is free below the limit
+            held.append(bytes(size))  # uses the free memory below the limit
         except MemoryError:
             size //= 2
     seen, losses = {"lookups": [], "saves": []}, []
@@ -94,9 +94,9 @@ NO_MEMORY = """
 
 
 @pytest.mark.parametrize("left", [2 * MIB, pytest.param(64 << 10, marks=slow)])
-def test_without_memory_all_goes_on(new_machine: NewMachine, left: int) -> None:
-    """Nothing raises, and neither an entry nor the server is blamed: once there is memory again
-    each lookup hits, and all that was saved is there."""
+def test_a_process_without_memory_continues(new_machine: NewMachine, left: int) -> None:
+    """No call raises, and neither an entry nor the server is blamed. Once memory is free again,
+    each lookup hits, and all saved entries are there."""
     new_machine().run(["save", THERE, LARGE], ["flush", LONG_S])
     machine = new_machine(lookup_timeout_s=LONG_S, exit_timeout_s=5.0, breaker_failures=1)
     sizes = {**dict.fromkeys(OURS, LARGE), **dict.fromkeys(LITTLE, SMALL)}
@@ -106,7 +106,7 @@ def test_without_memory_all_goes_on(new_machine: NewMachine, left: int) -> None:
         dict.fromkeys(THERE, LARGE),
         sizes,
         left,
-        # What is freed goes back at once, for the next to miss it.
+        # Freed memory returns to the system at once, so that the next allocation fails.
         MALLOC_ARENA_MAX="1",
         MALLOC_MMAP_THRESHOLD_=str(MIB // 2),
     )
@@ -128,7 +128,7 @@ NO_DESCRIPTORS = """
 
     options, there, ours, size = json.loads(sys.argv[1])
     cache = Cache.open(**options)
-    assert isinstance(cache.lookup(there[0]), Hit)  # the client is made
+    assert isinstance(cache.lookup(there[0]), Hit)  # creates the client
     assert cache.flush(20).complete
     entries = {key: entry(key, size) for key in ours}
     highest = max(map(int, os.listdir("/proc/self/fd")))
@@ -136,7 +136,7 @@ NO_DESCRIPTORS = """
     held = []
     try:
         while True:
-            held.append(os.dup(0))  # whatever is free below
+            held.append(os.dup(0))  # uses all free descriptors
     except OSError:
         pass
     saved = {key: cache.save(key, data) for key, data in entries.items()}
@@ -153,11 +153,11 @@ NO_DESCRIPTORS = """
     """
 
 
-def test_without_a_descriptor_to_be_had_all_goes_on(new_machine: NewMachine) -> None:
-    """Lookups say what is wanting, saves wait in memory, and the process ends well."""
+def test_a_process_without_free_descriptors_continues(new_machine: NewMachine) -> None:
+    """Lookups miss with the reason, saves wait in memory, and the process ends without an error."""
     new_machine().run(["save", THERE, SMALL], ["flush", LONG_S])
     machine = new_machine(lookup_timeout_s=LONG_S, exit_timeout_s=2.0)
-    seen, said = run(NO_DESCRIPTORS, machine, THERE, LITTLE, SMALL)
+    seen, stderr = run(NO_DESCRIPTORS, machine, THERE, LITTLE, SMALL)
     assert seen == {
         "durable": [],
         "in memory": len(LITTLE),
@@ -165,7 +165,7 @@ def test_without_a_descriptor_to_be_had_all_goes_on(new_machine: NewMachine) -> 
         "lookups": ["machine"] * (len(THERE) - 1),
         "remaining": len(LITTLE),
     }
-    assert "Too many open files" in said
-    assert f"lost: {len(LITTLE)}" in said  # which was never promised
+    assert "Too many open files" in stderr
+    assert f"lost: {len(LITTLE)}" in stderr  # none of them was reported as durable
     assert machine.run(["check", THERE], ["flush", LONG_S])[-1] == "flushed 0"
     assert machine.leftovers() == []

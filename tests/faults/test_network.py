@@ -1,4 +1,4 @@
-"""A link that fails in every way there is: lookups miss in time, saves arrive when it heals."""
+"""A link fails in every possible way: lookups miss in time, saves arrive once it works again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OpenCache = Callable[..., Cache]
 
 @pytest.fixture
 def open_cache(tmp_path: Path, url: str, proxy: Proxy) -> Iterator[OpenCache]:
-    """A function that opens a cache on an empty disk, its remote behind the proxy."""
+    """Return a function that opens a cache on an empty disk, with its remote behind the proxy."""
     with ExitStack() as caches:
 
         def open_cache(**options: Any) -> Cache:
@@ -46,12 +46,12 @@ def open_cache(tmp_path: Path, url: str, proxy: Proxy) -> Iterator[OpenCache]:
             return cache
 
         yield open_cache
-        proxy.heal()  # what hangs ends
+        proxy.heal()  # requests that hang can end
 
 
 @pytest.fixture
 def reader(open_cache: OpenCache) -> Iterator[OpenCache]:
-    """Opens caches that have used the remote, which holds an entry under ``KEY``, but not that."""
+    """Return a function that opens caches that have used the remote, but not its entry ``KEY``."""
     writer = open_cache()
     for each in (KEY, key("warm")):
         writer.save(each, entry(each, SIZE))
@@ -59,7 +59,7 @@ def reader(open_cache: OpenCache) -> Iterator[OpenCache]:
 
     def open_reader(**options: Any) -> Cache:
         cache = open_cache(**options)
-        # Not by a lookup, for which making a client may take too long here.
+        # A lookup may time out while the client is created.
         eventually(lambda: not cache.prefetch([key("warm")]).wait(LONG_S).failed)
         assert isinstance(cache.lookup(key("warm")), Hit)
         return cache
@@ -77,7 +77,7 @@ def is_right(result: Hit | Miss, key: str = KEY, size: int = SIZE) -> bool:
 
 REFUSES = "refuses"
 Bad = tuple[Link | str, Reason]
-# What the link does, and the reason that a lookup gives.
+# The behaviour of the link, and the reason of a lookup's miss.
 BAD: dict[str, Bad] = {
     "refuses": (REFUSES, Reason.UNAVAILABLE),
     "hangs": (HANGS, Reason.TIMEOUT),
@@ -89,7 +89,7 @@ BAD: dict[str, Bad] = {
 }
 
 
-def make(proxy: Proxy, link: Link | str) -> None:
+def break_link(proxy: Proxy, link: Link | str) -> None:
     if isinstance(link, Link):
         proxy.link = link
     else:
@@ -104,19 +104,19 @@ def bad_links(*names: str) -> pytest.MarkDecorator:
 
 
 @bad_links(*BAD)
-def test_a_lookup_over_a_bad_link_is_a_miss_with_its_reason_in_time(
+def test_a_lookup_over_a_bad_link_misses_in_time_with_a_reason(
     bad: Bad,
     proxy: Proxy,
     reader: OpenCache,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """... with one warning however often; and a hit again once the link is good."""
+    """Repeated misses log one warning. Lookups hit again once the link works."""
     link, reason = bad
     patience_s = 0.7 if reason is Reason.TIMEOUT else 20.0
     cache = reader()
     hasty = reader(lookup_timeout_s=patience_s, local_dir=cache.settings.local_dir)
     caplog.clear()
-    make(proxy, link)
+    break_link(proxy, link)
     started = time.monotonic()
     results = [hasty.lookup(KEY) for _ in range(2)]
     assert time.monotonic() - started < LONG_S
@@ -133,8 +133,8 @@ def test_a_lookup_over_a_bad_link_is_a_miss_with_its_reason_in_time(
     [Link(reset_up=50, times=1), Link(reset_down=9_000, times=2), Link(cut_down=90_000, times=2)],
     ids=["request reset", "answer reset", "answer cut"],
 )
-def test_a_broken_download_is_tried_again(link: Link, proxy: Proxy, reader: OpenCache) -> None:
-    """The lookup notices nothing: it gets all the bytes."""
+def test_a_broken_download_is_retried(link: Link, proxy: Proxy, reader: OpenCache) -> None:
+    """The lookup hits with all bytes."""
     cache = reader()
     before = proxy.broken
     proxy.link = link
@@ -144,10 +144,10 @@ def test_a_broken_download_is_tried_again(link: Link, proxy: Proxy, reader: Open
 
 
 @pytest.mark.parametrize("link", [HANGS, Link(bytes_per_s=100_000)], ids=["hangs", "slow"])
-def test_a_late_download_lands_in_the_local_tier(
+def test_a_late_download_reaches_the_local_tier(
     link: Link, proxy: Proxy, reader: OpenCache
 ) -> None:
-    """The lookup's patience ends, the download goes on; the next lookup has it from the disk."""
+    """The lookup times out, the download continues, and the next lookup hits the local tier."""
     cache = reader(lookup_timeout_s=0.5)
     landed: list[TransferEvent] = []
     cache.subscribe(lambda event: landed.append(event) if event.step == "done" else None)
@@ -167,7 +167,7 @@ def test_a_late_download_lands_in_the_local_tier(
     assert len(proxy.made("GET", KEY)) == 1
 
 
-def test_the_breaker_spares_lookups_the_wait_and_lets_them_recover(
+def test_lookups_do_not_wait_while_the_breaker_is_open_and_recover_later(
     proxy: Proxy, reader: OpenCache
 ) -> None:
     cache = reader(breaker_failures=1, breaker_reset_s=1.0, retry_attempts=1)
@@ -184,16 +184,16 @@ def test_the_breaker_spares_lookups_the_wait_and_lets_them_recover(
 
 
 @bad_links("refuses", "hangs", "resets answers", "cuts answers", "is slow")
-def test_a_prefetch_over_a_bad_link_reports_and_a_second_one_completes(
+def test_a_prefetch_over_a_bad_link_reports_failures_and_a_second_one_completes(
     bad: Bad, proxy: Proxy, reader: OpenCache
 ) -> None:
     link, _ = bad
     wanted = [KEY, key("warm"), key("absent")]
     cache = reader(attempt_timeout_s=1.5, retry_timeout_s=3.0)
-    make(proxy, link)
+    break_link(proxy, link)
     report = cache.prefetch(wanted).wait(LONG_S)
     assert report.complete
-    # "absent" is a short answer, which passes the links that break long ones.
+    # The answer for "absent" is short, and passes links that break long answers.
     assert (report.found, report.present) == (0, 1)
     assert report.failed + report.absent == 2
     assert report.failed
@@ -209,16 +209,16 @@ def test_a_prefetch_over_a_bad_link_reports_and_a_second_one_completes(
 
 
 @bad_links("refuses", "hangs", "resets requests", "is slow")
-def test_what_is_saved_over_a_bad_link_arrives_by_itself_when_it_heals(
+def test_entries_saved_over_a_bad_link_arrive_once_it_works_again(
     bad: Bad,
     proxy: Proxy,
     open_cache: OpenCache,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Saving waits for nothing and warns once; the rest follows without a request."""
+    """Saves do not wait, and warn once; the uploads need no further call."""
     link, _ = bad
     cache = open_cache(upload_timeout_s=1.0, retry_attempts=2)
-    make(proxy, link)
+    break_link(proxy, link)
     retried: list[TransferEvent] = []
     cache.subscribe(lambda event: retried.append(event) if event.step == "retried" else None)
     for each in keys(0, 5):
@@ -228,7 +228,9 @@ def test_what_is_saved_over_a_bad_link_arrives_by_itself_when_it_heals(
     eventually(lambda: len(retried) >= 2)
     proxy.heal()
     eventually(lambda: cache.stats().pending == 0)
-    assert cache.stats().uploaded >= 5  # again, where its record was found before it was queued
+    assert (
+        cache.stats().uploaded >= 5
+    )  # more if an entry's record was found before the entry was queued
     (warning,) = warnings(caplog)
     assert "an upload failed" in warning
     other = open_cache()

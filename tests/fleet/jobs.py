@@ -1,4 +1,4 @@
-"""A job of several processes, what happens to one that leads, and what it came to."""
+"""A job of several processes, a mishap of a process that leads, and the outcome."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ Deed: TypeAlias = Literal["kill", "stop", "cut", "slow"]
 
 PLACES: tuple[Where, ...] = ("node", "nodes")
 DEEDS: tuple[Deed, ...] = ("kill", "stop", "cut", "slow")
-#: What a claim may take beyond ``wait_s``: the last request to a store that hangs, a busy machine.
+#: Seconds that a claim may take beyond ``wait_s``: a last request to a store that hangs, a busy
+#: machine.
 SLACK_S = 20.0
-# How long a step takes at most, in the middle of which something is to happen.
+# The longest time that each step takes. A mishap happens within this time.
 _SPANS = {"claim": 0.05, "compile": 0.3, "save": 0.01, "upload": 0.05, "release": 0.05}
 _STOLEN_AFTER_S = 15.0
 
@@ -36,13 +37,13 @@ _fresh = multiprocessing.get_context("forkserver")
 
 
 class Process:
-    """A process of its own for a function of :mod:`tests.fleet.worker`; any thread may use it."""
+    """A new process that runs a function of :mod:`tests.fleet.worker`; any thread may use it."""
 
-    _mutex = threading.Lock()  # each start of multiprocessing asks all processes how they are
+    _mutex = threading.Lock()  # each start in multiprocessing polls all processes
 
     @staticmethod
     def prepare(*modules: str) -> None:
-        """Have processes begin with these modules, unless one was started before."""
+        """Import these modules in the server that forks processes, unless it runs already."""
         _fresh.set_forkserver_preload([worker.__name__, *modules])
 
     def __init__(self, function: str, config: dict[str, Any]) -> None:
@@ -60,7 +61,7 @@ class Process:
             return code
 
     def wait(self, within_s: float) -> int | None:
-        """Return its exit code; None if it runs on."""
+        """Return its exit code; None if it still runs."""
         end = time.monotonic() + within_s
         while (code := self.exitcode) is None and time.monotonic() < end:
             time.sleep(0.02)
@@ -69,15 +70,15 @@ class Process:
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens in one run: to whom, at which step, and when in that.
+    """The plan of one run: the mishap, its victims, its step, and its moment in the step.
 
     Attributes:
-        nodes: how many ranks each node has.
-        victims: to how many processes it happens, the first ones that come to the step.
-        lasts_s: how long one is stopped, cut off or slow.
-        ends: whether one that was stopped is killed then, and does not go on.
+        nodes: the number of ranks of each node.
+        victims: the number of victims, which are the first processes that reach the step.
+        lasts_s: the seconds for which a process is stopped, cut off or slow.
+        ends: whether a stopped process is killed at the end instead of continued.
         restarts: whether a killed rank is started again.
-        hangs: whether what is cut off gets no answer, or is refused at once.
+        hangs: whether requests of a node that is cut off hang; else they are refused.
     """
 
     number: int
@@ -98,7 +99,7 @@ class Plan:
 
     @classmethod
     def draw(cls, number: int, seed: int, *, wires: bool = True) -> Plan:
-        """Take steps, deeds and places in turn; draw the rest."""
+        """Take steps, deeds and places in turn; draw all other values."""
         draw = random.Random(f"{seed}-{number}")
         turn, place = divmod(number, len(PLACES))
         turn, deed = divmod(turn, len(DEEDS))
@@ -138,13 +139,13 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What a run came to.
+    """The outcome of a run.
 
     Attributes:
         kind: step, deed and place.
-        counts: mishaps, waits, and what else was said how often.
-        hangs, lost, wrong, failed: what must not be, in words.
-        longest_s: what the longest claim took beyond ``wait_s``; negative if none reached it.
+        counts: the numbers of mishaps, waits, and other messages.
+        hangs, lost, wrong, failed: descriptions of failures.
+        longest_s: the seconds of the longest claim beyond ``wait_s``; negative if none took longer.
     """
 
     kind: tuple[str, str, str]
@@ -161,7 +162,7 @@ class Outcome:
         return [*self.hangs, *self.lost, *self.wrong, *self.failed]
 
     def judge_waits(self, control: Control, wait_s: float) -> None:
-        """Count mishaps and waits; find those beyond the bound, or to the bound for one again."""
+        """Count mishaps and waits; find waits beyond the bound, and repeated waits to the bound."""
         self.counts["mishaps"] = len(control.victims)
         for what in ("stolen", "compiled"):
             self.counts[what] = len(control.of(what))
@@ -187,16 +188,16 @@ class Outcome:
 
 
 class Control:
-    """Hears what processes announce, and does to some of them what is planned.
+    """Receives the messages of processes, and carries out the plan's mishap on some of them.
 
     Attributes:
-        said: all that was said.
-        victims: process ids of those to which something happened.
+        messages: all messages so far.
+        victims: the process ids of the victims.
     """
 
     def __init__(self, path: Path, plan: Plan, mishaps: Mishaps) -> None:
         self.path, self._plan, self._mishaps = str(path), plan, mishaps
-        self.said: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
         self.victims: set[int] = set()
         self._mutex = threading.Lock()
         control = self
@@ -223,12 +224,12 @@ class Control:
 
     def of(self, what: str) -> list[dict[str, Any]]:
         with self._mutex:
-            return [each for each in self.said if each["what"] == what]
+            return [each for each in self.messages if each["what"] == what]
 
     def _hear(self, message: dict[str, Any]) -> None:
         plan, pid = self._plan, message["pid"]
         with self._mutex:
-            self.said.append({"at": time.monotonic(), **message})
+            self.messages.append({"at": time.monotonic(), **message})
             place = (message.get("step"), message.get("moment"))
             happens = (
                 place == (plan.step, plan.moment)
@@ -244,16 +245,16 @@ class Control:
 
 
 class Mishaps:
-    """Does what is planned, to processes and to the ways of their nodes to the store."""
+    """Carries out the plan's mishap, on processes and on their nodes' connection to the store."""
 
-    def __init__(self, plan: Plan, ways: list[Path], proxies: list[Proxy]) -> None:
-        self._plan, self._ways, self._proxies = plan, ways, proxies
+    def __init__(self, plan: Plan, node_dirs: list[Path], proxies: list[Proxy]) -> None:
+        self._plan, self._node_dirs, self._proxies = plan, node_dirs, proxies
         self._draw = random.Random(f"mishaps {plan.number}")
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def begin(self, pid: int, node: int, within_s: float) -> None:
-        """Do it now, or in a moment; what comes later goes on in the background."""
+        """Start the mishap now, or within ``within_s``; it continues in the background."""
         delay_s = self._draw.uniform(0, within_s)
         began = threading.Event()
 
@@ -288,7 +289,7 @@ class Mishaps:
             self.slow(node)
             began.set()
             end = time.monotonic() + plan.lasts_s
-            while time.monotonic() < end and not self._over.is_set():  # a tenth of the time
+            while time.monotonic() < end and not self._over.is_set():  # runs a tenth of the time
                 _send(pid, signal.SIGSTOP)
                 self._over.wait(0.18)
                 _send(pid, signal.SIGCONT)
@@ -297,7 +298,7 @@ class Mishaps:
 
     def cut(self, node: int) -> None:
         if not self._proxies:
-            self._say(node, "cut", "hang" if self._plan.hangs else "refuse")
+            self._set_connection(node, "cut", "hang" if self._plan.hangs else "refuse")
         elif self._plan.hangs:
             self._proxies[node].link = Link(flows=False)
         else:
@@ -308,21 +309,21 @@ class Mishaps:
         if self._proxies:
             self._proxies[node].link = Link(delay_s=delay_s)
         else:
-            self._say(node, "slow", str(delay_s))
+            self._set_connection(node, "slow", str(delay_s))
 
-    def _say(self, node: int, what: str, how: str) -> None:
-        path = self._ways[node] / what
+    def _set_connection(self, node: int, what: str, how: str) -> None:
+        path = self._node_dirs[node] / what
         path.with_suffix(".new").write_text(how)
         path.with_suffix(".new").replace(path)
 
     def heal(self, node: int) -> None:
         for what in ("cut", "slow"):
-            (self._ways[node] / what).unlink(missing_ok=True)
+            (self._node_dirs[node] / what).unlink(missing_ok=True)
         if self._proxies:
             self._proxies[node].heal()
 
     def end(self) -> None:
-        """Have all be well again."""
+        """End all mishaps."""
         self._over.set()
         for thread in self._threads:
             thread.join()
@@ -334,7 +335,7 @@ def _send(pid: int, number: int) -> None:
 
 
 class Job:
-    """One run: ranks on their nodes, a later process on each node, and one that reads it all."""
+    """One run: ranks on their nodes, a later process on each node, and a reader of all entries."""
 
     def __init__(self, plan: Plan, root: Path, moto: MotoServer | None) -> None:
         self._plan, self._root = plan, root
@@ -364,7 +365,7 @@ class Job:
         return self.outcome
 
     def _places(self, stack: ExitStack) -> list[dict[str, Any]]:
-        """Return where the store is, as each node reaches it."""
+        """Return the location of the store for each node."""
         if self._moto is None:
             url = f"file://{self._root / 'bucket'}?create=1"
             return [{"url": url, "store": {}}] * len(self._nodes)
@@ -410,8 +411,8 @@ class Job:
             return self._start("rank", control, places[node], rank, node)
 
         running = {rank: start(rank) for rank in ranks}
-        # Each rank waits to the bound, once for each victim, and then for what others compile so
-        # late; all of that once more if it is started again.
+        # A rank waits to the bound once for each victim, and then for late compilations of others.
+        # It does so twice if it is started again.
         rounds, halves = plan.victims + 2, 2 * plan.graphs
         allowed_s = 60 + plan.lasts_s + rounds * (plan.wait_s + SLACK_S)
         allowed_s += _STOLEN_AFTER_S * plan.victims + 10 * halves * plan.compile_s * len(ranks)
@@ -453,14 +454,14 @@ class Job:
         outcome = self.outcome
         outcome.judge_waits(control, self._plan.wait_s)
         outcome.wrong = [f"{each['rank']}: {each['key']}" for each in control.of("wrong")]
-        self._look_for_losses(control)
+        self._find_lost_entries(control)
         for log in self._root.glob("*.log"):
             text = log.read_text(errors="replace")
             if "Traceback" in text or " ERROR " in text:
                 outcome.failed.append(text[-3000:])
 
-    def _look_for_losses(self, control: Control) -> None:
-        """What was saved is in the bucket: each whole graph, and halves of those that are not."""
+    def _find_lost_entries(self, control: Control) -> None:
+        """Check that the bucket has each saved whole graph, and the saved halves of all others."""
         stored = {each["key"] for each in control.of("stored")}
         saved = {(each["node"], each["key"]) for each in control.of("saved") if each["durable"]}
         for whole, halves in worker.graphs(self._plan.graphs).items():

@@ -1,12 +1,12 @@
-"""Kill, stop, cut off and slow down processes that compile for others, at each step.
+"""Kill, stop, cut off or slow down processes that compile for others, at each step.
 
     python -m tests.fleet.run [--runs 500] [--jobs 30] [--seed 0] [--at-once 24] [--json FILE]
 
-Each of ``--runs`` runs is a job of several processes on one node, or on several nodes with a disk
-each. A rank that is killed is started again in half of the runs. Then a later process on each
-node uploads what was left, and one that has nothing but the bucket reads it all. ``--jobs`` are
-whole jobs of torch, launched as torchrun does. Ends with 1 if anything hung, was lost or wrong, or
-failed.
+Each of ``--runs`` runs is a job of several processes on one node, or on several nodes that have
+their own disks. In half of the runs, a killed rank is started again. At the end, a later process on
+each node uploads pending entries, and a process without a disk reads all entries from the bucket.
+Each of ``--jobs`` jobs is a whole job of torch, launched as torchrun does. Exits with status 1 if a
+process hung or failed, or if an entry was lost or wrong.
 ``--only 17`` repeats one run, ``--only-job 3`` one job.
 """
 
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def run(plans: Sequence[Plan], at_once: int = 24) -> Iterator[Outcome]:
-    """Carry out plans, so many at once, in their order."""
+    """Carry out plans, ``at_once`` at a time, and yield their outcomes in order."""
     wires = any(plan.wire for plan in plans)
     Process.prepare(*(["aioboto3"] if wires else []))
     with (
@@ -129,7 +129,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return what the table says, the longest wait, and what must not be."""
+    """Return the rows of the table, the longest wait, and the failures."""
     rows = sorted(_rows(outcomes).items())
     return {
         "runs": len(outcomes),

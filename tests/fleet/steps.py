@@ -1,8 +1,8 @@
-"""The steps of a process that compiles for others, announced to the harness as they come.
+"""A process that compiles for others announces its steps to the harness.
 
 :class:`Steps` wraps public methods of one engine: ``claim``, ``save``, and ``release`` of a claim.
-It hears of uploads as any subscriber does. A process announces a step and waits for the harness,
-which lets the mishap happen there first.
+It subscribes to uploads. A process announces a step and waits for the harness, which may first
+carry out its mishap.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEPS = ("claim", "compile", "save", "upload", "release")
 
 
 class Steps:
-    """Announces the steps of ``engine`` at the socket ``control``, with what else is known."""
+    """Announces the steps of ``engine``, and the values ``about`` it, at the socket ``control``."""
 
     def __init__(self, engine: Engine, control: str, **about: object) -> None:
         self._control, self._about = control, about
@@ -75,16 +75,16 @@ class Steps:
             self.reached("upload", "in" if event.step == "started" else "after")
 
     def reached(self, step: str, moment: str) -> None:
-        """Announce a step: ``in`` as it begins, ``after`` when it is done."""
+        """Announce a step: ``in`` at its start, ``after`` at its end."""
         self.tell("reached", step=step, moment=moment)
 
     def tell(self, what: str, **more: object) -> None:
-        """Say something, and wait until the harness has taken note."""
+        """Send a message, and wait until the harness has handled it."""
         announce(self._control, what, **self._about, **more)
 
 
 def announce(control: str, what: str, **more: object) -> None:
-    with socket.socket(socket.AF_UNIX) as line, suppress(OSError):  # it may be done with us
+    with socket.socket(socket.AF_UNIX) as line, suppress(OSError):  # the harness may have ended
         line.connect(control)
         line.sendall(json.dumps({"what": what, "pid": os.getpid(), **more}).encode() + b"\n")
         line.recv(1)

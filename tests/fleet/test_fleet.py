@@ -1,4 +1,4 @@
-"""A few of the runs of ``make test-fleet``: leaders die, stop, lose the network and are slow."""
+"""A few runs of ``make test-fleet``: leaders die, stop, lose the network or are slow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.marks import nightly, slow
 
 
 def judge(outcomes: Sequence[Outcome]) -> Counter[str]:
-    """Let nothing hang, be lost, wrong or fail; return how often something happened."""
+    """Check that no process hung or failed and no entry is lost or wrong; return all counts."""
     assert {each.number: each.bad for each in outcomes if each.bad} == {}, table(outcomes)
     counts: Counter[str] = Counter()
     for outcome in outcomes:
@@ -22,8 +22,8 @@ def judge(outcomes: Sequence[Outcome]) -> Counter[str]:
     return counts
 
 
-def test_whatever_happens_to_one_that_leads_the_others_end_and_nothing_is_lost() -> None:
-    """One is killed, one is stopped, and a node loses the network."""
+def test_other_processes_end_and_no_entry_is_lost_if_a_leader_fails() -> None:
+    """One leader is killed, one is stopped, and a node loses the network."""
     plans = [Plan.draw(number, 0, wires=False) for number in (8, 18, 5)]
     plans = [plan.short() for plan in plans]
     assert len({plan.deed for plan in plans}) > 1
@@ -33,8 +33,8 @@ def test_whatever_happens_to_one_that_leads_the_others_end_and_nothing_is_lost()
 
 
 @slow
-def test_so_it_is_at_each_step() -> None:
-    """Half of the kinds; among them waits to the bound, as a leader was stopped for longer."""
+def test_leaders_may_fail_at_each_step() -> None:
+    """Half of all kinds of mishaps. Some waits reach the bound, as a leader stops for longer."""
     plans = [Plan.draw(number, 1) for number in range(20)]
     counts = judge([*run(plans, 10)])
     assert counts["mishaps"] >= 15
@@ -43,7 +43,7 @@ def test_so_it_is_at_each_step() -> None:
 
 @nightly
 @pytest.mark.timeout(1800)
-def test_jobs_of_torch_come_to_the_losses_of_torch_alone() -> None:
+def test_jobs_of_torch_have_the_losses_of_torch_alone() -> None:
     pytest.importorskip("torch")
     counts = judge([*train(range(2 * len(STEPS)), 2)])
     assert counts["mishaps"] > len(STEPS)

@@ -1,8 +1,9 @@
-"""Whole jobs of torch: ranks that train with DDP, of which one meets a mishap.
+"""Whole jobs of torch: ranks train with DDP, and one of them has a mishap.
 
 ``python -m tests.fleet.training`` launches jobs as torchrun does: when a rank dies, it ends the
-others and starts all of them again. Ranks are forked from a process that has imported torch, which
-takes longer than all that they do. It reads a job from each line, and answers with a line.
+others and starts all ranks again. It reads a job from each line of input, and prints a line for
+each. It forks ranks from a process that has imported torch, because the import takes longer than
+the training.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _ATTEMPTS = 3
 
 
 def draw(number: int, seed: int) -> Plan:
-    """Take steps, places and deeds in turn: kill, stop for a while, stop and kill then."""
+    """Take steps, places and deeds in turn: kill, stop for a while, stop and then kill."""
     random_ = random.Random(f"training {seed}-{number}")
     turn, place = divmod(number, len(PLACES))
     round_, step = divmod(turn, len(STEPS))
@@ -65,18 +66,18 @@ class Training:
         self._end()
 
     def run(self, plan: Plan) -> Outcome:
-        """Carry out a plan, and judge it."""
+        """Carry out a plan, and return its outcome."""
         root, outcome = self._root / f"job-{plan.number}", Outcome(plan.kind, plan.number)
         nodes = plan.node_of_each
         expected = self._alone(len(nodes))
-        ways = [root / f"n{number}" for number in range(len(plan.nodes))]
-        for way in ways:
-            way.mkdir(parents=True)
+        node_dirs = [root / f"n{number}" for number in range(len(plan.nodes))]
+        for node_dir in node_dirs:
+            node_dir.mkdir(parents=True)
         url = f"file://{root / 'bucket'}?create=1"
         leases = "on" if plan.where == "nodes" else "off"
         config = {"url": url, "wait_s": plan.wait_s, "leases": leases}
         with ExitStack() as stack:
-            mishaps = Mishaps(plan, ways, [])
+            mishaps = Mishaps(plan, node_dirs, [])
             stack.callback(mishaps.end)
             control = stack.enter_context(Control(root / "control", plan, mishaps))
             answer = self._launch(root, {**config, "nodes": nodes, "control": control.path})
@@ -89,14 +90,14 @@ class Training:
                 outcome.wrong.append(f"{answer['losses']} and not {expected}")
             outcome.judge_waits(control, plan.wait_s)
             keys = {each["key"] for each in control.of("saved") if each["level"] == "aot"}
-            settled = {"url": url, "disks": [str(way / "tier") for way in ways]}
+            settled = {"url": url, "disks": [str(node_dir / "tier") for node_dir in node_dirs]}
             settle = {**settled, "keys": sorted(keys), "control": control.path}
             assert Process("settle", settle).wait(120) == 0
             outcome.lost += keys - {each["key"] for each in control.of("stored")}
         return outcome
 
     def _alone(self, ranks: int) -> list[Any]:
-        """Return the losses of each rank where torch is alone."""
+        """Return the losses of each rank without s3cache."""
         if ranks not in self._expected:
             answer = self._launch(self._root / f"alone-{ranks}", {"nodes": [0] * ranks, "url": ""})
             assert answer is not None
@@ -105,7 +106,7 @@ class Training:
         return self._expected[ranks]
 
     def _launch(self, root: Path, config: dict[str, Any]) -> dict[str, Any] | None:
-        """Return what the launcher says of a job; None if that does not end."""
+        """Return the launcher's answer for a job; None if the job does not end."""
         root.mkdir(parents=True, exist_ok=True)
         launcher = self._launcher = self._launcher or self._start()
         assert launcher.stdin is not None
@@ -152,7 +153,7 @@ def launch(config: dict[str, Any]) -> dict[str, Any]:
             port = server.getsockname()[1]
         ranks = {_forked(config, rank, port): rank for rank in range(count)}
         statuses: dict[int, int] = {}
-        ends_at = float("inf")  # others hear of a death, and fail, within this time
+        ends_at = float("inf")  # other ranks notice a death, and fail, within this time
         while len(statuses) < count:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid in ranks:
@@ -199,7 +200,7 @@ def _forked(config: dict[str, Any], number: int, port: int) -> int:
 
 
 def rank(config: dict[str, Any], number: int) -> None:
-    """Train for three steps, and write down the losses."""
+    """Train for three steps, and write the losses to a file."""
     root, node = Path(config["root"]), config["nodes"][number]
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(root / f"n{node}" / "inductor")
     import torch

@@ -1,8 +1,9 @@
-"""One rank of a job: claims, leases, tiers and uploads as they are, and next to nothing to compile.
+"""One rank of a job: real claims, leases, tiers and uploads, and a trivial compilation.
 
-A job has a few graphs, each with a forward and a backward. A rank does with them what the hooks in
-torch's compiler do: it looks up the whole graph, then each half, claims what it lacks, and saves
-what it has compiled: bytes that depend on the key alone, which each rank that finds them compares.
+A job has a few graphs, each with a forward and a backward half. A rank works as the hooks in
+torch's compiler do: it looks up the whole graph, then each half; it claims a half that is missing,
+compiles and saves it. The bytes of an entry depend on its key only, and a rank compares them at
+each hit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.fleet.steps import Steps, announce
 from tests.support.worker import entry, key
 
 _BYTES = 3_000
-# Of processes that judge: the first answer of a server takes seconds on a busy machine.
+# For processes that check the outcome: a server's first answer takes seconds on a busy machine.
 _PATIENT = {"lookup_timeout_s": 60, "attempt_timeout_s": 60, "retry_timeout_s": 60}
 
 
@@ -36,8 +37,8 @@ def graphs(count: int) -> dict[str, list[str]]:
     }
 
 
-class Way(WrapperStore):
-    """The way of one node to the store: cut, or slow, while a file of the node says so."""
+class NodeStore(WrapperStore):
+    """The connection of one node to the store: cut or slow while the node has such a file."""
 
     def __init__(self, inner: Store, node: Path) -> None:
         super().__init__(inner)
@@ -46,7 +47,7 @@ class Way(WrapperStore):
     async def _around(self, op: Any, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
         await self._pass(op, key)
         answer = await call()
-        await self._pass(op, key)  # it is done, and the answer may get lost
+        await self._pass(op, key)  # the store has answered, but the answer may get lost
         return answer
 
     async def _pass(self, op: Any, key: str) -> None:
@@ -66,7 +67,7 @@ def _read(path: Path) -> str:
 
 
 def opened(config: dict[str, Any], **changes: Any) -> Engine:
-    """Open the engine of a rank on the disk and the way of its node."""
+    """Open the engine of a rank with the disk and the connection of its node."""
     node = Path(config["node"])
     options = {
         "local_dir": str(node / "tier"),
@@ -85,7 +86,7 @@ def opened(config: dict[str, Any], **changes: Any) -> Engine:
     url, store = config["url"], config["store"]
     engine = Engine(
         Settings(**options),
-        open_remote=lambda: Way(open_store(url, **store), node),
+        open_remote=lambda: NodeStore(open_store(url, **store), node),
         identity="fleet",
     )
     engine.start()
@@ -144,13 +145,13 @@ class Rank:
 
 
 def check(steps: Steps, key: str, hit: Hit) -> None:
-    """Compare what was found with what was saved, to the last byte."""
+    """Check that a hit has exactly the saved bytes."""
     if bytes(hit.entry.data) != entry(key, _BYTES):
         steps.tell("wrong", key=key)
 
 
 def rank(config: dict[str, Any]) -> None:
-    """Be one rank of the job, to its end."""
+    """Run one rank of the job to its end."""
     _begin(config)
     engine = opened(config)
     steps = Steps(engine, config["control"], rank=config["rank"], node=config["number"])
@@ -161,7 +162,7 @@ def rank(config: dict[str, Any]) -> None:
 
 
 def adopt(config: dict[str, Any]) -> None:
-    """Be a later process on a node: upload what those before have left."""
+    """Run a later process on a node, which uploads the pending entries of earlier processes."""
     _begin(config)
     engine = opened(config, leases="off", **_PATIENT)
     engine.flush(60)
@@ -169,7 +170,7 @@ def adopt(config: dict[str, Any]) -> None:
 
 
 def read(config: dict[str, Any]) -> None:
-    """Look up everything in the bucket alone, and say what is there."""
+    """Look up all keys in the bucket only, and announce the entries that are there."""
     _begin(config)
     engine = opened(config, local=False, leases="off", **_PATIENT)
     steps = Steps(engine, config["control"], rank="reader", node=-1)
@@ -183,7 +184,7 @@ def read(config: dict[str, Any]) -> None:
 
 
 def settle(config: dict[str, Any]) -> None:
-    """Upload what is left on the disks of several nodes; then say which keys are in the bucket."""
+    """Upload pending entries from the disks of several nodes, then announce the stored keys."""
     for disk in config["disks"]:
         with Cache.open(config["url"], local_dir=disk, leases="off") as cache:
             cache.flush(60)

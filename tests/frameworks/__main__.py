@@ -2,12 +2,12 @@
 
     python -m tests.frameworks [--quick] [--only NAME ...] [--folder build/frameworks] [--page PAGE]
 
-Each program runs six times: twice without s3cache, on one disk; twice with it on one disk, once
-turned on by ``python -m s3cache run`` and once by two lines of code; and on two empty machines, by
-``run`` and by ``S3CACHE_URL`` alone. ``--quick`` leaves out second processes, and one of these two
-machines. What is done is kept in the folder: run again, it goes on where it was ended; delete it to
-begin again. Ends with 1 where any program does not start warm. ``--recall`` is the setting of that
-name, for which the folder should be another, and leaves the page alone.
+Each program runs six times: twice without s3cache on one disk; twice with s3cache on one disk, once
+enabled by ``python -m s3cache run`` and once by two lines of code; and on two empty machines,
+enabled by ``run`` and by ``S3CACHE_URL`` only. ``--quick`` omits second processes, and one of the
+two empty machines. The folder keeps finished results: a second call continues there; delete the
+folder to start again. Exits with status 1 if a program does not start warm. ``--recall`` is the
+setting of that name; use another folder with it. It does not change the page.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--folder", type=Path, default=Path("build/frameworks"))
     parser.add_argument("--only", nargs="*", choices=list(PROGRAMS), help="these programs")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "frameworks.md")
-    parser.add_argument("--quick", action="store_true", help="three runs of each, and not six")
+    parser.add_argument(
+        "--quick", action="store_true", help="three runs of each program instead of six"
+    )
     parser.add_argument("--recall", choices=("off", "check", "on"), default="off")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
-    options.folder = options.folder.resolve()  # URLs are made of it
+    options.folder = options.folder.resolve()  # URLs contain it
     bad = False
     results = {name: _read(options.folder, name) for name in PROGRAMS}
     for name in options.only or PROGRAMS:
@@ -69,7 +71,7 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _kept(folder: Path, name: str, runs: Collection[str], recall: str) -> dict[str, Any]:
-    """Return what the program came to; or ``skipped``, with the reason, or ``failed``."""
+    """Return the program's results, or ``skipped`` with the reason, or ``failed``."""
     if not (found := _read(folder, name)):
         program = PROGRAMS[name]
         try:
@@ -91,7 +93,7 @@ def _kept(folder: Path, name: str, runs: Collection[str], recall: str) -> dict[s
 
 
 def _version(program: Program) -> str:
-    """Return that of the framework, which need not be on this process's own path."""
+    """Return the version of the framework, which may not be on this process's path."""
     if not program.beside:
         return version(program.framework)
     for each in distributions(path=[program.path]):
@@ -101,7 +103,7 @@ def _version(program: Program) -> str:
 
 
 def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return Markdown with one row for each program, whatever came of it."""
+    """Return a Markdown table with a row for each program."""
     rows: list[Collection[str]] = [COLUMNS, ["---"] * len(COLUMNS)]
     rows += [_row(PROGRAMS[name], found) for name, found in results.items()]
     lines = [f"| {' | '.join(row)} |" for row in rows]
@@ -115,7 +117,7 @@ def _row(program: Program, found: Mapping[str, Any]) -> list[str]:
         why = found.get("skipped", "**failed**" if "failed" in found else "not run")
         return [program.framework, program.does, why, *[""] * (len(COLUMNS) - 3)]
     trials = found["trials"]
-    # With --quick only one of these two runs, and no second process anywhere.
+    # With --quick, only one of these two machines runs, and no second process.
     second = trials.get("second") or trials["third"]
     lowered = [trials[what]["lowered"] for what in ("first again", "alone again") if what in trials]
     equal = len({tuple(trial["losses"]) for trial in trials.values()}) == 1

@@ -1,4 +1,4 @@
-"""The programs: each as a user of a framework would write it, with nothing of s3cache in it."""
+"""Programs as users of a framework write them, without any code for s3cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "programs"
-SHARED = Path(__file__).parent / "shared"  # modules that several of them import
+SHARED = Path(__file__).parent / "shared"  # modules that several programs import
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,10 @@ class Program:
     """A program of ``programs/``.
 
     Attributes:
-        framework: the package it is about, as in the extra ``frameworks``.
-        does: what the program does, for the page.
-        ranks: processes under torchrun; with 1 without it.
-        beside: a folder of the environment with packages of versions that the others cannot have.
+        framework: the name of the package, as in the extra ``frameworks``.
+        does: a description of the program, for the page.
+        ranks: the number of processes under torchrun; 1 runs without torchrun.
+        beside: a folder of the environment with versions of packages for this program only.
     """
 
     framework: str
@@ -29,7 +29,7 @@ class Program:
 
     @property
     def path(self) -> str:
-        """What its processes need on their path; empty for nothing."""
+        """An additional entry for its processes' path, or an empty string."""
         return os.path.join(sys.prefix, self.beside) if self.beside else ""
 
 

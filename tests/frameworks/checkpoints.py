@@ -1,6 +1,6 @@
-"""Callbacks of ``flush_at_checkpoint`` in real trainers: ``-m tests.frameworks.checkpoints``.
+"""Check callbacks of ``flush_at_checkpoint`` in real trainers: ``-m tests.frameworks.checkpoints``.
 
-Nothing is compiled: what counts is that a trainer calls them where it saves a checkpoint.
+Nothing is compiled: a trainer only has to call them when it saves a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from s3cache import Cache
 
 
 class _Watched:
-    """Stands in for a cache: notes how many checkpoints there are when it is flushed."""
+    """A stand-in for a cache, which counts the checkpoints at each flush."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,7 +77,7 @@ def _lightning(package: str, folder: Path, callback: Any) -> None:
     trainer.fit(Model(), torch.utils.data.DataLoader(rows, batch_size=2))
 
 
-#: A training of a few steps that saves two checkpoints, by the name of its framework.
+#: Functions that train for a few steps and save two checkpoints, by framework.
 TRAINERS: dict[str, Callable[[Path, Any], None]] = {
     "transformers": _transformers,
     "lightning": partial(_lightning, "lightning"),
@@ -86,7 +86,7 @@ TRAINERS: dict[str, Callable[[Path, Any], None]] = {
 
 
 def flushes(framework: str, folder: Path) -> list[int]:
-    """How many files and folders of checkpoints there were at each flush of a training."""
+    """Return the number of files and folders of checkpoints at each flush of a training."""
     watched = _Watched(folder)
     callback = s3cache.flush_at_checkpoint(
         cast("Any", framework), timeout_s=5, cache=cast("Cache", watched)

@@ -1,9 +1,10 @@
-"""Let torchvision be imported beside a torch that was built for the CPU; ``make`` runs it once.
+"""Make torchvision importable beside a torch that was built for the CPU; ``make`` runs it once.
 
 The torchvision of the Python Package Index is built for CUDA. Beside a CPU build its operators do
-not load, which it takes; but it then describes two of them, which fails for want of a declaration.
-With it fail ``import timm`` and whatever else only asks whether torchvision is there. None of our
-programs calls such an operator. Where they load, this changes nothing.
+not load. torchvision tolerates that, but then describes two of these operators, which raises an
+error because they are not declared. So ``import timm`` fails, and so does other code that only
+checks whether torchvision is there. None of our programs calls such an operator. If the operators
+load, this changes nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Programs that need torch alone, or transformers, on two machines; others: make test-frameworks.
+"""Programs that need only torch or transformers, on two machines; others: make test-frameworks.
 
-``make test-all`` has a compiled optimizer, ``make test-nightly`` the others.
+``make test-all`` runs the compiled optimizer, ``make test-nightly`` runs the others.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ pytestmark = pytest.mark.timeout(900)
         nightly_ones={*HERE} - {"compiled_optimizer"},
     ),
 )
-def test_a_program_starts_warm_on_machines_that_never_ran_it(name: str, tmp_path: Path) -> None:
-    """Turned on by ``run`` there, and by a variable alone here; it trains as with torch alone."""
+def test_a_program_starts_warm_on_a_machine_that_never_ran_it(name: str, tmp_path: Path) -> None:
+    """``run`` enables s3cache on one machine, a variable on the other; losses do not change."""
     trials = dict(run_program(tmp_path, name, PROGRAMS[name], ("alone", "first", "third")))
     assert list(complaints(trials)) == []
 
 
-def test_each_program_is_in_the_catalog_and_knows_nothing_of_s3cache() -> None:
+def test_each_program_is_in_the_catalog_and_does_not_mention_s3cache() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == set(PROGRAMS)
     files = [*FOLDER.glob("*.py"), *SHARED.glob("*.py")]
     assert [path for path in files if "s3cache" in path.read_text(encoding="utf-8")] == []

@@ -1,8 +1,8 @@
-"""Programs as they are, on machines: what they lowered, which compilers ran, what the cache did.
+"""Run unchanged programs on machines; count lowered graphs, started compilers, hits and misses.
 
-The programs need not help. Each of their Python processes counts what Inductor lowers, and the
-cache's own numbers (``witness/sitecustomize.py``); every compiler that is started is a script
-first, which writes a line. What a program has to say are its lines that begin with ``loss``.
+The programs need no changes. Each of their Python processes counts the graphs that Inductor lowers,
+and reads the cache's counters (``witness/sitecustomize.py``). A script replaces each compiler: it
+writes a line and runs the compiler. A program's results are its lines that begin with ``loss``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 from s3cache import testing
 from tests.frameworks.catalog import FOLDER, SHARED, Program
 
-#: Which machine, and how s3cache is turned on there: ``url`` is by ``S3CACHE_URL`` alone.
-#: A name with ``again`` is a second process there.
+#: Machines, and how s3cache is enabled on each: ``url`` means by ``S3CACHE_URL`` only.
+#: A name with ``again`` is a second process on the same machine.
 RUNS = {
     "alone": "not",
     "alone again": "not",
@@ -46,18 +46,18 @@ def run_program(
     headers: Path | None = None,
     recall: str = "off",
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name of each of ``runs``, in the order of :data:`RUNS`, and what it came to.
+    """Yield the name and the results of each of ``runs``, in the order of :data:`RUNS`.
 
-    That is ``losses``, ``seconds``, ``compilers`` and the sums of what the processes counted.
+    Results are ``losses``, ``seconds``, ``compilers`` and the sums of the processes' counters.
 
     Args:
-        root: of the machines, and of the remote that those with s3cache share.
-        recall: the setting of that name, where s3cache is on.
-        headers: where machines that compile keep the headers that they precompile, which takes
-            longer than a small program; ``None``: nothing is precompiled, or tried out.
+        root: the directory of the machines, and of the remote that they share.
+        recall: the setting of that name, for runs with s3cache.
+        headers: a directory for the headers that machines precompile, which takes longer than a
+            small program; ``None``: machines precompile no headers and try no compiler options.
 
     Raises:
-        AssertionError: the program ended badly.
+        AssertionError: the program failed.
         subprocess.TimeoutExpired: it has not ended after half an hour.
     """
     with_lines = root / f"{name}.py"
@@ -77,19 +77,19 @@ def run_program(
 
 
 def complaints(trials: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Say where other machines were not warm, or losses not those of torch alone."""
+    """Yield a message if a machine was not warm, or if losses differ from those of torch alone."""
     first = trials["first"]
     for what, trial in trials.items():
         if trial["losses"] != first["losses"]:
             yield f"{what}: losses are {trial['losses']}, and {first['losses']} on the first"
     kept = first["saved"] + first["halves"]
     if not first["lowered"] or not kept:
-        yield "first: nothing is compiled, or nothing saved, so that there is nothing to see"
+        yield "first: nothing was compiled or saved, so the test shows nothing"
     if first["uploaded"] < kept:
         yield f"first: {kept} saved, {first['uploaded']} uploaded"
     for what, trial in trials.items():
         if disagreed := trial.get("recall", {}).get("disagreed"):
-            yield f"{what}: recall would have been wrong of {disagreed} frames"
+            yield f"{what}: recall would have been wrong for {disagreed} frames"
     if "alone again" in trials:
         again, alone = trials["first again"], trials["alone again"]
         for count in ("lowered", "compilers"):
@@ -105,10 +105,10 @@ def complaints(trials: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _command(name: str, program: Program, how: str, with_lines: Path) -> list[str]:
-    """Return what ``python`` is given."""
+    """Return the arguments of ``python``."""
     command = []
     if program.ranks > 1:
-        # Into one file each, or they write into each other's lines.
+        # A file for each rank, because ranks would mix their lines in one file.
         command = [*_TORCHRUN, "--redirects=1", "--log-dir=logs"]
         command += [f"--nproc-per-node={program.ranks}"]
     if how == "enable":
@@ -123,14 +123,19 @@ def _environment(program: Program, headers: Path | None, *, compiles: bool) -> d
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
         "HF_HUB_OFFLINE": "1",
-        "USER": "compiler",  # in the name of torch's directory for headers
-        # Threads add to the gradient of an embedding in any order; losses are compared bit by bit.
+        "USER": "compiler",  # part of the name of torch's directory for headers
+        # Several threads would add up the gradient of an embedding in any order, and losses must be
+        # equal bit by bit.
         "OMP_NUM_THREADS": "1",
     }
     if headers is None:
         environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
-        environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # what torch would try out with a compiler
-        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no process that imports torch for it
+        environment["TORCHINDUCTOR_VEC_ISA_OK"] = (
+            "1"  # otherwise torch would run a compiler to find out
+        )
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = (
+            "1"  # no worker processes, which import torch
+        )
     elif compiles:
         headers.mkdir(exist_ok=True)
         environment["TMPDIR"] = str(headers)
@@ -138,16 +143,16 @@ def _environment(program: Program, headers: Path | None, *, compiles: bool) -> d
 
 
 def _watched(root: Path, environment: dict[str, str]) -> dict[str, str]:
-    """Return the environment of a fresh machine with a script before each compiler."""
+    """Return the environment of a fresh machine, with a counting script for each compiler."""
     machine = testing.Machine(root, **environment).environment
-    spies = root / "spies"
-    spies.mkdir()
+    compiler_scripts = root / "compiler_scripts"
+    compiler_scripts.mkdir()
     for name in _COMPILERS:
         if real := shutil.which(name):
-            script = spies / name
+            script = compiler_scripts / name
             script.write_text(f'#!/bin/sh\necho "$0" >>"$WITNESS/compilers"\nexec {real} "$@"\n')
             script.chmod(0o755)
-    return {**machine, "PATH": os.pathsep.join([str(spies), machine["PATH"]])}
+    return {**machine, "PATH": os.pathsep.join([str(compiler_scripts), machine["PATH"]])}
 
 
 def _run(folder: Path, environment: dict[str, str], command: list[str]) -> dict[str, Any]:
@@ -168,12 +173,12 @@ def _run(folder: Path, environment: dict[str, str], command: list[str]) -> dict[
         check=False,
     )
     seconds = time.monotonic() - began
-    wrote = (done.stdout + done.stderr)[-6000:]
-    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{wrote}"
+    output = (done.stdout + done.stderr)[-6000:]
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{output}"
     logs = [path.read_text(encoding="utf-8") for path in work.rglob("stdout.log")]
-    said = [line for text in (done.stdout, *logs) for line in text.splitlines()]
-    losses = sorted(line for line in said if line.startswith("loss "))  # ranks speak at once
-    assert losses, f"{command} has nothing to say:\n{wrote}"
+    lines = [line for text in (done.stdout, *logs) for line in text.splitlines()]
+    losses = sorted(line for line in lines if line.startswith("loss "))  # ranks print in any order
+    assert losses, f"{command} printed no loss:\n{output}"
     log = counted / "compilers"
     compilers = len(log.read_text().splitlines()) if log.exists() else 0
     sums: dict[str, Any] = {"losses": losses, "seconds": seconds, "compilers": compilers}

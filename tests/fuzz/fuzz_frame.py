@@ -3,10 +3,10 @@
     python tests/fuzz/fuzz_frame.py --write-seeds build/fuzz/frame
     python tests/fuzz/fuzz_frame.py -max_total_time=60 build/fuzz/frame
 
-Digests stop a fuzzer at the door, so each input is tried three times: as it is, with the prelude's
-digest made right, and with the sections' digests made right as well. Whatever comes in, only
-CorruptError may come out; what is read must survive being written and read again. What stands where
-signatures do is read as such: it comes to signatures that are packed to the same bytes, or to none.
+Digests reject nearly all inputs of a fuzzer, so each input is tried three times: unchanged, with a
+correct digest of the prelude, and with correct digests of the sections too. No input may raise an
+error other than CorruptError. A frame that can be read must be equal after it is written and read
+again. Its signatures must be packed to the same bytes, or raise CorruptError.
 
 It needs atheris, msgpack and zstandard, not torch.
 """
@@ -27,7 +27,7 @@ with atheris.instrument_imports(include=["s3cache"]):
 
 
 def seeds() -> dict[str, bytes]:
-    """Small well-formed frames that between them use every part of the grammar."""
+    """Return small valid frames that together use every part of the grammar."""
     text = b"the same words over and over; " * 20
     meta: dict[str, object] = {
         "n": None,

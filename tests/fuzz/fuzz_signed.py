@@ -1,11 +1,11 @@
-"""Fuzz signed frames: a reader that asks for signatures uses no unsigned frame.
+"""Fuzz signed frames: a reader that requires signatures accepts no unsigned frame.
 
     make fuzz FUZZ_TIME=600        or: python tests/fuzz/fuzz_signed.py -max_total_time=600 DIR
     python tests/fuzz/fuzz_signed.py --write-seeds DIR
 
-Inputs are made of frames that are signed, some of them for others, by libFuzzer's own mutations and
-by those of ``tests/support/forging.py`` in turns. Each is tried as it is, with the prelude's digest
-made right, and with the sections' digests made right as well, for readers of either algorithm.
+Inputs are mutations of signed frames, some of them signed for others. libFuzzer and
+``tests/support/forging.py`` mutate them in turn. Readers of both algorithms try each input
+unchanged, with a correct digest of the prelude, and with correct digests of the sections too.
 
 It needs atheris, msgpack, zstandard and pynacl, not torch.
 """
@@ -35,7 +35,7 @@ def try_one_input(data: bytes) -> None:
 
 
 def mutated(data: bytes, max_size: int, seed: int) -> bytes:
-    """What libFuzzer goes on with: its own idea of it, or ours."""
+    """Return the input mutated by libFuzzer or by ``Forgery``."""
     if seed % 2 or len(data) < 100:
         return bytes(atheris.Mutate(data, max_size))
     return Forgery(FRAMES, random.Random(seed)).changed(data)[:max_size]

@@ -1,10 +1,10 @@
-"""What a device may say, on the stand-in: other devices miss, and a driver's error costs no entry.
+"""Faults of a stand-in device: other devices miss, and an error of the driver loses no entry.
 
-Then it compiles as ``s3cache warm --target`` has a job do: no entry has a value that the device
-would have computed, and did not.
+Then it compiles like a job of ``s3cache warm --target``: no entry contains a value that the device
+should have computed but did not.
 
 ``faults.py FILE`` runs one small graph in fresh processes that share a store, each with another
-device or driver. Run by ``make test-gpu-standin``; no test of pytest, as it needs a CUDA build.
+device or driver. ``make test-gpu-standin`` runs it, and pytest does not: it needs a CUDA build.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ cache.flush(60)
 stats = cache.stats()
 print(json.dumps([sum(stats.hits.values()), {str(r): n for r, n in stats.misses.items() if n}]))
 """
-# Two graphs: torch folds a constant of one, and measures whether to pad the matrices of the other.
+# Two graphs: torch folds a constant of the first, and times padding the matrices of the second.
 FOLDING = """
 import json, torch, s3cache
 from torch._inductor.utils import run_and_get_code
@@ -43,7 +43,7 @@ torch.compile(lambda a, b: a @ b)(a, b)
 stats = cache.stats()
 print(json.dumps(["3.0" in code, saved, stats.saved - saved, dict(stats.bypass_reasons)]))
 """
-#: What each makes of the device.
+#: Changes that make another device.
 OTHERS: dict[str, dict[str, object]] = {
     "multiprocessors": {"multi_processor_count": 114},
     "compute capability": {"major": 8},
@@ -56,7 +56,7 @@ OUT_OF_MEMORY, NOT_INITIALIZED, OTHER_ARCHITECTURE = 2, 3, 209
 def run(
     root: Path, device: Mapping[str, object], job: str = JOB, **environment: str
 ) -> tuple[Any, ...]:
-    """What a job prints on a machine with nothing but the store: hits, and misses by reason."""
+    """Run a job on a new machine with the store; return what it prints, such as its hits."""
     root.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root) as machine, standin(device) as variables:
         places = ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "S3CACHE_LOCAL_DIR")
@@ -83,13 +83,13 @@ def run(
 
 
 def stored(root: Path) -> dict[str, bytes]:
-    """All entries in the store, by their names."""
+    """Return all entries in the store, by name."""
     files = (path for path in (root / "store").rglob("*") if path.is_file())
     return {path.name: path.read_bytes() for path in files}
 
 
 def components(content: bytes) -> dict[str, Any]:
-    """What the key of an entry is made of."""
+    """Return the components of an entry's key."""
     from s3cache import frame
 
     found = frame.decode(content).header.meta["components"]
@@ -104,7 +104,9 @@ def main(device: Mapping[str, object]) -> None:
         (entry,) = before = stored(root)
         made_of = components(before[entry])
         assert "machine.accelerator" in made_of
-        assert not {"machine.isa", "torch.cpu_capability"} & set(made_of), "of the processor"
+        assert not {"machine.isa", "torch.cpu_capability"} & set(made_of), (
+            "a component of the processor"
+        )
         for code in (OUT_OF_MEMORY, NOT_INITIALIZED, OTHER_ARCHITECTURE):
             assert run(root, {**device, "load_fails": f"{code}:1"}) == (0, {"device": 1}), code
             assert stored(root) == before, "the entry was set aside or replaced"
@@ -120,8 +122,9 @@ def main(device: Mapping[str, object]) -> None:
         here = {"torch": str(torch.__version__), "Python": sys.implementation.cache_tag}
         found = run(root, device, FOLDING, S3CACHE_TARGET=json.dumps(here))
         assert found == (True, 1, 0, {"target": 1}), found
-        assert not run(root / "other", device, FOLDING)[0], "nothing is shown: it was right anyway"
-        print("compiled without the GPU: constants are right, and what is measured is not saved")
+        found = run(root / "other", device, FOLDING)
+        assert not found[0], "the constant is right without a target too"
+        print("compiled without the GPU: constants are right, measured graphs are not saved")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Keys of a graph on a GPU, on machines that differ in one thing; forks, so torch is not traced."""
+"""Keys of a graph on machines with a GPU that differ in one property; each one is a fork."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.gpu import standin
 
-#: What is in a key: each of these makes it another one.
+#: Changes of a machine that change the key.
 IN_KEY: dict[str, dict[str, str]] = {
     "name": {"GPU_NAME": "NVIDIA H100 PCIe"},
     "compute capability": {"GPU_MINOR": "1"},
@@ -25,7 +25,7 @@ IN_KEY: dict[str, dict[str, str]] = {
     "Triton": {"KEYS_TRITON": "of another build"},
     "Triton's environment": {"TRITON_F32_DEFAULT": "ieee"},
 }
-#: What is not: a graph is shared where this differs.
+#: Changes of a machine that keep the key: such machines share a graph.
 NOT_IN_KEY: dict[str, dict[str, str]] = {
     "memory": {"GPU_TOTAL_MEMORY": "1073741824"},
     "identity": {"GPU_UUID": "1-2-3", "GPU_PCI_BUS_ID": "7"},
@@ -38,13 +38,13 @@ NOT_IN_KEY: dict[str, dict[str, str]] = {
 
 
 def keys() -> dict[str, list[object]]:
-    """Return the key, and the names of its components, by what is different."""
+    """Return the key and the names of its components, by change."""
     standin.install()
     import torch
 
     import s3cache
 
-    # What is the same for all is imported and computed once.
+    # All forks share what this imports and computes.
     s3cache.check(lambda x: x.sin().sum(-1), torch.ones(16, 64))
     rows = {"nothing": {}, **IN_KEY, **NOT_IN_KEY}
     return {what: _in_fork(_key, changes) for what, changes in rows.items()}
@@ -62,10 +62,10 @@ def _in_fork(function: Callable[[dict[str, str]], object], changes: dict[str, st
             os._exit(0)
     os.close(writing)
     with open(reading, encoding="utf-8") as pipe:
-        said = pipe.read()
+        received = pipe.read()
     os.waitpid(child, 0)
-    assert said, f"{changes}: nothing was found out"
-    return json.loads(said)
+    assert received, f"{changes}: the fork returned nothing"
+    return json.loads(received)
 
 
 def _key(changes: dict[str, str]) -> list[object]:

@@ -1,4 +1,4 @@
-"""The kinds of graphs that are compiled for a GPU: each is compiled, called, and reported on."""
+"""The kinds of graphs that are compiled for a GPU, and reports on them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.gpu import standin
 
 
 def run(*names: str) -> dict[str, Any]:
-    """Run kinds in one process, with tensors that are fake; return what came of each by name.
+    """Run kinds in one process with fake tensors; return a report on each by name.
 
-    Of each: what was counted, the ``code`` that was generated or came with the entry, and the
-    kernels that were ``launched``, as digests, and on which ``devices``.
+    A report has the counts, digests of the ``code`` that was generated or came with the entry and
+    of the ``launched`` kernels, and the ``devices`` of those.
     """
     standin.install()
     import s3cache
@@ -27,7 +27,7 @@ def run(*names: str) -> dict[str, Any]:
 
 
 def devices() -> dict[str, Any]:
-    """Return what torch says of the GPUs."""
+    """Return what torch reports about the GPUs."""
     standin.install()
     import torch
 
@@ -100,7 +100,7 @@ def training() -> None:
 
 
 def split_graphs() -> None:
-    """As under DDP: each of several graphs answers its first call with fake tensors."""
+    """Several graphs, split as under DDP: each answers its first call with fake tensors."""
     import torch
     from torch._dynamo.backends.distributed import DDPOptimizer
     from torch._inductor.compile_fx import compile_fx
@@ -174,7 +174,7 @@ def combo_kernels() -> None:
 
 
 def combo_blocks() -> None:
-    """The blocks of each part of a combo kernel are searched for, one after the other."""
+    """Torch searches the blocks of each part of a combo kernel, one part after the other."""
     import torch
 
     def function(a: Any, b: Any, c: Any) -> Any:
@@ -189,7 +189,7 @@ def combo_blocks() -> None:
 
 
 def coordinate_descent() -> None:
-    """A search goes on from the fastest configuration, and finds one that was not compiled."""
+    """A search continues from the fastest configuration, and finds one that was not compiled."""
     import torch
 
     options: dict[str, Any] = {"coordinate_descent_tuning": True}
@@ -216,7 +216,7 @@ def foreach() -> None:
 
 
 def cpp_wrapper() -> None:
-    """C++ has its kernels compiled at their first launch: one has several configurations."""
+    """C++ compiles its kernels at their first launch; one has several configurations."""
     import torch
 
     def function(x: Any) -> Any:
@@ -231,7 +231,7 @@ def reduce_overhead() -> None:
     import torch
 
     compiled = torch.compile(lambda x: x.cos() + 1, mode="reduce-overhead")
-    # It is compiled by then, and would be captured.
+    # The graph is compiled by then; the error is from capturing it.
     with pytest.raises(RuntimeError, match="Stream requires CUDA"):
         compiled(torch.randn(512))
 

@@ -1,6 +1,6 @@
-// Devices of type CUDA for torch's CPU build, as autograd and tensors ask for them: a current
-// device, one stream, events that have always happened. Inductor computes with a few tensors that
-// are not fake, constants for instance: those have memory of the CPU, which computes with them.
+// Devices of type CUDA for torch's CPU build, as autograd and tensors need them: a current device,
+// one stream, and events that are always complete. Inductor computes with a few real tensors, such
+// as constants: they are in the CPU's memory, and the CPU computes with them.
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/CPUFallback.h>
@@ -189,7 +189,7 @@ C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, Hooks)
 
 extern "C" {
 
-// Of libcuda.so.1, by which name this library is loaded.
+// A function of libcuda.so.1: this library is loaded under that name.
 int cuDriverGetVersion(int* version) {
   const char* given = std::getenv("GPU_DRIVER");
   *version = given ? std::atoi(given) : 12080;

@@ -1,7 +1,7 @@
-"""GPUs that are not there, for torch's CPU build: code is compiled for them, and never run.
+"""Stand-in GPUs for torch's CPU build: code is compiled for them, and never run.
 
 ``install`` makes ``import torch`` find what only a CUDA build has: a handful of functions in
-``torch._C`` and the properties of a device. Everything above those is torch's and Triton's own.
+``torch._C`` and the properties of a device. All layers above are torch's and Triton's own.
 Tensors are fake (``torch._subclasses.FakeTensorMode``), so they have a device and no data. Inductor
 generates code for them, Triton compiles it, and ``ptxas`` assembles it. A launch of a kernel does
 nothing.
@@ -33,7 +33,7 @@ from typing import Any
 
 from tests.support.machines import ROOT, Machine
 
-#: Where ``make`` installs Triton, for processes with a stand-in only.
+#: The directory where ``make`` installs Triton, for processes with a stand-in only.
 TRITON = Path(os.environ.get("S3CACHE_TEST_TRITON") or ROOT / ".venv-triton/site")
 
 WITH_CUDA = "this torch is built with CUDA; make test-gpu-standin has a stand-in for its driver"
@@ -48,20 +48,20 @@ def _missing() -> str:
     return "" if (TRITON / "triton").exists() else f"no Triton in {TRITON}; make test installs it"
 
 
-#: Why there can be no stand-in, for a test to skip with; empty where there can be.
+#: Why there can be no stand-in, as the reason to skip a test; otherwise empty.
 MISSING = _missing()
 
-#: Of each kind; ``standin.cpp`` says so too.
+#: The number of devices of each kind; ``standin.cpp`` has the same number.
 COUNT = 8
 
-#: Of a process with a stand-in: how often Triton compiled and assembled, and torch measured and
-#: launched, by ``triton.compile``, ``ptxas`` (AMD's assembler too), ``benchmark`` and ``launch``.
+#: How often Triton compiled and assembled in this process, and torch measured and launched, by
+#: ``triton.compile``, ``ptxas`` (AMD's assembler too), ``benchmark`` and ``launch``.
 counts: Counter[str] = Counter()
 
 
 @dataclasses.dataclass(frozen=True)
 class Properties:
-    """What ``torch.cuda.get_device_properties`` returns, with torch's names."""
+    """The result of ``torch.cuda.get_device_properties``, with torch's names."""
 
     name: str
     major: int
@@ -102,18 +102,18 @@ GPUS = {
 
 
 def machine(root: Path, gpu: str = "H100", *, index: int = 0, **environment: str) -> Machine:
-    """Return a machine with eight GPUs of a kind; its jobs call ``install`` before torch is there.
+    """Return a machine with eight GPUs of a kind; its jobs call ``install`` before importing torch.
 
     Args:
         gpu: a key of ``GPUS``.
-        index: of the current device.
+        index: the index of the current device.
         environment: ``GPU_NAME=value`` changes one of the properties, in capital letters.
     """
     return Machine(root, **{**environment_of(gpu, index), **environment})
 
 
 def environment_of(gpu: str = "H100", index: int = 0) -> dict[str, str]:
-    """Return what the environment of a process with GPUs says of them, see :func:`machine`."""
+    """Return the variables that describe the GPUs of a process; see :func:`machine`."""
     return {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(TRITON)]),
         "GPU": gpu,
@@ -123,7 +123,7 @@ def environment_of(gpu: str = "H100", index: int = 0) -> dict[str, str]:
 
 
 def properties() -> Properties:
-    """Return those of the GPU that the environment names."""
+    """Return the properties of the GPU that the environment names."""
     gpu = GPUS[os.environ.get("GPU", "H100")]
     changed = {
         field.name: type(getattr(gpu, field.name))(os.environ[variable])
@@ -136,7 +136,7 @@ def properties() -> Properties:
 def install() -> None:
     """Give this process eight GPUs, before it imports torch."""
     assert "torch" not in sys.modules, "torch has looked for a GPU already"
-    native = ctypes.CDLL(os.environ["GPU_LIBRARY"])  # torch asks for it while it is imported
+    native = ctypes.CDLL(os.environ["GPU_LIBRARY"])  # torch needs it during its import
     finder = _Finder(_functions(native.s3cache_device, native.s3cache_exchange_device))
     sys.meta_path.insert(0, finder)
     import torch
@@ -160,7 +160,7 @@ def tensors() -> AbstractContextManager[Any]:
 
 
 def _library() -> Path:
-    """Return what ``standin.cpp`` is built into, which is kept for later runs."""
+    """Return the library of ``standin.cpp``; build it if no earlier run has."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
@@ -171,12 +171,12 @@ def _library() -> Path:
     library = ROOT / "build" / "standin" / f"{digest.hexdigest()[:16]}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
-        made = library.with_suffix(f".{os.getpid()}")
+        built = library.with_suffix(f".{os.getpid()}")
         command = ["g++", "-std=c++20", "-w", "-shared", "-fPIC", f"-I{torch}/include", str(source)]
         command += [f"-L{torch}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch}/lib"]
-        # s3cache asks the library of this name for the version of the driver.
-        subprocess.run([*command, "-Wl,-soname,libcuda.so.1", "-o", str(made)], check=True)
-        made.rename(library)
+        # s3cache reads the version of the driver from a library of this name.
+        subprocess.run([*command, "-Wl,-soname,libcuda.so.1", "-o", str(built)], check=True)
+        built.rename(library)
     return library
 
 
@@ -184,7 +184,7 @@ def _library() -> Path:
 
 
 def _functions(device: Callable[[], int], exchange: Callable[[int], int]) -> dict[str, Any]:
-    """Return what ``torch._C`` has in a CUDA build, as far as it is called here."""
+    """Return the functions of ``torch._C`` in a CUDA build that are called here."""
 
     def init() -> None:
         import torch
@@ -214,7 +214,7 @@ def _functions(device: Callable[[], int], exchange: Callable[[int], int]) -> dic
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds ``torch._C`` where it is, and adds functions to it before torch looks for them."""
+    """A finder that adds functions to ``torch._C`` before torch looks for them."""
 
     def __init__(self, functions: dict[str, Any]) -> None:
         self._functions = functions
@@ -240,7 +240,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _replace_memory_and_clock() -> None:
-    """Have tensors made without memory, and kernels measured without a clock."""
+    """Make torch create tensors without memory, and measure kernels without a clock."""
     import torch
     from torch._inductor.runtime import benchmarking
 
@@ -260,8 +260,8 @@ def _replace_memory_and_clock() -> None:
 def _replace_cpp() -> None:
     """Replace the library of generated C++, which needs CUDA's headers and runtime.
 
-    Its first call has torch compile and launch each of its kernels, as the library does. Each call
-    returns tensors like the first input.
+    The first call of the replacement makes torch compile and launch each of its kernels, as the
+    library does. Each call returns tensors like the first input.
     """
     import torch
     from torch._inductor.codecache import CppWrapperCodeCache
@@ -294,7 +294,7 @@ def _launch_first(sources: dict[str, str]) -> None:
         kernels.start_kernel_compile(pending, name, source)
     for name in sources:
         types = pending[name].triton_meta["signature"].values()
-        values = [torch.empty(1) if of[0] == "*" else 1 for of in types if of != "constexpr"]
+        values = [torch.empty(1) if kind[0] == "*" else 1 for kind in types if kind != "constexpr"]
         kernels.run_triton_kernel_with_autotune(pending, name, 0, values)
 
 
@@ -311,7 +311,7 @@ class Kernel:
 
     @functools.cached_property
     def code(self) -> str:
-        """A digest of its machine code; the rest of an image also says from which files it is."""
+        """A digest of the machine code; other parts of the image also name its source files."""
         table, size, count, names = struct.unpack_from("<40xQ10xHHH", self.image)[:4]
         headers = [
             struct.unpack_from("<II16xQQ", self.image, table + size * each) for each in range(count)
@@ -325,14 +325,14 @@ class Kernel:
 
     @property
     def time_ms(self) -> float:
-        """How long it runs: a number that is the same for the same code, and seldom for other."""
+        """The running time: equal for equal code, and seldom equal for different code."""
         return 1 + int(self.code, 16) / 2**64
 
 
-#: Of a process with a stand-in: the kernels that were launched, the last one at the end.
+#: The kernels that this process launched, in order.
 launched: list[Kernel] = []
 
-#: Of a process with a stand-in: what is called before a kernel is measured.
+#: Functions that are called before a kernel is measured in this process.
 before_measuring: list[Callable[[], None]] = []
 
 
@@ -342,7 +342,7 @@ def _launch(kernel: Kernel) -> None:
 
 
 def _measure(benchmarker: object, function: Callable[[], object], **options: object) -> float:
-    """Call ``function`` once, and return how long the kernels run that it has launched."""
+    """Call ``function`` once, and return the running time of the kernels that it launched."""
     counts["benchmark"] += 1
     for call in before_measuring:
         call()
@@ -351,11 +351,11 @@ def _measure(benchmarker: object, function: Callable[[], object], **options: obj
     times = [kernel.time_ms for kernel in launched[before:]]
     del launched[before:]
     counts["launch"] -= len(times)
-    return sum(times) or 1.5  # without any, it is a kernel of a library
+    return sum(times) or 1.5  # a function that launches none calls a library
 
 
 class _StaticLauncher:
-    """What torch itself loads and launches kernels with."""
+    """The launcher with which torch itself loads and launches kernels."""
 
     @staticmethod
     def _load_kernel(
@@ -373,7 +373,7 @@ class _StaticLauncher:
 
 
 def _replace_driver(gpu: Properties) -> None:
-    """Give Triton a driver that has a target and launches nothing, and count what it compiles."""
+    """Give Triton a driver that has a target and launches nothing, and count its compiles."""
     import torch
     from triton import backends
     from triton.backends.compiler import GPUTarget
@@ -448,7 +448,7 @@ def _counted(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         counts[what] += 1
         return function(*args, **kwargs)
 
-    # As if it were Triton's: s3cache asks who calls Triton.
+    # It looks like Triton's own: s3cache checks which module calls Triton.
     there = {**globals(), "__name__": "triton.standin"}
     replacement = types.FunctionType(counted.__code__, there, closure=counted.__closure__)
     return functools.wraps(function)(replacement)

@@ -1,4 +1,4 @@
-"""Jobs about GPUs that are not there: their descriptions, and the library in the place of one."""
+"""Jobs about absent GPUs: their descriptions, and the library in place of a GPU."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from typing import Any
 
 from tests.gpu import standin
 
-#: Differences between two machines: each names a value in a description, and the other's value.
+#: Differences between two machines: each has the place of a value and the other value.
 CHANGES: dict[str, tuple[str, str, Any]] = {
     "torch": ("versions", "torch", "9.9.0+cu999"),
     "Triton": ("versions", "Triton", "0.1"),
     "Python": ("versions", "Python", "cpython-399"),
 }
-# Asks the library that is preloaded, as torch and Triton do.
+# Calls the preloaded library as torch and Triton do.
 _ASKS = """
 import ctypes, json
 cuda = ctypes.CDLL("libcuda.so.1")
 name, number = ctypes.create_string_buffer(99), ctypes.c_int()
 cuda.cuDeviceGetName(name, 99, 0)
-def said(attribute):
+def value_of(attribute):
     cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, 0)
     return number.value
 cuda.cuDriverGetVersion(ctypes.byref(number))
 found = {"name": name.value.decode(), "driver": number.value}
-found |= {"processors": said(16), "shared": said(97), "capability": [said(75), said(76)]}
+found |= {"processors": value_of(16), "shared": value_of(97)}
+found |= {"capability": [value_of(75), value_of(76)]}
 cuda.cuDeviceGetCount(ctypes.byref(number))
 launches = [cuda.s3cache_launches()]
 cuda.cuModuleUnload(0)
@@ -41,7 +42,7 @@ print(json.dumps({**found, "count": number.value, "launches": launches}))
 
 
 def describe() -> dict[str, Any]:
-    """Return a description, and what comes of it here once something in it is different."""
+    """Return a description, and the error here for each change of it."""
     standin.install()
     from s3cache import ConfigError, target
 
@@ -60,13 +61,13 @@ def describe() -> dict[str, Any]:
 
 
 def preload(device: dict[str, Any]) -> dict[str, Any]:
-    """Return what processes find that have the library for a device, and what they save."""
+    """Run processes with the library for a device; return what they find and save."""
     with _library(device) as variables:
         environment = {**os.environ, **variables}
-        asked = subprocess.run(
+        probe = subprocess.run(
             [sys.executable, "-c", _ASKS], env=environment, check=True, capture_output=True
         )
-        found: dict[str, Any] = json.loads(asked.stdout)
+        found: dict[str, Any] = json.loads(probe.stdout)
         for what in ("launching", "not launching", "another torch"):
             versions = {} if what == "another torch" else _versions()
             ended = subprocess.run(
@@ -84,7 +85,7 @@ def _library(device: dict[str, Any]) -> Any:
 
     from s3cache import target
 
-    torch.version.cuda = "13.1"  # of the headers that Triton comes with
+    torch.version.cuda = "13.1"  # the version of Triton's headers
     return target.environment(device)
 
 
@@ -95,7 +96,7 @@ def _versions() -> dict[str, str]:
 
 
 def compile_while(what: str) -> dict[str, Any]:
-    """Compile a graph, and launch something in the meantime or not; return what became of it."""
+    """Compile graphs, and launch a kernel meanwhile or not; return saves and bypasses."""
     import torch
     from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomGraphPass

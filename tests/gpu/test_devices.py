@@ -1,4 +1,4 @@
-"""Equal devices find one entry, and what is loaded is what would be compiled there."""
+"""Equal devices share an entry, and load the code that they would compile."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING),
 
 
 def on(root: Path, index: int, remote: str, *names: str) -> dict[str, Any]:
-    """What came of each kind on a machine where the device ``index`` is the current one."""
+    """Run kinds on a machine with the current device ``index``; return the reports."""
     where = remote_url(root / remote)
     machine = standin.machine(root / f"{remote} {index}", index=index, S3CACHE_URL=where)
     found: dict[str, Any] = machine.run("tests.gpu.kinds:run", *names).result
     return found
 
 
-def test_what_was_made_for_one_device_serves_each_equal_one(tmp_path: Path) -> None:
+def test_an_entry_made_on_one_device_serves_equal_devices(tmp_path: Path) -> None:
     """``test_kinds.py`` moves every kind; these are compiled on the other device as well."""
     on(tmp_path, 0, "shared", *KINDS)
     moved = on(tmp_path, 3, "shared", *KINDS)
@@ -34,7 +34,7 @@ def test_what_was_made_for_one_device_serves_each_equal_one(tmp_path: Path) -> N
         assert moved[name]["compiled"] == 0, name
         assert "ptxas" not in moved[name], name
         assert moved[name]["code"], name
-        # A compile also has templates to choose from.
+        # A compile also generates templates to choose from.
         assert set(moved[name]["code"]) <= set(compiled[name]["code"]), name
         assert moved[name]["launched"] == compiled[name]["launched"], name
         assert moved[name]["devices"] == [3], name

@@ -1,4 +1,4 @@
-"""What of a machine with a GPU is in the key of a graph: the table of docs/keys.md, row by row."""
+"""The properties of a machine with a GPU that a key depends on: the table of docs/keys.md."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("what", keys.IN_KEY)
-def test_another_one_is_another_key(found: Any, what: str) -> None:
+def test_a_change_of_a_property_in_the_key_changes_the_key(found: Any, what: str) -> None:
     assert found[what][0] != found["nothing"][0]
 
 
 @pytest.mark.parametrize("what", keys.NOT_IN_KEY)
-def test_another_one_is_the_same_key(found: Any, what: str) -> None:
+def test_a_change_of_another_property_keeps_the_key(found: Any, what: str) -> None:
     assert found[what] == found["nothing"]
 
 
-def test_the_processor_is_no_component(found: Any) -> None:
+def test_the_processor_is_not_a_component_of_the_key(found: Any) -> None:
     components = found["nothing"][1]
     assert "machine.accelerator" in components
     assert not {"machine.isa", "torch.cpu_capability", "torch.num_threads"} & set(components)
 
 
-def test_the_documentation_has_each_row() -> None:
+def test_the_documentation_lists_each_property() -> None:
     text = Path(ROOT, "docs/keys.md").read_text(encoding="utf-8")
     table = text.partition("\n## GPUs\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([^|]+) \| (yes|no) \|", table, re.MULTILINE)

@@ -1,9 +1,9 @@
-"""What is compiled for a GPU is a hit on a machine that has never compiled.
+"""A graph that was compiled for a GPU is a hit on a machine that has never compiled.
 
-Nothing is assembled there, and nothing is measured.
+That machine assembles and measures nothing.
 
-One process for each machine runs all kinds. The first machine is gone before the second starts,
-on which another device is the current one.
+One process for each machine runs all kinds. The first machine is removed before the second starts.
+The second has another current device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS = [
     *("training", "dynamic shapes", "triton op", "triton autotune", "flex attention"),
     *("combo blocks", "coordinate descent", "cpp wrapper", "reduce overhead"),
 ]
-#: Those that are nearly the same.
+#: Kinds that are similar to those.
 MORE = [
     *("inference", "split graphs", "triton kernel", "reductions", "combo kernels"),
     *("known kernel", "foreach"),
@@ -56,17 +56,17 @@ EACH_KIND = pytest.mark.parametrize(
     indirect=["rehearsal"],
 )
 OTHER = 3
-#: What is traced before it is looked up, as code of the program takes part in tracing it.
+#: Kinds that are traced before the lookup, since code of the program takes part in tracing.
 TRACED = {"triton op"}
-#: What is compiled for one device, and not moved to another.
+#: Kinds that are compiled for one device and not moved to another.
 KEEPS_DEVICE = {"cpp wrapper"}
-#: What asks Triton for kernels again, which finds their files.
+#: Kinds that call Triton for kernels again; Triton finds their files.
 CALLS_TRITON = {"triton kernel", "triton op", "triton autotune", "cpp wrapper"}
 
 
 @dataclass
 class Rehearsal:
-    """Two machines with GPUs of one kind, and a remote: what each reported, and what is shared."""
+    """The reports of two machines with GPUs of one kind, and the content of their remote."""
 
     first: dict[str, Any]
     second: dict[str, Any]
@@ -93,8 +93,8 @@ def rehearsal(
 
 
 def _rehearse(request: pytest.FixtureRequest, root: Path, gpu: str) -> Rehearsal:
-    asked = selected(request, "kind", rehearsal=gpu)
-    kinds = [each for each in (*KINDS, *MORE) if each in asked]
+    chosen = selected(request, "kind", rehearsal=gpu)
+    kinds = [each for each in (*KINDS, *MORE) if each in chosen]
     reports = []
     for name, index in ("first", 0), ("second", OTHER):
         machine = standin.machine(root / name, gpu, index=index, S3CACHE_URL=remote_url(root))
@@ -106,7 +106,7 @@ def _rehearse(request: pytest.FixtureRequest, root: Path, gpu: str) -> Rehearsal
         try:
             entry = frame.decode(path.read_bytes())
         except CorruptError:
-            continue  # no entry
+            continue  # not an entry
         sections += [bytes(entry.section(name)) for name in entry.names]
     torch = find_spec("torch")
     assert torch is not None
@@ -129,12 +129,11 @@ def test_the_second_machine_assembles_and_measures_nothing(rehearsal: Rehearsal,
 
 
 @EACH_KIND
-def test_it_runs_the_same_code_and_launches_the_same_kernels(
-    rehearsal: Rehearsal, kind: str
-) -> None:
+def test_the_second_machine_runs_the_same_code_and_kernels(rehearsal: Rehearsal, kind: str) -> None:
     first, second = rehearsal.first[kind], rehearsal.second[kind]
     assert second["code"]
-    assert set(second["code"]) <= set(first["code"])  # which has templates to choose from, too
+    # The first machine also generates templates to choose from.
+    assert set(second["code"]) <= set(first["code"])
     assert first["launched"] == second["launched"]
     assert first["launched"] or kind == "reduce overhead"
     assert first["devices"] in ([0], [])
@@ -156,8 +155,8 @@ def test_no_entry_names_a_directory_of_the_first_machine(rehearsal: Rehearsal) -
 
 
 @slow
-def test_an_entry_made_of_hits_at_the_second_level_is_as_good(tmp_path: Path) -> None:
-    """The second machine compiles nothing and saves the whole graph; the third hits that."""
+def test_a_whole_graph_saved_after_second_level_hits_serves_others(tmp_path: Path) -> None:
+    """The second machine compiles nothing and saves the whole graph; the third machine hits it."""
     kinds, reports = ["training", "combo blocks", "coordinate descent"], []
     for name, whole_graphs in ("first", "0"), ("second", "1"), ("third", "1"):
         machine = standin.machine(tmp_path / name, S3CACHE_URL=remote_url(tmp_path))

@@ -1,4 +1,4 @@
-"""The stand-in is there, and a process on it sees the GPUs that a test asked for."""
+"""The stand-in is available, and a process on it sees the GPUs that a test chose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.marks import slow
 
 
 @pytest.mark.skipif("CI" not in os.environ, reason="only CI has to have a stand-in")
-def test_continuous_integration_skips_none_of_these() -> None:
+def test_ci_skips_no_test_of_the_stand_in() -> None:
     assert standin.MISSING in ("", standin.WITH_CUDA)
 
 

@@ -1,6 +1,6 @@
-"""``s3cache warm --target``: what a GPU is described as, and what is refused elsewhere.
+"""``s3cache warm --target``: the description of a GPU, and what other machines refuse.
 
-``make test-gpu-standin`` runs jobs by it, with a CUDA build of torch.
+``make test-gpu-standin`` runs jobs with it, on a CUDA build of torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @needs_standin
-def test_a_description_has_what_keys_hold_of_a_machine_and_its_gpu(found: Any) -> None:
+def test_a_description_has_the_properties_that_keys_depend_on(found: Any) -> None:
     described = found["described"]
     h100 = standin.GPUS["H100"]
     assert described["device"]["name"] == h100.name
@@ -45,7 +45,7 @@ def test_a_description_has_what_keys_hold_of_a_machine_and_its_gpu(found: Any) -
 
 @needs_standin
 @pytest.mark.parametrize("what", targets.CHANGES)
-def test_what_differs_is_named_with_both_values(found: Any, what: str) -> None:
+def test_a_refusal_names_the_difference_with_both_values(found: Any, what: str) -> None:
     part, name, value = targets.CHANGES[what]
     here = found["described"][part][name]
     assert f"{what} is {value} there and {here} here" in found["refusals"][what]
@@ -71,7 +71,7 @@ def warm(tmp_path: Path, target: str, **environment: str) -> subprocess.Complete
         ("gpu.json", '{"s3cache target": 99}', "was written by another s3cache (99)"),
     ],
 )
-def test_what_is_no_description_ends_in_one_line_that_says_how_to_get_one(
+def test_an_invalid_description_is_a_one_line_error_that_says_how_to_make_one(
     tmp_path: Path, name: str, content: str | None, cause: str
 ) -> None:
     if content is not None:
@@ -94,7 +94,7 @@ def test_a_build_of_torch_without_cuda_is_refused(found: Any, tmp_path: Path) ->
 
 
 @needs_standin
-def test_the_library_says_what_the_file_has_and_what_was_launched_is_not_saved(
+def test_the_library_matches_the_file_and_graphs_that_launched_are_not_saved(
     tmp_path: Path,
 ) -> None:
     machine = standin.machine(tmp_path, S3CACHE_URL=remote_url(tmp_path))

@@ -1,4 +1,4 @@
-"""Entries of graphs with kernels that are to be measured: when they are sealed, and by whom."""
+"""Entries of graphs with kernels to measure: when they are sealed, and by which machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIGURATIONS = 2
 
 
 class Site:
-    """Machines with a GPU each, and their remote."""
+    """Machines with GPUs, and their remote."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -35,7 +35,7 @@ class Site:
         return machine
 
     def run(self, name: str, *arguments: object, **environment: str) -> dict[str, Any]:
-        """Run the program on a machine; return what it counted."""
+        """Run the program on a machine; return its counts."""
         machine = self.machine(name, **environment)
         counted: dict[str, Any] = machine.run("tests.gpu.winners:softmax", *arguments).result
         return counted
@@ -58,7 +58,7 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_a_sealed_entry_is_uploaded_once_and_has_the_winner_alone(site: Site) -> None:
+def test_a_sealed_entry_is_uploaded_once_with_only_the_winner(site: Site) -> None:
     first = site.run("first")
     assert first["measured"] == CONFIGURATIONS
     assert first["uploaded"] == 1
@@ -68,27 +68,27 @@ def test_a_sealed_entry_is_uploaded_once_and_has_the_winner_alone(site: Site) ->
     assert (second["hits"], second["measured"], second["error"]) == (1, 0, "")
 
 
-def test_the_entry_of_a_training_step_has_its_winners_alone(site: Site) -> None:
+def test_the_entry_of_a_training_step_has_only_its_winners(site: Site) -> None:
     """The example of docs/gpu.md."""
     first = site.machine("first").run("tests.gpu.kinds:run", "training").result["training"]
     assert first["ptxas"] == first["benchmark"] == 12
     assert site.kernels() == 5
 
 
-def test_an_entry_that_was_uploaded_before_is_replaced(site: Site) -> None:
+def test_an_entry_that_was_uploaded_before_it_was_sealed_is_replaced(site: Site) -> None:
     assert site.run("first", "upload")["uploaded"] == 2
     assert site.kernels() == 1
     assert left_in(site) == []
     assert site.run("second")["measured"] == 0
 
 
-def test_a_machine_seals_what_another_one_has_left_for_long(site: Site) -> None:
+def test_a_machine_seals_an_entry_that_another_left_unsealed_for_long(site: Site) -> None:
     with pytest.raises(ProgramError, match="exit status 7"):
         site.run("first", "die")
     assert site.kernels() == CONFIGURATIONS
     assert left_in(site) == [[*KERNEL]]
 
-    # It may still be at it.
+    # The first machine may still be measuring.
     second = site.run("second")
     assert (second["hits"], second["measured"]) == (1, CONFIGURATIONS)
     assert left_in(site) == [[*KERNEL]]
@@ -106,7 +106,7 @@ def test_a_machine_seals_what_another_one_has_left_for_long(site: Site) -> None:
 
 
 def left_in(site: Site) -> object:
-    """Return what ``s3cache inspect`` says is left in the entry."""
+    """Return the kernels of the entry that ``s3cache inspect`` lists as left to measure."""
     shown = command(site, "inspecting", "inspect", str(site.entry()), "--json")
     return json.loads(shown)["left"]
 

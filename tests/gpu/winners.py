@@ -1,4 +1,4 @@
-"""Programs with a kernel that is measured, which stop or go on in the middle of that."""
+"""A program with a kernel that is measured, and that may die before the measurement."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.gpu import kinds, standin
 
 
 def softmax(at_first: str = "", later_s: float = 0.0) -> dict[str, Any]:
-    """Compile and launch a kernel with two configurations; return what was counted.
+    """Compile and launch a kernel with two configurations; return the counts.
 
     Args:
-        at_first: what happens before it is measured first: ``upload`` all that was saved, ``die``
-            after that, or nothing.
-        later_s: by how much the clock of this machine is ahead.
+        at_first: the action before the first measurement: ``upload`` all saves, upload them and
+            ``die``, or nothing.
+        later_s: how far the clock of this machine is ahead.
     """
     standin.install()
     import torch

@@ -1,4 +1,4 @@
-"""What ``s3cache.check`` says of a program that makes one graph."""
+"""Helpers that check a program with one graph."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def sine(x: torch.Tensor) -> torch.Tensor:
 
 
 def checked(program: Callable[..., Any] = sine, *inputs: Any) -> s3cache.Graph:
-    """Return the one graph of ``program``, which is called with ``inputs`` or a matrix."""
+    """Return the only graph of ``program``, called with ``inputs`` or with a matrix."""
     (graph,) = s3cache.check(program, *(inputs or (torch.ones(4, 4),))).graphs
     return graph
 
 
 def key_of(program: Callable[..., Any] = sine, *inputs: Any) -> str | None:
-    """Return the key of that graph, or None where it has none."""
+    """Return the key of the only graph of ``program``, or None."""
     return checked(program, *inputs).key
 
 
 def codes(program: Callable[..., Any] = sine, *inputs: Any) -> list[str]:
-    """Return the codes of the reasons why that graph is not cached."""
+    """Return the codes of the reasons why the graph of ``program`` is not cached."""
     return [reason.code for reason in checked(program, *inputs).reasons]

@@ -1,4 +1,4 @@
-"""These judge and digest graphs, and compile nothing."""
+"""Fixtures for the tests of keys and bypass reasons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import tests.support.compiler  # noqa: F401
 def install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., types.ModuleType]]:
-    """Install a library of one module with this source, in a directory of its own."""
+    """Return a function that installs a library of one module in its own directory."""
     made: list[str] = []
 
     def install(source: str, *, recorded: bool = True, version: str = "1.0") -> types.ModuleType:

@@ -1,4 +1,4 @@
-"""Programs that must have the same keys wherever they run."""
+"""Programs that must have the same keys in every process and on every machine."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> bool:
 
 
 def policies() -> dict[str, Any]:
-    """What says which operators are saved: a list, or a function."""
-    if installed_release() < (2, 13):  # which pickles the function, whatever its cache_hash
+    """Return policies that select the saved operators: a list, and a function."""
+    if installed_release() < (2, 13):  # it pickles the function in spite of a cache_hash
         return {"decided": policy}
     return {"listed": [torch.ops.aten.mm.default, torch.ops.aten.sin.default], "decided": policy}
 
@@ -117,7 +117,7 @@ def programs() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, A
 
 
 def components() -> dict[str, dict[str, list[str]]]:
-    """Digest and value of each component of each program's key."""
+    """Return the digest and value of each component of each program's key."""
     found = {}
     for name, make in programs().items():
         torch.manual_seed(0)
@@ -129,8 +129,8 @@ def components() -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def elsewhere() -> dict[str, Any]:
-    """The keys, and proof that this process is somewhere else."""
+def report() -> dict[str, Any]:
+    """Return the components of the keys, and facts about this process and machine."""
     return {
         "components": components(),
         "torch": torch.__file__,

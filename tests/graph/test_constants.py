@@ -1,4 +1,4 @@
-"""Numbers, texts and tables in torch's modules that make code are in the key where they changed."""
+"""Changed numbers, strings and tables in torch's code generators are in the key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._inductor.compile_fx
 import torch._refs
-import torch.nn.functional as F  # noqa: N812 - as everybody does
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch._inductor import lowering, metrics, utils
 from torch._inductor.codegen import cpp, cpp_gemm_template, cpp_utils
 from torch._subclasses import fake_tensor
@@ -33,7 +33,7 @@ from tests.support.marks import nightly
         (cpp.CppVecOverrides, "exp", [None, "exp"]),
     ],
 )
-def test_a_value_in_anothers_place_is_in_the_key(
+def test_a_replaced_value_is_in_the_key(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, values: list[Any]
 ) -> None:
     plain = key_of()
@@ -47,7 +47,7 @@ def test_a_value_in_anothers_place_is_in_the_key(
     assert key_of() == plain
 
 
-def test_an_equal_value_is_none_of_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_equal_value_does_not_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = key_of()
     monkeypatch.setattr(cpp_utils, "INDEX_TYPE", f"int{64}_t")
     monkeypatch.setattr(cpp, "VECTORIZABLE_DTYPES", list(cpp.VECTORIZABLE_DTYPES))
@@ -77,7 +77,7 @@ _SOME = [op for op in _REALIZED if isinstance(op, torch._ops.OpOverload)]
         lambda by: _VECTORIZED.insert(0, _VECTORIZED.pop(by)),
     ],
 )
-def test_what_is_in_a_table_is_in_the_key(change: Callable[[int], Any]) -> None:
+def test_a_changed_table_is_in_the_key(change: Callable[[int], Any]) -> None:
     tables = _TYPES, _VECTORIZED, _REDUCED, _REALIZED
     before = [each.copy() if isinstance(each, dict) else list(each) for each in tables]
     plain = key_of()
@@ -92,7 +92,7 @@ def test_what_is_in_a_table_is_in_the_key(change: Callable[[int], Any]) -> None:
     assert len({plain, None, *found}) == 4
 
 
-def test_what_torch_counts_and_keeps_is_in_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_of_torch_are_in_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = key_of()
     monkeypatch.setattr(metrics, "generated_kernel_count", 99)
     monkeypatch.setattr(fake_tensor.FakeTensorMode, "cache_hits", 99)
@@ -100,10 +100,10 @@ def test_what_torch_counts_and_keeps_is_in_no_key(monkeypatch: pytest.MonkeyPatc
     assert key_of() == plain
 
 
-# -- what torch itself does to its values, while it works
+# -- values that torch itself changes while it compiles
 
 
-def _keys_while_torch_works() -> list[Any]:
+def _keys_before_and_after_compiles() -> list[Any]:
     found = [key_of()]
     for mode, dynamic in (("default", True), ("max-autotune-no-cudagraphs", False)):
         compiled = torch.compile(_busy, mode=mode, dynamic=dynamic)
@@ -118,8 +118,8 @@ def _busy(x: torch.Tensor) -> torch.Tensor:
 
 @nightly
 @pytest.mark.timeout(900)
-def test_no_work_of_torchs_changes_a_key(tmp_path: Path) -> None:
-    before, after = Machine(tmp_path).run(f"{__name__}:_keys_while_torch_works").result
+def test_compiles_do_not_change_a_key(tmp_path: Path) -> None:
+    before, after = Machine(tmp_path).run(f"{__name__}:_keys_before_and_after_compiles").result
     assert before == after
     assert before is not None
 
@@ -131,7 +131,7 @@ class _Equal:
     __hash__ = object.__hash__
 
 
-def test_what_claims_to_equal_a_value_does_not() -> None:
+def test_an_object_that_claims_to_equal_a_value_is_not_the_same() -> None:
     for had, value in ((1, True), (1, 1.0), ((1,), (_Equal(),)), ({"a": 1}, {"a": _Equal()})):
         assert not is_same_value(had, value)
     assert is_same_value({"a": (1, 2)}, {"a": (1, 2)})

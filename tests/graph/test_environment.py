@@ -1,4 +1,4 @@
-"""What of a machine is in a key depends on where the graph's tensors are."""
+"""A graph's devices decide which facts about the machine are in its key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROCESSOR = {"machine.isa", "torch.cpu_capability"}
 
 
 def components(device: str, function: Any = torch.relu, **options: Any) -> set[str]:
-    """Names of the components of a graph that calls ``function`` on a tensor there."""
+    """Return the names of the key's components if a graph calls ``function`` on ``device``."""
     from torch._inductor import config
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -46,20 +46,20 @@ CONSTANT = torch.ones(4)
     "function",
     [lambda x: x + torch.zeros(4, device="cpu"), lambda x: x.to("cpu"), lambda x: x + CONSTANT],
 )
-def test_one_with_anything_for_the_processor_does(function: Any) -> None:
+def test_a_graph_with_any_code_for_the_processor_depends_on_it(function: Any) -> None:
     assert components("cuda", function) >= PROCESSOR
 
 
-def test_one_that_is_called_through_cpp_does() -> None:
+def test_a_graph_with_a_cpp_wrapper_depends_on_the_processor() -> None:
     assert components("cuda", cpp_wrapper=True) >= PROCESSOR
 
 
-def test_one_on_the_processor_does_not_depend_on_accelerators() -> None:
-    """Nor on Triton, whatever is installed."""
+def test_a_graph_on_the_processor_does_not_depend_on_accelerators() -> None:
+    """It does not depend on Triton either, even if Triton is installed."""
     assert not components("cpu") & {"machine.accelerator", "triton.environment"}
 
 
-def test_what_torch_was_built_with_says_nothing_of_this_processor(
+def test_the_digest_of_torchs_build_does_not_depend_on_the_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = torch.__config__.show()
@@ -76,10 +76,10 @@ def test_what_torch_was_built_with_says_nothing_of_this_processor(
 
 
 @pytest.mark.parametrize("scope", ["aot", "fx", "settings"])
-def test_a_digest_has_each_component_once_and_the_page_on_keys_has_all(scope: str) -> None:
+def test_a_digest_has_each_component_once_and_keys_md_has_all_of_them(scope: str) -> None:
     names = [name for name, scopes, _ in COMPONENTS if scope in scopes]
     assert len(set(names)) == len(names)
     page = (Path(__file__).parents[2] / "docs" / "keys.md").read_text(encoding="utf-8")
     unlisted = [name for name in names if f"`{name}`" not in page]
-    # Of a graph, torch's own details have it.
+    # For a graph, torch's own details contain the autocast state.
     assert unlisted == (["autocast"] if scope == "settings" else [])

@@ -1,4 +1,4 @@
-"""The text of plain graphs says what torch's generated code does, no more and no less."""
+"""Two plain graphs have the same text exactly if torch generates the same code for them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def graph_of(calls: Any) -> Graph:
     for kind, function, name, args, kwargs, annotation, on_other in calls:
         first = other if on_other else last
         if function in (operator.add, operator.iadd, operator.getitem):
-            args, kwargs = args[:1], {}  # torch writes two operands, whatever else there is
+            args, kwargs = args[:1], {}  # torch writes only two operands
         if kind == "call_function":
             last = graph.call_function(function, (first, *args), kwargs)
         elif kind == "call_method":
@@ -87,8 +87,8 @@ def code_of(graph: Graph) -> tuple[str, list[str]]:
 
 
 @given(_CALLS, st.data())
-def test_it_differs_when_one_thing_does(calls: Any, data: Any) -> None:
-    """Two at random are seldom alike but for one argument, name, operator or type."""
+def test_texts_differ_exactly_if_the_generated_code_differs(calls: Any, data: Any) -> None:
+    """The graphs differ in one argument, name, operator or type: random pairs seldom do."""
     (more,) = data.draw(st.lists(st.sampled_from(data.draw(_CALLS)), min_size=1, max_size=1))
     place = data.draw(st.integers(0, len(calls) - 1))
     which = data.draw(st.integers(0, len(more) - 1))
@@ -110,8 +110,8 @@ def _function_of_ours(x: Any) -> Any:
     return x
 
 
-def test_what_is_not_plain_is_left_to_torch() -> None:
-    """Arguments that are more than their ``repr``, functions that are imported, code of others."""
+def test_graphs_that_are_not_plain_have_no_text() -> None:
+    """Arguments that are more than their ``repr``, imported functions, and user code."""
 
     class Text(str):
         __slots__ = ()

@@ -1,4 +1,4 @@
-"""Code of others is named by what it says of itself, or by its distribution and source file."""
+"""Code is identified by a uuid, by a registered version, or by distribution and file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - as everybody does
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from s3cache.graph._identity import (
@@ -66,18 +66,18 @@ def posing(x: Any) -> Any:
     return x
 
 
-def test_code_that_says_what_it_is_is_named_by_that() -> None:
+def test_a_pass_is_identified_by_its_uuid() -> None:
     assert identity(Pass("1")) == identity(Pass("1")) != identity(Pass("2"))
     for name in (None, "", object()):
         with pytest.raises(UnidentifiedError):
             identity(Pass(name))
 
 
-def test_what_the_user_registers_is_named_by_its_version() -> None:
+def test_registered_code_is_identified_by_its_version() -> None:
     assert identity(mine, lambda each: "7" if each is mine else None) == "version 7"
 
 
-def test_a_library_is_named_by_distribution_version_and_source(install: Install) -> None:
+def test_a_library_is_identified_by_distribution_version_and_source(install: Install) -> None:
     one, edited = install(LIBRARY), install(LIBRARY + "\n# edited\n")
     later = install(LIBRARY, version="2.0")
     texts = [identity(each.plain) for each in (one, edited, later)]
@@ -85,7 +85,7 @@ def test_a_library_is_named_by_distribution_version_and_source(install: Install)
     assert "s3cache_library_0 1.0" in texts[0]
 
 
-def test_what_a_librarys_code_is_made_with_is_in_its_name(install: Install) -> None:
+def test_values_in_a_librarys_function_are_in_its_identity(install: Install) -> None:
     library: Any = install(LIBRARY)
     for make in (
         library.of,
@@ -116,13 +116,13 @@ def test_what_a_librarys_code_is_made_with_is_in_its_name(install: Install) -> N
         torch.no_grad()(mine),
     ],
 )
-def test_what_nothing_names_has_no_identity_but_a_rough_one(value: Any) -> None:
+def test_unidentified_code_has_only_a_rough_identity(value: Any) -> None:
     with pytest.raises(UnidentifiedError):
         identity(value)
     assert isinstance(rough_identity(value), str)
 
 
-def test_what_is_not_recorded_as_installed_is_the_users(install: Install) -> None:
+def test_code_that_no_distribution_records_is_user_code(install: Install) -> None:
     library: Any = install(LIBRARY, recorded=False)
     with pytest.raises(UnidentifiedError, match="no installed distribution"):
         identity(library.plain)
@@ -143,12 +143,12 @@ def test_what_is_not_recorded_as_installed_is_the_users(install: Install) -> Non
         (1, 2.0, "three", None),
     ],
 )
-def test_torchs_and_pythons_own_code_has_one(value: Any) -> None:
+def test_code_of_torch_and_python_has_an_identity(value: Any) -> None:
     assert identity(value)
     assert identity(value) != identity([value])
 
 
-def test_compiled_code_has_a_fingerprint_of_its_own() -> None:
+def test_a_fingerprint_depends_on_the_code_and_not_on_its_file() -> None:
     def digest(source: str, file: str = "a.py") -> str:
         return code_fingerprint(compile(source, file, "exec"))
 
@@ -176,5 +176,5 @@ def test_compiled_code_has_a_fingerprint_of_its_own() -> None:
         (type("Meta", (type,), {"__module__": property(id)})("Kind", (), {}), "user"),
     ],
 )
-def test_the_file_of_code_decides_where_it_comes_from(value: object, kind: str) -> None:
+def test_the_file_of_code_decides_its_origin(value: object, kind: str) -> None:
     assert origin_of(value).kind == kind

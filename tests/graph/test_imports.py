@@ -1,4 +1,4 @@
-"""What a program changes in torch's modules between their import and the first compile is seen."""
+"""Changes to torch's modules between their import and the first compile are in the key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from s3cache.graph._identity import digest_of
 from tests.support.marks import nightly, slow
 from tests.support.scripts import run_script
 
-# Each of these runs in a process of its own, which has imported torch and no compiler.
+# Each change runs in its own process, which has imported torch but not its compiler.
 _CHANGES = {
     "a text": "from torch._inductor.codegen import cpp; cpp.INDEX_TYPE = 'int32_t'",
     "a number in a class": (
@@ -61,14 +61,14 @@ print(json.dumps([key(change, early) for change, early in json.loads(sys.argv[1]
 
 
 def _keys(tmp_path: Path, changes: list[str], *, early: bool, first: str = "") -> list[str | None]:
-    """Return the key that each leads to, if any; ``early``: the cache is enabled before."""
+    """Return the key after each change, or None; ``early`` enables the cache before it."""
     program = _PROGRAM.format(first=first, tier=str(tmp_path / "tier"))
     cases = json.dumps([(change, early) for change in changes])
     found: list[str | None] = json.loads(run_script(program, cases).stdout)
     return found
 
 
-_BYPASSED = {"a default", "what comes with torch"}  # these have no key of a whole graph
+_BYPASSED = {"a default", "what comes with torch"}  # whole graphs may have no key then
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ _BYPASSED = {"a default", "what comes with torch"}  # these have no key of a who
     [
         (["a table"], True),
         pytest.param(list(_CHANGES), True, marks=nightly),
-        # Documented: functions are recorded only where a cache is named.
+        # Documented: functions are recorded only if a cache is named.
         pytest.param([name for name in _CHANGES if name != "a default"], False, marks=slow),
     ],
 )
@@ -91,8 +91,8 @@ def test_a_change_before_the_compiler_is_imported_is_in_the_key(
 
 
 @nightly
-def test_where_nothing_saw_the_imports_the_key_has_what_is_there(tmp_path: Path) -> None:
-    """torch may be kept from calling s3cache, and its modules be imported before the cache is."""
+def test_changes_are_in_the_key_if_s3cache_saw_no_imports(tmp_path: Path) -> None:
+    """Without torch's entry point, torch's modules can be imported before s3cache."""
     first = "os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'"
     compiler = "import torch._inductor.compile_fx;"
     changes = [compiler, compiler, *(compiler + each for each in _CHANGES.values())]
@@ -102,13 +102,13 @@ def test_where_nothing_saw_the_imports_the_key_has_what_is_there(tmp_path: Path)
 
 
 @slow
-def test_a_number_that_torch_keeps_for_itself_is_in_no_key(tmp_path: Path) -> None:
-    """Also where nothing saw the imports: with an address in it, no two processes would share."""
+def test_an_internal_counter_of_torch_is_in_no_key(tmp_path: Path) -> None:
+    """Also if s3cache saw no imports: with an address in keys, no two processes would share."""
     first = "import os; os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'"
     changes = [f"import torch._inductor.debug as d; d._pre_grad_graph_id = {n}" for n in (5, 7)]
     one, other = _keys(tmp_path, changes, early=False, first=first)
     assert one == other is not None
 
 
-def test_native_functions_of_one_name_in_two_modules_differ() -> None:
+def test_native_functions_with_one_name_in_two_modules_differ() -> None:
     assert digest_of({"f": math.cos}) != digest_of({"f": cmath.cos})

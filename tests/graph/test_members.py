@@ -1,4 +1,4 @@
-"""What stands in the modules of torch that make code, and is not torch's, is in the key."""
+"""The key has every object in torch's code generators that is not torch's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch._inductor.codegen.cpp
 import torch._inductor.compile_fx
-import torch.nn.functional as F  # noqa: N812 - as everybody does
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch._inductor import ir, lowering, scheduler
 from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
 from torch._inductor.fx_passes import post_grad
@@ -72,10 +72,10 @@ _MORE: list[tuple[Any, str, Make]] = [
         *(pytest.param(*each, marks=slow) for each in _MORE),
     ],
 )
-def test_what_a_library_puts_there_is_in_the_key(
+def test_a_replacement_by_a_library_is_in_the_key(
     monkeypatch: pytest.MonkeyPatch, library: Any, owner: Any, name: str, make: Make
 ) -> None:
-    """Alike if the same stands there, and as before once torch's own is back."""
+    """The same object gives the same key; the old key returns with torch's own object."""
     there = inspect.getattr_static(owner, name)
     plain = key_of()
     found = []
@@ -88,7 +88,7 @@ def test_what_a_library_puts_there_is_in_the_key(
     assert key_of() == plain
 
 
-def test_what_has_no_identity_is_a_reason_that_names_the_place(
+def test_the_reason_for_an_unidentified_replacement_names_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = types.ModuleType("mine")
@@ -118,7 +118,7 @@ def test_what_has_no_identity_is_a_reason_that_names_the_place(
         (lowering, "ir", scheduler),
     ],
 )
-def test_torchs_own_in_anothers_place_is_in_the_key(
+def test_an_object_of_torch_in_another_place_is_in_the_key(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, other: Any
 ) -> None:
     plain = key_of()
@@ -129,10 +129,10 @@ def test_torchs_own_in_anothers_place_is_in_the_key(
     assert key_of() == plain
 
 
-def test_what_torch_makes_again_of_its_own_is_not_in_the_key(
+def test_torchs_own_wrappers_of_its_functions_are_not_in_the_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It keeps Dynamo out of some, and others it only takes apart and puts together again."""
+    """Such as the wrapper of ``torch.compiler.disable``; an added name does not matter either."""
     plain = key_of()
     monkeypatch.setattr(
         post_grad, "remove_noop_ops", torch.compiler.disable(post_grad.remove_noop_ops)
@@ -141,8 +141,8 @@ def test_what_torch_makes_again_of_its_own_is_not_in_the_key(
     assert key_of() == plain
 
 
-def test_what_dynamo_adds_to_a_module_of_torchs_is_in_no_key() -> None:
-    """``torch.cond`` without ``torch.compile`` leaves a compiled function there."""
+def test_functions_that_dynamo_adds_to_torchs_modules_are_in_no_key() -> None:
+    """``torch.cond`` without ``torch.compile`` leaves a compiled function in its module."""
     plain = key_of()
     x = torch.ones(3)
     torch.cond(x.sum() > 1, lambda x: x + 1, lambda x: x - 1, (x,))
@@ -152,7 +152,7 @@ def test_what_dynamo_adds_to_a_module_of_torchs_is_in_no_key() -> None:
 
 
 def _closure() -> tuple[Any, str]:
-    """The cell of a decorated function of a module that no program comes by itself."""
+    """Return a closure cell of a decorated function of torch, and the cell's attribute."""
     function = next(
         each
         for each in vars(proxy_tensor).values()
@@ -170,10 +170,10 @@ def _closure() -> tuple[Any, str]:
         (*_closure(), "override"),
     ],
 )
-def test_what_is_put_into_torchs_own_function_has_no_identity(
+def test_a_change_inside_a_function_of_torch_has_no_identity(
     owner: Any, name: str, code: str
 ) -> None:
-    """Which leaves every name with the object that it had."""
+    """Every name keeps its object."""
     plain, old = key_of(), getattr(owner, name)
     others = {
         "__code__": (lambda *args: args).__code__,
@@ -189,7 +189,7 @@ def test_what_is_put_into_torchs_own_function_has_no_identity(
 
 
 class _Alike:
-    """Says that it equals anything."""
+    """An object that claims to equal any other."""
 
     def __call__(self, *args: Any) -> Any:
         return args
@@ -201,7 +201,7 @@ class _Alike:
 
 
 @pytest.mark.parametrize(("owner", "name"), [(post_grad, "remove_noop_ops"), (F, "gelu")])
-def test_what_stands_there_is_not_asked_whether_it_is_alike(
+def test_a_replacement_cannot_claim_to_equal_the_original(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
     plain = key_of()
@@ -209,8 +209,8 @@ def test_what_stands_there_is_not_asked_whether_it_is_alike(
     assert key_of() != plain
 
 
-def test_a_module_in_the_place_of_torchs_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch imports from it as it works."""
+def test_a_replaced_module_of_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch imports from the module while it compiles."""
     plain = key_of()
     other = types.ModuleType(post_grad.__name__)
     vars(other).update(vars(post_grad), remove_noop_ops=_plainly(post_grad.remove_noop_ops, 2.0))
@@ -221,15 +221,15 @@ def test_a_module_in_the_place_of_torchs_is_in_the_key(monkeypatch: pytest.Monke
     assert key_of() == plain
 
 
-def test_seams_are_not_in_the_key(tmp_path: Path) -> None:
+def test_hooks_of_s3cache_are_not_in_the_key(tmp_path: Path) -> None:
     plain = key_of()
     with s3cache.enabled(local_dir=tmp_path):
         assert key_of() == plain
         assert all_overrides() == []
 
 
-def _keys_of_machine() -> list[Any]:
-    """With others' functions in place from before anybody looked, then without them."""
+def _codes_and_key() -> list[Any]:
+    """Return the codes with replaced functions, then the key and overrides without them."""
     exp, norm, relu = vars(CppVecOverrides)["exp"], torch.layer_norm, F.relu
     replaced = []
     for owner, name, value in (
@@ -248,11 +248,11 @@ def _keys_of_machine() -> list[Any]:
 
 @nightly
 @pytest.mark.timeout(900)
-def test_it_does_not_matter_when_torch_was_first_looked_at(tmp_path: Path) -> None:
-    """Nor what was imported since. Without the entry point keys have what was there by then."""
+def test_keys_do_not_depend_on_when_s3cache_first_reads_torch(tmp_path: Path) -> None:
+    """Later imports do not matter either. Without the entry point, s3cache reads torch later."""
     ways = {"early": {}, "late": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
     early, late = (
-        Machine(tmp_path / name, **environment).run(f"{__name__}:_keys_of_machine").result
+        Machine(tmp_path / name, **environment).run(f"{__name__}:_codes_and_key").result
         for name, environment in ways.items()
     )
     for replaced, plain, others in (early, late):

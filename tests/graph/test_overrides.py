@@ -1,4 +1,4 @@
-"""What a program has replaced of torch keeps graphs from the first level."""
+"""If a program replaces a part of torch, graphs bypass the first level."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch._decomp
 import torch._refs
-import torch.nn.functional as F  # noqa: N812 - as everybody does
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 from torch._inductor import decomposition
 
@@ -40,7 +40,7 @@ codes = functools.partial(checking.codes, _normed)
 
 
 def replaced() -> tuple[str, str]:
-    """What keeps graphs from the first level, and what the key of the second one has of it."""
+    """Return the bypass code of the first level, and the component in the second level's key."""
     component, unsafe = overrides(traced=True), overrides()
     assert isinstance(component, str)
     assert component
@@ -56,10 +56,10 @@ def _doubled(original: Callable[..., Any], by: float) -> Callable[..., Any]:
     return wrapper
 
 
-def test_what_torch_calls_below_a_graph_keeps_it_from_the_first_level(
+def test_a_replacement_that_torch_calls_below_a_graph_keeps_it_from_the_first_level(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second level's key has the file that it is from, and no state."""
+    """The second level's key has the file of the replacement, and no state."""
     plain = key()
     found = []
     for owner, name in ((torch, "layer_norm"), (torch.Tensor, "softmax"), (torch._VF, "dropout")):
@@ -73,10 +73,10 @@ def test_what_torch_calls_below_a_graph_keeps_it_from_the_first_level(
     assert key() == plain
 
 
-def test_a_library_that_replaces_functions_leaves_the_second_level(
+def test_a_library_that_replaces_functions_does_not_block_the_second_level(
     install: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As tensordict and torch_geometric do where they are imported."""
+    """tensordict and torch_geometric do so when they are imported."""
     library = install(
         "import functools\ndef wrapped(f):\n    @functools.wraps(f)\n"
         "    def inner(*args, **kwargs): return f(*args, **kwargs)\n    return inner"
@@ -91,7 +91,9 @@ def test_a_library_that_replaces_functions_leaves_the_second_level(
     assert replaced()[0] == "override"
 
 
-def test_what_torch_does_not_look_at_is_not_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_that_compiles_do_not_call_are_not_in_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = key()
     ticks = itertools.count()
     monkeypatch.setattr(torch, "s3cache_mine", lambda: next(ticks), raising=False)
@@ -100,7 +102,7 @@ def test_what_torch_does_not_look_at_is_not_in_the_key(monkeypatch: pytest.Monke
     assert key() == before
 
 
-def test_a_replacement_that_is_registered_is_in_the_key_of_the_first_level(
+def test_a_registered_replacement_is_in_the_key_of_the_first_level(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch, "layer_norm", _timed)
@@ -109,7 +111,7 @@ def test_a_replacement_that_is_registered_is_in_the_key_of_the_first_level(
     assert "torch.layer_norm" in reason.message
     assert "put torch's own back" in reason.fix
     assert not reason.blocks_fx_level
-    exec(reason.fix)  # as users do who paste it
+    exec(reason.fix)  # as if a user had pasted it
     assert key() is not None
 
 
@@ -118,7 +120,7 @@ def _timed(*args: Any) -> Any:
     return norm(*args[:4], 1e-5)[0] * time.time()
 
 
-# -- what is altered: a name, the inside of a function, what operators do
+# -- alterations: of a name, inside a function, of operators
 
 
 def _other_code(x: Tensor, inplace: bool = False) -> Tensor:
@@ -140,7 +142,7 @@ def _under_torchs_name(code: types.CodeType) -> types.CodeType:
 
 @contextlib.contextmanager
 def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Put ``value`` there for a while; None takes what is there away."""
+    """Set an attribute for a while; None deletes it."""
     with pytest.MonkeyPatch.context() as patched:
         if value is None:
             patched.delattr(owner, name)
@@ -174,7 +176,7 @@ def _kernel(name: str, function: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _formula() -> Iterator[None]:
-    """torch keeps it with the definition; a library's is as good as a program's."""
+    """Register a backward formula, which torch keeps with the operator's definition."""
     definition = torch._library.custom_ops.OPDEFS["prims::fma"]
     with patch.dict(vars(definition)):
         definition.register_autograd(lambda ctx, grad: grad)
@@ -182,12 +184,12 @@ def _formula() -> Iterator[None]:
 
 
 _CODES = [each.__code__ for each in (_other_code, _another_code, F.silu, F.relu6)]
-# Decompositions look operators up here. torch would make a missing one again.
+# Decompositions look up operators here. torch would create a missing one again.
 _PLACES: list[tuple[Any, str, list[Any]]] = [
     (torch.ops.aten.silu, "default", [torch.ops.aten.relu.default, _tripled, None]),
     (torch.ops.aten, "silu", [torch.ops.aten.relu, _tripled, None]),
 ]
-if installed_release() < (2, 15):  # which cannot trace a normalization with others there
+if installed_release() < (2, 15):  # 2.15 cannot trace a normalization with these
     _PLACES.append((torch.ops, "prims", [torch.ops.aten, torch.ops.quantized]))
 ALTERED: dict[str, list[Callable[[], contextlib.AbstractContextManager[None]]]] = {
     "torch's own in another place": [
@@ -216,8 +218,10 @@ ALTERED: dict[str, list[Callable[[], contextlib.AbstractContextManager[None]]]] 
 
 
 @pytest.mark.parametrize("what", ALTERED)
-def test_so_does_what_is_altered_inside_of_torch(what: str, tmp_path: Path) -> None:
-    """And it is as before once it is put back."""
+def test_an_alteration_inside_torch_keeps_graphs_from_the_first_level(
+    what: str, tmp_path: Path
+) -> None:
+    """The key is as before once the alteration is undone."""
     with s3cache.enabled(local_dir=tmp_path):
         plain = key()
         for altered in ALTERED[what]:
@@ -226,8 +230,8 @@ def test_so_does_what_is_altered_inside_of_torch(what: str, tmp_path: Path) -> N
             assert key() == plain
 
 
-def test_so_does_what_a_wrapper_of_torchs_wraps() -> None:
-    """And which of the many that one decorator made."""
+def test_a_replaced_function_inside_a_wrapper_of_torch_keeps_graphs_from_the_first_level() -> None:
+    """The second level's key says which of the many functions of one decorator it is."""
     plain = key()
     found = []
     for name in ("mish", "elu", "mish"):
@@ -240,11 +244,11 @@ def test_so_does_what_a_wrapper_of_torchs_wraps() -> None:
     assert key() == plain
 
 
-# -- what is no alteration
+# -- changes that are no alteration
 
 
-def test_what_torch_keeps_in_a_closure_is_not_in_the_key() -> None:
-    """A variable to which a function assigns changes while it works."""
+def test_variables_that_torch_assigns_in_closures_are_not_in_the_key() -> None:
+    """A function that assigns to a variable changes it whenever it runs."""
 
     def make() -> tuple[Callable[[], None], Callable[[], int]]:
         count = 0
@@ -263,10 +267,10 @@ def test_what_torch_keeps_in_a_closure_is_not_in_the_key() -> None:
     assert key() == before
 
 
-def test_operators_of_the_users_may_come_and_go(
+def test_user_operators_do_not_change_keys_of_other_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With rules of their own, as torchao's have: they are in no key but theirs."""
+    """Also with their own rules, like torchao's: only keys of graphs with them contain them."""
     with s3cache.enabled(local_dir=tmp_path):
         plain = key()
         for factor in (2, 3):
@@ -285,8 +289,8 @@ def test_operators_of_the_users_may_come_and_go(
         assert key() == plain
 
 
-def test_what_python_keeps_in_a_class_that_was_copied_is_in_no_key() -> None:
-    """``copyreg`` keeps the names of slots there, the first time."""
+def test_slot_names_that_copyreg_stores_in_a_class_are_in_no_key() -> None:
+    """``copyreg`` stores the names of slots in a class when it first copies an object."""
     plain = key()
     for kind in (Tensor, torch.nn.Parameter):
         with patch.object(kind, "__slotnames__", [], create=True):
@@ -294,7 +298,7 @@ def test_what_python_keeps_in_a_class_that_was_copied_is_in_no_key() -> None:
 
 
 def _keys_after_much_of_torch(late: bool) -> list[str | None]:
-    """What torch registers for itself, while it is imported and works, is no alteration."""
+    """Return the keys before and after imports that register operators of torch."""
     import torch.distributed.tensor
     import torch.export
     import torch.nn.attention.flex_attention
@@ -312,7 +316,7 @@ def _keys_after_much_of_torch(late: bool) -> list[str | None]:
 
 @nightly
 @pytest.mark.timeout(900)
-def test_what_torch_does_by_itself_alters_nothing(tmp_path: Path) -> None:
+def test_imports_and_compiles_of_torch_are_no_alteration(tmp_path: Path) -> None:
     script = f"{__name__}:_keys_after_much_of_torch"
     found = [
         Machine(tmp_path / f"{late}{url}", **({"S3CACHE_URL": "memory://x"} if url else {}))
@@ -323,14 +327,14 @@ def test_what_torch_does_by_itself_alters_nothing(tmp_path: Path) -> None:
     ]
     early, named, compiled_before, named_late = found
     (one,) = {*early, *named, *named_late}
-    (other,) = set(compiled_before)  # what torch keeps of earlier compiles was there before
+    (other,) = set(compiled_before)  # state of an earlier compile was there before s3cache looked
     assert None not in (one, other)
 
 
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 @pytest.mark.parametrize("dispatch_key", ["Autograd", "AutogradCPU", "CPU"])
-def test_kernels_are_seen_that_are_registered_while_nobody_looks(dispatch_key: str) -> None:
-    """Where another one was seen before: what is read of an operator is read again."""
+def test_kernels_that_were_registered_without_a_record_are_seen(dispatch_key: str) -> None:
+    """Also if another kernel was seen before: s3cache reads an operator's kernels again."""
     forget_kernels()
     for each in ("CompositeImplicitAutograd", dispatch_key):
         library = torch.library.Library("aten", "IMPL")
@@ -343,7 +347,7 @@ def test_kernels_are_seen_that_are_registered_while_nobody_looks(dispatch_key: s
 
 
 @pytest.mark.parametrize("kind", ["holds itself", "too much in it"])
-def test_what_torchs_function_was_given_is_read_within_a_bound(kind: str) -> None:
+def test_a_function_with_too_large_defaults_has_no_identity(kind: str) -> None:
     given: list[Any] = [1.0]
     if kind == "holds itself":
         given.append(given)
@@ -355,7 +359,7 @@ def test_what_torchs_function_was_given_is_read_within_a_bound(kind: str) -> Non
         identity(function)
 
 
-def test_an_operator_that_torch_wraps_for_a_program_is_the_programs() -> None:
+def test_a_triton_operator_of_a_program_is_no_override() -> None:
     def doubled(x: Tensor) -> Tensor:
         return x * 2
 

@@ -1,4 +1,4 @@
-"""Users' code that rewrites graphs is in the key by its identity, or is a reason."""
+"""User code that rewrites graphs is in the key by its identity, or is a bypass reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from s3cache.graph import settings_digest
 from s3cache.torch_api import installed_release
 from tests.graph.checking import checked, key_of
 
-# One of each kind of option; test_safety.py has all of them.
+# One option of each kind; test_safety.py has all options.
 OPTIONS = [
     (inductor, "post_grad_custom_post_pass"),
     (inductor, "joint_custom_pre_pass"),
@@ -40,7 +40,7 @@ LIBRARY = "def of(by): return lambda *args: by"
 
 
 @pytest.mark.parametrize(("config", "option"), OPTIONS)
-def test_a_pass_of_a_library_is_in_the_key_by_its_source(
+def test_the_source_of_a_library_pass_is_in_the_key(
     config: Any, option: str, install: Install
 ) -> None:
     def key_with(function: Any) -> str | None:
@@ -59,10 +59,10 @@ def test_a_pass_of_a_library_is_in_the_key_by_its_source(
 
 
 @pytest.mark.parametrize(("config", "option"), OPTIONS)
-def test_a_pass_of_a_program_blocks_the_fx_level_only_if_it_generates(
+def test_a_pass_of_a_program_blocks_the_second_level_only_if_it_generates_code(
     config: Any, option: str
 ) -> None:
-    """What runs earlier has done its part when the second level looks a graph up."""
+    """Earlier passes have already run when the second level looks up a graph."""
 
     def mine(*args: Any) -> Any: ...
 
@@ -89,8 +89,8 @@ def test_each_of_several_passes_is_in_the_key(install: Install) -> None:
     assert None not in found
 
 
-def test_what_torch_sees_in_place_of_a_pass_does_what_that_does(install: Install) -> None:
-    """Should it be called meanwhile: torch's options are the process's until 2.12."""
+def test_the_stand_in_for_a_pass_runs_the_pass(install: Install) -> None:
+    """It may be called meanwhile: until torch 2.12, options apply to the whole process."""
     from s3cache.graph import described_passes
 
     done = install('def done(graph): return graph, "done"').done
@@ -106,8 +106,8 @@ AT = torch.ops.aten
 
 
 @pytest.mark.skipif(installed_release() < (2, 13), reason="this torch pickles the function")
-def test_a_context_function_is_in_the_key_by_its_identity(install: Install) -> None:
-    """Operators differ from one another, and so do their overloads."""
+def test_the_identity_of_a_checkpoint_context_function_is_in_the_key(install: Install) -> None:
+    """Different operators and different overloads give different keys."""
 
     def key_with(context_fn: Any) -> str | None:
         def function(x: Tensor, w: Tensor) -> Any:
@@ -145,7 +145,7 @@ def graph_by(backend: Callable[..., Any] | str) -> s3cache.Graph:
     return checked(program, torch.ones(3))
 
 
-def giving(**given: Any) -> Callable[..., Any]:
+def backend_with(**given: Any) -> Callable[..., Any]:
     return lambda gm, inputs: compile_fx(gm, inputs, **given)
 
 
@@ -165,15 +165,15 @@ def aot_backend() -> Callable[..., Any]:
 @pytest.mark.parametrize(
     "backend",
     [
-        giving(inner_compile=local_inner()),
-        giving(inner_compile=functools.partial(local_inner(), factor=2.0)),
-        giving(
+        backend_with(inner_compile=local_inner()),
+        backend_with(inner_compile=functools.partial(local_inner(), factor=2.0)),
+        backend_with(
             decompositions={**select_decomp_table(), torch.ops.aten.tanh.default: lambda x: x * 2}
         ),
         aot_backend(),
     ],
 )
-def test_users_compilers_keep_a_graph_from_the_first_level(backend: Callable[..., Any]) -> None:
+def test_user_compilers_keep_a_graph_from_the_first_level(backend: Callable[..., Any]) -> None:
     graph = graph_by(backend)
     assert [reason.code for reason in graph.reasons] == ["custom-callable"]
     assert graph.in_halves
@@ -187,27 +187,27 @@ def test_compilers_of_torch_are_in_no_key() -> None:
         {"inner_compile": compile_fx_inner},
         {"decompositions": dict(select_decomp_table())},
     ):
-        assert graph_by(giving(**given)).key == usual.key
+        assert graph_by(backend_with(**given)).key == usual.key
 
 
 def inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
     return compile_fx_inner(gm, inputs, **kwargs)
 
 
-def test_a_registered_compiler_is_in_the_key_by_its_version() -> None:
-    (reason,) = graph_by(giving(inner_compile=inner)).reasons
+def test_the_version_of_a_registered_compiler_is_in_the_key() -> None:
+    (reason,) = graph_by(backend_with(inner_compile=inner)).reasons
     assert "inner_compile" in reason.message
-    exec(reason.fix)  # as users do who paste it
-    first = graph_by(giving(inner_compile=inner)).key
+    exec(reason.fix)  # as if a user had pasted it
+    first = graph_by(backend_with(inner_compile=inner)).key
     s3cache.register_cacheable(inner, version="2")
-    assert None not in (first, second := graph_by(giving(inner_compile=inner)).key)
+    assert None not in (first, second := graph_by(backend_with(inner_compile=inner)).key)
     assert second != first
 
 
 def test_a_decomposition_keeps_a_graph_from_the_first_level(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In torch's table, and in the copy of it that torch goes by once it has made one."""
+    """In torch's table, and in the copy that torch uses once it has made one."""
     from torch._inductor import decomposition
 
     def codes() -> list[str]:
@@ -220,8 +220,8 @@ def test_a_decomposition_keeps_a_graph_from_the_first_level(
         assert any("aten.tanh.default" in each for each in codes())
 
 
-def test_a_pass_without_an_identity_leaves_the_settings_without_a_digest() -> None:
-    """A backward that was lowered elsewhere is then lowered again, with the pass."""
+def test_settings_with_an_unidentified_pass_have_no_digest() -> None:
+    """A backward that another process lowered is then lowered again, with the pass."""
 
     def digest() -> str | None:
         return settings_digest(of_threads=True, registered_version=lambda _: None)

@@ -1,4 +1,4 @@
-"""What programs register with Inductor is in their keys; what torch registers is not."""
+"""Keys contain what programs register with Inductor, and not what torch registers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Register = Callable[[float], object]
 
 
 def lines() -> list[str]:
-    """Where something of others is registered, and under what."""
+    """Return the place of each registration that is not torch's own."""
     found = [each.place for each in registered_overrides()]
     return sorted([*found, *unused_kept()])
 
@@ -103,9 +103,9 @@ WAYS = [pattern, early_pattern, backend, operations, choices, side_effect, fake_
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """All registries."""
+    """Restore all registries after each test."""
     common.init_backend_registration()
-    common.get_device_op_overrides("cpu")  # these register themselves once in a process
+    common.get_device_op_overrides("cpu")  # they register once per process
     lists = [entries for _, one in internals.pattern_passes() for entries in one.patterns.values()]
     copies: list[tuple[Any, Any]] = [(entries, list(entries)) for entries in lists]
     tables: list[Any] = [common.device_codegens, common.device_op_overrides_dict]
@@ -127,8 +127,8 @@ def as_before() -> Iterator[None]:
     internals.fake_rules.get()[:] = rules
 
 
-def test_what_torch_registers_itself_says_nothing() -> None:
-    """Neither before it compiles, nor when all its patterns and backends are there."""
+def test_registrations_of_torch_are_not_reported() -> None:
+    """Before the first compile, and with all of torch's patterns and backends registered."""
     assert lines() == []
     torch._inductor.fx_passes.post_grad.lazy_init()
     joint_graph.lazy_init()
@@ -139,8 +139,8 @@ def test_what_torch_registers_itself_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("register", WAYS, ids=lambda each: each.__name__)
-def test_what_others_register_is_found(register: Register) -> None:
-    """And what generates code has no identity, as it is of no distribution."""
+def test_registrations_of_a_program_are_reported(register: Register) -> None:
+    """A code generator outside any distribution has no identity."""
     register(2.0)
     (line,) = lines()
     graph = checked()
@@ -152,7 +152,7 @@ def test_what_others_register_is_found(register: Register) -> None:
         assert line.split(" ")[0] in graph.reasons[0].message
 
 
-def test_what_a_library_registers_is_in_the_key(install: Callable[[str], Any]) -> None:
+def test_registrations_of_a_library_are_in_the_key(install: Callable[[str], Any]) -> None:
     source = "def of(by): return lambda match, x: match.replace_by_example(lambda x: x * by, [x])"
     library = install(source)
     found = []
@@ -167,7 +167,7 @@ def test_what_a_library_registers_is_in_the_key(install: Callable[[str], Any]) -
     assert len({None, *found}) == 5
 
 
-def test_decompositions_matter_to_all_graphs_where_a_pattern_adds_operators(
+def test_decompositions_matter_to_all_graphs_if_a_pattern_adds_operators(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def doubled(x: torch.Tensor) -> torch.Tensor:
@@ -180,7 +180,7 @@ def test_decompositions_matter_to_all_graphs_where_a_pattern_adds_operators(
     assert lines()[0] == "torch._inductor.decomposition s3cache.added.default"
 
 
-def test_a_pattern_without_a_text_of_its_own_has_no_identity() -> None:
+def test_a_pattern_with_the_default_repr_has_no_identity() -> None:
     class Odd(CallFunction):
         def __repr__(self) -> str:
             return object.__repr__(self)
@@ -215,13 +215,13 @@ print(first is not None and first == key(), devices, len(common.device_codegens)
 @pytest.mark.skipif(
     installed_release() >= (2, 15), reason="this torch registers them before it asks for a key"
 )
-def test_a_key_does_not_ask_for_torchs_backends(tmp_path: Path) -> None:
-    """To import them all takes longer than the key; it is the same where they are there."""
+def test_a_key_does_not_import_torchs_backends(tmp_path: Path) -> None:
+    """To import them takes longer than the key. The key is the same with them imported."""
     assert run_script(_KEYS, tmp_path).stdout.split() == ["True", "0", "True"]
 
 
 def test_a_pass_of_a_backend_is_reported_with_its_device() -> None:
-    """torch's own key has one and the same for a pass of one device and of another."""
+    """torch's own key is the same for a pass of one device and for that of another."""
     devices = list(common.custom_backend_passes)
     passes: list[str | None] = [None] * len(devices)
     assert internals.passes_by_device(passes) == {}

@@ -1,4 +1,4 @@
-"""Which graphs may be cached, and every reason why one may not."""
+"""Which graphs may be cached, and each reason why a graph may not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class UsersModule(nn.Module):
 
 
 def graph_of(*calls: tuple[str, Any], modules: dict[str, nn.Module] | None = None) -> GraphModule:
-    """A graph that makes one call after the other, each with what the one before returned."""
+    """Return a graph of these calls; each call gets the result of the call before it."""
     graph = Graph()
     value = graph.placeholder("x")
     value.meta["example_value"] = torch.ones(2)
@@ -81,7 +81,7 @@ def codes(found: list[BypassReason]) -> list[str]:
         ("call_module", "body"),
     ],
 )
-def test_what_torch_knows_is_safe(call: tuple[str, Any]) -> None:
+def test_functions_and_modules_of_torch_are_safe(call: tuple[str, Any]) -> None:
     inner = graph_of(("call_function", torch.sin))
     assert reasons(call, modules={"relu": nn.ReLU(), "body": inner}) == []
 
@@ -90,7 +90,7 @@ def test_what_torch_knows_is_safe(call: tuple[str, Any]) -> None:
     ("call", "code", "target"),
     [
         (("call_function", users_own), "function", f"{__name__}.users_own"),
-        # torch's own check takes any builtin function for one of its own (pytorch #194658).
+        # torch's own check accepts any builtin function (pytorch #194658).
         (("call_function", zlib.crc32), "function", "zlib.crc32"),
         (("call_module", "mine"), "module", f"{__name__}.UsersModule"),
         (
@@ -121,7 +121,7 @@ def test_registered_functions_and_modules_are_safe() -> None:
 
 
 def test_functions_of_torch_that_dynamo_puts_into_graphs_are_safe() -> None:
-    """Such as around ``torch.func.jvp``, and around attention by named backends."""
+    """Such as for ``torch.func.jvp``, and for attention with named backends."""
     import torch.nn.attention
     from torch._functorch import predispatch
     from torch._functorch._aot_autograd import autograd_cache
@@ -150,8 +150,8 @@ def test_functions_of_torch_that_dynamo_puts_into_graphs_are_safe() -> None:
         torch.nn.modules.module.register_module_forward_hook,
     ],
 )
-def test_a_function_of_torch_that_asks_the_process_is_not_safe(function: Any) -> None:
-    """Its answer is in no key."""
+def test_a_function_of_torch_that_reads_process_state_is_not_safe(function: Any) -> None:
+    """Its result is in no key."""
     assert codes(reasons(("call_function", function))) == ["function"]
 
 
@@ -178,8 +178,8 @@ def test_odd_nodes_are_not_safe(change: Any, code: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["body", "saved_tensors_hooks_pack_0"])
-def test_graphs_inside_of_a_graph_are_checked(name: str) -> None:
-    """torch checks the outermost graph and hooks for saved tensors, and no other."""
+def test_graphs_inside_a_graph_are_checked(name: str) -> None:
+    """torch checks only the outermost graph and hooks for saved tensors."""
     gm = graph_of(("call_function", torch.sin))
     setattr(gm, name, graph_of(("call_function", users_own)))
     (reason,) = reasons_of(gm)
@@ -213,8 +213,8 @@ def test_a_checkpoint_context_needs_a_hash_or_an_identity() -> None:
     assert __file__ in reason.message
 
 
-def test_nodes_of_compiled_autograd_are_safe_unless_their_code_is_other_cpp() -> None:
-    """The suggested fix is no edit of torch's own code."""
+def test_nodes_of_compiled_autograd_are_safe_unless_they_call_custom_code() -> None:
+    """The suggested fix does not edit torch's own code."""
     node = compiled_autograd.Op("MulBackward0", operator.neg, is_custom_function=False)
     assert reasons(("call_function", node)) == []
     others = compiled_autograd.Op("CppNodeScale0", operator.neg, is_custom_function=True)
@@ -222,7 +222,7 @@ def test_nodes_of_compiled_autograd_are_safe_unless_their_code_is_other_cpp() ->
     def make_subclass(x: torch.Tensor) -> torch.Tensor:
         return x
 
-    make_subclass.__module__ = compiled_autograd.__name__  # one that torch makes for a subclass
+    make_subclass.__module__ = compiled_autograd.__name__  # as if torch had made it for a subclass
     for target in (others, make_subclass):
         (reason,) = reasons(("call_function", target))
         assert reason.code == "function"
@@ -231,7 +231,7 @@ def test_nodes_of_compiled_autograd_are_safe_unless_their_code_is_other_cpp() ->
         assert "register_cacheable" not in reason.fix
 
 
-def test_what_torch_refuses_is_refused() -> None:
+def test_graphs_that_torch_refuses_are_refused() -> None:
     """torch's own check must not be stricter than ours."""
     from torch._functorch._aot_autograd.autograd_cache import check_cacheable
 
@@ -251,7 +251,7 @@ def wrapping(*args: Any) -> Any:
     return torch.nn.functional.gelu(*args)
 
 
-def test_a_suggested_fix_can_be_pasted_and_names_what_to_register() -> None:
+def test_a_suggested_fix_can_be_pasted_and_names_the_function() -> None:
     def local(x: torch.Tensor) -> torch.Tensor:
         return x
 
@@ -275,7 +275,7 @@ def test_a_suggested_fix_can_be_pasted_and_names_what_to_register() -> None:
     assert "your_function" in suggested_fix(lambda x: x)
 
 
-def test_no_fix_registers_what_torch_makes_for_each_call() -> None:
+def test_no_fix_registers_an_object_that_torch_makes_for_each_call() -> None:
     @torch._dynamo.nonstrict_trace
     def kept(x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -289,7 +289,7 @@ def test_no_fix_registers_what_torch_makes_for_each_call() -> None:
 # -- inputs and settings
 
 
-def test_hooks_that_travel_to_the_backward_pass_are_not_safe() -> None:
+def test_hooks_for_the_backward_pass_are_not_safe() -> None:
     gm = graph_of(("call_function", torch.sin))
     found = bypass_reasons(gm, [torch.ones(1), BackwardState()], lambda _: None)
     assert codes(found) == ["backward-state"]
@@ -334,16 +334,14 @@ FUNCTORCH = torch._functorch.config
         (FUNCTORCH, "activation_memory_budget_runtime_estimator", unnamed, "custom-callable"),
     ],
 )
-def test_settings_under_which_nothing_is_cached(
-    config: Any, setting: str, value: Any, code: str
-) -> None:
+def test_settings_that_turn_caching_off(config: Any, setting: str, value: Any, code: str) -> None:
     with config.patch({setting: value}):
         assert codes(reasons(("call_function", torch.sin))) == [code]
     assert reasons(("call_function", torch.sin)) == []
 
 
 @pytest.mark.parametrize("pass_", [Known(), torch.sin, functools.partial(operator.neg)])
-def test_a_pass_that_has_an_identity_is_no_reason(pass_: Any) -> None:
+def test_a_pass_with_an_identity_is_no_reason(pass_: Any) -> None:
     with INDUCTOR.patch(joint_custom_pre_pass=pass_), FUNCTORCH.patch(joint_custom_pass=pass_):
         assert reasons(("call_function", torch.sin)) == []
 
@@ -357,7 +355,7 @@ def test_a_pass_before_autograd_matters_only_if_it_runs_late() -> None:
             assert codes(reasons(("call_function", torch.sin))) == found
 
 
-def test_freezing_is_not_cached_where_something_is_frozen() -> None:
+def test_freezing_is_not_cached_without_gradients() -> None:
     with INDUCTOR.patch(freezing=True):
         assert reasons(("call_function", torch.sin)) == []
         with torch.no_grad():
@@ -365,7 +363,7 @@ def test_freezing_is_not_cached_where_something_is_frozen() -> None:
 
 
 def test_a_first_call_on_fake_tensors_is_no_reason() -> None:
-    """An entry says what to answer it with."""
+    """An entry describes the outputs of such a call."""
     from torch._guards import TracingContext, tracing
 
     context = TracingContext(None)

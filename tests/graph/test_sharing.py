@@ -1,4 +1,4 @@
-"""What does not change the code that a program compiles to changes no key: entries are shared."""
+"""Settings that do not change compiled code do not change keys, so entries are shared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.switches import threads
 
 
 def key_of(function: Callable[..., Any], *args: Any) -> str:
-    """The key of the one graph that the function makes."""
+    """Return the key of the only graph of ``function``."""
     graph = checked(function, *args)
     assert graph.key is not None, graph.reasons
     return graph.key
@@ -31,8 +31,8 @@ def squared(x: torch.Tensor) -> Any:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo
 @pytest.mark.parametrize("program", [sine, squared])
-def test_torchs_switch_for_custom_functions_makes_no_other_key(program: Callable[..., Any]) -> None:
-    """They are cached with it and without."""
+def test_torchs_switch_for_custom_functions_changes_no_key(program: Callable[..., Any]) -> None:
+    """Custom functions are cached with and without the switch."""
     x = torch.ones(3, requires_grad=True)
     with functorch.patch(autograd_cache_allow_custom_autograd_functions=True):
         allowed = key_of(program, x)
@@ -57,7 +57,7 @@ on_meta = pytest.param(
     "aaa",
     marks=pytest.mark.skipif(
         not hasattr(FxGraphHashDetails, "_may_generate_cpu_cpp_code"),
-        reason="this torch does not ask what a graph has for the processor to do",
+        reason="this torch does not ask whether a graph has code for the processor",
     ),
 )
 
@@ -68,9 +68,9 @@ on_meta = pytest.param(
         (plain, "cpu", {}, "abc"),
         on_meta,
         (plain, "cpu", {"cpp.threads": 2}, "aaa"),
-        # Code for one thread lets several do what one alone has to.
+        # Code for one thread works with one thread only.
         (plain, "cpu", {"cpp.dynamic_threads": True}, "abb"),
-        # Templates split work among a fixed number, whatever the options say.
+        # Templates split work among a fixed number of threads under any options.
         (plain, "cpu", {"cpp.dynamic_threads": True, "max_autotune": True}, "abc"),
         (plain, "cpu", {"cpp.dynamic_threads": True, "max_autotune_gemm": True}, "abc"),
         (flex, "cpu", {"cpp.dynamic_threads": True}, "abc"),
@@ -79,7 +79,7 @@ on_meta = pytest.param(
 def test_keys_with_one_two_and_three_threads(
     key: Callable[[str], str], device: str, options: dict[str, Any], wanted: str
 ) -> None:
-    """Equal letters are equal keys."""
+    """Equal letters in ``wanted`` mean equal keys."""
     found = []
     for count in (1, 2, 3):
         with threads(count), inductor.patch(options):
@@ -95,15 +95,15 @@ def test_keys_with_one_two_and_three_threads(
         (inductor, "trace.graph_diagram", True),
     ],
 )
-def test_what_only_prints_does_not_matter(config: Any, option: str, value: Any) -> None:
+def test_options_that_only_print_do_not_matter(config: Any, option: str, value: Any) -> None:
     with config.patch({option: value}):
         printing = key_of(sine, torch.ones(3))
     assert printing == key_of(sine, torch.ones(3))
 
 
 @pytest.mark.skipif(installed_release() < (2, 12), reason="this torch leaves it out of its key")
-def test_debugging_does_not_matter_and_asking_for_provenance_does(tmp_path: Path) -> None:
-    """What ``TORCH_COMPILE_DEBUG`` sets, and ``INDUCTOR_PROVENANCE`` by itself."""
+def test_debugging_does_not_matter_but_provenance_does(tmp_path: Path) -> None:
+    """The options of ``TORCH_COMPILE_DEBUG``, and that of ``INDUCTOR_PROVENANCE`` alone."""
     provenance = {"trace.provenance_tracking_level": 1}
     debugging = {"trace.enabled": True, "trace.debug_dir": str(tmp_path), **provenance}
     found = []
@@ -136,7 +136,7 @@ def without_grad(x: torch.Tensor) -> torch.Tensor:
         (without_grad, 1),
     ],
 )
-def test_where_inputs_begin_matters_to_graphs_that_name_places_in_storages(
+def test_storage_offsets_of_inputs_matter_to_graphs_with_as_strided(
     function: Callable[[torch.Tensor], Any], keys: int
 ) -> None:
     assert len({key_of(function, part(*at)) for at in ((0,), (3,), (3, 9))}) == keys

@@ -1,4 +1,4 @@
-"""Keys are the same in every process, and on every machine that is alike."""
+"""Keys are the same in every process, and on every machine of the same kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def another_prefix(root: Path) -> Path:
-    """Everything that a process imports, under other names: torch by links, our tests as copies."""
+    """Make another import path: links to installed packages, and copies of our tests."""
     (packages,) = [each for each in site.getsitepackages() if (Path(each) / "torch").is_dir()]
     root.mkdir(parents=True)
     for each in Path(packages).iterdir():
@@ -41,7 +41,7 @@ def another_prefix(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two machines that have nothing in common but their kind found."""
+    """Return the reports of two machines that have only their kind in common."""
     root = tmp_path_factory.mktemp("machines")
     prefix = another_prefix(root / "opt" / "venv" / "lib")
     machines = [
@@ -56,7 +56,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         ),
     ]
     return [
-        each.run("tests.graph.programs:elsewhere", server=0 if each is machines[0] else None).result
+        each.run("tests.graph.programs:report", server=0 if each is machines[0] else None).result
         for each in machines
     ]
 
@@ -68,22 +68,22 @@ def test_keys_do_not_depend_on_process_path_user_or_hash_seed(found: list[dict[s
     assert first["components"] == second["components"]
 
 
-def test_programs_have_keys_of_their_own(found: list[dict[str, Any]]) -> None:
+def test_each_program_has_its_own_key(found: list[dict[str, Any]]) -> None:
     keys = [str({n: v[0] for n, v in each.items()}) for each in found[0]["components"].values()]
     assert len(set(keys)) == len(programs.programs())
 
 
-def test_no_component_shows_where_it_was_made(found: list[dict[str, Any]]) -> None:
+def test_no_component_names_a_path_or_a_user(found: list[dict[str, Any]]) -> None:
     for place in (found[1]["home"], str(Path(found[1]["torch"]).parents[1]), "somebody-else"):
         assert place not in str(found[1]["components"])
 
 
-@pytest.mark.filterwarnings("ignore")  # torch instantiates what it says not to
-def test_a_second_look_in_one_process_finds_the_same(found: list[dict[str, Any]]) -> None:
-    """Neither what was looked at before nor objects that happen to be shared matter."""
+@pytest.mark.filterwarnings("ignore")  # torch instantiates a class that it warns about
+def test_keys_are_the_same_at_the_second_check_in_one_process(found: list[dict[str, Any]]) -> None:
+    """Earlier checks do not matter, and neither do objects that happen to be shared."""
     again = programs.components()
     assert again == programs.components()
-    changing = {"torch.num_threads", "cpp_runtime_thread_count"}  # this process is no machine
+    changing = {"torch.num_threads", "cpp_runtime_thread_count"}  # machines set these
     for name, parts in found[0]["components"].items():
         for part, value in parts.items():
             if part not in changing and not part.endswith("_config"):

@@ -18,7 +18,7 @@ from s3cache.graph._graph import traced_values
 
 
 def graph_of(make: Callable[[Tensor], Any] = lambda x: x, **meta: Any) -> GraphModule:
-    """A graph of one call, with what ``make`` makes of its input as the value."""
+    """Return a graph of one call; ``make`` computes the value of the call from its input."""
     graph = Graph()
     with FakeTensorMode():
         x = torch.empty(4, 6)
@@ -60,12 +60,12 @@ VALUES: list[Callable[[Tensor], Any]] = [
 
 def test_each_property_of_a_value_matters() -> None:
     digests = [digest(make) for make in VALUES]
-    assert digests[10] == digests[11]  # a view of everything is the value again
+    assert digests[10] == digests[11]  # a view of the whole tensor has the same digest
     assert len(set(digests)) == len(VALUES) - 1
     assert digests == [digest(make) for make in VALUES]
 
 
-def test_where_an_input_begins_does_not_matter_and_where_a_view_does() -> None:
+def test_the_offset_of_an_input_does_not_matter_but_the_offset_of_a_view_does() -> None:
     def of(offset: int, step: int) -> str:
         gm = graph_of()
         with FakeTensorMode():
@@ -104,7 +104,7 @@ def test_marks_that_passes_put_on_nodes_matter(mark: Any, other: Any) -> None:
     assert digest(mark=mark) not in (digest(), digest(elsewhere=mark))
 
 
-def test_where_a_node_comes_from_does_not() -> None:
+def test_the_origin_of_a_node_does_not_matter() -> None:
     plain = digest()
     assert (
         digest(stack_trace=str(time.time()), seq_nr=7, nn_module_stack={"a": ("b", int)}) == plain
@@ -112,7 +112,7 @@ def test_where_a_node_comes_from_does_not() -> None:
     assert digest(noted=object()) == plain
 
 
-def test_a_subclass_is_described_by_what_it_wraps() -> None:
+def test_a_subclass_is_described_by_its_inner_tensors() -> None:
     def of(inner: Callable[[], Tensor]) -> str:
         gm = graph_of()
         with FakeTensorMode():
@@ -123,7 +123,7 @@ def test_a_subclass_is_described_by_what_it_wraps() -> None:
     assert of(lambda: torch.empty(4, 6)) != of(lambda: torch.empty(6, 4).t())
 
 
-def test_values_of_graphs_inside_of_the_graph_matter() -> None:
+def test_values_in_nested_graphs_matter() -> None:
     digests = set()
     for make in VALUES[:3]:
         outer = graph_of()

@@ -1,4 +1,4 @@
-"""Code of others that takes part in tracing: operators, functions and tensor subclasses."""
+"""User code that takes part in tracing: operators, functions and tensor subclasses."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _codes(finding: Any) -> list[str]:
 
 @pytest.fixture
 def define() -> Iterator[Callable[..., Any]]:
-    """Define an operator that only runs at run time, without any rule."""
+    """Return a function that defines an operator without any rule for tracing."""
     made: list[Any] = []
 
     def define(forward: Any = _in_place, mutates: Any = ("x",), **more: Any) -> Any:
@@ -102,7 +102,7 @@ def test_rules_of_an_operator_take_part_in_tracing(
 
 
 @pytest.mark.parametrize("key", ["Meta", "CompositeImplicitAutograd", "Autograd", "AutocastCPU"])
-def test_kernels_for_any_key_but_a_devices_take_part_in_tracing(key: str) -> None:
+def test_kernels_take_part_in_tracing_unless_their_key_is_a_device(key: str) -> None:
     library = torch.library.Library("s3cache_operators", "FRAGMENT")
     try:
         name = f"keyed{next(_names)}"
@@ -137,10 +137,10 @@ def test_schema_tags_and_version_of_an_operator_are_in_the_key(define: Callable[
     assert len(texts) == 4
 
 
-def test_a_fake_of_a_flexible_layout_needs_an_identity(
+def test_the_fake_of_an_operator_with_flexible_layout_needs_an_identity(
     define: Callable[..., Any], install: Callable[..., Any]
 ) -> None:
-    """Inductor calls it again, on inputs that are not laid out as they were traced."""
+    """Inductor calls it again, on inputs with another layout than in tracing."""
     library = install("def fake(x): return x.clone()")
     for fake, codes in ((_forward, ["generator"]), (library.fake, [])):
         for tags, wanted in (((torch.Tag.flexible_layout,), codes), ((), [])):
@@ -156,7 +156,7 @@ def test_a_fake_of_a_flexible_layout_needs_an_identity(
 def test_a_function_that_torch_knows_by_name_is_identified_by_its_file(
     install: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """einops before 0.8.2 is in graphs as it is; a program's function may bear that name."""
+    """Graphs call einops before 0.8.2 itself; a program's function may have the same name."""
     library = install("def rearrange(x): return x * 2")
 
     def graph_with(made: Any) -> s3cache.Graph:
@@ -176,7 +176,7 @@ def test_a_function_that_torch_knows_by_name_is_identified_by_its_file(
 
 
 class Config:
-    """What a subclass carries beside its tensors."""
+    """Data of a subclass beside its tensors."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Config)
@@ -210,7 +210,7 @@ class Wrapped(torch.Tensor):
         return cls(func(*plain, **(kwargs or {})))
 
     def _stable_hash_for_caching(self) -> str:
-        """Return what torch asks of subclasses; it need not say what their code does."""
+        """Return the hash that torch asks for; it need not depend on the subclass's code."""
         return "wrapped"
 
 
@@ -218,7 +218,7 @@ class Registered(Wrapped): ...
 
 
 @pytest.mark.parametrize("config", [None, Config(), [{"k": Config()}]])
-def test_code_of_a_subclass_keeps_a_graph_from_the_first_level(config: Any) -> None:
+def test_a_user_subclass_keeps_a_graph_from_the_first_level(config: Any) -> None:
     graph = checked(sine, Wrapped(torch.ones(3), config))
     assert (graph.key, _codes([*graph.reasons])) == (None, ["subclass"])
     assert "register_cacheable" in graph.reasons[0].fix
@@ -226,13 +226,13 @@ def test_code_of_a_subclass_keeps_a_graph_from_the_first_level(config: Any) -> N
 
 
 @pytest.mark.filterwarnings("ignore:TwoTensor does not implement")
-def test_a_subclass_of_torch_has_a_key_and_one_inside_of_it_is_seen() -> None:
+def test_a_subclass_of_torch_has_a_key_unless_it_wraps_a_user_subclass() -> None:
     x = torch.ones(3)
     assert "TwoTensor" in checked(sine, TwoTensor(x, x * 2)).components["graph.subclasses"].value
     assert checked(sine, TwoTensor(Wrapped(x), Wrapped(x))).key is None
 
 
-def test_a_registered_subclass_is_in_the_key_by_its_version() -> None:
+def test_the_version_of_a_registered_subclass_is_in_the_key() -> None:
     s3cache.register_cacheable(Registered, version="1")
     first = checked(sine, Registered(torch.ones(3)))
     assert "version 1" in first.components["graph.subclasses"].value

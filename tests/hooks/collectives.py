@@ -1,8 +1,8 @@
-"""Programs of which code may hold the number of the rank, and what two ranks come to.
+"""A job of two ranks: programs with code that may contain the number of the rank.
 
-Each program is compiled and held against the same without a compiler. The one with a group of its
-own has the group's name in its graph (pytorch 189330). Tensors that name a device mesh (188390) are
-in ``test_ranks.py``.
+Each result is compared with eager mode. The graph of the program with its own process group
+contains the group's name (pytorch 189330). Tensors that name a device mesh (188390) are in
+``test_ranks.py``.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ Program = Callable[[Any, Any], Any]
 
 
 def gathered(x: Any, group: Any) -> Any:
-    """Gathers two tensors, which a pass of Inductor may merge (pytorch 188332)."""
+    """Gather two tensors; a pass of Inductor may merge the calls (pytorch 188332)."""
     first = functional.all_gather_single(x * 2, 0, group)
     second = functional.all_gather_single(x + 1, 0, group)
     return first.sin() + second.cos()
 
 
 def reduced(x: Any, group: Any) -> Any:
-    """Calls the collectives that it was traced to."""
+    """Reduce over all ranks; the code calls the traced collectives."""
     return functional.all_reduce(x * 2, "sum", group) + 1
 
 
 def times_rank(x: Any, _: Any) -> Any:
-    """Takes the rank for a number."""
+    """Use the rank as a number."""
     return x * (dist.get_rank() + 1)
 
 
 def within(x: Any, _: Any, size: int = 4) -> Any:
-    """Masks what lies outside of this rank's part of a vocabulary (torchtitan 4730)."""
+    """Mask numbers outside this rank's part of a vocabulary (torchtitan 4730)."""
     begin = size * dist.get_rank()
     mask = (x < begin) | (x >= begin + size)
     return torch.where(mask, 0.0, x - begin)
 
 
-#: By name: the program, and the options of Inductor that it is compiled under.
+#: By name: the program, and Inductor's options for its compile.
 PROGRAMS: dict[str, tuple[Program, dict[str, Any]]] = {
     "all-gathers that are merged": (gathered, {"bucket_all_gathers_fx": "all"}),
     "all-gathers": (gathered, {}),
@@ -55,8 +55,8 @@ PROGRAMS: dict[str, tuple[Program, dict[str, Any]]] = {
 }
 
 
-def noted(url: str) -> dict[str, Any]:
-    """What a rank comes to with each program."""
+def outcomes(url: str) -> dict[str, Any]:
+    """Return the outcome of each program on this rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()

@@ -1,4 +1,4 @@
-"""What entries rely on beside their keys."""
+"""Conditions of entries: requirements of their code beside their keys."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Programs for several processes, and what each of them saw. They run on machines of their own.
+"""Jobs with a process group, of one or several processes.
 
-A job that needs no second process has a process group of its own, of one: DDPOptimizer splits
-graphs there as anywhere.
+A job that needs no second process has a group of one process: DDPOptimizer splits graphs there
+too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _network() -> Any:
 
 
 class Checkpointed(torch.nn.Module):
-    """The same network, its second block recomputed in the backward."""
+    """The same network; the backward recomputes its second block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Checkpointed(torch.nn.Module):
         return checkpoint(second, first(x), use_reentrant=False)
 
 
-# What each way of training is, beside the plain one.
+# How each way of training differs from the plain one.
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "sizes that change": {"sizes": (3, 5, 7)},
@@ -71,7 +71,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def _train(way: dict[str, Any]) -> list[Any]:
-    """The losses and the last gradients of three steps."""
+    """Return the losses and the last gradients of three steps."""
     network = way.get("make", _network)()
     if way.get("inside"):
         network.compile()
@@ -90,34 +90,34 @@ def _train(way: dict[str, Any]) -> list[Any]:
 
 
 def _small_buckets() -> None:
-    """The first bucket is small too, whatever a model asks for: several graphs of a small one."""
+    """Make the first bucket small too, so that a small model is split into several graphs."""
     dist.__dict__["_DEFAULT_FIRST_BUCKET_BYTES"] = 512
 
 
-def _alone() -> None:
-    """A process group of this process alone."""
+def _init_group_of_one() -> None:
+    """Make a process group of this process alone."""
     _small_buckets()
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 
 
 def train(url: str, names: list[str]) -> list[dict[str, Any]]:
-    """What each way of training comes to on two machines, with a remote of its own."""
-    _alone()
+    """Train in each way on two machines, with a remote for each way; return the results."""
+    _init_group_of_one()
     machines: list[dict[str, Any]] = [{}, {}]
-    for number, came_to in enumerate(machines):
+    for number, results in enumerate(machines):
         for name in names:
             remote = f"{url}/{name.replace(' ', '-')}?create=1"
             with machine_here(remote, str(number), local_dir=None, local=False) as cache:
                 seen = _train(WAYS[name])
                 assert not cache.flush(60).remaining
-                came_to[name] = {"seen": seen, **account(cache)}
+                results[name] = {"seen": seen, **account(cache)}
     return machines
 
 
 def without_each_entry(remote: str, scratch: str) -> dict[str, Any]:
-    """The plain way, each time from a copy of ``remote`` that lacks one entry; then uncached."""
-    _alone()
-    came_to = {}
+    """Train from copies of ``remote`` that each lack one entry, and then without a cache."""
+    _init_group_of_one()
+    results = {}
     entries = sorted(path for path in Path(remote, "objects").rglob("*") if path.is_file())
     for index, entry in enumerate(entries):
         copy = Path(scratch, str(index))
@@ -125,11 +125,11 @@ def without_each_entry(remote: str, scratch: str) -> dict[str, Any]:
         (copy / entry.relative_to(remote)).unlink()
         torch.compiler.reset()
         with s3cache.enabled(f"file://{copy}", local=False) as cache:
-            came_to[str(index)] = {"seen": _train({}), **account(cache)}
+            results[str(index)] = {"seen": _train({}), **account(cache)}
     torch.compiler.reset()
     with torch._functorch.config.patch(enable_autograd_cache=False):
-        came_to["torch alone"] = {"seen": _train({})}
-    return came_to
+        results["torch alone"] = {"seen": _train({})}
+    return results
 
 
 # -- two processes
@@ -141,7 +141,7 @@ def _data_parallel() -> Callable[[Any], Any]:
 
 def _tensor_parallel() -> Callable[[Any], Any]:
     mesh = init_device_mesh("cpu", (2,))
-    assert hash(mesh)  # kept in the mesh, and another one in each process
+    assert hash(mesh)  # the mesh keeps its hash, which differs between processes
     network = _network()
     for block in network:
         parallelize_module(block, mesh, {"inner": ColwiseParallel(), "outer": RowwiseParallel()})
@@ -158,12 +158,12 @@ def _fully_sharded() -> Callable[[Any], Any]:
 KINDS = {"ddp": _data_parallel, "tp": _tensor_parallel, "fsdp": _fully_sharded}
 
 
-def _without_its_deadlock() -> None:
+def _avoid_deadlock() -> None:
     """Let torch's partitioner ask other ranks without the GIL.
 
     AOTAutograd calls it under the Python dispatcher, which takes the GIL for each operator. gloo's
-    thread holds its queue while it waits for the GIL, to be rid of the last operator's tensors: a
-    job without s3cache hangs as well, at one compile in about fifty.
+    thread holds its queue while it waits for the GIL, to free the last operator's tensors: a job
+    without s3cache hangs as well, at one compile in about fifty.
     """
     ask = partitioners._sync_decision_cross_ranks
 
@@ -173,20 +173,20 @@ def _without_its_deadlock() -> None:
             return ask(*arguments)
 
     partitioners.__dict__["_sync_decision_cross_ranks"] = freely
-    s3cache.register_cacheable(freely, version="1")  # else it keeps graphs from being cached
+    s3cache.register_cacheable(freely, version="1")  # otherwise graphs are not cached
 
 
 def one_rank(kind: str, url: str, *options: str) -> dict[str, Any]:
-    """What a rank comes to.
+    """Train as one rank; return its losses and counts.
 
     Args:
-        options: to be set to true, such as ``"torch._functorch.config:name"``.
+        options: Options of torch to set to true, such as ``"torch._functorch.config:name"``.
     """
     torch.set_num_threads(1)
     for option in options:
         module, _, name = option.partition(":")
         setattr(importlib.import_module(module), name, True)
-    _without_its_deadlock()
+    _avoid_deadlock()
     _small_buckets()
     dist.init_process_group("gloo")
     with s3cache.enabled(url) as cache:
@@ -202,7 +202,7 @@ def one_rank(kind: str, url: str, *options: str) -> dict[str, Any]:
         assert not cache.flush(60).remaining
         fx = cache.stats().fx
         shared = {"fx_hits": sum(fx.hits.values()), "led": fx.led, "waits": fx.waits}
-        noted = {"losses": losses, "uploaded": cache.stats().uploaded, **shared, **account(cache)}
+        result = {"losses": losses, "uploaded": cache.stats().uploaded, **shared, **account(cache)}
     dist.barrier()
     dist.destroy_process_group()
-    return noted
+    return result

@@ -1,4 +1,4 @@
-"""A job: mistakes in each hook, while programs compile."""
+"""A job with a fault in each hook while programs compile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.hooks.switches import Counted, compiled, unknown
 
 
 class InjectedError(Exception):
-    """What a fault raises, so that nothing else is taken for it."""
+    """The error of injected faults; no other code raises it."""
 
 
 def _raise(*_: Any, **__: Any) -> Any:
@@ -34,7 +34,7 @@ def _broken(owner: Any, name: str) -> Iterator[None]:
         setattr(owner, name, old)
 
 
-# What to break in each hook.
+# The function to break in each hook.
 HOOKS: dict[str, tuple[Any, str]] = {
     "key": (_keys, "bypass_reasons"),
     "fx key": (_keys, "fx_bypass_reasons"),
@@ -50,7 +50,7 @@ HOOKS: dict[str, tuple[Any, str]] = {
 
 
 def faults(url: str, strict: bool) -> dict[str, Any]:
-    """For each hook: what a program sees of it, and the counts."""
+    """Break each hook in turn; return the program's outcomes and the counts."""
     cache = s3cache.enable(url, strict=strict)
     counted = Counted(cache)
     found: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def faults(url: str, strict: bool) -> dict[str, Any]:
 
 
 def bypassed(url: str) -> dict[str, Any]:
-    """What strict mode says of a graph that cannot be cached, and whether one compiles that can."""
+    """Compile a graph that cannot be cached, and one that can, in strict mode."""
     with s3cache.enabled(url, strict=True) as cache:
         found = []
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Jobs over graphs that only the second level can serve, and graphs that both come by."""
+"""Jobs with graphs that only the second level can serve, and with graphs for both levels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.watch import lowerings, processes
 
 
 def waved(x: Any, y: Any) -> Any:
-    """A graph with a kernel of its own."""
+    """A graph with a kernel."""
     return (x @ y).sin() * 2
 
 
@@ -26,7 +26,7 @@ def opaque(x: Any) -> Any:
 
 
 def unknown(x: Any, y: Any) -> Any:
-    """A graph that cannot be cached as a whole: nothing says what ``opaque`` does."""
+    """A graph that cannot be cached as a whole: ``opaque`` is not registered."""
     return opaque(x @ y)
 
 
@@ -52,13 +52,13 @@ WAYS = {
     "forward": lambda: _runs(waved, grad=True),
     "unknown": lambda: _runs(unknown),
     "unknown forward": lambda: _runs(unknown, grad=True),
-    # One serves both sizes, by its guards.
+    # The guards of one entry allow both sizes.
     "unknown sizes": lambda: _runs(unknown, dynamic=True, sizes=(5, 7)),
 }
 
 
 def each_way(url: str, names: list[str]) -> dict[str, Any]:
-    """What each way of compiling comes to, and the counts."""
+    """Compile in each way; return the outcomes and the counts."""
 
     lowered, started = lowerings(), processes()
     found = {}
@@ -75,7 +75,7 @@ def each_way(url: str, names: list[str]) -> dict[str, Any]:
 
 
 def _second(cache: Any) -> dict[str, int]:
-    """The counts of the second level."""
+    """Return the counts of the second level."""
     level = cache.stats().fx
     return {
         "hits": sum(level.hits.values()),
@@ -87,7 +87,7 @@ def _second(cache: Any) -> dict[str, int]:
 
 
 def train(url: str) -> dict[str, Any]:
-    """Whole training steps, of which the second level must leave nothing behind."""
+    """Train whole steps; the second level must leave nothing in the remote."""
     lowered = lowerings()
     with s3cache.enabled(url) as cache:
         right = compiled(6, grad=True) and compiled(8)
@@ -105,7 +105,7 @@ def train(url: str) -> dict[str, Any]:
 
 
 def at_both_levels(url: str, names: list[str]) -> dict[str, Any]:
-    """Train, and compile what only the second level serves."""
+    """Train, and compile graphs that only the second level serves."""
     return {"trained": train(url), "ways": each_way(url, names)}
 
 
@@ -113,7 +113,7 @@ DAMAGE = ("no kernel", "no pickle", "another type", "bad code", "bad guards")
 
 
 def damaged_and_replaced(url: str) -> list[dict[str, Any]]:
-    """What a writer comes to, a reader of damaged entries, and one of what replaced those."""
+    """Run a writer, a reader of damaged entries, and a reader of their replacements."""
     remote = Path(url.removeprefix("file://").partition("?")[0]) / "objects"
     found = []
     for name in ("writer", "reader", "third"):
@@ -139,11 +139,11 @@ def damaged_and_replaced(url: str) -> list[dict[str, Any]]:
 
 
 def without_room(url: str, number: int, torchs: bool) -> dict[str, Any]:
-    """Hit a graph on a second machine, twice: first while a file cannot be written.
+    """Look a graph up twice on a second machine; at first, a file cannot be written.
 
     Args:
-        number: the error that the system answers with.
-        torchs: whether it is a file of torch's, and for a moment; else any temporary directory.
+        number: The system's error number.
+        torchs: Fail one write of a file of torch; otherwise, fail for all temporary directories.
     """
     import tempfile
     from unittest.mock import patch
@@ -186,15 +186,15 @@ def without_room(url: str, number: int, torchs: bool) -> dict[str, Any]:
 
 
 def matmul_of_ours(x: Any, y: Any, *, out: Any) -> None:
-    """One that Inductor may choose, and registers by this name while it lowers."""
+    """A product that Inductor may choose, and registers under this name while it lowers."""
     torch.mm(x, y, out=out)
 
 
 def external_matmul(url: str) -> dict[str, Any]:
-    """A graph that calls it."""
+    """Compile a graph that calls ``matmul_of_ours``."""
     options = {
         "max_autotune_gemm": True,
-        "max_autotune_gemm_backends": "TRITON",  # of which there is none on a processor
+        "max_autotune_gemm_backends": "TRITON",  # which has none for a processor
         "external_matmul": [matmul_of_ours],
     }
     s3cache.register_cacheable(matmul_of_ours, version="1")
@@ -205,7 +205,7 @@ def external_matmul(url: str) -> dict[str, Any]:
 
 
 class Counter:
-    """Telemetry: how often a function of torch was called, and with what."""
+    """Telemetry that counts the calls of a function of torch, by type of the argument."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -223,7 +223,7 @@ class Counter:
 
 
 def observed(url: str) -> dict[str, Any]:
-    """Two graphs, in a program that watches what traces them, on two machines."""
+    """Compile two graphs on two machines, in a program that counts calls while tracing."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     lowered, found = lowerings(), []

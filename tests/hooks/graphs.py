@@ -1,4 +1,4 @@
-"""Jobs over a handful of graphs, one to each kind of damage an entry can have."""
+"""Jobs with one graph for each kind of damage to an entry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENTRIES = ("no pickle", "another type", "raises", "bad guards", "bad backward")
 
 
 def compile_one(name: str) -> bool:
-    """Compile the graph that ``name`` stands for again; whether it does as eager does."""
+    """Compile the graph called ``name`` again; return whether it equals eager mode."""
     import torch
 
     if name not in KERNELS:
@@ -34,12 +34,12 @@ def compile_one(name: str) -> bool:
 
 
 def remote_of(url: str) -> Path:
-    """Return the folder that has what is kept at a URL."""
+    """Return the folder with the objects of a URL."""
     return Path(url.removeprefix("file://").partition("?")[0]) / "objects"
 
 
-def _all_of_them(url: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Compile every graph on a machine; return what came of it, and the object of each entry."""
+def _compile_all(url: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Compile every graph on a machine; return the counts, and the graph of each object."""
     objects: dict[str, str] = {}
     with machine_here(url, name) as cache:
         wrong = []
@@ -53,14 +53,14 @@ def _all_of_them(url: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def damaged_and_replaced(url: str) -> dict[str, Any]:
-    """What a writer comes to, a reader of damaged entries, and one of what replaced those."""
-    writer, objects = _all_of_them(url, "writer")
+    """Run a writer, a reader of damaged entries, and a reader of their replacements."""
+    writer, objects = _compile_all(url, "writer")
     damage(objects)
     bad = {path: Path(path).read_bytes() for path in objects}
-    reader, _ = _all_of_them(url, "reader")
+    reader, _ = _compile_all(url, "reader")
     replaced = all(Path(path).read_bytes() != content for path, content in bad.items())
     os.environ["PATH"] = ""  # no compiler
-    third, _ = _all_of_them(url, "third")
+    third, _ = _compile_all(url, "third")
     return {"writer": writer, "reader": reader, "third": third, "replaced": replaced}
 
 
@@ -70,15 +70,15 @@ class _Raises:
 
 
 def damage(objects: dict[str, str]) -> None:
-    """Make each entry unusable in its own way, in a frame that is sound."""
+    """Damage each entry in its own way, inside a valid frame."""
     for path, name in objects.items():
         found = frame.decode(Path(path).read_bytes())
         sections = {each: bytes(found.section(each)) for each in found.names}
         kernel = next((each for each in sections if each.startswith("kernel/")), "")
         if name == "cut short":
-            sections[kernel] = sections[kernel][:4200]  # in the middle of what is loaded
+            sections[kernel] = sections[kernel][:4200]  # inside the part that is loaded
         elif name == "no symbol":
-            import _json  # a sound library, but no kernel
+            import _json  # a valid library, but no kernel
 
             sections[kernel] = Path(_json.__file__).read_bytes()
         elif name == "no kernel":
@@ -98,7 +98,7 @@ def _damaged(name: str, content: bytes) -> bytes:
     entry = pickle.loads(content)
     if name == "bad guards":
         entry.guards_expr = "L['nothing'"
-    else:  # of a whole graph the backward: the forward is rebuilt by then
+    else:  # the backward of a whole graph: the forward is already rebuilt then
         graph = entry.compiled_bw.result if hasattr(entry, "compiled_bw") else entry
         graph.cache_key = "c" + "0" * 51
         graph.source_code = "raise RuntimeError('this is no graph')"

@@ -1,4 +1,4 @@
-"""Jobs: programs with compiled code that relies on more than their key."""
+"""Jobs with compiled code that relies on more than its key."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def cubed(x: Any) -> Any:
 
 
 def times(x: Any) -> Any:
-    """Its backward reuses the memory of what is saved for it."""
+    """A program with a backward that reuses the memory of saved tensors."""
     return (x @ x.t()).tanh() @ x
 
 
 def sliced(x: Any) -> Any:
-    """Its backward begins with zeros, which have no inputs."""
+    """A program with a backward that begins with zeros, which have no inputs."""
     return (x[:3].half() * x[1:4].half() * 1.1).float().sin() * x[:3]
 
 
@@ -35,9 +35,9 @@ PROGRAMS = {each.__name__: each for each in (cubed, times, sliced)}
 def backwards(remote: str, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Take training steps, each on a fresh machine, with the remote at ``remote/SITE``.
 
-    Of a step, ``casts`` is a setting at its backward, ``fault`` what fails then, ``late`` has
-    nothing lowered before, ``kept`` is for two backwards, and ``options`` for some of
-    ``torch.compile``'s.
+    In a step, ``casts`` is a setting during its backward, ``fault`` names a function that fails
+    then, ``late`` keeps the backward from being lowered early, ``kept`` runs two backwards, and
+    ``options`` gives options to ``torch.compile``.
     """
     seen: list[str] = []
     logger = logging.getLogger("s3cache")

@@ -1,4 +1,4 @@
-"""What the machines of these tests do. torch is imported in there, not by the tests."""
+"""Jobs that the machines of these tests run. The functions import torch, not this module."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from tests.support.watch import processes
 
 @contextlib.contextmanager
 def machine_here(url: str, name: str, **options: Any) -> Iterator[Any]:
-    """Play a fresh machine in this process: disks of its own, nothing compiled, counts at zero.
+    """Simulate a fresh machine in this process: its own disks, nothing compiled, counts at zero.
 
-    For what two machines come to; that an entry needs nothing of its writer's process is proved
-    where each has its own.
+    Tests with a process for each machine prove that an entry needs nothing of its writer's process.
     """
     import torch
     from torch._inductor.utils import clear_caches
@@ -33,7 +32,7 @@ def machine_here(url: str, name: str, **options: Any) -> Iterator[Any]:
 
 
 def account(cache: Any) -> dict[str, Any]:
-    """What the cache and torch have counted."""
+    """Return the counts of the cache and of torch."""
     from torch._dynamo.utils import counters
 
     stats = cache.stats()
@@ -52,7 +51,7 @@ def account(cache: Any) -> dict[str, Any]:
 
 
 def model() -> Any:
-    """A small network with kernels of its own in both directions."""
+    """Return a small network with kernels in the forward and in the backward."""
     import torch
 
     torch.manual_seed(0)
@@ -60,9 +59,9 @@ def model() -> Any:
 
 
 def reduce(url: str, threads: list[int], dynamic: bool) -> list[dict[str, Any]]:
-    """Code with loops and reductions over several threads, and with what one alone has to do.
+    """Compile on machines with these numbers of threads.
 
-    On machines with these numbers of threads.
+    The code has loops and reductions over several threads, and a part for one thread alone.
     """
     import torch
 
@@ -88,7 +87,7 @@ def reduce(url: str, threads: list[int], dynamic: bool) -> list[dict[str, Any]]:
 
 
 def train(url: str) -> dict[str, Any]:
-    """One training step, and one graph through the C++ wrapper; how near to eager they come."""
+    """Run a training step, and a graph with the C++ wrapper; return counts and the error."""
     import torch
     import torch._inductor.compile_fx  # with CUDA, importing it asks ldconfig for libraries
 

@@ -1,4 +1,4 @@
-"""Jobs: a torch that lacks one of the names that s3cache uses, or that is newer than any known."""
+"""Jobs with a torch that lacks a name that s3cache uses, or with a torch that is too new."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def product(x: Any, y: Any) -> Any:
 
 
 class Warnings(logging.Handler):
-    """The warnings of s3cache."""
+    """A handler that collects the warnings of s3cache."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -34,7 +34,7 @@ class Warnings(logging.Handler):
 
 
 def _compiled(url: str, **options: Any) -> dict[str, Any]:
-    """Whether the graph does as eager does, and what its lookup came to."""
+    """Compile the graph; return whether it equals eager mode, and the counts."""
     torch.compiler.reset()
     x = torch.arange(9.0).reshape(3, 3)
     with s3cache.enabled(url, **options) as cache:
@@ -43,7 +43,7 @@ def _compiled(url: str, **options: Any) -> dict[str, Any]:
 
 
 def names(url: str, step: int) -> list[dict[str, Any]]:
-    """What becomes of a hit without each name, of which there are ``step`` from one to the next."""
+    """Look up an entry without each ``step``-th name of torch; return the outcomes."""
     os.environ[WATCHED] = "1"  # every feature is in use
     warnings = Warnings()
     _compiled(url)
@@ -57,19 +57,19 @@ def names(url: str, step: int) -> list[dict[str, Any]]:
         warnings.messages.clear()
         try:
             ran = _compiled(url, shape_profile=True)
-            became = {"hits": sum(ran["hits"].values()), "right": ran["right"]}
+            outcome = {"hits": sum(ran["hits"].values()), "right": ran["right"]}
         except Exception as exc:
-            became = {"raised": repr(exc)}
+            outcome = {"raised": repr(exc)}
         finally:
             internal.place = place
             internal.bind()
         warned = list(warnings.messages)
-        found.append({"name": place, "feature": internal.feature, "warned": warned, **became})
+        found.append({"name": place, "feature": internal.feature, "warned": warned, **outcome})
     return found
 
 
 def newer(url: str, lacks: str = "") -> dict[str, Any]:
-    """A release after the newest that was tried; objects of one class lack an attribute."""
+    """Compile with a torch newer than any tested one; guards lack the attribute ``lacks``."""
     warnings = Warnings()
     internals.OLDEST, internals.NEWEST = (2, 9), (2, 10)
     if lacks:

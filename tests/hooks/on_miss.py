@@ -10,7 +10,7 @@ import s3cache
 
 
 def step(url: str, sizes: list[int], on_miss: str, operator: str = "sin") -> list[Any]:
-    """What a training step of each size comes to: its gradient's sum, or why there is none."""
+    """Run a training step of each size; return the sum of its gradient, or its error."""
     found: list[Any] = []
     with s3cache.enabled(url, on_miss=on_miss) as cache:  # type: ignore[arg-type]
 

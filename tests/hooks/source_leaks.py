@@ -1,4 +1,4 @@
-"""Programs with a word at the end of their lines, which a test looks for in their entries."""
+"""Programs with a word at the end of their lines; a test searches the entries for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WORD = "confidential"
 
 
 def share(url: str) -> dict[str, Any]:
-    """Compile graphs, and say what hits of them."""
+    """Compile graphs; return the counts."""
     from torch.utils.checkpoint import checkpoint
 
     import s3cache
@@ -46,11 +46,11 @@ def share(url: str) -> dict[str, Any]:
         torch.compile(recomputed)(x.clone().requires_grad_()).backward()
         torch.compile(trained, dynamic=True)(x.clone().requires_grad_()).backward()
         compiled = torch.compile(mutated)
-        for size in (4, 3):  # of which another process need not know the first
+        for size in (4, 3):  # another process need not see the first size
             compiled(x[:size].clone())
         for function in (called, chosen, mutated):
             torch.compile(function)(x.clone())
-        # The backward never comes: its forward is shared alone.
+        # The backward never runs: the forward is shared alone.
         torch.compile(lambda x: x.exp().sum())(x.clone().requires_grad_())  # confidential
         assert not cache.flush(60).remaining
         return {**account(cache), "second level": sum(cache.stats().fx.hits.values())}

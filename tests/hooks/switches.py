@@ -1,4 +1,4 @@
-"""A job: torch's own switches, one after the other in one process, with s3cache turned on."""
+"""Jobs that set torch's own switches, one after the other in one process, with s3cache on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def product(x: Any, y: Any) -> Any:
 
 
 def unknown(x: Any, y: Any) -> Any:
-    """One that cannot be cached as a whole: nothing says what it calls."""
+    """A graph that cannot be cached as a whole: ``opaque`` is not registered."""
     return opaque(x @ y)
 
 
@@ -23,7 +23,7 @@ def opaque(x: Any) -> Any:
 
 
 def compiled(size: int, function: Any = product, grad: bool = False) -> bool:
-    """Compile ``function`` again for matrices of ``size``; whether it does as eager does."""
+    """Compile ``function`` again for a size of matrices; return whether it equals eager mode."""
     import torch
 
     torch._dynamo.reset()
@@ -40,7 +40,7 @@ def compiled(size: int, function: Any = product, grad: bool = False) -> bool:
 
 
 class Counted:
-    """What each step has added to the counts."""
+    """The counts that each step adds."""
 
     def __init__(self, cache: Any) -> None:
         self.cache = cache
@@ -68,7 +68,7 @@ class Counted:
 
 
 def switches(url: str) -> dict[str, Any]:
-    """Counts that each switch adds, by its name."""
+    """Return the counts that each switch adds, by its name."""
     import torch
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
@@ -115,7 +115,7 @@ def switches(url: str) -> dict[str, Any]:
 
 
 def _alone_here(url: str) -> dict[str, Any]:
-    """What each level keeps out of the remote, and what is uploaded if one level does so alone."""
+    """Keep both levels, then only whole graphs, out of the remote; return steps and uploads."""
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
 
@@ -141,7 +141,7 @@ def _alone_here(url: str) -> dict[str, Any]:
 
 
 def _remote_alone(url: str) -> dict[str, Any]:
-    """What each level finds where torch's options leave it the remote alone."""
+    """Compile with options of torch that leave each level only the remote tier."""
     import os
 
     from torch._functorch import config as functorch
@@ -165,7 +165,7 @@ def _remote_alone(url: str) -> dict[str, Any]:
 
 
 def _shared(url: str) -> dict[str, Any]:
-    """A whole graph, and an FX graph of another one."""
+    """Compile a whole graph, and a graph that only the second level serves."""
 
     with machine_here(url, "writer") as cache:
         tiers = Tiers(cache)
@@ -174,8 +174,8 @@ def _shared(url: str) -> dict[str, Any]:
     return {"steps": tiers.steps}
 
 
-def of_torchs_remote(url: str) -> list[dict[str, Any]]:
-    """All three, one after the other, with the entries that are in the remote after the first."""
+def remote_switches(url: str) -> list[dict[str, Any]]:
+    """Run all three jobs in turn; also return the remote's entries after the first one."""
     written = _shared(url)
     remote = Path(url.removeprefix("file://").partition("?")[0]) / "objects"
     entries = [str(path) for path in remote.rglob("*") if path.is_file()]
@@ -183,7 +183,7 @@ def of_torchs_remote(url: str) -> list[dict[str, Any]]:
 
 
 class Tiers(Counted):
-    """Which tiers each compile hits at which level, and what it saves."""
+    """The tier that each compile hits at each level, and its saves."""
 
     def _now(self) -> dict[str, int]:
         stats = self.cache.stats()
@@ -199,7 +199,7 @@ class Tiers(Counted):
 
 
 def _moved(url: str) -> dict[str, Any]:
-    """The program moves Inductor's cache, or enables us inside a fresh one: s3cache stays on."""
+    """Move Inductor's cache, and enable s3cache inside a fresh one: s3cache stays on."""
     import os
     import tempfile
 
@@ -222,9 +222,9 @@ def _moved(url: str) -> dict[str, Any]:
 
 
 def artifacts(url: str) -> list[dict[str, Any]]:
-    """Two graphs, of which the first is shared by another machine, as torch's artifacts.
+    """Save two graphs, of which the first is a hit, as torch's artifacts.
 
-    They are loaded on a machine with an empty cache.
+    Load them on a machine with an empty cache.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """Installing s3cache and setting ``S3CACHE_URL`` is enough: torch enables it, once it compiles.
 
-``make test`` has a process without the variable, and a program; ``make test-all`` what programs
-choose by themselves, mistakes, and each way of starting processes.
+``make test`` runs a process without the variable, and a program with it; ``make test-all`` adds
+choices of the program, mistakes, and operators that are registered early.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def _account_of(machine: Machine, program: str, **variables: str) -> Any:
-    """What a program prints last, as JSON; it has to end well."""
+    """Run a program; return its last line, parsed as JSON."""
     script = machine.root / "program.py"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(program)
@@ -29,7 +29,7 @@ def _account_of(machine: Machine, program: str, **variables: str) -> Any:
     return {**seen, "stderr": done.stderr} if isinstance(seen, dict) else seen
 
 
-# -- what it costs
+# -- cost
 
 _COST = """\
 import json, sys
@@ -54,10 +54,10 @@ def test_without_a_url_importing_torch_costs_one_small_file(
     """``import torch`` imports one small file, and nothing of s3cache."""
     seen = _account_of(site.machine("one"), _COST, **variables)
     assert seen["modules"] == ["_s3cache_autoload"]
-    assert seen["alone"] == ["_s3cache_autoload", "atexit"]  # the second is of the interpreter
+    assert seen["alone"] == ["_s3cache_autoload", "atexit"]  # atexit is part of the interpreter
 
 
-# -- programs that say nothing of s3cache
+# -- programs that do not mention s3cache
 
 _SILENT = """\
 import json, sys
@@ -71,25 +71,25 @@ print(json.dumps({"light": light, **counters["aot_autograd"]}))
 """
 
 
-def test_a_program_shares_what_it_compiles(site: Site) -> None:
+def test_a_program_shares_its_compiles(site: Site) -> None:
     seen = _account_of(site.machine("one"), _SILENT, S3CACHE_URL=site.url)
     assert seen["light"]
     assert seen["autograd_cache_saved"] == 1
-    # A CUDA build of torch warns where there is none.
+    # A CUDA build of torch warns if there is no GPU.
     lines = [each for each in seen["stderr"].splitlines() if "No CUDA runtime" not in each]
     assert lines == []
-    assert len(site.entries()) == 1  # uploaded, though no process has waited for it
+    assert len(site.entries()) == 1  # uploaded, although the program did not wait for it
 
 
 @slow
-def test_without_a_url_the_switch_asks_for_the_local_tier(site: Site) -> None:
+def test_without_a_url_the_switch_enables_the_local_tier(site: Site) -> None:
     machine = site.machine("one", S3CACHE_AUTOLOAD="1")
     assert _account_of(machine, _SILENT)["autograd_cache_saved"] == 1
     elsewhere = {"TORCHINDUCTOR_CACHE_DIR": str(machine.root / "another")}
     assert _account_of(machine, _SILENT, **elsewhere)["autograd_cache_hit"] == 1
 
 
-# -- what the program, or the environment, says beside it wins
+# -- choices of the program or the environment win
 
 _CHOICES = """\
 import json, os, sys
@@ -111,7 +111,7 @@ print(json.dumps({{
 """
 _OTHER = "import s3cache; s3cache.enable('memory://other')"
 _ASKED = "import s3cache; assert s3cache.active().settings.url == os.environ['S3CACHE_URL']"
-# Other compilers that are installed are waited for as long as the cache is on.
+# While the cache is on, it waits for the import of other installed compilers.
 _AWAITED = [each for each in ("helion", "triton.runtime.cache") if find_spec(each.split(".")[0])]
 _ON = {"mode": "read-write", "in_torch": True, "awaited": _AWAITED}
 _NOT: dict[str, Any] = {"url": None, "mode": None, "in_torch": False, "awaited": []}
@@ -135,7 +135,7 @@ _NOT: dict[str, Any] = {"url": None, "mode": None, "in_torch": False, "awaited":
 def test_each_choice_of_the_program_and_the_environment_wins(
     site: Site, before: str, after: str, variables: dict[str, str], expected: dict[str, Any]
 ) -> None:
-    """Before ``import torch`` or after it; :func:`s3cache.active` asks for what is waiting."""
+    """Before ``import torch`` or after it; :func:`s3cache.active` enables the waiting cache."""
     program = _CHOICES.format(choice=(before, after))
     variables = {"S3CACHE_URL": "memory://one", **variables}
     assert _account_of(site.machine("one"), program, **variables) == {**expected, "stderr": ""}
@@ -161,7 +161,7 @@ print(json.dumps({"failed": failed}))
 
 @slow
 def test_a_mistake_is_one_warning(site: Site) -> None:
-    """Other ways to ask for the same, like a backend; and everything compiles."""
+    """Also if a backend asks for the same cache; and everything compiles."""
     seen = _account_of(site.machine("one", S3CACHE_URL="ftp://x"), _MISTAKEN)
     assert seen["failed"] == []
     assert seen["stderr"].count("s3cache: not enabled") == 1
@@ -170,15 +170,15 @@ def test_a_mistake_is_one_warning(site: Site) -> None:
 
 
 @slow
-def test_strict_raises_where_the_program_first_compiles(site: Site) -> None:
-    """Never out of ``import torch``, which would give another error for it."""
+def test_strict_mode_raises_at_the_first_compile(site: Site) -> None:
+    """``import torch`` does not raise it, as torch would turn it into another error."""
     machine = site.machine("one", S3CACHE_URL="ftp://x", S3CACHE_STRICT="1")
     seen = _account_of(machine, _MISTAKEN)
     assert "scheme 'ftp': is not known" in seen["failed"][0]
     assert seen["stderr"] == ""
 
 
-# -- what is registered between torch and the first compile
+# -- operators that are registered between torch's import and the first compile
 
 _REGISTERING = """\
 import json, os, sys
@@ -191,7 +191,7 @@ library = torch.library.Library("s3cache_early", "DEF")
 library.define("mine(Tensor x) -> Tensor")
 library.impl("mine", lambda x: x * 2, "CPU")
 library.impl("mine", lambda x: torch.empty_like(x), "Meta")
-# The import that leads to the compiler's, as torchao's does, so that it has not ended then.
+# As torchao does: this module imports the compiler, so its own import has not ended then.
 import torch._inductor.lowering
 x = torch.arange(9.0)
 assert torch.equal(torch.compile(lambda x: torch.ops.s3cache_early.mine(x) + 1)(x), x * 2 + 1)
@@ -204,9 +204,9 @@ print(json.dumps({"hits": hits, "saved": stats.fx.saved, "bypassed": stats.bypas
 
 @slow
 def test_operators_registered_before_the_first_compile_are_seen(site: Site) -> None:
-    """As they are where the program enables the cache first: the two share what they compile.
+    """Two programs share their compiles, although only one enables the cache before torch.
 
-    The operator's fake implementation takes part in tracing, so they share it at the second level.
+    The operator's fake implementation takes part in tracing, so they share at the second level.
     """
     script = site.root / "registering.py"
     script.write_text(_REGISTERING)

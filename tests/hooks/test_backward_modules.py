@@ -1,4 +1,4 @@
-"""Backwards that compiled autograd asks a hit for: every operator in them is there again."""
+"""The backward that compiled autograd gets from a hit has all of its operators."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def _installed() -> Iterator[None]:
     patches.close()
 
 
-def _again(graph: Graph) -> GraphModule:
+def _round_trip(graph: Graph) -> GraphModule:
     return serialize_graph_module(GraphModule(torch.nn.Module(), graph)).deserialize()
 
 
-def test_a_size_in_the_middle_of_a_list() -> None:
+def test_a_size_in_a_list_is_kept() -> None:
     graph = Graph()
     x, size = graph.placeholder("x"), graph.placeholder("size")
     graph.output(graph.call_function(aten.expand.default, (x, [2, size])))
-    assert _again(graph)(torch.ones(1, 3), 3).shape == (2, 3)
+    assert _round_trip(graph)(torch.ones(1, 3), 3).shape == (2, 3)
 
 
 def test_random_numbers_are_drawn_in_every_call() -> None:

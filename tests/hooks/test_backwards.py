@@ -14,12 +14,12 @@ pytestmark = pytest.mark.timeout(900)
 
 @slow
 def test_a_backward_is_lowered_under_the_settings_of_its_own_program(site: Site) -> None:
-    """Again, where those are not the entry's: once for all machines, as the second level keeps it.
+    """If they differ from the entry's, it is lowered again: once for all machines (second level).
 
-    Not where options of ``torch.compile`` alone differ from what is set: they hold for the backward
-    too. One that is lowered again keeps nodes without inputs (zeros, a seed), and one that cannot
-    be runs uncompiled. A graph that is kept for a second backward may be hit, although torch
-    refuses to keep one that reuses the memory of what was saved for it.
+    Options of ``torch.compile`` are no such difference: they apply to the backward too. A backward
+    that is lowered again keeps nodes without inputs (zeros, a seed). If lowering fails, it runs
+    uncompiled. A graph that is kept for a second backward may be a hit, although torch refuses to
+    keep a graph with a backward that reuses the memory of saved tensors.
     """
     names = [
         *("strict", "first", "same", "other", "another", "broken settings", "broken trace"),
@@ -42,7 +42,7 @@ def test_a_backward_is_lowered_under_the_settings_of_its_own_program(site: Site)
     ran = site.machine("one").run("guard_programs:backwards", remote, steps)
     found: dict[str, Any] = dict(zip(names, ran, strict=True))
 
-    def came_to(name: str) -> tuple[int, int, int]:
+    def outcome(name: str) -> tuple[int, int, int]:
         return found[name]["hits"], found[name]["again"], found[name]["uncompiled"]
 
     assert found["strict"]["grad"] != found["first"]["grad"]
@@ -52,18 +52,18 @@ def test_a_backward_is_lowered_under_the_settings_of_its_own_program(site: Site)
         ("same strict", "first strict"),
         ("same options", "options"),
     ):
-        assert came_to(name) == (1, 0, 0), name
+        assert outcome(name) == (1, 0, 0), name
         assert found[name]["grad"] == found[first]["grad"]
     for name, second_hits in (("other", 0), ("another", 1)):
-        assert came_to(name) == (1, 1, 0), name
+        assert outcome(name) == (1, 1, 0), name
         assert found[name]["grad"] == found["strict"]["grad"]
         assert found[name]["second level hits"] == second_hits
-    assert came_to("other plain") == (1, 1, 0)
+    assert outcome("other plain") == (1, 1, 0)
     assert found["other plain"]["grad"] != found["first strict"]["grad"]
-    assert came_to("kept") == (1, 1, 0)
+    assert outcome("kept") == (1, 1, 0)
     twice = [pytest.approx([2 * each for each in row], rel=1e-4) for row in found["freed"]["grad"]]
     assert found["kept"]["grad"] == twice
-    assert came_to("sliced other") == (1, 1, 0)
+    assert outcome("sliced other") == (1, 1, 0)
     assert found["sliced other"]["grad"] == found["sliced strict"]["grad"]
     for name in ("broken settings", "broken trace"):
         assert (found[name]["hits"], found[name]["uncompiled"]) == (1, 1), name
@@ -72,11 +72,11 @@ def test_a_backward_is_lowered_under_the_settings_of_its_own_program(site: Site)
 
 
 @slow
-def test_ranks_lower_backwards_early_and_the_program_does_not_notice(site: Site) -> None:
-    """The rank that compiles saves the whole graph before it goes on.
+def test_ranks_lower_backwards_early_without_an_effect_on_the_program(site: Site) -> None:
+    """The rank that compiles saves the whole graph before it continues.
 
-    It gets the backward of its own settings, and for a graph that is kept, all the same: that is
-    lowered at its first call, as without s3cache. So is one that cannot be lowered early.
+    It still gets the backward for its own settings, or for a graph that is kept: that backward is
+    lowered at its first call, as without s3cache. So is a backward that cannot be lowered early.
     """
     names = ("first", "same", "strict", "strict hit", "freed", "kept", "kept hit", "late")
     strict, times = {"casts": True}, {"program": "times"}
@@ -90,20 +90,20 @@ def test_ranks_lower_backwards_early_and_the_program_does_not_notice(site: Site)
     ran = rank.run("guard_programs:backwards", f"file://{site.root}/remotes", steps)
     found: dict[str, Any] = dict(zip(names, ran, strict=True))
 
-    def came_to(name: str) -> tuple[int, int, int, int]:
+    def outcome(name: str) -> tuple[int, int, int, int]:
         step = found[name]
         return step["hits"], step["saved"], step["lowered"], step["again"]
 
-    assert came_to("first") == (0, 1, 2, 0)
-    assert came_to("same") == (1, 0, 0, 0)
+    assert outcome("first") == (0, 1, 2, 0)
+    assert outcome("same") == (1, 0, 0, 0)
     assert found["same"]["grad"] == found["first"]["grad"]
-    assert came_to("strict") == (0, 1, 3, 0)
-    assert came_to("strict hit")[:2] == (1, 0)
+    assert outcome("strict") == (0, 1, 3, 0)
+    assert outcome("strict hit")[:2] == (1, 0)
     assert found["strict hit"]["grad"] == found["strict"]["grad"] != found["first"]["grad"]
-    assert came_to("freed") == (0, 1, 2, 0)
-    assert came_to("kept") == (0, 1, 3, 0)
+    assert outcome("freed") == (0, 1, 2, 0)
+    assert outcome("kept") == (0, 1, 3, 0)
     twice = [pytest.approx([2 * each for each in row], rel=1e-4) for row in found["freed"]["grad"]]
     assert found["kept"]["grad"] == twice
     assert found["kept hit"]["grad"] == twice
-    assert came_to("late") == (0, 1, 2, 0)
+    assert outcome("late") == (0, 1, 2, 0)
     assert found["late"]["grad"] == found["first"]["grad"]

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.timeout(900)
 
 @slow
 def test_bad_entries_are_misses_and_are_replaced(site: Site) -> None:
-    """Kernels that do not load, pickles that are none, graphs that cannot be rebuilt.
+    """Kernels that do not load, invalid pickles, graphs that cannot be rebuilt.
 
-    Every frame is sound: the damage is inside, under digests that are right.
+    Every frame is valid: the damage is inside, under correct digests.
     """
     traces = site.root / "traces"
     machine = site.machine("one", TORCH_TRACE=str(traces))
@@ -39,7 +39,7 @@ def test_bad_entries_are_misses_and_are_replaced(site: Site) -> None:
     assert third["torch"]["autograd_cache_hit"] == count
     assert third["time_saved_s"] > 0
 
-    # What torch traces of a hit, for tlparse and people.
+    # torch's trace of a hit, for tlparse and people.
     keys = {path.name.partition(".")[0] for path in site.entries()}
     artifacts = [line for line in traced(traces) if "artifact" in line]
     named = [each for each in artifacts if each["artifact"]["name"] == "aotautograd_cache_hit"]

@@ -1,4 +1,4 @@
-"""A graph that is not cached is logged once for each kind of reason, with a way out that works."""
+"""A warning names each kind of bypass once, with a fix that works."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @slow
-def test_the_first_of_a_kind_is_a_warning_and_its_line_when_pasted_works(site: Site) -> None:
-    """The second one is logged at INFO; after what the warning says, the same graph is cached."""
-    ran = site.machine("one").run("test_bypasses:ways_out", site.url)
+def test_the_first_bypass_of_a_kind_is_a_warning_with_a_fix_that_works(site: Site) -> None:
+    """The second bypass is logged at INFO. After the fix, the same graph is cached."""
+    ran = site.machine("one").run("test_bypasses:fixes", site.url)
     assert ran.pop("stderr").count("Traceback") == 0
     assert len(ran) == 5
     for code, seen in ran.items():
         assert seen["levels"] == ["WARNING", "INFO"], code
-        assert seen["lines"] == 2, code  # the way out, and where to read on
+        assert seen["lines"] == 2, code  # the fix, and where to read on
         assert seen["before"] == [{code: 2}, 0]
         assert seen["after"] == [{code: 2}, 1]
 
@@ -36,7 +36,7 @@ def test_the_first_of_a_kind_is_a_warning_and_its_line_when_pasted_works(site: S
 def test_each_function_is_named_with_its_fix_and_no_message_is_long(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Who does what one warning says is not to learn in the next run that it was one of many."""
+    """A user who applies one fix must not learn in the next run that there are many more."""
     caplog.set_level("INFO", "s3cache.bypasses")
     engine = Engine.open(None, local=False)
     bypasses = Bypasses(engine)
@@ -58,8 +58,8 @@ def test_each_function_is_named_with_its_fix_and_no_message_is_long(
     assert sum(each.levelname == "WARNING" for each in others) < 60
 
 
-def test_a_program_that_gives_its_own_decompositions_compiles() -> None:
-    """No key has them, at either level; torch's own key is then made without our reducer."""
+def test_a_program_with_its_own_decompositions_compiles() -> None:
+    """No key of either level contains them; torch then makes its own key without our reducer."""
     compile_fx = torch._inductor.compile_fx.compile_fx
     table = {torch.ops.aten.sin.default: lambda x: x * 3}
 
@@ -72,7 +72,7 @@ def test_a_program_that_gives_its_own_decompositions_compiles() -> None:
         assert torch.equal(torch.compile(lambda x: x.sin(), backend=backend)(x), x * 3)
 
 
-def test_a_program_may_register_a_kernel_by_keywords() -> None:
+def test_a_program_may_register_a_kernel_with_keyword_arguments() -> None:
     with s3cache.enabled("memory://kernels", local=False):
         library = torch.library.Library("s3cache_keywords", "DEF")
         library.define("doubled(Tensor x) -> Tensor")
@@ -92,7 +92,7 @@ def users_own(x: Any) -> Any:
 
 
 def _programs() -> dict[str, tuple[Callable[[], None], Callable[[Any], Any]]]:
-    """By code: what brings the bypass about, and the function to compile."""
+    """Return, by code, the cause of a bypass and the function to compile."""
     inductor = torch._inductor.config
     torch.compiler.allow_in_graph(users_own)
     # Its backward formula has no identity: it is registered from no file.
@@ -126,8 +126,8 @@ def _run(function: Callable[[Any], Any], x: Any, grad: bool) -> None:
         out.backward()
 
 
-def ways_out(url: str) -> dict[str, Any]:
-    """For each code: how often and at which level it was logged, and whether its way out works."""
+def fixes(url: str) -> dict[str, Any]:
+    """Return, for each code, the levels of its log records, and counts before and after a fix."""
     records: list[logging.LogRecord] = []
 
     class Handler(logging.Handler):
@@ -141,7 +141,7 @@ def ways_out(url: str) -> dict[str, Any]:
     x = torch.ones(3, 3, requires_grad=True)
     for code, (prepare, function) in _programs().items():
         prepare()
-        grad = code != "freezing"  # where gradients are on, nothing is frozen
+        grad = code != "freezing"  # with gradients on, nothing is frozen
         with s3cache.enabled(url, local=False) as cache:
             del records[:]
             for _ in range(2):

@@ -1,4 +1,4 @@
-"""``s3cache.check``: what of a program can be cached, and why the rest cannot."""
+"""``s3cache.check``: which graphs of a program can be cached, and why others cannot."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def refuse(*_: object, **__: object) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, registry: Registry) -> None:
-    """Nothing here may reach Inductor's own compiler."""
+    """Make a test fail if it reaches Inductor's own compiler."""
     import torch._inductor.compile_fx
 
-    registry.add(refuse, "1")  # it stands where code is generated
+    registry.add(refuse, "1")  # it replaces a code generator
     monkeypatch.setattr(torch._inductor.compile_fx, "_compile_fx_inner", refuse)
     monkeypatch.setattr(torch._inductor.compile_fx, "fx_codegen_and_compile", refuse)
 
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """One of each test's own: what a test vouches for is forgotten afterwards."""
+    """A new registry for each test, so that no registration outlives its test."""
     import s3cache.hooks._session as session
 
     fresh = Registry()
@@ -61,7 +61,7 @@ def only_key(function: Any, *args: Any) -> str:
     return graph.key
 
 
-def test_a_module_that_trains_has_one_graph_and_its_key() -> None:
+def test_a_training_module_has_one_graph_with_a_key() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
     report = s3cache.check(model, torch.ones(2, 4))
     (graph,) = report.graphs
@@ -73,9 +73,7 @@ def test_a_module_that_trains_has_one_graph_and_its_key() -> None:
     assert str(report).startswith("1 of 1 graph can be cached\n")
 
 
-def test_the_key_is_the_one_that_is_looked_up_under(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_is_the_key_of_the_lookup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 
     asked = []
@@ -95,7 +93,7 @@ def test_the_key_is_the_one_that_is_looked_up_under(
         assert only_key(scaled, torch.ones(3)) == expected
 
 
-def test_it_runs_the_program_and_gives_its_arguments_what_it_does_to_them() -> None:
+def test_a_check_runs_the_program_and_may_change_its_arguments() -> None:
     seen = torch.zeros(3)
     s3cache.check(lambda x: x.add_(1), seen)
     assert seen.tolist() == [1, 1, 1]
@@ -129,14 +127,14 @@ def test_settings_that_cannot_be_pickled_are_named() -> None:
     assert (reason.code, reason.target) == ("config", "torch._inductor.config.external_matmul")
 
 
-def test_compiled_already_it_keeps_its_own_options() -> None:
+def test_a_compiled_module_keeps_its_options() -> None:
     module = torch.compile(nn.Linear(2, 2), options={"epilogue_fusion": False})
     (graph,) = s3cache.check(module, torch.ones(1, 2)).graphs
     assert graph.components["inductor_config"].value == "epilogue_fusion=False"
 
 
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
-def test_where_torch_looks_nothing_up_it_says_the_way_out() -> None:
+def test_the_report_has_a_fix_if_torchs_caches_are_off() -> None:
     with (
         FUNCTORCH.patch(enable_autograd_cache=False),
         COMPILER.patch(force_disable_caches=True),
@@ -149,7 +147,7 @@ def test_where_torch_looks_nothing_up_it_says_the_way_out() -> None:
         assert s3cache.check(scaled, torch.ones(3)).cacheable
 
 
-def test_what_the_program_raises_is_raised_and_torch_is_as_before() -> None:
+def test_an_error_of_the_program_is_raised_and_torch_is_restored() -> None:
     from torch._functorch._aot_autograd import autograd_cache
 
     before = dict(vars(autograd_cache)), dict(vars(autograd_cache.AOTAutogradCache))
@@ -163,8 +161,7 @@ def test_what_the_program_raises_is_raised_and_torch_is_as_before() -> None:
     assert FUNCTORCH.bundled_autograd_cache is False
 
 
-def test_asking_is_not_compiling(tmp_path: Path) -> None:
-    """A cache that is on counts no lookup and no bypass for it."""
+def test_a_check_counts_no_lookup_and_no_bypass(tmp_path: Path) -> None:
     with s3cache.enabled(local_dir=str(tmp_path)) as cache:
         assert not s3cache.check(program_with_it, torch.ones(3)).cacheable
         assert s3cache.check(scaled, torch.ones(3)).cacheable

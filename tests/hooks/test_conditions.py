@@ -1,4 +1,4 @@
-"""An entry notes what its code relies on beside its key; otherwise it is never used."""
+"""An entry notes the conditions of its code beside its key; without them, it is never used."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _note(
     setattr(graph, FX_INFO, noted)
 
 
-def test_conditions_tell_entries_under_one_key_apart() -> None:
+def test_conditions_distinguish_entries_under_one_key() -> None:
     conditions: Any = dict(NOTHING)
     assert described(conditions) is None
     assert variant_of("guards", None) == variant_of("guards")
@@ -86,7 +86,7 @@ def test_conditions_tell_entries_under_one_key_apart() -> None:
 
 
 @pytest.mark.parametrize("what", ["unknown guard", "no input", "Dynamo", "FX graph", "settings"])
-def test_what_cannot_be_noted_keeps_an_entry_from_being_used(
+def test_an_entry_is_not_used_if_a_condition_cannot_be_noted(
     compiling: Compiling, what: str
 ) -> None:
     from torch._dynamo.source import LocalSource
@@ -110,7 +110,7 @@ def test_what_cannot_be_noted_keeps_an_entry_from_being_used(
     assert conditions_of(compiling.entry) is None
 
 
-def test_an_entry_says_nothing_unknown(compiling: Compiling) -> None:
+def test_an_entry_with_an_unknown_condition_is_corrupt(compiling: Compiling) -> None:
     _note(compiling.graphs[1], late=True, lowered="digest")
     noted: Any = compiling.noted()
     assert noted["lowered"] == "digest"
@@ -122,7 +122,7 @@ def test_an_entry_says_nothing_unknown(compiling: Compiling) -> None:
 @pytest.mark.parametrize(
     "guard", [("StorageOverlap", [7], []), ("DuplicateInputs", [0, 1], [2]), ("Other", [0], [1])]
 )
-def test_guards_that_fit_no_input_are_damage(
+def test_an_entry_with_guards_that_fit_no_input_is_corrupt(
     compiling: Compiling, guard: tuple[str, list[int], list[int]]
 ) -> None:
     conditions: Any = {**NOTHING, "guards": [guard]}

@@ -1,4 +1,4 @@
-"""What ranks share: all code but that which may hold the number of a rank, or of its device."""
+"""Ranks share all code, unless it may contain the number of a rank or of its device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.support.sites import Machine, Site
 
 
 def run(machine: Machine, url: str) -> list[dict[str, Any]]:
-    """What two ranks note of each program."""
-    return machine.ranks(2, "collectives:noted", url)
+    """Return the outcome of each program on two ranks."""
+    return machine.ranks(2, "collectives:outcomes", url)
 
 
 def places(site: Site) -> dict[Path, str | None]:
-    """The rank that each entry of a whole graph is for, if it is for one alone."""
+    """Return the only rank that each entry of a whole graph serves, or None."""
     headers = {path: frame.decode(path.read_bytes()).header for path in site.entries()}
     found = {path: each.meta for path, each in headers.items() if each.kind == "aot"}
     return {path: (meta.get("place") or {}).get("rank") for path, meta in found.items()}
@@ -31,17 +31,17 @@ def places(site: Site) -> dict[Path, str | None]:
 @slow
 @pytest.mark.timeout(600)
 def test_code_that_may_hold_the_rank_serves_that_rank_alone(site: Site) -> None:
-    """All ranks share what calls the collectives that were traced, and no number of a rank."""
+    """All ranks share code that calls the traced collectives and has no number of a rank."""
     cold = run(site.machine("cold"), site.url)
     entries = places(site)
-    # Merged collectives: one for each rank, under one key. A rank, or a group of its own, in the
-    # graph: a key for each rank. All else is one entry.
+    # Merged collectives: an entry for each rank, under one key. A rank or its own group in the
+    # graph: a key for each rank. Other programs: one entry.
     of_ranks = {path: rank for path, rank in entries.items() if rank}
     assert sorted(rank[:6] for rank in of_ranks.values()) == ["rank 0", "rank 1"]
     assert len({path.name[:64] for path in of_ranks}) == 1
     assert len(entries) == len(of_ranks) + len(["all-gathers", "all-reduce"]) + 3 * 2
 
-    # The first entry under a key stays: without it, nothing is looked for.
+    # The first entry under a key stays: without it, a lookup finds no other.
     gone = next(path for path in of_ranks if not path.name.endswith(".0"))
     gone.unlink()
     lacking = int(of_ranks[gone][5])
@@ -56,7 +56,7 @@ def test_code_that_may_hold_the_rank_serves_that_rank_alone(site: Site) -> None:
     assert f"its code may contain the number of rank {1 - lacking} of 2" in why
 
 
-def test_calls_of_collectives_are_counted_by_what_they_do() -> None:
+def test_calls_of_collectives_are_counted_by_kind() -> None:
     code = """
     # torch.ops._c10d_functional.all_reduce.default(a)
     buf0 = torch.ops._c10d_functional.all_reduce_.default(buf0, 'sum', '0')
@@ -98,7 +98,7 @@ x = rand_strided((8,), (1,), device='cuda:1')
 """
 
 
-def test_code_moves_if_each_mention_of_a_device_is_of_a_known_form() -> None:
+def test_code_moves_if_it_names_devices_only_in_known_forms() -> None:
     assert why_alone([Compiled(KNOWN)], "cuda:1") is None
 
 
@@ -113,7 +113,7 @@ def test_code_moves_if_each_mention_of_a_device_is_of_a_known_form() -> None:
         "on_device_1(x)",
     ],
 )
-def test_code_with_any_other_mention_of_a_device_stays(code: str) -> None:
+def test_code_that_names_a_device_in_any_other_form_stays(code: str) -> None:
     assert why_alone([Compiled(KNOWN + code)], "cuda:1")
 
 

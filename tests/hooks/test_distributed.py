@@ -1,6 +1,6 @@
 """Jobs of several processes start warm: DDP's split graphs, tensor parallelism, sharded modules.
 
-``make test`` has plain DDP; ``make test-all`` every way of training with it, and jobs of two ranks.
+``make test`` runs plain DDP; ``make test-all`` adds other ways of training, and jobs of two ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(900)
 def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Site, list[dict[str, Any]]]:
-    """A site, and what two machines saw that have trained with DDP, one after the other."""
+    """Return a site, and the results of two machines that train with DDP, one after the other."""
     site = Site(tmp_path_factory.mktemp("ways"))
     ways = sorted({"plain", *selected(request, "way")})
     remotes = f"file://{site.root}/remotes"
@@ -45,15 +45,15 @@ def test_ddp_hits_on_every_graph(way: str, trained: tuple[Site, list[dict[str, A
 def test_buckets_that_hit_and_one_that_misses_train_together(
     trained: tuple[Site, list[dict[str, Any]]], tmp_path: Path, site: Site
 ) -> None:
-    """torch compiles backwards last first, and takes their metadata off a list in that order."""
+    """torch compiles the last backward first, and takes metadata from a list in that order."""
     warm, first = trained[0], trained[1][0]["plain"]
-    came_to = site.machine("third").run(
+    results = site.machine("third").run(
         "distributed:without_each_entry", f"{warm.root}/remotes/plain", str(tmp_path / "copies")
     )
-    del came_to["stderr"]
-    alone = came_to.pop("torch alone")
-    assert len(came_to) == first["saved"]
-    for index, seen in came_to.items():
+    del results["stderr"]
+    alone = results.pop("torch alone")
+    assert len(results) == first["saved"]
+    for index, seen in results.items():
         assert seen["misses"] == {"absent": 1}, (index, seen)
         assert seen["saved"] == 1, (index, seen)
         assert seen["seen"] == first["seen"], index
@@ -69,7 +69,7 @@ def test_two_ranks_hit_on_another_machine(site: Site, kind: str) -> None:
         assert cold["bypassed"] == 0
         assert warm["misses"] == {}
         assert warm["saved"] == 0
-        # What one rank compiled there, the other one waited for.
+        # There, each rank waited for the graphs that the other one compiled.
         asked = sum(cold["misses"].values()) + sum(cold["hits"].values())
         assert sum(warm["hits"].values()) == asked > 0
         assert warm["losses"] == cold["losses"]

@@ -1,6 +1,6 @@
-"""A mistake of s3cache costs a warning, never the user's program; strict mode raises it.
+"""A bug in s3cache costs a warning, never the user's program; strict mode raises it.
 
-``make test`` leaves strict mode to ``make test-all``.
+Only ``make test-all`` tests strict mode.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from tests.support.sites import Site
 pytestmark = pytest.mark.timeout(900)
 
 HOOKS = ("key", "fx key", "lookup", "candidate", "rebuild", "save", "describe")
-# Notes about a compile for its entry, which is never used without them.
+# Notes about a compile; an entry without them is never used.
 NOTES = ("begin", "note fx", "note")
-# A graph that torch has compiled and kept by itself is hit there when s3cache works again.
+# torch keeps the graph in its own cache, and hits it there when s3cache works again.
 MISS = {"torch miss": 1, "torch saved": 1, "miss fx": 2}
 
 
 @slow
-def test_without_strict_no_mistake_reaches_the_program(site: Site) -> None:
-    """Whatever hook it is in, results are eager's, and the next compile is as usual."""
+def test_without_strict_mode_no_fault_reaches_the_program(site: Site) -> None:
+    """With a fault in any hook, results equal eager mode's, and the next compile works."""
     ran = site.machine("one").run("faults:faults", site.url, False)
     found, steps = ran["found"], ran["steps"]
     for name in (*HOOKS, *NOTES):
@@ -34,7 +34,7 @@ def test_without_strict_no_mistake_reaches_the_program(site: Site) -> None:
 
     assert steps["key"]["bypass"] == steps["key"]["torch bypass"] == 1
     assert steps["key after"]["saved"] == 1
-    # The second level fails; what it was to serve is saved as a whole all the same.
+    # The second level fails; the whole graph is saved anyway.
     assert steps["fx key"] == {**MISS, "miss": 1, "saved": 1}
     assert steps["lookup"] == {**MISS, "saved": 1}
     # An entry that could not be used is replaced by the fresh one.
@@ -42,13 +42,13 @@ def test_without_strict_no_mistake_reaches_the_program(site: Site) -> None:
     assert steps["candidate after"] == steps["rebuild after"] == {"hit": 1, "torch hit": 1}
     for name in ("save", "describe"):
         assert steps[name] == {**MISS, "miss": 1}
-        # torch has kept what s3cache could not save.
+        # torch has kept the graph that s3cache could not save.
         assert steps[name + " after"] == {"miss": 1, "torch hit": 1}
 
 
 @slow
-def test_strict_raises_every_mistake_and_every_bypass(site: Site) -> None:
-    """And nothing else: the compile after each is as usual."""
+def test_strict_mode_raises_every_fault_and_every_bypass(site: Site) -> None:
+    """It raises nothing else: the compile after each fault works."""
     machine = site.machine("one")
     found = machine.run("faults:faults", site.url, True)["found"]
     for name in (*HOOKS, "begin", "note"):

@@ -1,4 +1,4 @@
-"""What a graph answers a first call on fake tensors with: described, saved, and made again."""
+"""Outputs of a first call on fake tensors are described, saved, and made again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mode() -> FakeTensorMode:
 
 
 def answered(mode: FakeTensorMode, described: Any) -> list[Any]:
-    """What the first call of an entry with this description returns; the second is the real one."""
+    """Return the outputs of an entry's first call on fake tensors; the second call is real."""
     real = object()
     forward = SimpleNamespace(post_compile=lambda: lambda inputs: real)
     entry = cast("Any", SimpleNamespace(compiled_fw=forward, runtime_metadata=metadata()))
@@ -49,7 +49,7 @@ def answered(mode: FakeTensorMode, described: Any) -> list[Any]:
     return cast("list[Any]", outputs)
 
 
-def test_what_cannot_be_described_is_refused(mode: FakeTensorMode) -> None:
+def test_outputs_that_cannot_be_described_are_refused(mode: FakeTensorMode) -> None:
     with mode:
         base = torch.empty(4, 3)
         refused: list[tuple[list[Any], Any]] = [
@@ -65,7 +65,7 @@ def test_what_cannot_be_described_is_refused(mode: FakeTensorMode) -> None:
             describe_outputs(outputs, about)
 
 
-def test_views_share_a_storage_of_the_same_size_and_begin_where_they_did(
+def test_views_keep_their_shared_storage_its_size_and_their_offsets(
     mode: FakeTensorMode,
 ) -> None:
     size: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
@@ -99,7 +99,7 @@ GOOD = {
         [{name: value for name, value in {**GOOD, "within": 1}.items() if name != "bytes"}],
     ],
 )
-def test_a_description_that_is_none_is_a_bad_entry(mode: FakeTensorMode, described: Any) -> None:
+def test_an_invalid_description_is_a_corrupt_entry(mode: FakeTensorMode, described: Any) -> None:
     assert answered(mode, [GOOD])
     with pytest.raises(CorruptError):
         answered(mode, described)

@@ -70,7 +70,7 @@ def directories(graph: Any) -> list[str]:
     return sorted(each.kernel_hash for each in graph._triton_bundle.kernel_artifacts)
 
 
-def test_all_of_its_kernels_are_left_before_they_are_launched(graph: Any) -> None:
+def test_a_graph_lacks_all_of_its_kernels_before_their_launch(graph: Any) -> None:
     """torch puts none of them into its bundle."""
     assert compiled_later(SOURCE) == {digest: name for name, digest in DIGESTS.items()}
     assert has_triton(graph)
@@ -84,7 +84,7 @@ def test_all_of_its_kernels_are_left_before_they_are_launched(graph: Any) -> Non
 def test_an_entry_has_the_winner_of_a_kernel_that_was_launched(
     graph: Any, launch: Any, left: str, remembered: dict[str, object] | None
 ) -> None:
-    """The choice may have come with another entry, so that this process had none."""
+    """The choice may have come with another entry, so that this process made none."""
     launch(left, remembered).add_to(graph)
     assert reasons(graph) == {NAMES[0]: NOT_LAUNCHED}
     assert directories(graph) == ["WINNER"]
@@ -95,7 +95,7 @@ def test_an_entry_has_the_winner_of_a_kernel_that_was_launched(
 def test_an_entry_has_all_configurations_if_no_hit_can_repeat_the_choice(
     graph: Any, launch: Any, why: str
 ) -> None:
-    """Nothing is remembered on a machine without the GPU, say."""
+    """For example, a machine without the GPU remembers nothing."""
     groups = {"combo_tuning_groups": [["XBLOCK_0"]]} if why == "combined" else {}
     launch(SEVERAL, None if why == "not remembered" else BEST, **groups).add_to(graph)
     assert reasons(graph) == {NAMES[0]: NOT_LAUNCHED, NAMES[1]: SEVERAL}
@@ -114,8 +114,8 @@ def test_a_kernel_is_waited_for_once() -> None:
     assert pending == {NAMES[0]: kernel}
 
 
-def test_a_kernel_is_left_if_cpp_asks_for_its_assembly(graph: Any, launch: Any) -> None:
-    """No entry has that, so a hit with its files alone would fail."""
+def test_a_graph_lacks_a_kernel_if_cpp_asks_for_its_assembly(graph: Any, launch: Any) -> None:
+    """No entry has the assembly, so a hit with the kernel's files alone would fail."""
     import torch._inductor.config
 
     with torch._inductor.config.patch({"aot_inductor.emit_multi_arch_kernel": True}):

@@ -1,4 +1,4 @@
-"""The second level: what cannot be cached as a whole is not compiled again either."""
+"""The second level: graphs that cannot be cached as a whole are not compiled again either."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
 
-# Halves of graphs that each way compiles.
+# The number of FX graphs that each way compiles.
 WAYS = {"forward": 1, "unknown": 1, "unknown forward": 1, "unknown sizes": 1}
 
 
@@ -19,7 +19,7 @@ def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> N
     """A forward with a backward that never runs, and graphs that are bypassed.
 
     No compile is shared twice: once a whole graph is saved, its FX entries stay on this machine,
-    and a hit asks for nothing else.
+    and a hit requests nothing else.
     """
     whole = site.machine("whole").run("fx_programs:train", site.url)
     assert whole["right"]
@@ -27,7 +27,7 @@ def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> N
     counts = {"hits": 0, "misses": 3, "saved": 3, "superseded": 3, "bypassed": 0}
     assert whole["second"] == counts
     assert _kinds(site) == ["aot", "aot"]
-    assert whole["files"] == 5  # on the disk they stay, as others may be about to read them
+    assert whole["files"] == 5  # they stay on the disk, as others may be about to read them
 
     writer = site.machine("writer").run("fx_programs:at_both_levels", site.url, list(WAYS))
     trained, ways = writer["trained"], writer["ways"]["ways"]
@@ -48,7 +48,7 @@ def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> N
     # Counted like hits of torch's own cache of FX graphs.
     assert reader["inductor"]["fxgraph_cache_hit"] == sum(WAYS.values())
     assert reader["time_saved_s"] > 0
-    # Whole graphs are counted as ever.
+    # The counts of whole graphs do not include them.
     assert reader["hits"] == {"local": 0, "remote": 0}
     assert reader["bypass_reasons"]["function"] == 3
 
@@ -59,7 +59,7 @@ def _kinds(site: Site) -> list[str]:
 
 @slow
 def test_bad_fx_entries_are_misses_and_are_replaced(site: Site) -> None:
-    """Kernels that are missing, pickles that are none, guards and code that fail."""
+    """Missing kernels, invalid pickles, guards and code that fail."""
     writer, reader, third = site.machine("one").run("fx_programs:damaged_and_replaced", site.url)
     count = len(writer["files"])
     assert writer["right"]
@@ -76,7 +76,7 @@ def test_bad_fx_entries_are_misses_and_are_replaced(site: Site) -> None:
 def test_a_patch_that_only_observes_torch_costs_no_hits_and_is_named_once(
     site: Site,
 ) -> None:
-    """It is in keys by its source, and not by what it has counted."""
+    """Keys contain its source, and not its counts."""
     ran = site.machine("one").run("fx_programs:observed", site.url)
     assert [(each["right"], each["lowered"]) for each in ran["machines"]] == [(True, 2), (True, 0)]
     warnings = [line for line in ran["stderr"].splitlines() if "FakeTensorMode" in line]

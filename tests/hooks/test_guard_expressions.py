@@ -1,4 +1,4 @@
-"""Guards on sizes are evaluated for a hit without branches, so that they add no other guards."""
+"""A hit evaluates guards on sizes without branches, so that it adds no other guards."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _GUARD = "max(8 - min(5, L['t0']), L['t1'] + 2) >= 8 and L['t0'] < max(3, L['t1'
 
 
 @pytest.mark.parametrize("values", list(itertools.product((1, 4, 6, 9), repeat=2)))
-def test_the_condition_is_the_same(values: tuple[int, int]) -> None:
+def test_branch_free_functions_give_the_same_result(values: tuple[int, int]) -> None:
     names = {"L": {"t0": values[0], "t1": values[1]}}
     assert eval(_GUARD, dict(internals.branch_free()), names) == eval(_GUARD, {}, names)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, as it imports itself
-def test_a_hit_adds_no_guard_that_the_compile_did_not_have(tmp_path: Path) -> None:
-    """Each branch of Python's own functions is one more guard, with the cache off again too."""
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from torch's own imports
+def test_a_hit_adds_no_guards_for_branches(tmp_path: Path) -> None:
+    """Each branch in Python's own functions adds a guard, also once the cache is off again."""
     importlib.import_module(internals.COMPILER)  # the hooks wait for it
     before = _guards_added()
     with s3cache.enabled(local_dir=tmp_path):

@@ -1,4 +1,4 @@
-"""What an earlier process computed is believed only from a file of this user's own."""
+"""Results of an earlier process are used only from a file that is this user's own."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.support.users import needs_users
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The keys that torch is given, instead of its own."""
+    """Return the keys that s3cache sets in torch."""
     keys: list[bytes] = []
     monkeypatch.setattr(internals, "set_torch_key", keys.append)
     return keys
 
 
 def forged(directory: Path) -> Path:
-    """A file that fits this installation, with another key in it."""
+    """Write a file that fits this installation, with another key in it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(internals.torch_key, "get", lambda: lambda: bytes(32))
         remember_installation(str(directory))
@@ -62,10 +62,10 @@ BY_ROOT: dict[str, Callable[[Path, Path], object]] = {
 @pytest.mark.parametrize(
     "what", [*PLANTED, *(pytest.param(each, marks=needs_users) for each in BY_ROOT)]
 )
-def test_a_file_that_others_may_have_written_is_not_believed(
+def test_a_file_that_other_users_may_have_written_is_not_used(
     what: str, tmp_path: Path, given: list[bytes]
 ) -> None:
-    """Nor waited for; and it gives way."""
+    """s3cache does not wait for the file, and replaces it."""
     (root := tmp_path / "root").mkdir(mode=0o700)
     path = forged(root)
     path.rename(aside := tmp_path / "aside")
@@ -81,7 +81,7 @@ def test_a_file_that_others_may_have_written_is_not_believed(
 
 
 @pytest.mark.parametrize("theirs", ["a link", "open to others", "a file", "missing"])
-def test_nothing_is_kept_where_others_may_write(
+def test_no_file_is_kept_in_a_directory_that_other_users_may_write_to(
     theirs: str, tmp_path: Path, given: list[bytes]
 ) -> None:
     root, target = tmp_path / "root", tmp_path / "target"
@@ -138,10 +138,10 @@ def test_a_change_of_the_installation_is_seen(change: str, tmp_path: Path) -> No
         assert fingerprint_of(listing_of(str(tmp_path), kept)) != before
 
 
-def test_a_listing_is_kept_once_no_directory_has_just_changed(
+def test_a_listing_is_kept_unless_a_directory_has_just_changed(
     tmp_path: Path, given: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that comes in the same moment would not show in the time of its directory."""
+    """A file that is added at the same moment may not change its directory's time."""
     listing = listing_of(internals.torch_directory().rstrip(os.sep))
     changed = max(changed for changed, _ in listing.values())
     for later_s, kept in ((0, False), (10, True)):

@@ -1,4 +1,4 @@
-"""What was verified is what runs: the code of a hit is the entry's, whatever files there are."""
+"""A hit runs the verified code of its entry, and no other file."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def plant(machine: Machine, names: list[Path]) -> Path:
-    """Put code that betrays itself where torch looks for the code of graphs."""
-    betrayed = machine.root / "betrayed"
+    """Plant code that makes a file when it runs, in place of the code of graphs."""
+    trace = machine.root / "betrayed"
     for name in names:
         path = machine.root / "inductor" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"open({str(betrayed)!r}, 'w').close()\n")
-    return betrayed
+        path.write_text(f"open({str(trace)!r}, 'w').close()\n")
+    return trace
 
 
 @slow
 def test_a_hit_runs_no_planted_file(site: Site) -> None:
-    """Neither at the first level nor at the second."""
+    """It runs none at either level."""
     writer = site.machine("writer")
     writer.run("fx_programs:at_both_levels", site.url, ["unknown"])
     inductor = writer.root / "inductor"
@@ -37,14 +37,14 @@ def test_a_hit_runs_no_planted_file(site: Site) -> None:
     assert names
 
     target = site.machine("target")
-    betrayed = plant(target, names)
+    trace = plant(target, names)
     found = target.run("fx_programs:at_both_levels", site.url, ["unknown"])
     assert found["trained"]["right"]
     assert (sum(found["trained"]["hits"].values()), found["trained"]["lowered"]) == (2, 0)
     way = found["ways"]["ways"]["unknown"]
     assert way["right"]
     assert (way["hits"], way["lowered"]) == (1, 0)
-    assert not betrayed.exists()
+    assert not trace.exists()
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_hit_runs_no_planted_file(site: Site) -> None:
         pytest.param(errno.ENOSPC, False, marks=slow),
     ],
 )
-def test_a_machine_without_room_misses_and_leaves_the_entry_alone(
+def test_a_machine_with_a_full_disk_misses_and_does_not_touch_the_entry(
     site: Site, number: int, torchs: bool
 ) -> None:
     found = site.machine("one").run("fx_programs:without_room", site.url, number, torchs)
@@ -64,10 +64,10 @@ def test_a_machine_without_room_misses_and_leaves_the_entry_alone(
     assert found["untouched"]
 
 
-def test_an_image_is_loaded_from_where_no_other_user_may_write(
+def test_an_image_is_loaded_from_a_directory_that_no_other_user_may_write_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although the temporary directory is one that others could rename files in."""
+    """Even if other users could rename files in the temporary directory."""
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
@@ -78,8 +78,8 @@ def test_an_image_is_loaded_from_where_no_other_user_may_write(
     assert not Path(path).parent.exists()
 
 
-def test_an_image_that_loads_a_kernel_by_its_path_is_known() -> None:
-    """As with ``cpp_wrapper`` on a GPU; messages name the source, which is read by no process."""
+def test_an_image_that_loads_a_kernel_by_its_path_is_recognized() -> None:
+    """As with ``cpp_wrapper`` on a GPU. Messages name the source, but no process reads it."""
     source, kernel = "/home/cache/ab/cab.main.cpp", "/home/cache/triton/0/ABC/kernel.cubin"
     image = f"\x7fELF\0{source}\0{kernel}\0/home/cached/other.cubin\0".encode()
     assert files_named_in(image, "/home/cache") == [kernel]
@@ -98,7 +98,7 @@ def test_an_image_that_loads_a_kernel_by_its_path_is_not_shared(
         kernels._image("loads")
 
 
-def test_code_that_calls_what_only_lowering_registers_is_not_saved(site: Site) -> None:
+def test_code_that_calls_a_function_that_lowering_registers_is_not_saved(site: Site) -> None:
     ran = site.machine("one").run("fx_programs:external_matmul", site.url)
     assert ran["right"]
     assert ran["bypass_reasons"] == {"kernel": 1}

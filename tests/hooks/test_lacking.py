@@ -1,4 +1,4 @@
-"""A torch that lacks a name: the cache is on without a feature, or off; no program fails."""
+"""If torch lacks a name, a feature or the whole cache is off; no program fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
 
-# Those of which every process with the settings of the job needs the names.
+# The features that every process with the settings of the job uses.
 USED = {
     internals.PROFILES,
     internals.PORTS,
@@ -24,7 +24,7 @@ USED = {
 
 
 def check(found: dict[str, Any]) -> None:
-    """A required name turns the cache off, with one warning; any other only its feature."""
+    """Check that a missing name turns off its feature, or the cache if it belongs to none."""
     assert found.get("right"), found
     if not found["feature"]:
         (warning,) = found["warned"]
@@ -37,7 +37,7 @@ def check(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("step", [20, pytest.param(1, marks=nightly)])
-def test_without_a_name_a_feature_or_the_cache_is_off(step: int, site: Site) -> None:
+def test_a_missing_name_turns_off_a_feature_or_the_cache(step: int, site: Site) -> None:
     ran = site.machine("one").run("lacking:names", site.url, step)
     features = {each["feature"] for each in ran}
     assert features > {"", *(USED if step == 1 else ())}
@@ -47,7 +47,7 @@ def test_without_a_name_a_feature_or_the_cache_is_off(step: int, site: Site) -> 
 
 @slow
 def test_a_newer_torch_is_tried(site: Site) -> None:
-    """It hits, and says once that this release is untested."""
+    """It hits, and warns once that this release is untested."""
     ran = site.machine("one").run("lacking:newer", site.url)
     assert ran["right"]
     assert sum(ran["hits"].values()) == 1
@@ -56,8 +56,8 @@ def test_a_newer_torch_is_tried(site: Site) -> None:
 
 
 @slow
-def test_a_newer_torch_that_lacks_something_compiles_without_a_cache(site: Site) -> None:
-    """Also where it is an attribute that is lacking, which a known release is not asked for."""
+def test_a_newer_torch_that_lacks_a_name_compiles_without_a_cache(site: Site) -> None:
+    """Also if it lacks an attribute. s3cache does not check attributes of a known release."""
     ran = site.machine("one").run("lacking:newer", site.url, "nonsense")
     assert ran["right"]
     assert sum(ran["hits"].values()) == 0

@@ -18,8 +18,8 @@ from tests.support.sites import Site
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_disable_puts_everything_back(site: Site) -> None:
-    """Every function of torch's compiler is the very object it was, every option what it was."""
+def test_disable_restores_torch(site: Site) -> None:
+    """Each function of torch's compiler is the same object as before; options are unchanged."""
     ran = site.machine("one").run("test_life:on_and_off", site.url)
     assert any("try_load" in name for name in ran["during"])  # so a difference would be seen
     assert ran["during_again"] == ran["during"]
@@ -30,8 +30,8 @@ def test_disable_puts_everything_back(site: Site) -> None:
 
 
 @slow
-def test_enabled_before_torch_for_all_threads_and_forked_children(site: Site) -> None:
-    """``enable()`` imports no torch, and its effect is not the calling thread's alone."""
+def test_enable_before_torch_affects_all_threads_and_forked_children(site: Site) -> None:
+    """``enable()`` does not import torch, and affects all threads."""
     site.forks = False  # the job imports torch
     ran = site.machine("one").run("test_life:before_torch", site.url)
     assert not ran["torch"]
@@ -40,13 +40,13 @@ def test_enabled_before_torch_for_all_threads_and_forked_children(site: Site) ->
     assert ran["thread"] == [True]
     assert ran["parent"]["saved"] == ran["parent"]["misses"]["absent"] == 1
     assert sum(ran["parent"]["hits"].values()) == 1
-    # A graph of its own, and the parent's; the counts are the child's own.
+    # The parent's graph, and the child's own graph; the counts are the child's own.
     assert ran["child"] == "ok 1 1"
 
 
 @slow
-def test_without_effect(site: Site) -> None:
-    """Disabled before torch is there; or a torch that is too old: one warning, no more."""
+def test_enable_without_an_effect(site: Site) -> None:
+    """The cache is disabled before torch is imported, or torch is too old (one warning)."""
     site.forks = False  # the job imports torch
     ran = site.machine("one").run("test_life:without_effect", site.url)
     assert ran["during"]
@@ -65,9 +65,9 @@ _PACKAGES = ("torch._functorch", "torch._inductor", "torch._dynamo", "torch.comp
 
 
 def _functions() -> dict[str, tuple[int, object]]:
-    """Identity of every function that torch's compiler has, in modules and in classes.
+    """Return the id of every function of torch's compiler, in modules and in classes.
 
-    With the object itself, so that it stays alive and its identity its own.
+    Each id comes with its object, so that the object stays alive and the id unique.
     """
     kinds = (types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod, property)
     found: dict[str, tuple[int, object]] = {}
@@ -91,13 +91,13 @@ def _configs() -> dict[str, object]:
 
 
 def on_and_off(url: str) -> dict[str, Any]:
-    """What differs in torch after ``disable()``, and while it is enabled."""
+    """Return the differences in torch while s3cache is enabled, and after ``disable()``."""
     import torch
     import torch._inductor.compile_fx  # noqa: F401 - the whole compiler
 
     import s3cache
 
-    compiled(5)  # whatever torch sets up by itself at first use
+    compiled(5)  # torch sets up some state at its first use
     functions, configs, finders = _functions(), _configs(), list(sys.meta_path)
 
     def differ() -> list[str]:
@@ -133,7 +133,7 @@ def on_and_off(url: str) -> dict[str, Any]:
 
 
 def before_torch(url: str) -> dict[str, Any]:
-    """Enabled before torch is there; used by another thread, and by a forked child."""
+    """Enable before torch is imported; compile in another thread and in a forked child."""
     import s3cache
 
     threading.Thread(target=s3cache.enable, args=(url,)).start()
@@ -172,7 +172,7 @@ def before_torch(url: str) -> dict[str, Any]:
 
 
 def without_effect(url: str) -> dict[str, Any]:
-    """Disabled before torch's compiler was ever imported; then, a torch that is too old."""
+    """Disable before torch's compiler is imported; then enable with a torch that is too old."""
     import s3cache
     from s3cache.torch_api import internals
 

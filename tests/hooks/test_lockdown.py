@@ -1,4 +1,4 @@
-"""If only signed entries may be used, torch gets a directory of its own."""
+"""If only signed entries may be used, torch gets its own directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.waiting import join_child
 
 @pytest.fixture
 def torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Its directories, as somebody has set them."""
+    """Set torch's directories, and return their parent."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     return tmp_path
@@ -42,35 +42,35 @@ def installed(torchs: Path) -> Iterator[Callable[[str], Patches]]:
         patches.close()
 
 
-def emitted() -> bytes:
-    """What is under a kernel's name once an entry that has it was rebuilt."""
+def rebuilt_kernel() -> bytes:
+    """Rebuild an entry with a kernel; return the content of the file with the kernel's name."""
     emit(bundled({"kernel.cubin": b"signed"}))
     base = internals.triton_directory.get()(0)
     with open(os.path.join(base, KERNEL, "kernel.cubin"), "rb") as file:
         return file.read()
 
 
-def left(base: Path) -> None:
-    """A kernel of an entry that was used before signatures were required."""
+def leave_kernel(base: Path) -> None:
+    """Leave a kernel of an entry that was used before signatures were required."""
     (base / KERNEL).mkdir(parents=True, mode=0o700)
     (base / KERNEL / "kernel.cubin").write_bytes(b"betraying")
 
 
-def test_kernels_of_triton_that_were_left_are_not_loaded(
+def test_kernels_that_an_earlier_run_left_for_triton_are_not_loaded(
     torchs: Path, installed: Callable[[str], Patches]
 ) -> None:
-    left(torchs / "triton")
-    assert emitted() == b"betraying"  # so it would be
+    leave_kernel(torchs / "triton")
+    assert rebuilt_kernel() == b"betraying"  # without the lockdown, it is loaded
     patches = installed("policy")
-    assert emitted() == b"signed"
+    assert rebuilt_kernel() == b"signed"
     patches.close()
-    assert emitted() == b"betraying"
+    assert rebuilt_kernel() == b"betraying"
 
 
-def test_each_policy_has_its_own_and_finds_it_again(
+def test_each_policy_has_its_own_directory_and_finds_it_again(
     torchs: Path, installed: Callable[[str], Patches]
 ) -> None:
-    """What a signer has left who is trusted no longer is not found by those who do not."""
+    """A policy does not find files of a signer that it no longer trusts."""
     places = []
     for policy in ("one", "two", "one"):
         patches = installed(policy)
@@ -82,8 +82,8 @@ def test_each_policy_has_its_own_and_finds_it_again(
     assert os.environ["TRITON_CACHE_DIR"] == str(torchs / "triton")
 
 
-def exchange(place: Path, theirs: Path) -> None:
-    """Have whatever lies at ``place`` be ``theirs`` from now on, if this user can."""
+def replace(place: Path, theirs: Path) -> None:
+    """Replace ``place`` by a link to ``theirs``, if this user can."""
     with contextlib.suppress(OSError):
         place.rename(place.with_name("moved"))
     with contextlib.suppress(OSError):
@@ -102,10 +102,10 @@ def owned_by(directory: Path, user: int, mode: int = 0o755) -> Path:
 @pytest.mark.parametrize(
     "way", ["torch's directory", "Triton's directory", "one above", "a link", "a link to a link"]
 )
-def test_no_other_user_can_exchange_what_torch_is_given(
+def test_no_other_user_can_replace_torchs_directory(
     common: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """They made the directory that torch's default is in before its first use, and own its name."""
+    """Another user made torch's default directory before its first use, and owns its name."""
     os.chown(common, 0, 0)
     common.chmod(0o1777)
     theirs = owned_by(common / "theirs", ATTACKER)
@@ -144,7 +144,7 @@ def test_no_other_user_can_exchange_what_torch_is_given(
 
     def attack() -> None:
         for place in (inside / "s3cache-policy", inside, squatted, theirs.with_name("link")):
-            exchange(place, theirs)
+            replace(place, theirs)
         with contextlib.suppress(OSError):
             (common / "other" / "link").unlink()
             (common / "other" / "link").symlink_to(theirs)
@@ -164,10 +164,10 @@ def test_no_other_user_can_exchange_what_torch_is_given(
 
 @needs_users
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_temporary_directory_that_another_user_owns_is_none_of_torchs(
+def test_torch_does_not_use_a_temporary_directory_of_another_user(
     common: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing in it keeps its name: torch's directory of this process is elsewhere."""
+    """Its owner can rename anything in it, so torch's directory of this process is elsewhere."""
     common.chmod(0o777)
     monkeypatch.setattr(tempfile, "tempdir", str(common))
 
@@ -181,10 +181,10 @@ def test_a_temporary_directory_that_another_user_owns_is_none_of_torchs(
     as_user(VICTIM, use)
 
 
-def test_a_file_where_torchs_directory_is_to_be_costs_no_more_than_what_is_kept(
+def test_with_a_file_in_place_of_its_directory_torch_gets_a_private_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: Callable[[str], Patches]
 ) -> None:
-    """Anybody can make one in the common temporary directory."""
+    """Any user can make such a file in the shared temporary directory."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file"))
     installed("policy")
@@ -195,14 +195,14 @@ def test_a_file_where_torchs_directory_is_to_be_costs_no_more_than_what_is_kept(
 def test_without_hooks_torch_has_no_caches_and_a_temporary_directory(
     torchs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if none was set; all is as before in the end."""
+    """Also if none was set. Closing the patches restores everything."""
     monkeypatch.delenv("TRITON_CACHE_DIR")
-    left(torchs / "inductor" / "triton" / "0")
+    leave_kernel(torchs / "inductor" / "triton" / "0")
     patches = Patches()
     disable_torch_caches(patches)
     made = [os.environ[variable] for variable in internals.DIRECTORIES]
     assert internals.force_disable_caches.get() is True
-    assert os.environ[internals.NO_CACHES] == "1"  # processes that are started have none either
+    assert os.environ[internals.NO_CACHES] == "1"  # child processes have none either
     assert len(set(made)) == 2
     for path in made:
         assert os.stat(path).st_mode & 0o777 == 0o700

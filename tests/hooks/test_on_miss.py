@@ -1,4 +1,4 @@
-"""What a miss does: it waits, compiles at once, or is an error."""
+"""A miss waits, compiles at once, or is an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.support.sites import Site
 
 
 def test_a_program_that_must_not_compile_ends_at_its_first_miss(site: Site) -> None:
-    """And says which graph it was, which entry is the nearest, and what differs."""
+    """The error names the graph, the nearest entry, and the difference."""
     first = site.machine("first").run("on_miss:step", site.url, [8], "wait")
     assert isinstance(first[0], float)
     found, missed = site.machine("second").run("on_miss:step", site.url, [8, 24], "error")
@@ -19,7 +19,7 @@ def test_a_program_that_must_not_compile_ends_at_its_first_miss(site: Site) -> N
 
 
 @slow
-def test_it_may_be_another_operator_that_misses(site: Site) -> None:
+def test_the_error_names_the_operator_that_differs(site: Site) -> None:
     site.machine("first").run("on_miss:step", site.url, [8], "compile")
     (other,) = site.machine("second").run("on_miss:step", site.url, [8], "error", "tan")
     assert "tan" in other

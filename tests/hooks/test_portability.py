@@ -1,4 +1,4 @@
-"""An entry works on a machine that has nothing in common with the one that made it but its kind."""
+"""An entry works on a machine that has only its kind in common with the writer's machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture
 def other_prefix(tmp_path: Path) -> str:
-    """A Python with another prefix; its torch is the same, seen at another place."""
+    """Return a Python with another prefix; it has the same torch under another path."""
     root = tmp_path / "elsewhere" / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(root)}))
@@ -30,7 +30,7 @@ def other_prefix(tmp_path: Path) -> str:
 
 @pytest.fixture
 def noexec(tmp_path: Path) -> Iterator[Path | None]:
-    """A directory from which nothing can be executed or mapped; ``None`` without the right."""
+    """A directory from which no file can be executed or mapped; ``None`` if mounting fails."""
     place = tmp_path / "noexec"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "noexec,size=64m", "tmpfs", str(place)]
@@ -54,11 +54,11 @@ def test_a_hit_starts_no_process_and_needs_no_compiler(
 
     Forward and backward of a training step, and a graph of Inductor's C++ wrapper.
     """
-    # Probing the instruction set is what a hit must not do: it is not switched off here.
+    # A hit must not probe the instruction set, so the probe is not turned off here.
     site, first = written("train", TORCHINDUCTOR_VEC_ISA_OK="")
     assert first["misses"] == {"absent": 2}
     assert first["saved"] == 2
-    assert first["started"]  # the compiler; so the watch would see one
+    assert first["started"]  # the compiler, so the watch sees processes
 
     reader = site.machine("reader", PATH="", TORCHINDUCTOR_VEC_ISA_OK="")
     if noexec is not None:
@@ -75,8 +75,8 @@ def test_a_hit_starts_no_process_and_needs_no_compiler(
 
 @slow
 @pytest.mark.parametrize("dynamic", [True, pytest.param(False, marks=nightly)])
-def test_a_machine_with_another_number_of_threads(dynamic: bool, site: Site) -> None:
-    """It shares what was made for any number of them, if torch is asked for that."""
+def test_machines_with_other_numbers_of_threads_may_share_code(dynamic: bool, site: Site) -> None:
+    """They share code for any number of threads, if torch is set to generate such code."""
     found = site.machine("one").run("jobs:reduce", site.url, [2, 5, 1], dynamic)
     assert [each["saved"] for each in found] == ([1, 0, 1] if dynamic else [1, 1, 1])
     assert sum(found[1]["hits"].values()) == int(dynamic)

@@ -1,4 +1,4 @@
-"""Entries do not say where a program is written, unless they are asked to."""
+"""Entries contain no source lines and no paths of a program, unless a setting allows it."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
 
-# Of the program, and of all that it is run by.
+# The paths of the program, and of the Python that runs it.
 PATHS = (str(Path(__file__).parent), sys.prefix, sys.base_prefix)
 
 
-def _said(site: Site) -> bytes:
-    """All that is shared, not compressed."""
-    said = []
+def _shared_content(site: Site) -> bytes:
+    """Return all shared content, uncompressed."""
+    content = []
     for path in site.entries():
         entry = frame.decode(path.read_bytes())
-        said += [repr(entry.header).encode(), *(bytes(entry.section(n)) for n in entry.names)]
-    return b"\n".join(said)
+        content += [repr(entry.header).encode(), *(bytes(entry.section(n)) for n in entry.names)]
+    return b"\n".join(content)
 
 
-@nightly  # minutes, as nothing that was compiled before may be used
-def test_no_line_and_no_path_is_shared_unless_that_is_asked_for(site: Site) -> None:
-    # What g++ made elsewhere would name directories of there, for debuggers.
+@nightly  # takes minutes, as it may use no earlier compiles
+def test_no_source_line_and_no_path_is_shared_by_default(site: Site) -> None:
+    # Earlier output of g++ would name directories of its compile, for debuggers.
     first = site.machine("first", S3CACHE_TEST_COMPILED="off")
     first.run("source_leaks:share", site.url)
-    said = _said(site)
+    content = _shared_content(site)
     for word in (WORD, *PATHS, str(site.root)):
-        at = said.find(word.encode())
-        assert at < 0, (word, said[max(0, at - 300) : at + 100].decode(errors="replace"))
-    assert b"addmm" in said or b"mm.default" in said  # the text of graphs is there
+        at = content.find(word.encode())
+        assert at < 0, (word, content[max(0, at - 300) : at + 100].decode(errors="replace"))
+    assert b"addmm" in content or b"mm.default" in content  # the text of graphs is there
     second = site.machine("second").run("source_leaks:share", site.url)
-    assert second["misses"] == {"absent": 1}  # the graph without a backward, whose half hits
-    # That half, and the graph that calls an operator with a fake of its own.
+    assert second["misses"] == {"absent": 1}  # the graph without a backward; its forward hits
+    # That forward, and the graph of an operator with its own fake.
     assert (second["saved"], second["second level"]) == (0, 2)
 
     telling = Site(site.root / "telling")
     site.machine("third", S3CACHE_SHARE_SOURCES="yes").run("source_leaks:share", telling.url)
-    said = _said(telling)
-    assert WORD.encode() in said
-    assert __file__.replace("test_portable", "source_leaks").encode() in said
+    content = _shared_content(telling)
+    assert WORD.encode() in content
+    assert __file__.replace("test_portable", "source_leaks").encode() in content
 
 
 TRACE = """  File "/home/me/train.py", line 7, in forward
@@ -61,7 +61,7 @@ TRACE = """  File "/home/me/train.py", line 7, in forward
 
 
 def test_stack_traces_of_cuda_graphs_are_not_shared() -> None:
-    """Where there are no accelerators torch notes none of it."""
+    """Without an accelerator, torch notes no such traces."""
     from torch._inductor.cudagraph_utils import CudagraphCachedInfo, PlaceholderInfo
 
     user = PlaceholderInfo("mul", TRACE, [], TRACE)

@@ -1,4 +1,4 @@
-"""A profile of what changes is data: it comes back as it was, and nothing else is taken for one."""
+"""A shape profile is unchanged after a round trip, and other data is refused."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ known = st.lists(
 )
 
 
-def profile(*said: Any) -> Profile:
+def profile(*facts: Any) -> Profile:
     made = Profile()
-    for each in said:
+    for each in facts:
         made.add(*each)
     return made
 
@@ -33,18 +33,18 @@ def framed(content: object, kind: str = "shapes", schema: int = SCHEMA) -> Frame
     return frame.decode(frame.encode(kind=kind, key="abc", schema=schema, sections=sections))
 
 
-@given(said=known)
-def test_a_profile_comes_back_as_it_was_whatever_its_order(said: list[Any]) -> None:
-    """What changed once stays changing; what is known is no news, and makes no other variant."""
-    made, again, read = profile(*said), profile(*reversed(said)), Profile()
+@given(facts=known)
+def test_a_profile_is_unchanged_after_a_round_trip_in_any_order(facts: list[Any]) -> None:
+    """Once changed, a size stays dynamic. A known fact changes neither profile nor variant."""
+    made, again, read = profile(*facts), profile(*reversed(facts)), Profile()
     entries = [frame.decode(each.encode("abc")) for each in (made, again)]
     assert entries[0].header.variant == entries[1].header.variant
     read.update(entries[0])
     assert read.inputs == made.inputs == again.inputs
-    assert not any(made.add(*each) for each in said)
+    assert not any(made.add(*each) for each in facts)
 
 
-def test_all_that_two_profiles_know_is_in_their_union() -> None:
+def test_a_union_has_all_facts_of_two_profiles() -> None:
     first = profile(("f", "x", ((True, False), None)))
     first.update(frame.decode(profile(("f", "x", ((False, True), None))).encode("abc")))
     first.update(frame.decode(profile(("g", "y", (None, (True,)))).encode("abc")))

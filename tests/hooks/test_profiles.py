@@ -1,4 +1,4 @@
-"""What one machine learned of a program's sizes, the next one starts with."""
+"""A machine starts with the sizes of a program that an earlier machine has seen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def learner(site: Site, name: str) -> Machine:
 def run(
     site: Site, name: str, *seen: tuple[str, list[int], dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """What machines come to, all in one process: each begins with nothing of its own."""
+    """Run fresh machines, all in one process; return their counts."""
     found: dict[str, dict[str, Any]] = site.machine(name).run(
         "test_profiles:machines", site.url, seen
     )
@@ -43,7 +43,7 @@ def profiles(site: Site) -> list[Path]:
 
 
 @slow
-def test_what_a_profile_does_and_does_not(site: Site) -> None:
+def test_a_profile_avoids_compiles_and_a_damaged_one_is_ignored(site: Site) -> None:
     found = run(
         site,
         "one",
@@ -54,40 +54,40 @@ def test_what_a_profile_does_and_does_not(site: Site) -> None:
         ("others", [16, 20], {}),
         ("static", [8], {"dynamic": False}),
     )
-    assert found["first"]["lowered"] == 4  # forward and backward, of one size and of all
-    # A first batch of another size hits what serves every size, and there is nothing new to learn.
+    assert found["first"]["lowered"] == 4  # forward and backward, for one size and for all sizes
+    # A first batch of another size hits the graph for all sizes, and the profile stays the same.
     second = found["second"]
     assert (second["lowered"], second["started"], second["saved"]) == (0, 0, 0)
     assert (second["hits"], second["misses"]) == (1, 0)
-    # All sizes have one graph. A program that asks for constants gets what is there of them.
+    # One graph serves all sizes. A program that asks for constants hits the graph for its size.
     for name in ("steady", "both", "others", "static"):
         each = found[name]
         assert (each["lowered"], each["started"], each["hits"]) == (0, 0, 1), name
 
-    # A profile that cannot be used costs what there was before, and nothing else.
+    # With an unusable profile, a machine compiles as without one.
     (path,) = profiles(site)
     path.write_bytes(encoded(frame.decode(path.read_bytes()), {"profile": b"no profile"}))
     found = run(site, "two", ("third", [24], {}), ("off", [32, 20], {"profile": False}))
     third, off = found["third"], found["off"]
     assert (third["lowered"], third["hits"], third["misses"]) == (2, 0, 1)
-    # Without it there is another graph before.
+    # Without a profile, there is a graph for one size first.
     assert (off["lowered"], off["hits"], off["misses"]) == (2, 1, 1)
 
 
 @nightly
-def test_what_other_jobs_learned_breaks_no_program(site: Site) -> None:
+def test_profiles_of_other_jobs_break_no_program(site: Site) -> None:
     """Code that needs constants compiles in whole graphs, as it does without s3cache."""
     # This job sees two values of each number, and two sizes of each tensor.
     learner(site, "first").run("test_profiles:needs_constants", site.url, [5, 6], False)
     assert profiles(site)
 
-    # Numbers are in no profile, even where those are used.
+    # Numbers are in no profile, even if profiles are used.
     numbers = learner(site, "numbers").run(
         "test_profiles:needs_constants", site.url, [7], True, False
     )
     assert numbers["failed"] == {}
 
-    # Of sizes they are, so they are not used until somebody asks for it.
+    # Sizes are, so profiles are not used by default.
     default = site.machine("default").run("test_profiles:needs_constants", site.url, [7])
     assert default["failed"] == {}
 
@@ -101,7 +101,7 @@ def _model() -> Any:
 
 
 def _difference(model: Any, compiled: Any, batch: int) -> float:
-    """How far results and gradients of one step are from eager's."""
+    """Return the largest difference of one step's results and gradients from eager mode."""
     torch.manual_seed(batch)
     data, found = torch.randn(batch, 4), []
     for forward in (model, compiled):
@@ -114,7 +114,7 @@ def _difference(model: Any, compiled: Any, batch: int) -> float:
 
 
 def machines(url: str, seen: list[tuple[str, list[int], dict[str, Any]]]) -> dict[str, Any]:
-    """Train on batches of these sizes, one after the other, on fresh machines by name."""
+    """Train on fresh machines with batches of these sizes; return their counts by name."""
     found, lowered, started = {}, lowerings(), processes()
     for name, batches, options in seen:
         with machine_here(url, name, shape_profile=options.pop("profile", True)) as cache:
@@ -139,8 +139,8 @@ def machines(url: str, seen: list[tuple[str, list[int], dict[str, Any]]]) -> dic
 def needs_constants(
     url: str, values: list[int], fullgraph: bool = True, sizes: bool = True
 ) -> dict[str, dict[str, str]]:
-    """Compile what no symbol answers, of numbers and of sizes: what failed, and how."""
-    import torch._inductor.compile_fx  # with which s3cache begins
+    """Compile functions that need constants, of numbers and of sizes; return the failures."""
+    import torch._inductor.compile_fx  # s3cache begins with it
 
     def of_size(of_number: Any) -> Any:
         return lambda x: of_number(x, x.shape[0])
@@ -158,7 +158,7 @@ def needs_constants(
 
     failed = {}
     with s3cache.enabled(url) as cache:
-        torch.compile(begin, backend="eager")(torch.ones(2))  # which names the program
+        torch.compile(begin, backend="eager")(torch.ones(2))  # it names the program
         for name, ask in asks.items():
             for of in ("a number", "a size")[: 1 + sizes]:
                 torch._dynamo.reset()

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(900)
 def vote(
     store: SharedStore, ranks: Sequence[Callable[[Agreement], object]], timeout_s: float = 20
 ) -> list[object]:
-    """What each rank gets to know, all of them voting at once."""
+    """Let all ranks vote at once; return the answers that each rank gets."""
     answers: list[object] = [None] * len(ranks)
 
     def run(index: int) -> None:
@@ -53,7 +53,7 @@ def vote(
 
 
 def hits(agreement: Agreement) -> list[bool]:
-    """A rank that finds its entry and loads it, as far as it is let."""
+    """A rank that finds its entry, and loads it if all ranks have found theirs."""
     answers = [agreement.all_hit()]
     if answers[0]:
         answers.append(agreement.all_hit())
@@ -80,23 +80,23 @@ def cannot_load(agreement: Agreement) -> list[bool]:
     ],
 )
 def test_all_hit_if_all_find_and_load_their_entry(ranks: Any, answers: list[object]) -> None:
-    """One that misses makes all miss at once: the time-out is longer than a test may take."""
+    """One miss makes all ranks miss at once: the time-out is longer than a test may take."""
     assert vote(HashStore(), ranks, timeout_s=3600) == answers
 
 
-def test_one_that_never_comes_is_waited_for_in_bounded_time() -> None:
-    """And if it comes after all, it learns what the others have done since."""
+def test_the_wait_for_a_missing_rank_is_bounded() -> None:
+    """If it comes late, it gets the decision of the others."""
     store = HashStore()
     assert vote(store, [hits, lambda _: None], timeout_s=0.3) == [[False], None]
     assert not Agreement(store, "graph", 2).all_hit()
 
 
-def test_one_that_takes_no_part_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Not for each graph; a process group of later on, with another store, is asked again."""
+def test_ranks_wait_once_for_a_rank_that_takes_no_part(caplog: pytest.LogCaptureFixture) -> None:
+    """They do not wait for each graph. A later process group, with another store, waits again."""
     store, waited = HashStore(), []
 
     class Waiting:
-        """The store, and how often a rank found that nothing was decided."""
+        """A store that counts the checks that found no decision."""
 
         def __init__(self) -> None:
             self.add, self.compare_set = store.add, store.compare_set
@@ -119,8 +119,8 @@ def test_one_that_takes_no_part_is_waited_for_once(caplog: pytest.LogCaptureFixt
     assert vote(HashStore(), [hits] * 2) == [[True, True]] * 2
 
 
-def test_ranks_that_are_late_come_to_the_same_outcome() -> None:
-    """Ranks come when others are just about to give up: hit or miss, but the same for all."""
+def test_late_ranks_get_the_same_outcome() -> None:
+    """Ranks come when others are about to give up: all ranks hit, or all miss."""
     seen = set()
     for seed in range(30):
         delays = random.Random(seed)
@@ -151,7 +151,7 @@ def test_a_store_that_fails_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
     assert not Agreement(None, "graph", 2).all_hit()
 
 
-# -- what a rank may take, and how long it may wait
+# -- limits of a rank: compile workers, and waits
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_store_that_fails_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
         (16, 16, "4", 16, 4),
         (16, 16, "32", 16, 1),
         (256, 256, "8", 32, 32),  # torch asks for no more
-        (16, 4, "4", 4, 4),  # each rank has cores of its own
+        (16, 4, "4", 4, 4),  # each rank has its own cores
         (16, 16, "0", 16, 16),
         (16, 16, "many", 16, 16),
     ],
@@ -190,7 +190,7 @@ def test_a_wait_is_bounded_by_the_time_out_of_the_process_group(
 
 # -- jobs
 
-# What to save for the backward is agreed on.
+# Ranks agree on the tensors to save for the backward.
 TOGETHER = (
     "torch._functorch.config:_sync_decision_cross_ranks",
     # torch needs the size of every input, and a device mesh has none.
@@ -217,7 +217,7 @@ def test_ranks_decide_together_under_each_option(
     module, _, name = option.partition(":")
     with importlib.import_module(module).patch({name: True}):
         assert internals.ranks_must_agree()
-        if TORCH >= (2, 15):  # its own lookups see to it where this is set
+        if TORCH >= (2, 15):  # with this option, torch's own lookups agree
             with functorch.patch({"_sync_cache_decision_cross_ranks": True}):
                 assert not internals.ranks_must_agree()
         monkeypatch.setattr(dist, "get_world_size", lambda: 1)
@@ -226,7 +226,7 @@ def test_ranks_decide_together_under_each_option(
 
 @slow
 def test_ranks_of_a_machine_compile_each_graph_once(site: Site) -> None:
-    """One compiles, the other waits; what they save is uploaded once, and losses stay the same."""
+    """One compiles, the other waits; each entry is uploaded once, and losses stay the same."""
     alone = site.machine("alone", S3CACHE_WAIT_S="0").ranks(
         2, "distributed:one_rank", "ddp", f"file://{site.root}/alone?create=1"
     )
@@ -248,7 +248,7 @@ def test_ranks_of_a_machine_compile_each_graph_once(site: Site) -> None:
 
 
 def check_trace(runs: Iterable[Run]) -> None:
-    """Each rank has a section, with what it compiled for the other one, and waited for."""
+    """Check that each rank has a section, with its compiles and waits for the other rank."""
     events = json.loads(trace(in_jobs(runs)[0]))["traceEvents"]
     sections = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     ranks = {pid: name.partition("(rank ")[2][:1] for pid, name in sections.items()}
@@ -261,10 +261,10 @@ def check_trace(runs: Iterable[Run]) -> None:
 
 
 @slow
-def test_ranks_that_exchange_data_while_they_compile_do_so_together(site: Site) -> None:
-    """torch's partitioner asks all ranks what to save for the backward: one would hang."""
+def test_ranks_compile_together_if_they_exchange_data_meanwhile(site: Site) -> None:
+    """torch's partitioner asks all ranks which tensors to save: a rank alone would hang."""
     cold = site.machine("first").ranks(2, "distributed:one_rank", "tp", site.url, *TOGETHER)
-    # One that waits would not answer the one that compiles.
+    # A rank that waits would not answer the rank that compiles.
     assert [(rank["led"], rank["waits"]) for rank in cold] == [(0, 0)] * 2
     warm = site.machine("second").ranks(2, "distributed:one_rank", "tp", site.url, *TOGETHER)
     for rank in warm:

@@ -1,4 +1,4 @@
-"""Each lookup is recorded: what became of it, what its key is made of, and the user's line."""
+"""Each lookup is recorded, with its outcome, the components of its key, and the user's line."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @slow
-def test_each_frame_is_recorded_where_recall_is_on(site: Site) -> None:
-    """By its function and line; in a report of the machine, in statistics and in the summary."""
+def test_each_frame_is_recorded_if_recall_is_on(site: Site) -> None:
+    """The record has its function and line; the summary has its outcome."""
     for name, expected in (("one", "traced"), ("two", "recalled")):
         machine = site.machine(name, S3CACHE_RECALL="on")
         found = machine.run("test_records:frames", site.url)
@@ -72,8 +72,8 @@ def test_each_lookup_is_recorded(site: Site) -> None:
         name: [each for each in found[name] if each["level"] == "aot"]
         for name in ("miss", "hit", "bypass", "later", "memory", "off")
     }
-    said = {name: [(r["outcome"], r["reason"]) for r in each] for name, each in wholes.items()}
-    assert said == {
+    outcomes = {name: [(r["outcome"], r["reason"]) for r in each] for name, each in wholes.items()}
+    assert outcomes == {
         "miss": [("miss", "absent")],
         "hit": [("hit", "local")],
         "bypass": [("bypass", "function")],
@@ -93,7 +93,7 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     assert missed["key"] == hit["key"]
     assert missed["components"]["torch.version"][1][:2] == "2."
     assert hit["saved_s"] > 0
-    if installed_release() >= (2, 12):  # earlier ones write no code of a graph for its key
+    if installed_release() >= (2, 12):  # earlier releases write no code of a graph for its key
         assert "sin()" in missed["parts"]["gm"]["code"]
     assert "shape=torch.Size([4])" in missed["parts"]["example_inputs"]["0"]
     assert Artifact.parts_of(entry_of(site.remote, missed["key"])) == missed["parts"]
@@ -124,8 +124,8 @@ def entry_of(remote: Path, key: str) -> Frame:
 
 
 @slow
-def test_what_no_process_would_read_is_a_bypass_and_not_saved(site: Site) -> None:
-    """Else each process would set it aside, compile, and save it again."""
+def test_a_graph_that_no_process_would_read_is_a_bypass_and_not_saved(site: Site) -> None:
+    """Otherwise, each process would set the entry aside, compile, and save it again."""
     unreadable = site.machine("one").run("test_records:unreadable", site.url)
     assert unreadable["aot"]["entry"] == 1
     assert unreadable["fx"] == {"entry": 2}
@@ -150,7 +150,7 @@ def unknown(x: torch.Tensor) -> torch.Tensor:
 
 
 def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
-    """By settings: the records of a miss, a hit and a bypass, each in a cache of its own."""
+    """Return the records of lookups under each group of settings, each in its own cache."""
     torch.compiler.allow_in_graph(mine)
     logger = logging.getLogger("s3cache")
     logger.setLevel(logging.DEBUG)
@@ -181,26 +181,26 @@ def lookups(url: str) -> dict[str, list[dict[str, Any]]]:
 
 
 class Restoring:
-    """Has code of the program's run while it is read."""
+    """An object that runs code of the program while it is unpickled."""
 
     def __setstate__(self, state: object) -> None:
         raise AssertionError("an entry is read without it")
 
 
 def unreadable(url: str) -> dict[str, Any]:
-    """By level: the bypasses of compiled graphs that hold what no process would read."""
+    """Compile graphs with an object that no process would read; return the bypasses by level."""
 
     def holding(hook: Any, at: int) -> None:
         owner, name = hook.owner()
         original = getattr(owner, name)
 
         @functools.wraps(original)
-        def with_what_restores(*args: Any, **kwargs: Any) -> Any:
+        def with_unreadable_note(*args: Any, **kwargs: Any) -> Any:
             vars(args[at])["note"] = note = Restoring()
             vars(note)["x"] = 1
             return original(*args, **kwargs)
 
-        setattr(owner, name, staticmethod(with_what_restores))
+        setattr(owner, name, staticmethod(with_unreadable_note))
 
     holding(internals.pickle_entry, 0)
     holding(internals.fx_save, 1)

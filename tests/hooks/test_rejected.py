@@ -1,4 +1,4 @@
-"""Why an entry under the right key is not used: which condition failed, with the values here."""
+"""Why an entry under the right key is not used: the failed condition, with the values here."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_failing_guard_is_shown_with_the_names_and_sizes_of_the_program(
     assert failing_guards("2 <= L['t0']", inputs) == []
 
 
-def test_asking_adds_no_guard(program: SimpleNamespace) -> None:
+def test_the_explanation_adds_no_guard(program: SimpleNamespace) -> None:
     shapes = program.sizes[0].node.shape_env
     before = [str(guard.expr) for guard in shapes.guards]
     failing_guards("L['t0'] <= 64", program.sizes)
@@ -119,7 +119,7 @@ def test_a_failing_condition_names_the_inputs_of_the_program(
 def test_explain_names_the_guard_of_each_entry_that_was_not_used(site: Site) -> None:
     machine = site.machine("one")
     found = machine.run("test_rejected:explained", site.url)
-    # Odd sizes save one entry, even ones another, which a third process then has to choose from.
+    # An odd size saves an entry; its guard rejects an even size.
     assert found["first"] == []
     (second,) = found["second"]
     assert second["reason"] == "guard"
@@ -137,7 +137,7 @@ def test_explain_names_the_guard_of_each_entry_that_was_not_used(site: Site) -> 
 
 
 def explained(url: str) -> dict[str, Any]:
-    """What missed for a guard: for a first size, for one of another parity, and for views."""
+    """Return misses because of a guard: for a size, for a size of other parity, and for views."""
     import torch
 
     import s3cache

@@ -1,4 +1,4 @@
-"""How much of s3cache a hit and a miss run through: a symptom to watch."""
+"""The number of files that a hit and a miss run through: a symptom to watch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @slow
 def test_a_hit_and_a_miss_run_through_few_files() -> None:
-    """What a reader opens who follows one; ``make route`` prints them."""
+    """A reader who follows a lookup opens these files; ``make route`` prints them."""
     found = routes()
     assert len(found["hit"].stops) <= 28, str(found["hit"])
     assert len(found["miss"].stops) <= 34, str(found["miss"])

@@ -1,4 +1,4 @@
-"""No code at all: ``python -m s3cache run``, and ``backend="s3cache"``."""
+"""Programs that do not import s3cache: ``python -m s3cache run``, and ``backend="s3cache"``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _write(path: Path, text: str) -> Path:
 def test_a_program_runs_as_if_python_had_started_it(
     machine: Machine, tmp_path: Path, how: str, flags: list[str]
 ) -> None:
-    """Arguments, paths and names are the same, whatever kind of program; only s3cache is on."""
+    """Arguments, paths and names are the same for each kind of program; only s3cache is on."""
     _write(tmp_path / "programs" / "train.py", _SEEN)
     _write(machine.root / "train_here.py", _SEEN)
     with zipfile.ZipFile(tmp_path / "programs" / "app", "w") as archive:
@@ -70,7 +70,7 @@ def test_a_program_runs_as_if_python_had_started_it(
 
 
 def test_nothing_is_imported_from_the_working_directory(machine: Machine, tmp_path: Path) -> None:
-    """As with ``python train.py``: what lies there is somebody's, and may be named as anything."""
+    """As with ``python train.py``: files there may have any name."""
     script = _write(
         tmp_path / "programs" / "train.py",
         """
@@ -78,10 +78,10 @@ def test_nothing_is_imported_from_the_working_directory(machine: Machine, tmp_pa
 
         assert os.getcwd() not in sys.path and "" not in sys.path
         assert importlib.util.find_spec("s3cache_local") is None
-        child = [sys.executable, __file__, "child"]  # has the cache too, and takes as little
+        child = [sys.executable, __file__, "child"]  # has the cache too, and imports nothing here
         if len(sys.argv) == 1:
             subprocess.run(child, check=True)
-        import torch  # ours, with what it loads at the end of its import
+        import torch  # loads entry points at the end of its import
         print("ran")
         """,
     )
@@ -91,7 +91,7 @@ def test_nothing_is_imported_from_the_working_directory(machine: Machine, tmp_pa
         _write(machine.root / f"{name}.py", text)
     for name in ("asyncio", "concurrent", "aioboto3", "s3cache"):
         (machine.root / name).mkdir(parents=True)
-        if name != "s3cache":  # which with an __init__.py is what `python -m s3cache` runs
+        if name != "s3cache":  # with an __init__.py, `python -m s3cache` would run it
             _write(machine.root / name / "__init__.py", "raise SystemExit(8)")
     done = machine.start("-m", "s3cache", "run", str(script))
     assert (done.returncode, done.stdout) == (0, "ran\n" * 2), done.stderr
@@ -114,7 +114,7 @@ def test_a_program_ends_as_if_python_had_started_it(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "settings", "said"),
+    ("arguments", "settings", "message"),
     [
         (["run"], {}, "Missing argument 'PROGRAM"),
         (["run", "--url", "ftp://x", "{script}"], {}, "ftp"),
@@ -126,21 +126,21 @@ def test_a_program_ends_as_if_python_had_started_it(
     ],
 )
 def test_bad_usage_gives_one_clear_error(
-    machine: Machine, tmp_path: Path, arguments: list[str], settings: dict[str, str], said: str
+    machine: Machine, tmp_path: Path, arguments: list[str], settings: dict[str, str], message: str
 ) -> None:
-    """And no traceback; the program does not run."""
+    """There is no traceback, and the program does not run."""
     script = _write(tmp_path / "script.py", "print('it ran')")
     done = machine.start(
         "-m", "s3cache", *(each.format(script=script) for each in arguments), **settings
     )
     assert done.returncode in (1, 2)
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert "it ran" not in done.stdout
 
 
-def test_where_torch_does_not_find_s3cache_it_is_refused(machine: Machine, tmp_path: Path) -> None:
-    """A checkout that is only on the path has no entry point, and nothing would be cached."""
+def test_run_is_refused_if_torch_does_not_find_s3cache(machine: Machine, tmp_path: Path) -> None:
+    """A checkout that is only on the path has no entry point, so nothing would be cached."""
     hides_it = tmp_path / "path" / "torch_s3cache-0.dist-info" / "METADATA"
     _write(hides_it, "Metadata-Version: 2.1\nName: torch-s3cache\nVersion: 0\n")
     path = f"{tmp_path / 'path'}:{machine.environment.get('PYTHONPATH', '')}"
@@ -176,7 +176,7 @@ _TORCHRUN += ["--local-addr=127.0.0.1"]
 def test_uploads_end_with_the_program_and_torchrun_hits(
     machine: Machine, site: Site, tmp_path: Path
 ) -> None:
-    """What one program compiled is in the remote when it ends; two ranks elsewhere hit it."""
+    """A program's entries are in the remote when it ends; two ranks elsewhere hit them."""
     script = _write(tmp_path / "train.py", _TRAINING)
     run = ["-m", "s3cache", "run", str(script), "--epochs", "1"]
     # torchrun sets it, and the number of threads is part of every key.
@@ -184,15 +184,15 @@ def test_uploads_end_with_the_program_and_torchrun_hits(
     assert done.returncode == 0, done.stderr
     assert "('autograd_cache_saved', 1)" in done.stdout
     assert len(site.entries()) == 1
-    said = "s3cache: 0 hit, 1 missed (1 absent), 0 bypassed, 1 saved, 1 uploaded; 0.0 s of"
-    assert said in done.stderr.splitlines()[-1]
+    summary = "s3cache: 0 hit, 1 missed (1 absent), 0 bypassed, 1 saved, 1 uploaded; 0.0 s of"
+    assert summary in done.stderr.splitlines()[-1]
 
-    # For programs, with an option that is not the program's.
+    # The summary as JSON, with an option of `run`, not of the program.
     done = machine.start(*run[:3], "--json", *run[3:], OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stderr.splitlines()[-1])
-    assert said["hits"] == {"local": 1, "remote": 0}
-    assert (said["rank"], said["misses"], said["saved"]) == (None, {}, 0)
+    counts = json.loads(done.stderr.splitlines()[-1])
+    assert counts["hits"] == {"local": 1, "remote": 0}
+    assert (counts["rank"], counts["misses"], counts["saved"]) == (None, {}, 0)
 
     second = site.machine("two", S3CACHE_URL=site.url)
     done = second.start("-m", *_TORCHRUN, *run)
@@ -228,15 +228,15 @@ print(sorted(counters["aot_autograd"].items()), s3cache.active().stats().saved)
 
 
 @slow
-def test_as_a_backend_configured_by_environment(
+def test_the_environment_configures_the_backend(
     machine: Machine, site: Site, tmp_path: Path
 ) -> None:
-    """Nothing imports s3cache; ``mode`` and ``options`` are honoured and part of the key."""
+    """``torch.compile`` imports s3cache; ``mode`` and ``options`` apply, and are in the key."""
     script = _write(tmp_path / "train.py", _BACKEND)
     done = machine.start(str(script))
     assert done.returncode == 0, done.stderr
     assert "True" in done.stdout.splitlines()[0]
-    # Three different graphs; the default mode is the first one's.
+    # Three different graphs; the default mode hits the first one.
     assert "('autograd_cache_hit', 1), ('autograd_cache_miss', 3)" in done.stdout
     assert done.stdout.rstrip().endswith(" 3")
     assert len(site.entries()) == 3

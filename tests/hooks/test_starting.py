@@ -1,4 +1,4 @@
-"""Modules and templates of torch's compiler are there at their first use, and not before."""
+"""Some modules and templates of torch's compiler are loaded only at their first use."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ except Exception as exc:
 nodes = graph_info_provider.nx.DiGraph([(1, 2)])
 import networkx
 found["nodes"] = isinstance(nodes, networkx.DiGraph)
-# A program's own, before and after.
+# A program's own use, before and after.
 found["gradients"].append(train(2))
 import torch._functorch.config
 with torch._functorch.config.patch(activation_memory_budget=0.5):
@@ -76,17 +76,17 @@ def _account_of(site: Site, machine: str, when: str) -> dict[str, Any]:
 
 
 @nightly
-def test_a_hit_imports_and_parses_less_and_the_rest_is_there_later(site: Site) -> None:
-    """No key has what was put off: a process that has imported all of it hits what another saved.
+def test_a_hit_delays_imports_and_templates_until_their_first_use(site: Site) -> None:
+    """No key depends on the delay: a process that imports everything hits another one's entries.
 
-    Programs find modules, templates and their errors as torch alone has them.
+    Programs find the same modules, templates and errors as with torch alone.
     """
     writer = _account_of(site, "one", "early")
     late, reader, alone = (
         _account_of(site, name, when)
         for name, when in (("two", "late"), ("three", "early"), ("four", "never"))
     )
-    assert reader["light"]  # a miss needs some of it
+    assert reader["light"]  # a miss needs some of them
     assert not late["light"]
     assert not alone["light"]
     assert writer["gradients"] == late["gradients"] == reader["gradients"] == alone["gradients"]

@@ -1,4 +1,4 @@
-"""torch's own switches mean with s3cache what they mean without it."""
+"""torch's own switches have the same meaning with s3cache as without it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ COLD = {"miss": 1, "saved": 1, "torch miss": 1, "torch saved": 1, "miss fx": 1}
 
 
 def test_each_switch(site: Site) -> None:
-    """Counts are torch's and s3cache's own, and agree."""
+    """The counts of torch and of s3cache agree."""
     found = site.machine("one").run("switches:switches", site.url)
     steps = found["steps"]
     assert steps["cold"] == COLD
     assert steps["warm"] == HIT
     assert steps["force_disable_caches"] == {}
-    # The second level goes on.
+    # The second level continues.
     assert steps["enable_autograd_cache=False"] == {"miss fx": 1}
     assert steps["enable_autograd_cache=False again"] == {"hit fx": 1}
     assert steps["fx_graph_cache=False"] == {"bypass": 1, "torch bypass": 1}
-    # A cache that is fresh, and torch's own at both levels.
+    # A fresh cache, which is torch's own at both levels.
     assert steps["fresh_cache"] == {"torch miss": 1, "torch saved": 1, "miss fx": 1}
     assert steps["fresh_cache again"] == {"torch hit": 1, "hit fx": 1}
     assert steps["after fresh_cache"] == HIT
@@ -36,7 +36,7 @@ def test_each_switch(site: Site) -> None:
     assert steps["strict_autograd_cache bypass"] == {"bypass": 1, "torch bypass": 1}
     assert "FX graph cache" in found["raised"]
 
-    # Only inside fresh_cache() does s3cache step aside, unless it was enabled there.
+    # s3cache steps aside only inside fresh_cache(), unless it was enabled there.
     assert found["moved"]["moved"] == {"local": 1, "remote": 0}
     assert found["moved"]["inside"] == {"local": 1, "remote": 0}
     assert found["moved"]["after"] == {"local": 2, "remote": 0}
@@ -48,8 +48,8 @@ HALF = {"bypass": 1, "absent fx": 1, "saved fx": 1}
 
 @slow
 def test_switches_of_torchs_remote_caches(site: Site) -> None:
-    """``False`` keeps the remote tier out of a level; ``True`` without the local one leaves it."""
-    written, alone, remote = site.machine("one").run("switches:of_torchs_remote", site.url)
+    """``False`` turns the remote tier off; ``True`` without a local cache leaves only that tier."""
+    written, alone, remote = site.machine("one").run("switches:remote_switches", site.url)
     assert written["steps"] == {"whole": MISS, "half": HALF}
     assert alone["steps"] == {
         "both out": MISS,
@@ -58,7 +58,7 @@ def test_switches_of_torchs_remote_caches(site: Site) -> None:
         "whole graphs out": MISS,
         "neither": MISS,
     }
-    # Whole graphs stay here, and their FX graphs are shared, as torch would.
+    # Whole graphs stay here, and their FX graphs are shared, as with torch alone.
     assert alone["uploaded"] == [0, 1, 2]
     added = [path for path in site.entries() if str(path) not in written["entries"]][:2]
     assert [frame.decode(path.read_bytes()).header.kind for path in added] == ["fx", "aot"]
@@ -78,7 +78,7 @@ def test_switches_of_torchs_remote_caches(site: Site) -> None:
 
 
 @slow
-def test_artifacts_hold_what_was_hit_and_what_is_loaded_is_used(site: Site) -> None:
+def test_artifacts_contain_hits_and_are_used_once_loaded(site: Site) -> None:
     """``torch.compiler.save_cache_artifacts`` and ``load_cache_artifacts``."""
     saved, loaded = site.machine("one").run("switches:artifacts", site.url)
     assert saved["hits"] == {"local": 0, "remote": 1}

@@ -1,4 +1,4 @@
-"""What s3cache does is among torch's own events, in its trace, its profiler and tlparse."""
+"""torch's trace, its profiler and tlparse show events of s3cache among torch's own."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def ended(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What torch says of its events, and of ours, as each ends."""
+    """Return torch's and our own events, as torch records them when they end."""
     payloads = [json.loads(line["payload"]) for line in lines if "chromium_event" in line]
     return [each for each in payloads if each["tid"] == 0 and each["ph"] == "E"]
 
 
 def summaries(events: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Name, level and outcome of our events, in their order."""
+    """Return the name, level and outcome of our events, in their order."""
     ours = [each for each in events if each["name"].startswith("s3cache.")]
     return [
         (each["name"], each["args"]["level"], each["args"].get("outcome", "saved")) for each in ours
     ]
 
 
-def test_an_event_is_shown_where_a_profiler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One inside of another with the same name is not; torch would end the wrong one."""
-    monkeypatch.setattr(internals.trace_log.get(), "handlers", [])  # no trace, nor pytest's own
+def test_an_event_is_shown_if_a_profiler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event inside another one with the same name is not; torch would end the wrong one."""
+    monkeypatch.setattr(internals.trace_log.get(), "handlers", [])  # neither trace nor pytest's
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         with internals.shown("s3cache.lookup", "aot") as about:
             about["key"] = "a1"
@@ -45,15 +45,15 @@ def test_an_event_is_shown_where_a_profiler_runs(monkeypatch: pytest.MonkeyPatch
             pass
     with internals.shown("s3cache.lookup", "aot") as about:
         pass
-    # Without what torch adds of each.
+    # Without the data that torch adds to each event.
     names = [event.name for event in profiled.events() if "_data" not in event.name]
     assert names == ["s3cache.lookup", "s3cache.save"]
-    assert about == {"level": "aot"}  # torch was not asked to end it, and to add to this
+    assert about == {"level": "aot"}  # torch did not end the event, so it added nothing
 
 
 @slow
 def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_path: Path) -> None:
-    """At both levels, within torch's own events. What torch logs of a key are its components."""
+    """At both levels, within torch's own events. torch logs the components of a key."""
     logs = "+s3cache,+torch._functorch._aot_autograd.autograd_cache"
     for outcome, reason in (("miss", "absent"), ("hit", "remote")):
         folder = tmp_path / outcome
@@ -68,7 +68,7 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
         assert f"aotautograd_cache_{outcome}" in artifacts
         events = ended(lines)
         whole = [("s3cache.lookup", "aot", outcome)]
-        if is_miss:  # the FX graph is asked for, and saved, before the whole
+        if is_miss:  # the FX graph is looked up and saved before the whole graph
             whole += [("s3cache.lookup", "fx", "miss")]
             whole += [("s3cache.save", "fx", "saved"), ("s3cache.save", "aot", "saved")]
         half = [("s3cache.lookup", "aot", "miss"), ("s3cache.lookup", "fx", outcome)]
@@ -81,7 +81,7 @@ def test_a_miss_and_a_hit_are_in_torchs_trace_profile_and_log(site: Site, tmp_pa
         assert about["key"].startswith("a")
         compiles = [each for each in events if each["name"] == "backend_compile"]
         assert all(each["args"]["remote_cache_enabled"] for each in compiles)
-        # They lie within what torch itself says of the compile, on the same clock.
+        # They lie between torch's own events of the compile, on the same clock.
         others = [each["ts"] for each in payloads if each["tid"] == 0 and each not in ours]
         assert min(others) <= ours[0]["ts"] <= ours[1]["ts"] <= max(others)
         if is_miss:

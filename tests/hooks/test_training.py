@@ -1,4 +1,4 @@
-"""Whatever is wrong around the cache, a program trains as it would without it."""
+"""Under any fault, a program trains as it would without the cache."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ LONGEST_S = 60
 
 @slow
 def test_losses_and_gradients_are_the_same_under_each_fault(site: Site) -> None:
-    came_to = site.machine("one").run("test_training:under_faults", str(site.remote))
-    stderr = came_to.pop("stderr")
-    last = came_to.pop("none")
-    assert set(came_to) == set(FAULTS)
-    for name, noted in came_to.items():
+    results = site.machine("one").run("test_training:under_faults", str(site.remote))
+    stderr = results.pop("stderr")
+    last = results.pop("none")
+    assert set(results) == set(FAULTS)
+    for name, noted in results.items():
         assert noted["right"], (name, noted, stderr)
         assert noted["seconds"] < LONGEST_S, (name, noted)
         assert sum(noted["hits"].values()) == 0 or name == "no thread can start", (name, noted)
-    assert "machine" in came_to["there is no memory for the entry"]["misses"]
-    # And what was damaged on the way is not what others get.
+    assert "machine" in results["there is no memory for the entry"]["misses"]
+    # Other processes do not get the damaged entries.
     assert sum(last["hits"].values()) == 1, last
 
 
@@ -71,7 +71,7 @@ def _step() -> list[Any]:
 
 @contextlib.contextmanager
 def _hangs(_: str) -> Iterator[dict[str, Any]]:
-    """The server takes connections, and never answers."""
+    """A server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
         limits = {"lookup_timeout_s": 1, "attempt_timeout_s": 1}
@@ -85,7 +85,7 @@ def _copied(remote: str, name: str) -> tuple[Path, list[Path]]:
 
 @contextlib.contextmanager
 def _flipped(remote: str) -> Iterator[dict[str, Any]]:
-    """A bit of each entry is another."""
+    """One bit of each entry is flipped."""
     copy, entries = _copied(remote, "damaged")
     for path in entries:
         data = bytearray(path.read_bytes())
@@ -96,7 +96,7 @@ def _flipped(remote: str) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _no_memory(remote: str) -> Iterator[dict[str, Any]]:
-    """Enough to compile in, but not for the entry, which has grown to 600 MiB."""
+    """The memory is enough for a compile, but not for the entry of 600 MiB."""
     copy, entries = _copied(remote, "grown")
     for path in entries:
         os.truncate(path, 600 << 20)
@@ -113,7 +113,7 @@ def _no_memory(remote: str) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _no_threads(remote: str) -> Iterator[dict[str, Any]]:
-    """As where the number of processes is limited."""
+    """No thread can start, as under a limit on processes."""
     refused = RuntimeError("can't start new thread")
     with mock.patch.object(threading.Thread, "start", side_effect=refused):
         yield {"url": f"file://{remote}", "local": False}
@@ -128,7 +128,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def under_faults(remote: str) -> dict[str, Any]:
-    """For each fault: whether the steps were as without a cache, and what was counted."""
+    """Train under each fault; return whether the steps were right, and the counts."""
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
     with functorch.patch(enable_autograd_cache=False):
         expected = _step()
@@ -136,7 +136,7 @@ def under_faults(remote: str) -> dict[str, Any]:
         assert _step() == expected
         assert not cache.flush(30).remaining
         assert account(cache)["saved"] > 0
-    came_to = {}
+    results = {}
     for name, fault in FAULTS.items():
         began = time.monotonic()
         with fault(remote) as options:
@@ -146,8 +146,8 @@ def under_faults(remote: str) -> dict[str, Any]:
                     before()
                 right = _step() == expected
                 counts = account(cache)
-        came_to[name] = {"right": right, "seconds": time.monotonic() - began, **counts}
+        results[name] = {"right": right, "seconds": time.monotonic() - began, **counts}
     with s3cache.enabled(f"file://{remote}", local=False) as cache:
         assert _step() == expected
-        came_to["none"] = account(cache)
-    return came_to
+        results["none"] = account(cache)
+    return results

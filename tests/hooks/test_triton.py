@@ -27,10 +27,10 @@ SHARED_GROUP = 12_003
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where torch puts them: Inductor's directory has it."""
+    """Return torch's directory for kernels, inside Inductor's directory."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    before = os.umask(0o002)  # of many machines with several users
+    before = os.umask(0o002)  # the umask of many machines with several users
     yield tmp_path / "inductor" / "triton" / "0"
     os.umask(before)
 
@@ -59,7 +59,7 @@ FILE = f"{KERNEL}/kernel.cubin"
     [
         pytest.param(".", shared_with_a_group, marks=needs_users),
         (".", lambda path: path.chmod(0o757)),
-        ("..", lambda path: path.chmod(0o777)),  # anybody may rename in it
+        ("..", lambda path: path.chmod(0o777)),  # any user may rename files in it
         (KERNEL, lambda path: path.chmod(0o777)),
         pytest.param(FILE, shared_with_a_group, marks=needs_users),
         (FILE, lambda path: path.chmod(0o646)),
@@ -68,10 +68,10 @@ FILE = f"{KERNEL}/kernel.cubin"
         pytest.param(FILE, given_away, marks=needs_users),
     ],
 )
-def test_what_others_could_have_written_is_not_loaded(
+def test_files_that_other_users_could_have_written_are_not_loaded(
     base: Path, where: str, change: Callable[[Path], object]
 ) -> None:
-    """It is a miss on this machine, and the entry is as good as it was."""
+    """This machine misses, and the entry stays valid."""
     (base / KERNEL).mkdir(parents=True)
     for above in (base / KERNEL, base, base.parent, base.parent.parent):
         above.chmod(0o755)
@@ -81,11 +81,11 @@ def test_what_others_could_have_written_is_not_loaded(
     with pytest.raises(PermissionError, match="where others may write") as raised:
         emit()
     assert is_machine_trouble(raised.value)
-    emit(rebuilding=False)  # torch's own entries are its own business
+    emit(rebuilding=False)  # s3cache does not check torch's own entries
 
 
 def test_kernels_go_to_a_private_directory(base: Path) -> None:
-    """Whatever the umask; and are found there by the next one."""
+    """Under any umask; and the next hit finds them there."""
     for _ in range(2):
         emit()
         assert (base / KERNEL / "kernel.cubin").read_bytes() == b"verified"
@@ -93,7 +93,7 @@ def test_kernels_go_to_a_private_directory(base: Path) -> None:
 
 
 @pytest.mark.skipif(os.getegid() != os.geteuid(), reason="this user has no private group")
-def test_what_this_users_triton_made_with_umask_002_is_taken(base: Path) -> None:
+def test_files_of_this_users_triton_with_umask_002_are_loaded(base: Path) -> None:
     """The group that may write is the user's own, and has no other members."""
     (base / KERNEL).mkdir(parents=True)
     (base / KERNEL / "kernel.cubin").write_bytes(b"compiled here")
@@ -105,7 +105,7 @@ def test_what_this_users_triton_made_with_umask_002_is_taken(base: Path) -> None
 
 
 class Function:
-    """What Triton makes of a kernel's source; without Triton."""
+    """A stand-in for Triton's own function of a kernel."""
 
     def __init__(self, file: str) -> None:
         self.fn = None
@@ -116,11 +116,11 @@ class Function:
         return "bound"
 
 
-SOURCE = "cabc"  # torch names a kernel's file after what is in it
+SOURCE = "cabc"  # torch names a kernel's file after its content
 
 
 def static_kernel(directory: Path) -> Any:
-    """A kernel of several configurations, as torch keeps it for its cache, compiled there."""
+    """Return a kernel as torch keeps it for its cache, compiled in ``directory``."""
     from torch._inductor.runtime.autotune_cache import AutotuneCache
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
     from torch._inductor.triton_bundler import StaticallyLaunchedAutotuner
@@ -137,7 +137,7 @@ def static_kernel(directory: Path) -> Any:
         inductor_meta=meta,
         save_cache_hook=cache.save,
         compile_results=[],
-        launchers=[print],  # of one that was loaded here
+        launchers=[print],  # of a kernel that was loaded here
         _plugins=[],
     )
     return StaticallyLaunchedAutotuner("key", "kernel", kernel)
@@ -151,16 +151,16 @@ def shared(bundle: Any) -> bytes:
     return content
 
 
-def test_a_kernel_from_another_machine_keeps_its_files_where_this_one_does(
+def test_a_kernel_from_another_machine_gets_paths_of_this_machine(
     base: Path, tmp_path: Path
 ) -> None:
-    """Its entry names neither a file nor a bound method of there; here it gets its own."""
+    """Its entry names no file and no bound method of that machine; here it gets new ones."""
     from torch._inductor.async_compile import CompiledTritonKernels
 
     there = tmp_path / "another machine"
     content = shared(bundled({"kernel.cubin": b"verified"}, static_kernel(there)))
     assert str(tmp_path).encode() not in content
-    bundle: Any = unpickled(content)  # which admits no bound method
+    bundle: Any = unpickled(content)  # it refuses bound methods
 
     emit(bundle)
     CompiledTritonKernels._cache.pop("key", None)
@@ -175,8 +175,8 @@ def test_a_kernel_from_another_machine_keeps_its_files_where_this_one_does(
     assert not there.exists()
 
 
-def test_of_a_kernel_only_what_runs_is_shared(base: Path) -> None:
-    """The stages before name files. Triton takes a kernel for none if a listed file is missing."""
+def test_only_the_files_of_a_kernel_that_run_are_shared(base: Path) -> None:
+    """Earlier stages name files. Triton ignores a kernel if a listed file is missing."""
     base.mkdir(parents=True)
     base.chmod(0o755)
     here = str(base.parents[1])
@@ -199,8 +199,8 @@ def test_of_a_kernel_only_what_runs_is_shared(base: Path) -> None:
     assert len(kept["k.cubin"].read_bytes()) == len(files["k.cubin"])
 
 
-def test_every_kernel_of_an_autotuner_is_kept_where_another_kernel_was_chosen(base: Path) -> None:
-    """torch drops all that was not chosen: also where there was nothing to choose between."""
+def test_a_kernel_without_an_alternative_is_kept_if_another_kernel_was_chosen(base: Path) -> None:
+    """torch drops every kernel that was not chosen, even a kernel without an alternative."""
     from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
     from torch._inductor.triton_bundler import StaticallyLaunchedAutotuner, TritonBundler
 

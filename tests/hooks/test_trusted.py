@@ -1,4 +1,4 @@
-"""With a trusted key, nothing unsigned is unpickled or run, wherever it lies."""
+"""With a trusted key, nothing unsigned is unpickled or run, wherever it is."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ REMOTE = {"TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_RE
 SIGNING = {"S3CACHE_SIGNING_KEY": KEY.secret_text()}
 
 
-def betrayal(path: Path) -> bytes:
-    """A pickle that makes a file when it is read.
+def evil_pickle(path: Path) -> bytes:
+    """Return a pickle that makes a file when it is read.
 
-    By what graphs themselves are made of: their source. Nothing but a signature keeps that out.
+    It runs source code, as pickles of graphs do. Only a signature can keep that out.
     """
     args = pickle.dumps(({"_code": "\n"}, f"open({str(path)!r}, 'w').close()\n"), 2)
     return b"\x80\x02ctorch.fx.graph_module\nreduce_graph_module\n" + args[2:-1] + b"R."
 
 
-def plain_betrayal(path: Path) -> bytes:
-    """One by what no graph needs."""
-    return pickle.dumps(Betrayal(path))
+def plain_evil_pickle(path: Path) -> bytes:
+    """Return such a pickle that uses a function that no graph needs."""
+    return pickle.dumps(OpensFile(path))
 
 
-class Betrayal:
+class OpensFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -59,41 +59,41 @@ class Betrayal:
         return open, (str(self.path), "w")
 
 
-# -- ways around
+# -- ways around signatures
 
 
 def planted(site: Site, tmp_path: Path, trace: Path) -> Machine:
-    """A machine that has compiled before; all that torch has left there makes ``trace``."""
+    """Return a machine with files of an earlier compile; each now makes ``trace`` if it is used."""
     machine = site.machine("target", S3CACHE_LOCAL="no", **JOB)
     machine.run("test_trusted:waving", site.url)
-    library = _betraying_library(tmp_path, trace)
+    library = _evil_library(tmp_path, trace)
     kinds = set()
     for path in (machine.root / "inductor").rglob("*"):
         if {"aotautograd", "fxgraph", "dynamo"} & set(path.parts) and path.is_file():
-            path.write_bytes(plain_betrayal(trace))
+            path.write_bytes(plain_evil_pickle(trace))
             kinds.add("pickle")
         elif path.suffix in (".py", ".so"):
-            betray(path, trace, library)
+            replace_by_evil(path, trace, library)
             kinds.add(path.suffix)
     assert kinds == {"pickle", ".py", ".so"}
     return machine
 
 
-def betray(path: Path, trace: Path, library: bytes) -> None:
-    """Put what makes ``trace`` in the place of a source, of a library, or of a pickle."""
+def replace_by_evil(path: Path, trace: Path, library: bytes) -> None:
+    """Replace a source, a library, or a pickle by one that makes ``trace``."""
     code = f"open({str(trace)!r}, 'w').close()\n".encode()
     evil = {".py": code, ".so": library}
-    path.write_bytes(evil.get(path.suffix) or plain_betrayal(trace))
+    path.write_bytes(evil.get(path.suffix) or plain_evil_pickle(trace))
 
 
-def run_carelessly(machine: Machine, job: str, *arguments: str) -> None:
-    """What was planted may well end the program, once it has run."""
+def run_planted(machine: Machine, job: str, *arguments: str) -> None:
+    """Run a job; planted code may end its program."""
     with contextlib.suppress(ProgramError):
         machine.run(job, *arguments)
 
 
 @nightly
-def test_no_kind_of_what_an_earlier_run_has_left_is_run(site: Site, tmp_path: Path) -> None:
+def test_no_file_of_an_earlier_run_is_run(site: Site, tmp_path: Path) -> None:
     trace = tmp_path / "betrayed"
     machine = planted(site, tmp_path, trace)
     machine.environment.update(TRUSTING)
@@ -102,17 +102,17 @@ def test_no_kind_of_what_an_earlier_run_has_left_is_run(site: Site, tmp_path: Pa
     assert found["misses"] == {"absent": 1}
     for variable in TRUSTING:
         del machine.environment[variable]
-    run_carelessly(machine, "test_trusted:waving", f"file://{tmp_path}/nothing2?create=1")
-    assert trace.exists()  # it would have
+    run_planted(machine, "test_trusted:waving", f"file://{tmp_path}/nothing2?create=1")
+    assert trace.exists()  # without a trusted key, it runs
 
 
 @slow
-def test_a_signed_hit_runs_its_own_code_whatever_was_planted(site: Site, tmp_path: Path) -> None:
-    """Also in the directory that torch then has; nor is what remembers the installation read."""
+def test_a_signed_hit_runs_its_own_code_and_no_planted_code(site: Site, tmp_path: Path) -> None:
+    """Files are also planted in torch's own directory, and as a remembered installation."""
     writer = site.machine("writer", **SIGNING, **TRUSTING)
     assert writer.run("test_trusted:waving", site.url)["saved"] == 1
     trace = tmp_path / "betrayed"
-    evil = _betraying_library(tmp_path, trace)
+    evil = _evil_library(tmp_path, trace)
     target = site.machine("target", **TRUSTING)
     made = [path for path in writer.root.rglob("*") if path.suffix in (".py", ".so")]
     made = [path for path in made if "inductor" in path.parts]
@@ -121,17 +121,17 @@ def test_a_signed_hit_runs_its_own_code_whatever_was_planted(site: Site, tmp_pat
     for path in (*made, remembered):
         there = target.root / path.relative_to(writer.root)
         there.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        betray(there, trace, evil)
+        replace_by_evil(there, trace, evil)
     found = target.run("test_trusted:waving", site.url)
     assert (found["hits"]["remote"], found["misses"]) == (1, {})
     assert not trace.exists()
 
 
 @slow
-def test_torchs_artifacts_of_others_run_nothing(site: Site, tmp_path: Path) -> None:
-    """Loading them unpickles graphs that have kernels of Triton, and profiles a little later."""
+def test_planted_artifacts_of_torch_run_nothing(site: Site, tmp_path: Path) -> None:
+    """Loading them unpickles graphs with Triton kernels, and profiles a little later."""
     artifacts, evil, trace = (str(tmp_path / name) for name in ("artifacts", "evil", "betrayed"))
-    betraying = plain_betrayal(Path(trace)).hex()
+    betraying = plain_evil_pickle(Path(trace)).hex()
     exporter = site.machine("exporter", S3CACHE_LOCAL="no", **JOB)
     exporter.run("test_trusted:compiled", site.url, "", artifacts)
     kinds = exporter.run("test_trusted:poisoned", artifacts, evil, betraying)
@@ -144,15 +144,15 @@ def test_torchs_artifacts_of_others_run_nothing(site: Site, tmp_path: Path) -> N
     found = target.run("test_trusted:compiled", nothing, evil)
     assert found["misses"] == {"absent": 1}
     assert not Path(trace).exists()
-    run_carelessly(site.machine("careless", **bundling), "test_trusted:compiled", nothing, evil)
-    assert Path(trace).exists()  # it would have
+    run_planted(site.machine("careless", **bundling), "test_trusted:compiled", nothing, evil)
+    assert Path(trace).exists()  # without a trusted key, it runs
 
 
 @nightly
 def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
-    """Of graphs, and of profiles."""
+    """Caches of graphs, and of profiles."""
     trace = tmp_path / "betrayed"
-    content = base64.b64encode(plain_betrayal(trace)).decode()
+    content = base64.b64encode(plain_evil_pickle(trace)).decode()
     remote = {**REMOTE, "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "1", **JOB}
     found = site.machine("target", **remote, **TRUSTING).run(
         "test_trusted:redis", site.url, content
@@ -160,30 +160,30 @@ def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
     assert not trace.exists()
     assert found["misses"] == {"absent": 1}
     machine = site.machine("careless", **remote)
-    run_carelessly(machine, "test_trusted:redis", f"file://{tmp_path}/nothing?create=1", content)
-    assert trace.exists()  # it would have
+    run_planted(machine, "test_trusted:redis", f"file://{tmp_path}/nothing?create=1", content)
+    assert trace.exists()  # without a trusted key, it runs
 
 
 @slow
 @pytest.mark.parametrize("job", ["lacking", pytest.param("unsupported", marks=nightly)])
-def test_planted_files_do_not_run_where_hooks_cannot_be_installed(
+def test_planted_files_do_not_run_if_hooks_cannot_be_installed(
     job: str, site: Site, tmp_path: Path
 ) -> None:
-    """Nor where torch is not supported. It has no caches, and what it compiles is right."""
+    """Also if torch is not supported. torch then has no caches, and compiles correctly."""
     trace = tmp_path / "betrayed"
-    content = base64.b64encode(plain_betrayal(trace)).decode()
+    content = base64.b64encode(plain_evil_pickle(trace)).decode()
     machine = planted(site, tmp_path, trace)
     arguments = (f"file://{tmp_path}/nothing?create=1", content)
     found = machine.run(f"test_trusted:{job}", *arguments, **REMOTE, **TRUSTING)
     assert not trace.exists()
     assert (found["saved"], found["asked"]) == (0, 0)
     assert found["stderr"].count("it compiles without a cache") == 1
-    run_carelessly(machine, f"test_trusted:{job}", *arguments)
-    assert trace.exists()  # it would have
+    run_planted(machine, f"test_trusted:{job}", *arguments)
+    assert trace.exists()  # without a trusted key, it runs
 
 
 def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path: Path) -> None:
-    """Unsigned, with the signature of the good one, or signed by a stranger of the same name."""
+    """Unsigned, with the good entry's signature, or signed by a stranger of the same name."""
     trace = tmp_path / "betrayed"
     saved = site.machine("writer", **SIGNING, **TRUSTING).run("test_trusted:compiled", site.url)
     assert saved["saved"] == 1
@@ -191,7 +191,7 @@ def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path:
     sites = [site.copy(tmp_path / forge.__name__) for forge in FORGERIES]
     for forge, forged in zip(FORGERIES, sites, strict=True):
         for path, data in zip(forged.entries(), good.values(), strict=True):
-            path.write_bytes(forge(data, betrayal(trace)))
+            path.write_bytes(forge(data, evil_pickle(trace)))
     urls = [site.url, *(forged.url for forged in sites)]
     reader = site.machine("reader", S3CACHE_MODE="read-only", S3CACHE_LOCAL="no", **TRUSTING)
     hit, *refused = reader.run("test_trusted:from_each", urls)
@@ -204,25 +204,23 @@ def test_a_signed_entry_hits_and_a_forged_one_runs_nothing(site: Site, tmp_path:
 
 
 @slow
-def test_without_signatures_an_entry_runs_code_of_graphs_and_no_other(
-    site: Site, tmp_path: Path
-) -> None:
-    """So the forgeries of the tests around are what they are meant to be."""
+def test_without_signatures_an_entry_runs_only_code_of_graphs(site: Site, tmp_path: Path) -> None:
+    """So the forgeries of the other tests would run without signatures."""
     trace = tmp_path / "betrayed"
     site.machine("writer").run("test_trusted:compiled", site.url)
     (path,) = site.entries()
     good, read_only = path.read_bytes(), {"S3CACHE_MODE": "read-only"}
-    path.write_bytes(_unsigned(good, plain_betrayal(trace)))
+    path.write_bytes(_unsigned(good, plain_evil_pickle(trace)))
     found = site.machine("reader", **read_only).run("test_trusted:compiled", site.url)
     assert (sum(found["hits"].values()), found["misses"]) == (0, {"corrupt": 1})
     assert not trace.exists()
-    path.write_bytes(_unsigned(good, betrayal(trace)))
+    path.write_bytes(_unsigned(good, evil_pickle(trace)))
     site.machine("careless", **read_only).run("test_trusted:compiled", site.url)
     assert trace.exists()
 
 
-def _betraying_library(place: Path, trace: Path) -> bytes:
-    """It makes a file when it is loaded."""
+def _evil_library(place: Path, trace: Path) -> bytes:
+    """Return a library that makes ``trace`` when it is loaded."""
     source, library = place / "evil.c", place / "evil.so"
     source.write_text(
         "#include <stdio.h>\n"
@@ -242,12 +240,12 @@ def _unsigned(data: bytes, evil: bytes) -> bytes:
 
 
 def _by_a_stranger(data: bytes, evil: bytes) -> bytes:
-    """Who uses the same name."""
+    """Sign with a stranger's key of the same name."""
     return signed_by(_unsigned(data, evil), STRANGER)
 
 
 def _moved(data: bytes, evil: bytes) -> bytes:
-    """With the signature of the good one."""
+    """Attach the signature of the good entry."""
     signatures = frame.decode(data).signatures
     return frame.signed(_forged(data, evil), lambda _: signatures)
 
@@ -259,19 +257,19 @@ FORGERIES = (_unsigned, _moved, _by_a_stranger)
 
 
 def waving(url: str) -> dict[str, Any]:
-    """What compiling that one comes to."""
+    """Compile ``waved``; return the counts."""
     return compiled(url, program=waved)
 
 
 def lacking(url: str, content: str) -> dict[str, Any]:
-    """The same, where this torch lacks a name, and remote caches answer with ``content``."""
+    """Compile with a torch that lacks a name; remote caches answer with ``content``."""
     _serve(content)
     vars(internals)["clear_caches"] = Internal("torch._guards:nonsense")
     return {**waving(url), "asked": len(_asked)}
 
 
 def unsupported(url: str, content: str) -> dict[str, Any]:
-    """The same, where this torch is older than any that s3cache knows."""
+    """Compile with a torch that is too old; remote caches answer with ``content``."""
     _serve(content)
     internals.OLDEST = (99, 0)
     return {**waving(url), "asked": len(_asked)}
@@ -280,11 +278,11 @@ def unsupported(url: str, content: str) -> dict[str, Any]:
 def compiled(
     url: str, artifacts: str = "", export: str = "", program: Any = product
 ) -> dict[str, Any]:
-    """What compiling it comes to.
+    """Compile ``program``; return the counts.
 
     Args:
-        artifacts: of torch's, to load before.
-        export: where to put them to afterwards.
+        artifacts: A file with torch's artifacts to load before.
+        export: A file for torch's artifacts afterwards.
     """
     with s3cache.enabled(url) as cache:
         if artifacts:
@@ -302,7 +300,7 @@ def compiled(
 
 
 def from_each(urls: list[str]) -> list[dict[str, Any]]:
-    """What compiling it comes to with each of these remotes, nothing else being kept."""
+    """Compile with each of these remotes, from scratch; return the counts."""
     found = []
     for url in urls:
         torch.compiler.reset()
@@ -311,7 +309,7 @@ def from_each(urls: list[str]) -> list[dict[str, Any]]:
 
 
 def poisoned(artifacts: str, into: str, evil: str) -> list[str]:
-    """Put something else into each of torch's artifacts that is a pickle; returns their kinds."""
+    """Put ``evil`` into each of torch's artifacts that is a pickle; return their kinds."""
     from torch.compiler._cache import CacheArtifactManager, _serialize_single_cache
     from torch.utils._appending_byte_serializer import AppendingByteSerializer
 
@@ -330,7 +328,7 @@ def poisoned(artifacts: str, into: str, evil: str) -> list[str]:
 
 
 def loaded(url: str, artifacts: str) -> dict[str, Any]:
-    """What comes of loading those before anything is compiled; ``url`` is "" for no cache."""
+    """Load artifacts before any compile; return the outcome. ``url`` is "" for no cache."""
     with s3cache.enabled(url) if url else contextlib.nullcontext():
         with open(artifacts, "rb") as file:
             data = file.read()
@@ -343,7 +341,7 @@ def loaded(url: str, artifacts: str) -> dict[str, Any]:
 
 
 def redis(url: str, content: str) -> dict[str, Any]:
-    """What compiling it comes to where torch's remote caches answer everything with ``content``."""
+    """Compile while torch's remote caches answer everything with ``content``."""
     _serve(content)
     return {**compiled(url), "asked": len(_asked)}
 
@@ -352,7 +350,7 @@ _asked: list[str] = []
 
 
 def _serve(content: str) -> None:
-    """A Redis without a server."""
+    """Install a Redis client that needs no server, and answers with ``content``."""
 
     class Redis:
         def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""A job that compiles while torch writes its trace and its profiler records, and that trace."""
+"""A job that compiles under torch's trace and profiler, and a reader of that trace."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def compiled(url: str) -> dict[str, Any]:
-    """A call under the profiler, and then a forward that no backward follows.
+    """Call a function under the profiler, and then run a forward without a backward.
 
-    Returns names of the events of s3cache that the profiler saw.
+    Return the names of the events of s3cache that the profiler saw.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -30,7 +30,7 @@ def compiled(url: str) -> dict[str, Any]:
 
 
 def traced(folder: Path) -> list[dict[str, Any]]:
-    """The structured trace that torch has written: each line's head, and its payload."""
+    """Return the structured trace that torch wrote: the head and payload of each line."""
     (file,) = folder.glob("*.log")
     found: list[dict[str, Any]] = []
     for line in file.read_text(encoding="utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""What torch does with an entry that has a kernel of Triton, under the hook, without a GPU."""
+"""torch's handling of an entry with a Triton kernel, under the hook, without a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bundled(files: dict[str, bytes], *static: Any) -> Any:
 
 
 def emit(bundle: Any = None, *, rebuilding: bool = True) -> None:
-    """Do what torch does with such an entry when it is hit."""
+    """Write an entry's kernels to disk, as torch does at a hit."""
     from torch._inductor.triton_bundler import TritonBundler
 
     bundle = bundle or bundled({"kernel.cubin": b"verified"})

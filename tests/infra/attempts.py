@@ -1,4 +1,4 @@
-"""What can be tried with a bucket, and which role may: the table that every server is held to."""
+"""Attempts on a bucket, and the roles that may make them: a table for tests of every server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.marks import slow
 
 _COUNT = itertools.count()
 
-# What s3cache asks botocore for, and Ceph 16 needs.
+# The settings that s3cache gives botocore, and that Ceph 16 needs.
 config = Config(
     request_checksum_calculation="when_required",
     response_checksum_validation="when_required",
@@ -30,7 +30,7 @@ config = Config(
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket with versions and an object under each prefix, and its owner's client."""
+    """A versioned bucket with an object under each prefix, and its owner's client."""
 
     name: str
     owner: Any
@@ -41,7 +41,7 @@ class Bucket:
         for prefix in self.PREFIXES:
             self.owner.put_object(Bucket=self.name, Key=f"{prefix}/there", Body=b"bytes")
 
-    # Each returns parameters of a request.
+    # Each of these methods returns the parameters of a request.
 
     def new(self, prefix: str) -> dict[str, str]:
         return {"Bucket": self.name, "Key": f"{prefix}/new-{next(_COUNT)}"}
@@ -102,7 +102,7 @@ def _of_prefix(p: str) -> dict[str, Attempt]:
     }
 
 
-#: By what they do. Under other/ lies what none of them is for.
+#: Attempts by name. No role has rights under other/.
 ATTEMPTS: dict[str, Attempt] = {
     **_of_prefix("main"),
     **_of_prefix("pulls"),
@@ -125,7 +125,7 @@ ATTEMPTS: dict[str, Attempt] = {
     "delete the bucket": lambda client, b: client.delete_bucket(Bucket=b.name),
 }
 
-_EVERYBODY = "main pulls reader operator"
+_ALL_ROLES = "main pulls reader operator"
 
 
 def _rights(prefix: str, readers: str, writers: str) -> dict[str, str]:
@@ -140,13 +140,13 @@ def _rights(prefix: str, readers: str, writers: str) -> dict[str, str]:
     }
 
 
-#: The roles that may do each; no role may do what is not here.
+#: The roles that may make an attempt; no role may make an attempt that is not here.
 MAY = {
-    **_rights("main", readers=_EVERYBODY, writers="main operator"),
+    **_rights("main", readers=_ALL_ROLES, writers="main operator"),
     **_rights("pulls", readers="pulls operator", writers="pulls operator"),
-    # The names, not the bytes: S3 asks for this right, without a prefix, to tell absent from
+    # The names, not the bytes: S3 checks this right, without a prefix, to tell absent from
     # forbidden.
-    "list all": _EVERYBODY,
+    "list all": _ALL_ROLES,
     "list versions": "operator",
 }
 
@@ -159,10 +159,10 @@ class Case:
 
 
 def cases(but: Mapping[str, str] = MappingProxyType({})) -> list[ParameterSet]:
-    """Every role with every attempt, as parameters of a test.
+    """Return every role with every attempt, as parameters of a test.
 
     Args:
-        but: who may do each where a server differs from AWS.
+        but: the roles that may make an attempt, where a server differs from AWS.
     """
     may = {**MAY, **but}
     return [
@@ -177,7 +177,7 @@ def cases(but: Mapping[str, str] = MappingProxyType({})) -> list[ParameterSet]:
 
 
 def is_refused(attempt: str, client: Any, bucket: Bucket) -> bool:
-    """Whether the server denies it; any other error is the test's own mistake."""
+    """Return whether the server denies the attempt; any other error fails the test."""
     try:
         ATTEMPTS[attempt](client, bucket)
     except ClientError as error:

@@ -1,9 +1,9 @@
-"""What IAM decides about a request, from the policies that were deployed; nothing is left out.
+"""IAM's decision about a request, from the policies that were deployed.
 
-moto stores policies and enforces hardly any of what is in them: no conditions, no resource-based
-ones. So they are evaluated here, as AWS documents it
-(https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html), for one
-account, and an operator or element that is not known here is an error and not a match.
+moto stores policies but enforces little of them: no conditions and no resource-based policies. So
+this module evaluates them for one account, as AWS documents it
+(https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html). An
+operator or element that it does not know is an error, not a match.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _ELEMENTS = {"Sid", "Effect", "Principal", "Action", "NotAction", "Resource", "C
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for, and by whom.
+    """A requested action, its principal and its resource.
 
     Attributes:
-        context: values of condition keys; a key that is not there has none in the request.
+        context: values of condition keys; a missing key has no value in the request.
     """
 
     principal: str
@@ -36,11 +36,11 @@ class Request:
 def is_allowed(
     request: Request, identity: Iterable[Policy] = (), resource: Iterable[Policy] = ()
 ) -> bool:
-    """Whether something allows it and nothing denies it.
+    """Return whether a statement allows the request and none denies it.
 
     Args:
         identity: policies of the principal.
-        resource: policies of what it is about.
+        resource: policies of the resource.
     """
     effects = {
         statement["Effect"]
@@ -112,7 +112,7 @@ def _list(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
 
 
-# -- what S3 asks IAM
+# -- the requests that S3 sends to IAM
 
 
 # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazons3.html
@@ -145,7 +145,7 @@ _SUBRESOURCES = {name for _, name in {**_OF_BUCKETS, **_OF_OBJECTS}} - {""}
 def s3_requests(
     method: str, target: str, headers: Mapping[str, str], *, principal: str, is_secure: bool
 ) -> Iterator[Request]:
-    """What S3 asks about an HTTP request with the bucket in its path; all must be allowed."""
+    """Yield the IAM requests for an HTTP request with the bucket in its path; all must pass."""
     path, query = urlsplit(target).path, dict(parse_qsl(urlsplit(target).query, True))
     bucket, _, key = unquote(path).lstrip("/").partition("/")
     sent = {name.lower(): value for name, value in headers.items()}

@@ -1,4 +1,4 @@
-"""The dashboard asks for metrics that there are, and for all of them."""
+"""The dashboard queries existing metrics, and all but a few of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from s3cache.metrics import FAMILIES, Family
 from tests.support.pages import ROOT
 
 DASHBOARD = json.loads((ROOT / "infra" / "grafana" / "s3cache.json").read_text(encoding="utf-8"))
-# What Prometheus adds to each sample.
+# Labels that Prometheus adds to each sample.
 _ADDED = {"instance", "job"}
 _NOT_SHOWN = {
     **dict.fromkeys(
@@ -19,13 +19,13 @@ _NOT_SHOWN = {
         "recall is off by default",
     ),
     "s3cache.frames.checked": "for a trial of recall",
-    "s3cache.downloads": "their bytes are, and lookups that hit the remote",
-    "s3cache.request.size": "of uploads and downloads they are",
+    "s3cache.downloads": "their bytes are shown, and lookups that hit the remote",
+    "s3cache.request.size": "the sizes of uploads and downloads are shown",
 }
 
 
 def samples_of(family: Family) -> dict[str, set[str]]:
-    """The labels of each kind of sample, by its name as Prometheus has it."""
+    """Return the labels of each kind of sample, by its name in Prometheus."""
     labels, name = {*family.labels, *_ADDED}, family.prometheus_name
     if family.kind == "histogram":
         bucket = {f"{name}_bucket": labels | {"le"}}
@@ -48,20 +48,20 @@ def names_in(expression: str) -> set[str]:
 @pytest.mark.parametrize(
     ("expression", "legend"), [pytest.param(e, text, id=f"{t}: {e}") for t, e, text in EXPRESSIONS]
 )
-def test_an_expression_asks_for_what_there_is(expression: str, legend: str) -> None:
-    """Each metric of one job; lines that are told apart by a label have it in their legend."""
+def test_an_expression_uses_existing_metrics_and_labels(expression: str, legend: str) -> None:
+    """Each metric selects a job; a label that separates lines is in their legend."""
     assert names_in(expression)
     for name, matchers in re.findall(r"\b(s3cache_\w+)(?:\{([^}]*)\})?", expression):
-        asked = {*re.findall(r"(\w+)\s*[=!]", matchers)}
-        assert "job" in asked, name
-        assert asked <= EXPOSED[name], name
+        matched = {*re.findall(r"(\w+)\s*[=!]", matchers)}
+        assert "job" in matched, name
+        assert matched <= EXPOSED[name], name
     for group in re.findall(r"\bby\s*\(([^)]*)\)", expression):
         for label in {*re.findall(r"\w+", group)} - {"le"}:
             assert all(label in EXPOSED[name] for name in names_in(expression))
-            assert f"{{{{{label}}}}}" in legend, f"{label} tells the lines apart"
+            assert f"{{{{{label}}}}}" in legend, f"{label} separates the lines"
 
 
-def test_every_metric_is_on_it() -> None:
+def test_the_dashboard_shows_all_metrics_but_the_listed_ones() -> None:
     shown = {name for _, expression, _ in EXPRESSIONS for name in names_in(expression)}
-    left = {family.name for family in FAMILIES if not shown & samples_of(family).keys()}
-    assert left == _NOT_SHOWN.keys()
+    missing = {family.name for family in FAMILIES if not shown & samples_of(family).keys()}
+    assert missing == _NOT_SHOWN.keys()

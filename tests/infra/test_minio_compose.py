@@ -22,17 +22,19 @@ def services() -> dict[str, Any]:
 
 
 def test_the_urls_for_users_lead_to_the_prefixes_of_the_policies(services: dict[str, Any]) -> None:
-    said = services["init"]["environment"]
+    variables = services["init"]["environment"]
     for variable, prefix in (
         ("S3CACHE_URL", policies.MAIN),
         ("S3CACHE_PULLS_URL", policies.PULLS),
     ):
-        where: Any = parse_url(said[variable])
-        assert (where.bucket, where.prefix) == (said["S3CACHE_BUCKET"], prefix)
+        where: Any = parse_url(variables[variable])
+        assert (where.bucket, where.prefix) == (variables["S3CACHE_BUCKET"], prefix)
         assert where.endpoint_url == "http://127.0.0.1:9000"
     for role in policies.ROLES:
         policy = json.loads((MINIO / f"{role.file}.json").read_text())
-        assert policy["Statement"][-1]["Resource"] == [f"arn:aws:s3:::{said['S3CACHE_BUCKET']}"]
+        assert policy["Statement"][-1]["Resource"] == [
+            f"arn:aws:s3:::{variables['S3CACHE_BUCKET']}"
+        ]
 
 
 def test_ports_are_bound_to_loopback_only(services: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What is deployed is what ``infra/policies.py`` says; and that is what the S3 store does."""
+"""Deployed policies match ``infra/policies.py``, and allow the operations of the S3 store."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ IAM_ACTION = {
     "put_object": "s3:PutObject",
     "upload_part": "s3:PutObject",
 }
-# Without it S3 answers 403 where there is no object, and each miss would look like an outage:
+# Without it S3 answers 403 for an absent object, and each miss would look like an outage:
 # https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
 NEEDED_BY_MISSES = "s3:ListBucket"
 READING = {"s3:GetObject", "s3:ListBucket"}
-# What a person needs in a bucket with versions, and no store calls.
+# Actions that a person needs in a bucket with versions, and no store uses.
 OF_VERSIONS = {"s3:DeleteObjectVersion", "s3:GetObjectVersion", "s3:ListBucketVersions"}
 
 places = pytest.mark.parametrize("place", ["minio", "aws"])
@@ -53,7 +53,7 @@ def actions(policy: dict[str, Any]) -> set[str]:
 
 
 def operations_used() -> set[str]:
-    """Every S3 operation that the store's source names, as a method or as a string."""
+    """Return every S3 operation that the store's source names, as a method or as a string."""
     model = botocore.session.Session().get_service_model("s3")
     known = {xform_name(name) for name in model.operation_names}
     used: set[str] = set()
@@ -69,14 +69,14 @@ def operations_used() -> set[str]:
 @pytest.mark.parametrize(
     "path", generate.files(), ids=lambda path: f"{path.parent.name}-{path.name}"
 )
-def test_what_is_deployed_is_written_from_one_source(path: Path) -> None:
-    """``make policies`` has been run since that was changed."""
+def test_deployed_files_are_generated_from_one_source(path: Path) -> None:
+    """``make policies`` writes the files."""
     assert path.read_text(encoding="utf-8") == generate.files()[path]
 
 
 @places
 @roles
-def test_a_role_may_do_what_the_store_does_for_it(place: str, role: Role) -> None:
+def test_a_role_may_use_the_operations_that_the_store_needs_for_it(place: str, role: Role) -> None:
     """Readers never write, and writers never delete; the operator reaches versions too."""
     wanted = {IAM_ACTION[operation] for operation in operations_used()}
     if role.name == "operator":
@@ -90,7 +90,9 @@ def test_a_role_may_do_what_the_store_does_for_it(place: str, role: Role) -> Non
 
 @places
 @roles
-def test_objects_are_reached_under_the_prefixes_of_one_bucket(place: str, role: Role) -> None:
+def test_a_role_reaches_only_objects_under_its_prefixes_of_one_bucket(
+    place: str, role: Role
+) -> None:
     *on_objects, on_bucket = load(place, role.file)["Statement"]
     (bucket,) = on_bucket["Resource"]
     for statement in on_objects:
@@ -101,7 +103,7 @@ def test_objects_are_reached_under_the_prefixes_of_one_bucket(place: str, role: 
     assert condition == {"s3:prefix": [f"{prefix}/*" for prefix in role.reads]}
 
 
-def test_no_trusted_job_reads_where_others_write() -> None:
+def test_no_trusted_job_reads_where_untrusted_jobs_write() -> None:
     assert NAMED["main"].reads == NAMED["main"].writes == NAMED["reader"].reads == (policies.MAIN,)
     assert NAMED["pulls"].writes == (policies.PULLS,)
 
@@ -122,7 +124,7 @@ def test_a_lookup_that_carries_no_prefix_tells_absent_from_forbidden(
 
 @pytest.mark.parametrize(("place", "days"), [("minio", 30), ("aws", 90)])
 def test_entries_expire(place: str, days: int) -> None:
-    """... and so do old versions, and on AWS incomplete uploads: nothing else frees their bytes."""
+    """Old versions and, on AWS, incomplete uploads expire too: nothing else frees their bytes."""
     rules = {rule["ID"]: rule for rule in load(place, "lifecycle")["Rules"]}
     assert {rule["Status"] for rule in rules.values()} == {"Enabled"}
     for prefix, age in (("main", days), ("pulls", 14)):

@@ -1,7 +1,7 @@
-"""What ``deploy.py`` sets up is enforced by a real gateway: every role tries everything.
+"""A real gateway enforces what ``deploy.py`` sets up: every role makes every attempt.
 
 Ceph 16 honours prefixes, users, versions and TLS. It has no condition for writes that overwrite,
-and does not honour ``If-None-Match`` in a bucket with versions: those rows are its own.
+and does not honour ``If-None-Match`` in a bucket with versions: ``OF_CEPH`` has those rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = [
     ),
 ]
 
-# Who may do what where Ceph differs.
+# The roles that may make an attempt, where Ceph differs.
 OF_CEPH = {
     "overwrite main": "main operator",
     "overwrite main with parts": "main operator",
@@ -68,7 +68,7 @@ def create_user(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def users() -> dict[str, str]:
-    """One for each role: its user id, which is its access key too."""
+    """Create a user for each role; return the user ids, which are the access keys too."""
     run = uuid4().hex[:8]
     named = {role.name: f"{role.name}-{run}" for role in ROLES}
     for user in named.values():
@@ -78,10 +78,10 @@ def users() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def bucket(users: dict[str, str]) -> Bucket:
-    made = Bucket(f"cache-{uuid4().hex}", client("owner"))
-    deploy.deploy(made.owner, made.name, users)
-    made.fill()
-    return made
+    created = Bucket(f"cache-{uuid4().hex}", client("owner"))
+    deploy.deploy(created.owner, created.name, users)
+    created.fill()
+    return created
 
 
 @pytest.fixture
@@ -109,22 +109,22 @@ OpenAs = Callable[..., Store]
 
 
 @pytest.mark.parametrize("case", cases(OF_CEPH))
-def test_every_role_may_what_it_is_for(case: Case, users: dict[str, str], bucket: Bucket) -> None:
+def test_every_role_may_make_exactly_its_attempts(
+    case: Case, users: dict[str, str], bucket: Bucket
+) -> None:
     assert is_refused(case.attempt, client(users[case.role]), bucket) == (not case.may)
 
 
 @pytest.mark.parametrize("attempt", ["read main", "list main", "add to main"])
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
-def test_nothing_is_done_in_the_clear(
+def test_requests_without_tls_are_refused(
     role: policies.Role, attempt: str, users: dict[str, str], bucket: Bucket
 ) -> None:
     assert is_refused(attempt, client(users[role.name], over_tls=False), bucket)
 
 
-def test_what_is_overwritten_is_still_there_as_a_version(
-    users: dict[str, str], bucket: Bucket
-) -> None:
-    """A job may overwrite on Ceph, but it takes nothing away: the operator finds what was there."""
+def test_overwritten_content_is_kept_as_a_version(users: dict[str, str], bucket: Bucket) -> None:
+    """A job may overwrite on Ceph, but the operator can still read the old content."""
     target = bucket.fresh("main")
     client(users["main"]).put_object(Body=b"other", **target)
     operator = client(users["operator"])
@@ -136,8 +136,10 @@ def test_what_is_overwritten_is_still_there_as_a_version(
     assert sorted(bodies) == [b"bytes", b"other"]
 
 
-async def test_where_versions_take_the_condition_away_a_job_looks_first(open_as: OpenAs) -> None:
-    """Ceph 16 takes a write with ``If-None-Match: *`` over what is there, if there are versions."""
+async def test_a_job_checks_before_it_creates_if_ceph_ignores_the_condition(
+    open_as: OpenAs,
+) -> None:
+    """With versions, Ceph 16 lets a write with ``If-None-Match: *`` replace an object."""
     store = open_as("main")
     assert not await store.atomic_create()
     await store.put("once", b"first", mode="create")
@@ -165,7 +167,7 @@ def test_the_bucket_has_versions_and_a_lifecycle(bucket: Bucket) -> None:
         assert {name: by_id[rule["ID"]][name] for name in rule} == rule
 
 
-def test_it_may_be_run_again_and_says_what_to_set(
+def test_deploy_can_run_again_and_prints_the_settings(
     users: dict[str, str],
     bucket: Bucket,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""The shell scripts parse, and run.sh keeps its promises where there is no Ceph to be had."""
+"""The shell scripts parse, and run.sh does what it promises where Ceph is not available."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CANNOT_INSTALL = 75
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_script_parses_stops_at_errors_and_may_be_run(script: Path) -> None:
+def test_a_script_parses_stops_at_errors_and_is_executable(script: Path) -> None:
     subprocess.run(["bash", "-n", str(script)], check=True)
     text = script.read_text()
     if script.name.startswith("_"):
@@ -33,7 +33,7 @@ def test_script_parses_stops_at_errors_and_may_be_run(script: Path) -> None:
 
 @pytest.fixture
 def without_ceph(tmp_path: Path) -> dict[str, str]:
-    """An environment with a PATH that holds basic tools only: no Ceph, no apt-get."""
+    """Return an environment with only basic tools in its PATH: no Ceph, no apt-get."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in TOOLS:
@@ -56,7 +56,7 @@ def run(environment: dict[str, str], *args: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_where_ceph_cannot_be_installed_run_says_so(without_ceph: dict[str, str]) -> None:
+def test_run_reports_that_ceph_cannot_be_installed(without_ceph: dict[str, str]) -> None:
     done = run(without_ceph, "bash", "-c", "echo ran")
     assert (done.returncode, done.stdout) == (CANNOT_INSTALL, "")
     assert "cannot install Ceph here" in done.stderr

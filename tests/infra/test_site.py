@@ -1,6 +1,6 @@
-"""The site of the documentation has every page, and its pages need nothing from elsewhere.
+"""The documentation site has every page, and its pages load nothing from other servers.
 
-``make docs`` builds it, and finds links that lead nowhere.
+``make docs`` builds the site, and finds broken links.
 """
 
 from __future__ import annotations
@@ -53,5 +53,5 @@ def test_every_page_is_in_the_navigation_once() -> None:
         ('<script src="assets/x.js"></script><img src="x.svg">', 0),
     ],
 )
-def test_what_is_fetched_from_elsewhere_is_found(text: str, count: int) -> None:
+def test_resources_from_other_servers_are_found(text: str, count: int) -> None:
     assert len(fetched(text)) == count

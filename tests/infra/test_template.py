@@ -1,8 +1,8 @@
-"""The template is deployed, and every role tries everything on what it has made.
+"""The template is deployed, and every role makes every attempt on its bucket.
 
-moto's CloudFormation makes the bucket and the roles of it. Their policies, read back from there,
-and the bucket's are evaluated in ``iam.py`` for each HTTP request that a client sends, before S3
-gets it, which is moto's.
+moto's CloudFormation creates the bucket and the roles. For each HTTP request of a client,
+``iam.py`` evaluates the roles' policies, read back from moto, and the bucket's policy. Requests
+that they allow reach moto's S3.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.gate import Answer, Gate, refusal
 from tests.support.marks import slow
 from tests.support.waiting import LONG_S
 
-# Making the stack takes seconds, and many of them on a busy machine.
+# Creating the stack takes seconds, and much longer on a busy machine.
 pytestmark = pytest.mark.timeout(300)
 
 TEMPLATE = Path(__file__).parents[2] / "infra" / "aws" / "template.yaml"
@@ -50,7 +50,7 @@ EVERYTHING = {"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]
 
 @dataclass(frozen=True, eq=False)
 class Deployed:
-    """What CloudFormation has made, as the services tell it."""
+    """The resources that CloudFormation created, as the services describe them."""
 
     server: MotoServer
     outputs: Mapping[str, str]
@@ -58,7 +58,7 @@ class Deployed:
     identity: Mapping[str, list[Policy]]
     bucket_policy: Policy
 
-    @lru_cache  # noqa: B019 - one of it lives as long as the tests
+    @lru_cache  # noqa: B019 - the object lives as long as the tests
     def client(self, service: str = "s3", *, who: str = "owner", endpoint: str = "") -> Any:
         return boto3.client(
             service,
@@ -75,7 +75,7 @@ class Deployed:
     def judge(
         self, method: str, target: str, headers: Mapping[str, str], *, is_secure: bool
     ) -> Answer | None:
-        """What S3 answers where it refuses; requests are signed with the role's name as key."""
+        """Return S3's answer if it refuses; the access key of a request is the role's name."""
         signed = next(v for k, v in headers.items() if k.lower() == "authorization")
         role = signed.partition("Credential=")[2].partition("/")[0]
         for request in s3_requests(
@@ -120,8 +120,8 @@ def deploy(server: MotoServer) -> Deployed:
         assert [one["PolicyArn"] for one in attached] == [arn]
         version = iam.get_policy_version(PolicyArn=arn, VersionId="v1")["PolicyVersion"]
         identity[role.name] = [version["Document"]]
-    # What moto's CloudFormation passes over is done as the template has it. The policy is not left
-    # there: moto would enforce it without its conditions.
+    # moto's CloudFormation skips versioning, which is set here, and the bucket's policy. The policy
+    # is only returned: moto would enforce it without its conditions.
     s3.put_bucket_versioning(
         Bucket=BUCKET, VersioningConfiguration=properties("Bucket")["VersioningConfiguration"]
     )
@@ -140,7 +140,7 @@ def properties(resource: str) -> Any:
 
 
 class Loader(yaml.SafeLoader):
-    """Of a template: text to be substituted as it stands."""
+    """Loads a template, without substituting its text."""
 
 
 Loader.add_constructor("!Sub", lambda loader, node: node.value)
@@ -164,7 +164,7 @@ def in_plain(deployed: Deployed) -> Iterator[str]:
 
 
 def endpoint(deployed: Deployed, *, is_secure: bool) -> Iterator[str]:
-    """S3 with what was deployed in force, as behind a proxy that ends TLS, or does not."""
+    """Yield an S3 endpoint that enforces the policies, as if requests came over TLS or not."""
     with Gate(deployed.server.port) as gate:
         gate.rule = lambda method, target, headers: deployed.judge(
             method, target, headers, is_secure=is_secure
@@ -173,7 +173,7 @@ def endpoint(deployed: Deployed, *, is_secure: bool) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("case", cases())
-def test_every_role_may_what_it_is_for(
+def test_every_role_may_make_exactly_its_attempts(
     case: Case, deployed: Deployed, bucket: Bucket, over_tls: str
 ) -> None:
     client = deployed.client(who=case.role, endpoint=over_tls)
@@ -182,14 +182,14 @@ def test_every_role_may_what_it_is_for(
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 @pytest.mark.parametrize("attempt", ["read main", "list main", "add to main"])
-def test_nothing_is_done_in_the_clear(
+def test_requests_without_tls_are_refused(
     role: Any, attempt: str, deployed: Deployed, bucket: Bucket, in_plain: str
 ) -> None:
     assert is_refused(attempt, deployed.client(who=role.name, endpoint=in_plain), bucket)
 
 
-def test_rights_from_elsewhere_neither_overwrite_nor_delete(deployed: Deployed) -> None:
-    # A role of one's own, which has a policy of the template attached, is held to less.
+def test_other_rights_allow_neither_overwriting_nor_deleting(deployed: Deployed) -> None:
+    # ``own`` is a role outside the template, with one of its policies attached.
     own = "arn:aws:iam::123456789012:role/training"
     for who in (deployed.arn("main"), deployed.arn("pulls"), deployed.arn("reader"), own):
         for method, headers, expected in [
@@ -204,7 +204,7 @@ def test_rights_from_elsewhere_neither_overwrite_nor_delete(deployed: Deployed) 
             assert is_allowed(request, [EVERYTHING], [deployed.bucket_policy]) == expected
 
 
-# What writes: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazons3.html
+# Writing actions: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazons3.html
 CHANGES = """
     BypassGovernanceRetention DeleteBucket DeleteBucketPolicy DeleteBucketWebsite
     DeleteObjectTagging DeleteObjectVersionTagging ObjectOwnerOverrideToBucketOwner
@@ -219,16 +219,16 @@ CHANGES = """
 
 
 @pytest.mark.parametrize("role", ["main", "pulls", "reader"])
-def test_a_job_with_all_rights_changes_nothing_by_which_entries_end(
+def test_a_job_with_all_rights_cannot_change_what_deletes_entries(
     role: str, deployed: Deployed
 ) -> None:
-    """Expiry, versions and replication delete too, and the bucket's policy says who may."""
+    """Expiry, versioning and replication delete too, and the bucket's policy protects them."""
     context = {"aws:PrincipalArn": deployed.arn(role), "aws:SecureTransport": "true"}
     for action in CHANGES.split():
         for resource in (f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/main/x"):
             request = Request(deployed.arn(role), f"s3:{action}", resource, context)
             assert not is_allowed(request, [EVERYTHING], [deployed.bucket_policy]), action
-    # The role that deploys may.
+    # The role that deploys may change them.
     deployer = "arn:aws:iam::123456789012:role/deployer"
     request = Request(
         deployer, "s3:PutBucketPolicy", f"arn:aws:s3:::{BUCKET}",
@@ -237,14 +237,14 @@ def test_a_job_with_all_rights_changes_nothing_by_which_entries_end(
     assert is_allowed(request, [EVERYTHING], [deployed.bucket_policy])
 
 
-# -- who becomes a role
+# -- which tokens and principals may assume a role
 
 GITHUB = "token.actions.githubusercontent.com"
 
 
 AUDIENCE = "sts.amazonaws.com"
 REPOSITORY, ACCOUNT = "repo:team/train", "system:serviceaccount:training"
-# Issuer, audience and subject of a token, and the one role that it leads to.
+# Issuer, audience and subject of a token, and the only role that it may assume.
 TOKENS = {
     "environment": (GITHUB, AUDIENCE, f"{REPOSITORY}:environment:compile-cache", "main"),
     "pull request": (GITHUB, AUDIENCE, f"{REPOSITORY}:pull_request", "pulls"),
@@ -260,30 +260,32 @@ TOKENS = {
 
 
 @pytest.mark.parametrize(
-    ("issuer", "audience", "subject", "leads_to"), TOKENS.values(), ids=TOKENS.keys()
+    ("issuer", "audience", "subject", "expected"), TOKENS.values(), ids=TOKENS.keys()
 )
-def test_a_token_leads_to_its_role_and_to_no_other(
-    issuer: str, audience: str, subject: str, leads_to: str, deployed: Deployed
+def test_a_token_may_assume_its_role_and_no_other(
+    issuer: str, audience: str, subject: str, expected: str, deployed: Deployed
 ) -> None:
     provider = f"arn:aws:iam::123456789012:oidc-provider/{issuer}"
     context = {f"{issuer}:aud": audience, f"{issuer}:sub": subject}
-    asked = Request(provider, "sts:AssumeRoleWithWebIdentity", "", context)
-    led_to = [role for role, trust in deployed.trust.items() if is_allowed(asked, resource=[trust])]
-    assert led_to == ([leads_to] if leads_to else [])
+    request = Request(provider, "sts:AssumeRoleWithWebIdentity", "", context)
+    assumed = [
+        role for role, trust in deployed.trust.items() if is_allowed(request, resource=[trust])
+    ]
+    assert assumed == ([expected] if expected else [])
 
 
-def test_only_whom_the_team_named_becomes_the_operator(deployed: Deployed) -> None:
+def test_only_the_named_principal_may_assume_the_operators_role(deployed: Deployed) -> None:
     for who, expected in ((OPERATOR, ["operator"]), ("arn:aws:iam::123456789012:role/ci", [])):
-        asked = Request(who, "sts:AssumeRole", "")
+        request = Request(who, "sts:AssumeRole", "")
         trust = deployed.trust.items()
-        assert [role for role, each in trust if is_allowed(asked, resource=[each])] == expected
+        assert [role for role, each in trust if is_allowed(request, resource=[each])] == expected
 
 
 # -- the bucket
 
 
 @slow
-def test_without_a_cluster_there_is_no_readers_role_but_its_policy() -> None:
+def test_without_a_cluster_only_the_readers_policy_is_created() -> None:
     with MotoServer() as server:
         outputs = create_stack(server, {**PARAMETERS, "KubernetesIssuer": ""})
     assert "ReaderPolicyArn" in outputs
@@ -299,10 +301,10 @@ def access(role: str, endpoint: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("role", ["main", "pulls"])
-async def test_a_writers_store_works_and_overwrites_nothing(
+async def test_the_store_of_a_writing_role_works_and_overwrites_nothing(
     role: str, deployed: Deployed, over_tls: str
 ) -> None:
-    """Each object that a job adds is sent with ``If-None-Match``, large ones too."""
+    """Every object that a job adds is sent with ``If-None-Match``, even a large one."""
     url = deployed.outputs[f"{role.title()}Url"]
     parts: dict[str, Any] = {"multipart_bytes": 5 * 2**20, "part_bytes": 5 * 2**20}
     store = open_store(url, **access(role, over_tls), **parts)
@@ -323,10 +325,10 @@ async def test_a_writers_store_works_and_overwrites_nothing(
         await store.aclose()
 
 
-def test_a_damaged_entry_waits_for_the_operator_and_holds_up_no_other(
+def test_a_damaged_entry_waits_for_the_operator_and_blocks_no_other_upload(
     deployed: Deployed, over_tls: str, tmp_path: Path
 ) -> None:
-    """Nobody else may overwrite it: to jobs it is a miss."""
+    """Only the operator may remove it; jobs get a miss."""
     owner, place = deployed.client(), "main"
     damaged = {"Bucket": BUCKET, "Key": f"{place}/{entries.first_name(KEY)}"}
     owner.put_object(Body=b"damaged", **damaged)

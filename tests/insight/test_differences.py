@@ -1,4 +1,4 @@
-"""What differs between two keys is named as users name it."""
+"""Differences between two keys have names that users know."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ A, B = "a" * 32, "b" * 32
 
 
 def described(parts: dict[str, dict[str, str]] | None = None, **values: str) -> Record:
-    """Components of these values (``__`` is a dot in a name), and of these parts."""
+    """Return a record with components of these values and parts (``__`` is a dot in a name)."""
     texts = {name.replace("__", "."): value for name, value in values.items()}
     contents = {**texts, **{name: str(each) for name, each in (parts or {}).items()}}
     components = {
@@ -28,7 +28,7 @@ def texts(old: Record, new: Record) -> list[str]:
     return [each.text for each in differences(old, new)]
 
 
-def test_equal_keys_differ_in_nothing() -> None:
+def test_equal_keys_have_no_differences() -> None:
     one = described({"gm": {"code": "x"}}, torch__version="2.12.1")
     assert differences(one, one) == []
 
@@ -60,7 +60,7 @@ def test_equal_keys_differ_in_nothing() -> None:
          "custom operators l.f version 1 → l.f version 2"),
     ],
 )  # fmt: skip
-def test_a_value_is_shown_old_and_new(name: str, old: str, new: str, text: str) -> None:
+def test_the_old_and_new_value_are_shown(name: str, old: str, new: str, text: str) -> None:
     assert texts(described(None, **{name: old}), described(None, **{name: new})) == [text]
 
 
@@ -73,7 +73,7 @@ def test_a_value_is_shown_old_and_new(name: str, old: str, new: str, text: str) 
         ({"a": "1 → 2"}, {"b": "None → 'x'"}, ["inductor.a 2 → 1", "inductor.b None → 'x'"]),
     ],
 )
-def test_options_are_shown_by_name_with_the_default(
+def test_missing_options_are_shown_with_their_default(
     old: dict[str, str], new: dict[str, str], expected: list[str]
 ) -> None:
     pair = (described({"inductor_config": each}) for each in (old, new))
@@ -81,7 +81,7 @@ def test_options_are_shown_by_name_with_the_default(
 
 
 @pytest.mark.parametrize("name", ["inductor_config", "gm"])
-def test_equal_words_with_another_digest_say_so(name: str) -> None:
+def test_equal_texts_with_different_digests_are_reported(name: str) -> None:
     old, new = (Record("aot", "miss", components={name: (digest, "words")}) for digest in (A, B))
     (text,) = texts(old, new)
     assert text.endswith("differs in a part that is not shown: words")
@@ -118,13 +118,13 @@ def with_inputs(names: str, *inputs: str) -> Record:
         (tensor(grad=True), "requires_grad False → True"),
     ],
 )
-def test_an_input_is_shown_by_its_name_and_what_differs(changed: str, text: str) -> None:
+def test_an_input_is_shown_by_its_name_and_its_difference(changed: str, text: str) -> None:
     names = "[L['self'].weight, L['x']]"
     old, new = (with_inputs(names, tensor(), each) for each in (tensor(), changed))
     assert texts(old, new) == [f"input 1 (L['x']): {text}"]
 
 
-def test_inputs_of_another_count_are_counted() -> None:
+def test_a_different_number_of_inputs_is_shown() -> None:
     old, new = with_inputs("[L['x']]", tensor()), with_inputs("[L['x'], L['y']]", *2 * [tensor()])
     assert texts(old, new)[0] == "inputs: 1 → 2"
 
@@ -138,7 +138,7 @@ def test_a_graph_is_shown_by_the_lines_that_differ() -> None:
     assert found.diff.splitlines()[1:] == shown
 
 
-def test_what_follows_from_another_difference_comes_last_and_says_so() -> None:
+def test_differences_that_follow_from_others_come_last_and_are_marked() -> None:
     names = ("torch__version", "torch__build", "inductor_config", "grad_enabled")
     old, new = (described(None, **dict.fromkeys(names, number)) for number in ("1", "2"))
     assert [(each.component, each.follows) for each in differences(old, new)] == [

@@ -1,4 +1,4 @@
-"""Each fault of a remote, a machine and its settings is named with a fix, in bounded time."""
+"""The doctor names faults of remotes, machines and settings with a fix, in bounded time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.support.waiting import LONG_S
 
 
 class Odd(WrapperStore):
-    """Answers some verbs in its own way: an error is raised, and a function is called."""
+    """A store with other answers to some verbs: it raises an error, or calls a function."""
 
     def __init__(self, **answers: Any) -> None:
         super().__init__(MemoryStore())
@@ -67,8 +67,8 @@ def named(checks: Iterable[Check]) -> dict[str, Check]:
     return {check.name: check for check in checks}
 
 
-def checks_of(store: Store, **how: Any) -> dict[str, Check]:
-    return named(check_remote(store, **how))
+def checks_of(store: Store, **options: Any) -> dict[str, Check]:
+    return named(check_remote(store, **options))
 
 
 READING = ["list", "get"]
@@ -77,7 +77,7 @@ DENIED = AccessDeniedError("not allowed to")
 MISSING = MissingContainerError("no bucket")
 
 
-def test_a_sound_store_is_ok_and_left_empty() -> None:
+def test_a_good_store_is_ok_and_left_empty() -> None:
     store = MemoryStore()
     found = checks_of(store, is_shared_by_rights=False)
     assert [*found] == ALL
@@ -125,7 +125,7 @@ def test_each_fault_is_named(store: Store, name: str, verdict: str, found: str, 
         (Odd(list=DENIED), ALL),
     ],
 )
-def test_checks_end_where_a_fault_explains_the_rest(store: Store, names: list[str]) -> None:
+def test_checks_end_at_a_fault_that_explains_all_later_ones(store: Store, names: list[str]) -> None:
     assert [*checks_of(store)] == names
 
 
@@ -190,8 +190,8 @@ def test_each_fault_of_credentials(config: Path, text: str, timeout_s: float, fo
     assert checks["credentials"].verdict == "fault"
     assert found in checks["credentials"].found
     assert "AWS_PROFILE" in checks["credentials"].fix
-    assert "list" not in checks  # which they explain
-    assert "trust" in checks  # which they do not
+    assert "list" not in checks  # missing credentials explain its fault
+    assert "trust" in checks  # trust needs no credentials
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,9 @@ def trust(**options: Any) -> dict[str, Check]:
     return named(check_trust(Settings.load(**options)[0]))
 
 
-def test_the_origin_of_each_setting_is_shown_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_origin_of_each_setting_is_shown_without_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("S3CACHE_LOOKUP_TIMEOUT_S", "5")
     monkeypatch.setenv("S3CACHE_SIGNING_KEY", "/a/secret/place")
     first, second = settings("s3://bucket/prefix")
@@ -241,7 +243,7 @@ def test_the_origin_of_each_setting_is_shown_and_no_secret(monkeypatch: pytest.M
     assert "bucket/prefix" in second.found
 
 
-def test_a_misspelt_variable_no_remote_and_mode_off_are_warnings(
+def test_a_misspelt_variable_a_missing_remote_and_mode_off_are_warnings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("S3CACHE_LOOKUP_TIMEOUT", "5")
@@ -295,7 +297,7 @@ def local(path: Path, **more: Any) -> Check:
     return named(check_local_dir(Settings(local_dir=str(path), **more)))["local-directory"]
 
 
-def test_a_private_directory_is_well(tmp_path: Path) -> None:
+def test_a_private_directory_is_ok(tmp_path: Path) -> None:
     found = named(check_local_dir(Settings(local_dir=str(tmp_path / "cache"))))
     assert found["local-directory"].verdict == "ok"
     assert found["space"].verdict in ("ok", "warning")
@@ -312,7 +314,7 @@ def test_a_disk_that_hangs_is_a_fault_in_bounded_time(
         assert "a directory that works" in check.fix
 
 
-def test_little_room_on_the_disk_is_a_warning(
+def test_little_space_on_the_disk_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
@@ -321,7 +323,7 @@ def test_little_room_on_the_disk_is_a_warning(
 
 
 @pytest.mark.parametrize(("text", "verdict"), [("1\n", "ok"), ("2\n", "fault"), (None, "ok")])
-def test_a_system_that_loads_no_code_is_a_fault(
+def test_a_system_that_cannot_load_code_is_a_fault(
     tmp_path: Path, text: str | None, verdict: str
 ) -> None:
     sysctl = tmp_path / "memfd_noexec"
@@ -357,10 +359,10 @@ def test_each_fault_of_torch(command: list[str], verdict: str, found: str) -> No
 
 @slow
 @pytest.mark.timeout(300)
-def test_torch_is_well_where_the_environment_turns_the_cache_on(
+def test_torch_is_ok_if_the_environment_enables_the_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Our own hooks in torch are no fault of torch's."""
+    """The doctor does not report our own hooks in torch as a fault."""
     monkeypatch.setenv("S3CACHE_URL", f"file://{tmp_path}")
     check = check_torch()
     assert (check.verdict, check.fix) == ("ok", "")

@@ -1,4 +1,4 @@
-"""Which entry a miss is compared with, and what is said of a run."""
+"""A miss is compared with the nearest entry, and a run is explained."""
 
 from __future__ import annotations
 
@@ -62,23 +62,25 @@ NO_GRAD = {"grad_enabled": "False"}
         # then the most components in common,
         ("b", [lookup("a", 1, of={**OLD, **NO_GRAD}), lookup("b", 2, of=OLD),
                lookup("c", 3, of={**OLDER, **NO_GRAD}), lookup("d", 4)]),
-        # of other graphs the one with the code most like it,
+        # then, among other graphs, the one with the most similar code,
         ("a", [lookup("a", 1, **code("a = x\nb = y\nc = z")),
                lookup("b", 2, **code("k = l\nm = n")),
                lookup("c", 3, **code("a = x\nb = y\nc = z + 1"))]),
-        # of equals the one in which the fewest details differ, and of those the latest.
+        # then the one with the fewest different details, and at last the latest.
         ("c", [lookup("a", 1, **options(x="1 → 2", y="1 → 2", z="1 → 2")),
                lookup("b", 2, **options(x="1 → 2", y="1 → 2")),
                lookup("c", 3, **options(x="1 → 2", z="1 → 2")),
                lookup("d", 4, **options(x="1 → 3", y="1 → 3", z="1 → 3")),
                lookup("e", 5, of={"inductor_config": "of another release"}),
                lookup("f", 6, **options(x="1 → 2"))]),
-        # A later lookup, or one of the other level, is no entry to compare with.
+        # Later lookups and lookups of the other level are not compared.
         ("", [lookup("a", 5, level="fx"), lookup("b", 4), lookup("c", 9, "hit")]),
     ],
     ids=["graph", "components", "code", "details", "none"],
 )  # fmt: skip
-def test_the_nearest_entry(tmp_path: Path, expected: str, records: list[Record]) -> None:
+def test_a_miss_is_compared_with_the_nearest_entry(
+    tmp_path: Path, expected: str, records: list[Record]
+) -> None:
     record(tmp_path, *records)
     assert last(tmp_path).entry == expected
 
@@ -87,7 +89,7 @@ def test_the_nearest_entry(tmp_path: Path, expected: str, records: list[Record])
 
 
 def entry(like: Record, *, parts: Mapping[str, Mapping[str, str]] | None = None) -> bytes:
-    """Return an entry under the key that was looked up."""
+    """Return an entry under the key of a lookup."""
     return frame.encode(
         kind=like.level,
         key=like.key,
@@ -105,7 +107,7 @@ MISSED = lookup("c", 2, of={"inductor_config": "as ever"})
 
 @pytest.mark.parametrize("known", ["run", "the local tier", "the remote"])
 def test_an_entry_is_compared_by_its_details(tmp_path: Path, known: str) -> None:
-    """Records of hits have none; an entry counts whether or not its lookup was recorded."""
+    """Records of hits have no details; an entry is compared even if its lookup was not recorded."""
     remote, local = Shelf(tmp_path / "remote"), tmp_path / "local"
     recorded, tuned = known == "run", entry(TUNED, parts=PARTS)
     url = None if known == "the local tier" else remote.url
@@ -121,7 +123,7 @@ def test_an_entry_is_compared_by_its_details(tmp_path: Path, known: str) -> None
     assert (one.entry, found.unasked) == ("ab", "")
     assert one.known_from.startswith(known)
     assert [each.text for each in one.differences] == ["inductor.max_autotune True → False"]
-    if known == "the remote":  # which is not read where the caller says so
+    if known == "the remote":  # a caller can exclude the remote
         assert last(local, url=remote.url, remote=False).entry == "b"
 
 
@@ -139,7 +141,7 @@ def test_an_entry_that_is_damaged_newer_or_not_trusted_is_skipped(tmp_path: Path
 
 
 async def test_a_large_remote_takes_few_requests() -> None:
-    """As the page says: a listing of 8,000 names, and 256 headers."""
+    """As the documentation says: a listing of 8,000 names, and 256 headers."""
     store = CountingStore(MemoryStore())
     for number in range(9_000):
         if number == 7_999:
@@ -163,8 +165,8 @@ def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
 # -- a run
 
 
-def test_hits_are_counted_and_others_explained(tmp_path: Path) -> None:
-    """FX graphs of a whole graph that missed were looked up because of that: not again."""
+def test_hits_are_counted_and_misses_are_explained(tmp_path: Path) -> None:
+    """The miss of a whole graph explains the misses of its FX graphs, so these are left out."""
     hit, half = lookup("a", 1, "hit", reason="local"), lookup("c", 3, level="fx", of_whole=True)
     record(tmp_path, hit, lookup("b", 2), half)
     found = explain(local_dir=str(tmp_path))
@@ -180,10 +182,10 @@ def test_only_absent_entries_are_compared(tmp_path: Path, reason: str) -> None:
     assert not last(tmp_path).differences
 
 
-def test_a_bypass_has_its_reasons_lines_and_fixes(tmp_path: Path) -> None:
-    said = {"message": "calls mine", "fix": "vouch", "node": "mine", "line": "m.py:3"}
+def test_a_bypass_is_shown_with_its_reasons_lines_and_fixes(tmp_path: Path) -> None:
+    details = {"message": "calls mine", "fix": "vouch", "node": "mine", "line": "m.py:3"}
     where = ("t.py", 7, "main")
-    reasons = ({"code": "function", **said},)
+    reasons = ({"code": "function", **details},)
     record(tmp_path, lookup("", 1, "bypass", reason="function", where=where, reasons=reasons))
     text = str(explain(local_dir=str(tmp_path)))
     for words in ("t.py:7 in main", "mine: calls mine (function)", "m.py:3", "fix: vouch"):
@@ -191,7 +193,7 @@ def test_a_bypass_has_its_reasons_lines_and_fixes(tmp_path: Path) -> None:
 
 
 def test_foreign_text_is_shown_as_printable_text(tmp_path: Path) -> None:
-    """Also where an object is shown by its ``repr``, as IPython does."""
+    """This is also true for ``repr``, which IPython shows."""
     hostile = "\x1b[31m"
     record(
         tmp_path,
@@ -206,7 +208,7 @@ def test_foreign_text_is_shown_as_printable_text(tmp_path: Path) -> None:
     assert str(found).count("\\x1b[31m") >= 5
 
 
-def test_without_a_record_the_error_names_the_fix(tmp_path: Path) -> None:
+def test_the_error_without_a_record_names_the_fix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="s3cache run PROGRAM makes a record"):
         explain(local_dir=str(tmp_path))
     record(tmp_path, lookup("a", 1))
@@ -215,8 +217,8 @@ def test_without_a_record_the_error_names_the_fix(tmp_path: Path) -> None:
             explain(what, local_dir=str(tmp_path))
 
 
-def test_a_wait_in_vain_is_explained_though_its_whole_graph_missed(tmp_path: Path) -> None:
-    """Another FX graph of a whole graph says nothing that the whole graph does not say."""
+def test_a_failed_wait_is_explained_although_its_whole_graph_missed(tmp_path: Path) -> None:
+    """Other FX graphs of a missed whole graph are left out."""
     of_whole: dict[str, Any] = {"level": "fx", "of_whole": True}
     record(
         tmp_path,
@@ -237,7 +239,7 @@ RECORDS = """
 import os, sys
 from s3cache.records import Record, Recorder
 recorder = Recorder(os.environ["S3CACHE_LOCAL_DIR"])
-os.chdir("/")  # wherever it has gone since
+os.chdir("/")  # a program may change its directory
 recorder.add(Record("aot", "miss", key="k" + sys.argv[1], reason="absent", time=1.0))
 recorder.close(60)
 """
@@ -246,7 +248,7 @@ recorder.close(60)
 def test_the_last_run_of_a_script_or_module_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its path or the end of it, however it was called and wherever it went."""
+    """A path or its end finds the program, with any command and any later working directory."""
     local = tmp_path / "local"
     monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(local))
     monkeypatch.chdir(tmp_path)
@@ -257,7 +259,8 @@ def test_the_last_run_of_a_script_or_module_is_explained(
     programs = (["train.py"], ["other/train.py"], ["-m", "package.job"], ["package"])
     for number, program in enumerate(programs, 1):
         subprocess.run([sys.executable, *program, str(number)], cwd=tmp_path, check=True)
-        # Names of runs have seconds alone, and the latest comes first: give each one a second.
+        # Names of runs have a resolution of seconds, and the latest run comes first. So each run
+        # gets a different day.
         (new,) = (each for each in (local / "records").iterdir() if each.name[:4] != "1999")
         new.rename(new.with_name(f"1999010{number}-{new.name}"))
 
@@ -268,5 +271,5 @@ def test_the_last_run_of_a_script_or_module_is_explained(
     assert key("other/train.py") == "k2"
     assert key("package.job") == key("package/job.py") == key("job.py") == "k3"
     assert key("package") == key("") == "k4"
-    with pytest.raises(ConfigError):  # it is no end of a name
+    with pytest.raises(ConfigError):  # not a complete name at the end of the path
         explain("rain.py")

@@ -1,4 +1,4 @@
-"""The page stands by itself, shows what was looked up, and believes nothing of it."""
+"""The page needs no other files, shows all lookups, and trusts no text of a record."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from s3cache.insight._report import EXPECTED
 from s3cache.records import Record, Run
 from tests.support.runs import HOSTILE, fetched, hostile, recalling, two_ranks
 
-# Elements that HTML ends by itself.
+# Elements without an end tag.
 _VOID = {"meta", "br"}
 _MAY_NAME = {"http-equiv", "content", "charset", "name", "lang", "class", "style", "title"}
 
 
 class Elements(html.parser.HTMLParser):
-    """What a page consists of; fails where it is not well formed."""
+    """The elements, attributes and text of a page; fails if the page is not well-formed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Elements(html.parser.HTMLParser):
 
 
 def test_an_fx_graph_that_misses_after_its_whole_graph_is_not_counted() -> None:
-    """One that hits counts, as it spares something."""
+    """An FX graph that hits is counted, because it saves time."""
     run, _ = two_ranks()
     whole, *_ = run.records
     half = dataclasses.replace(whole, level="fx", key="f" * 64, of_whole=True)
@@ -65,7 +65,7 @@ def test_an_fx_graph_that_misses_after_its_whole_graph_is_not_counted() -> None:
     assert sum_up([dataclasses.replace(run, records=(alone,))]).misses == 1
 
 
-def test_all_of_it_is_shown() -> None:
+def test_the_page_shows_all_parts_of_a_report() -> None:
     shown = Elements(page(two_ranks())).text
     for words in (
         *("/job/train.py", "2 processes", "50%", "1.4 min", "hit: remote", "miss: absent"),
@@ -80,7 +80,7 @@ def test_all_of_it_is_shown() -> None:
     assert (explained.count("!"), explained.count("mine.op has no formula")) == (2, 1)
 
 
-def test_reasons_that_need_no_action_are_those_of_the_documentation() -> None:
+def test_expected_reasons_are_those_of_the_documentation() -> None:
     reasons = Path(__file__).resolve().parents[2] / "docs" / "reasons.md"
     part = reasons.read_text(encoding="utf-8").partition("## Expected reasons\n")[2]
     assert {*re.findall(r"^### (\S+)$", part.partition("\n## ")[0], re.MULTILINE)} == EXPECTED
@@ -99,14 +99,14 @@ def test_everything_from_records_is_escaped() -> None:
         assert not name.startswith("on")
 
 
-def test_it_loads_nothing() -> None:
+def test_the_page_loads_no_other_resource() -> None:
     text = page(two_ranks())
     assert {name for _, name, _ in Elements(text).attributes} <= _MAY_NAME
     assert not re.search(r"url\(|@import|https?://|src=|href=", text)
     assert "default-src 'none'" in text
 
 
-def test_nothing_and_very_much_are_shown_as_such() -> None:
+def test_the_page_shows_no_lookups_and_very_many_lookups() -> None:
     for runs in ([], [dataclasses.replace(run, records=()) for run in two_ranks()]):
         assert "Nothing was looked up" in Elements(page(runs)).text
     [run, _] = two_ranks()
@@ -117,13 +117,13 @@ def test_nothing_and_very_much_are_shown_as_such() -> None:
     assert sum_up([long]).misses == 2_000
 
 
-def test_what_was_fetched_and_not_looked_up_is_counted() -> None:
+def test_fetched_entries_that_were_not_looked_up_are_counted() -> None:
     totals = sum_up(fetched())
     assert (totals.unused, totals.unused_bytes) == (2, 2_000)
     assert "fetched, not used" in page(fetched())
 
 
-def test_frames_are_counted_by_how_they_ended() -> None:
+def test_frames_are_counted_by_outcome() -> None:
     totals = sum_up(recalling())
     assert totals.frames == {"recalled": 2, "traced": 1, "refused: object": 1}
     assert totals.codes == ["object"]

@@ -1,4 +1,4 @@
-"""What a report says of the processes of a job together."""
+"""A report on all processes of a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def rank(number: int, *events: Event) -> Run:
     return Run(f"run-{number}", (), rank=str(number), pid=100 + number, events=events)
 
 
-def test_it_says_who_compiled_and_who_waited_for_whom() -> None:
+def test_a_report_shows_which_ranks_compiled_and_which_waited() -> None:
     runs = [
         rank(0, Event("lead", 1.0, 2.0, "key 1"), Event("lead", 2.0, 2.0, "key 2")),
         rank(
@@ -30,5 +30,5 @@ def test_it_says_who_compiled_and_who_waited_for_whom() -> None:
     assert "\x1b" not in second
 
 
-def test_it_says_nothing_of_processes_that_never_waited() -> None:
+def test_a_report_omits_processes_that_never_waited() -> None:
     assert sum_up([rank(0, Event("lead", 1.0, 2.0, "key"))]).shared == []

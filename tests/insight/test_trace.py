@@ -1,4 +1,4 @@
-"""A trace that Perfetto reads: what happened when, in which process, and what at once."""
+"""A trace for Perfetto shows the time and process of each event."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shown() -> list[dict[str, Any]]:
     return found
 
 
-def test_names_and_times_are_those_of_the_records() -> None:
+def test_names_and_times_come_from_the_records() -> None:
     names = {
         each["pid"]: each["args"]["name"] for each in shown() if each["name"] == "process_name"
     }
@@ -43,7 +43,7 @@ def test_names_and_times_are_those_of_the_records() -> None:
     assert "download: absent" in spans
 
 
-def test_spans_at_once_are_in_lanes_of_their_own() -> None:
+def test_overlapping_spans_are_in_separate_lanes() -> None:
     lanes: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     for each in shown():
         if each["ph"] == "X":
@@ -55,7 +55,7 @@ def test_spans_at_once_are_in_lanes_of_their_own() -> None:
     assert lanes.keys() <= named
 
 
-def test_frames_have_a_lane_of_their_own() -> None:
+def test_frames_are_in_a_separate_lane() -> None:
     found = json.loads(trace(recalling()))["traceEvents"]
     spans = {
         each["args"]["name"]: each for each in found if each["ph"] == "X" and each["dur"] > 1e5
@@ -68,8 +68,8 @@ def test_frames_have_a_lane_of_their_own() -> None:
     assert "frames" not in json.dumps(shown())
 
 
-def test_what_is_compiled_for_others_and_waited_for_is_in_a_lane_by_the_names_of_ranks() -> None:
-    """Of two ranks: one compiles, the other waits for it, and then to the bound for a stranger."""
+def test_leads_and_waits_are_in_a_lane_with_the_names_of_ranks() -> None:
+    """One rank compiles. The other waits for it, then to the bound for an unknown process."""
     first, second = two_ranks()
     leads = (Event("lead", BEGAN + 8.0, 3.0, "key"), *EVENTS)
     waits = (

@@ -1,4 +1,4 @@
-"""S3 servers in this process: moto, and one that answers what it is asked to."""
+"""Fixtures for moto, an S3 server in this process."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def moto_bucket(s3cache_moto_server: MotoServer) -> S3Options:
 
 @pytest.fixture
 def moto_options(moto_bucket: S3Options) -> S3Options:
-    """Options for an empty prefix."""
+    """Return options for an empty prefix."""
     return replace(moto_bucket, prefix=f"a/{uuid.uuid4().hex}")

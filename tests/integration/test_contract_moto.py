@@ -1,7 +1,7 @@
-"""S3Store keeps the contract on moto.
+"""S3Store obeys the contract of stores on moto.
 
-``make test`` has one case of each test on the store as it is by default, ``make test-all`` the
-others, and one case of each on a store that reads and writes all but small objects in parts.
+``make test`` runs one case of each test on a store with default options. ``make test-all`` runs the
+other cases, and one case of each test on a store that reads and writes larger objects in parts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.marks import slow
 
 MIB = 1 << 20
 
-# moto answers 500 to a read that meets an overwrite of the same object.
+# moto answers 500 to a read during an overwrite of the same object.
 RETRIES = RetryPolicy(
     attempts=10, total_timeout_s=40, attempt_timeout_s=20, base_delay_s=0.01, max_delay_s=0.2
 )
@@ -27,7 +27,7 @@ RETRIES = RetryPolicy(
 
 class TestS3OnMoto(StoreContract):
     secrets = ("testing-secret",)
-    racers = 3  # moto checks and writes without a lock: among many, two may win
+    racers = 3  # moto checks and writes without a lock: with more racers, two may win
     parts: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture
@@ -43,7 +43,7 @@ class TestS3OnMoto(StoreContract):
 
 @slow
 class TestS3InPartsOnMoto(TestS3OnMoto):
-    """Every object over 1 MiB is read in ranges, every one over 5 MiB written in parts."""
+    """Objects over 1 MiB are read in ranges, and objects over 5 MiB are written in parts."""
 
     big_bytes = 6 * MIB + 3
     many = 30

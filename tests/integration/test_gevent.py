@@ -1,4 +1,4 @@
-"""Under gevent, whose greenlets take the place of threads, the cache works, or says why not."""
+"""Under gevent, which replaces threads by greenlets, the cache works or reports the reason."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ with open_cache("a") as cache:
     print(cache.flush(100).complete, turns > 10, flush=True)
 with open_cache("b") as cache:
     print(type(cache.lookup("1-1")).__name__, cache.prefetch(["0-0", "2-2"]).wait(100).found)
-    sys.stdout.flush()  # a child has what was not written yet
+    sys.stdout.flush()  # otherwise the child prints this text again
     child = os.fork()
     if child == 0:
         print(type(cache.lookup("2-1")).__name__, cache.flush(100).complete, flush=True)
@@ -67,20 +67,22 @@ def run(server: MotoServer, root: Path, first: str) -> subprocess.CompletedProce
     return python("-W", "ignore", "-c", *program, f"http://127.0.0.1:{server.port}", timeout_s=200)
 
 
-def test_it_works_where_gevent_comes_first(s3cache_moto_server: MotoServer, tmp_path: Path) -> None:
-    """Saves, uploads, lookups, prefetches and forks; other greenlets go on meanwhile."""
+def test_the_cache_works_if_gevent_patches_before_the_import(
+    s3cache_moto_server: MotoServer, tmp_path: Path
+) -> None:
+    """Saves, uploads, lookups, prefetches and forks work, while other greenlets run."""
     done = run(s3cache_moto_server, tmp_path, "import asyncio, concurrent.futures, selectors")
     assert done.stdout.splitlines() == ["True True", "Hit 2", "Hit True"], done.stderr
     assert done.stderr == ""
 
 
-def test_it_says_so_where_gevent_comes_later(
+def test_the_cache_warns_if_gevent_patches_after_the_import(
     s3cache_moto_server: MotoServer, tmp_path: Path
 ) -> None:
-    """With one message; nothing hangs, and what is saved is on record for another process."""
+    """Each cache logs one message, and nothing hangs."""
     done = run(s3cache_moto_server, tmp_path, "import s3cache.cache, s3cache.tier")
     assert done.stdout.splitlines()[0].startswith("False")
-    said = "gevent.monkey.patch_all() was called after s3cache was imported: call it first"
-    assert done.stderr.count("a lookup failed") == 3  # of each cache, and of the child's
-    assert said in done.stderr
+    message = "gevent.monkey.patch_all() was called after s3cache was imported: call it first"
+    assert done.stderr.count("a lookup failed") == 3  # two caches, and the child's
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Credentials that are refused, expire or cannot be had: found again, and never waited for."""
+"""Refused and expired credentials are read again from their file."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def keys(path: Path, access_key: str) -> None:
     )
 
 
-async def test_keys_that_somebody_renews_in_a_file_are_found(
+async def test_renewed_credentials_in_a_file_are_used(
     server: ScriptedServer,
     open_scripted: Callable[..., S3Store],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As short-lived ones are renewed on many clusters; botocore reads that file once."""
+    """Many clusters renew short-lived credentials in this file, but botocore reads it only once."""
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     server.answer = answer
     keys(tmp_path, "AKIAOLD")

@@ -1,4 +1,4 @@
-"""What S3Store sends, and how it takes answers that a well-behaved server never gives."""
+"""Requests of S3Store, and its handling of answers that a correct server never gives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ranged(data: bytes, request: Request, etag: str = '"e"', **headers: str) -> 
 # --- what is sent
 
 
-async def test_the_bodys_digest_is_signed_and_nothing_trails(
+async def test_the_digest_of_the_body_is_signed_without_a_trailer(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
     server.answer = lambda request: PUT_OK
@@ -53,7 +53,7 @@ async def test_the_bodys_digest_is_signed_and_nothing_trails(
         assert absent not in put.headers
 
 
-async def test_encryption_class_and_payer_are_asked_for(
+async def test_requests_state_encryption_storage_class_and_payer(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
     server.answer = lambda request: PUT_OK
@@ -75,7 +75,7 @@ async def test_encryption_class_and_payer_are_asked_for(
     assert server.requests[1].headers["x-amz-request-payer"] == "requester"
 
 
-async def test_a_customers_key_goes_with_reads_and_writes(
+async def test_reads_and_writes_send_a_customers_key(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
     data = b"0123456789"
@@ -96,7 +96,9 @@ async def test_a_customers_key_goes_with_reads_and_writes(
         assert request.headers["x-amz-server-side-encryption-customer-algorithm"] == "aes256"
 
 
-async def test_unsigned_requests(server: ScriptedServer, open_scripted: Open) -> None:
+async def test_anonymous_requests_are_not_signed(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
     server.answer = lambda request: error_reply(404, "NoSuchKey")
     store = open_scripted(access_key=None, secret_key=None, anonymous=True)
     assert await store.get("k") is None
@@ -122,10 +124,10 @@ async def test_a_small_object_takes_one_request(
 
 
 @pytest.mark.parametrize("rest", ["another version", "none"])
-async def test_an_overwrite_between_parts_is_never_joined(
+async def test_parts_of_two_versions_are_never_joined(
     server: ScriptedServer, open_scripted: Open, rest: str
 ) -> None:
-    """By something as long, or shorter."""
+    """The new version is as long as the old one, or shorter."""
     tags = count()
 
     def answer(request: Request) -> Reply:
@@ -153,17 +155,17 @@ async def test_a_body_cut_short_is_transient(
         await open_scripted(part_bytes=40).get("k")
 
 
-async def test_a_giant_is_refused_after_its_first_range(
+async def test_a_huge_object_is_refused_after_its_first_range(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
-    """Whoever can write to the bucket must not fill the memory of those who read it."""
+    """A writer to the bucket must not be able to fill the memory of readers."""
     server.answer = lambda request: ranged(b"x" * 100, request)
     with pytest.raises(PermanentError, match="max_object_bytes"):
         await open_scripted(part_bytes=40, max_object_bytes=99).get("k")
     assert len(server.requests) == 1
 
 
-async def test_a_server_without_ranges_is_read_whole(
+async def test_objects_of_a_server_without_ranges_are_read_whole(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
     server.answer = lambda request: Reply(body=b"0123456789")
@@ -181,7 +183,7 @@ async def test_a_silent_server_is_transient(server: ScriptedServer, open_scripte
 # --- create
 
 
-async def test_one_probe_tells_that_the_condition_is_honoured(
+async def test_one_probe_shows_that_the_server_obeys_the_condition(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
     server.answer = lambda r: PRECONDITION_FAILED if "probe" in r.target else PUT_OK
@@ -194,10 +196,10 @@ async def test_one_probe_tells_that_the_condition_is_honoured(
 
 
 @pytest.mark.parametrize("refusal", [None, error_reply(501, "NotImplemented")])
-async def test_without_the_condition_it_looks_first(
+async def test_a_store_checks_for_the_object_first_without_the_condition(
     server: ScriptedServer, open_scripted: Open, refusal: Reply | None
 ) -> None:
-    """... whether the server ignores the condition or refuses it."""
+    """The server ignores the condition or refuses it."""
     server.answer = lambda r: (
         error_reply(404, "NoSuchKey")
         if r.method == "HEAD"
@@ -216,7 +218,7 @@ async def test_without_the_condition_it_looks_first(
         await store.put("k", b"x", mode="create")
 
 
-async def test_who_may_not_write_the_marker_relies_on_the_condition(
+async def test_a_writer_that_may_not_write_the_probe_uses_the_condition(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
     server.answer = lambda r: error_reply(403, "AccessDenied") if "probe" in r.target else PUT_OK
@@ -227,7 +229,7 @@ async def test_who_may_not_write_the_marker_relies_on_the_condition(
     assert len(server.made("PUT", "probe")) == 1
 
 
-async def test_a_probe_that_met_an_outage_is_made_again(
+async def test_a_probe_that_failed_in_an_outage_is_repeated(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
     server.answer = lambda request: error_reply(503, "SlowDown")
@@ -265,7 +267,7 @@ def parts_answer(request: Request, complete: Reply, server_name: str = "AmazonS3
     return error_reply(412, "PreconditionFailed") if "probe" in request.target else PUT_OK
 
 
-async def test_a_large_object_goes_in_parts(server: ScriptedServer, open_scripted: Open) -> None:
+async def test_a_large_object_is_sent_in_parts(server: ScriptedServer, open_scripted: Open) -> None:
     server.answer = lambda request: parts_answer(request, COMPLETED)
     await open_scripted(**IN_PARTS).put("k", LARGE)
     sent = sorted(server.made("PUT"), key=lambda request: request.target)
@@ -275,10 +277,10 @@ async def test_a_large_object_goes_in_parts(server: ScriptedServer, open_scripte
 
 @pytest.mark.usefixtures("_hasty")
 @pytest.mark.parametrize("lost", ["PUT partNumber=2", "POST uploadId=u1"])
-async def test_what_fails_is_sent_again_and_nothing_else(
+async def test_only_failed_requests_are_sent_again(
     server: ScriptedServer, open_scripted: Open, lost: str
 ) -> None:
-    """A link that loses a request costs one part, and not hundreds of megabytes."""
+    """A lost request costs one part instead of hundreds of megabytes."""
     method, name = lost.split()
     failures = [error_reply(500, "InternalError")]
 
@@ -317,10 +319,10 @@ async def test_a_failed_completion_is_an_error_and_frees_the_parts(
 
 
 @pytest.mark.usefixtures("_hasty")
-async def test_a_completion_with_a_lost_answer_may_pass(
+async def test_a_retried_completion_with_a_lost_answer_is_a_transient_error(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
-    """The second time the server knows the upload no more: who tries again finds the object."""
+    """The server no longer knows the upload; a later retry of the save finds the object."""
     answers = iter([error_reply(500, "InternalError"), error_reply(404, "NoSuchUpload")])
 
     def answer(request: Request) -> Reply:
@@ -353,7 +355,7 @@ async def test_a_cancelled_upload_frees_its_parts(
 
 
 @pytest.mark.parametrize(("name", "in_parts"), [("AmazonS3", True), ("MinIO", True), ("x", False)])
-async def test_create_goes_in_parts_where_completion_is_conditional(
+async def test_create_sends_parts_if_the_server_supports_conditional_completion(
     server: ScriptedServer, open_scripted: Open, name: str, in_parts: bool
 ) -> None:
     server.answer = lambda request: parts_answer(request, COMPLETED, server_name=name)
@@ -367,7 +369,7 @@ async def test_create_goes_in_parts_where_completion_is_conditional(
         assert len(server.made("DELETE", "uploadId=u1")) == 1
 
 
-async def test_what_is_there_already_costs_no_large_upload(
+async def test_an_existing_object_is_not_uploaded_again(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
     def answer(request: Request) -> Reply:
@@ -386,10 +388,10 @@ async def test_what_is_there_already_costs_no_large_upload(
 
 
 @pytest.mark.parametrize("status", [301, 303, 307])
-async def test_nothing_is_sent_to_where_a_server_redirects(
+async def test_redirects_to_other_servers_are_not_followed(
     server: ScriptedServer, open_scripted: Open, status: int
 ) -> None:
-    """Neither the session token nor a customer's key."""
+    """Otherwise the other server would get the session token or a customer's key."""
     async with ScriptedServer() as elsewhere:
         server.answer = lambda _: Reply(status, {"location": f"{elsewhere.url}/bucket/p/k"})
         with pytest.raises(PermanentError, match=r"elsewhere|region"):
@@ -398,7 +400,7 @@ async def test_nothing_is_sent_to_where_a_server_redirects(
 
 
 @pytest.mark.parametrize("verb", ["put", "put in parts", "head", "list"])
-async def test_what_a_portal_answers_is_no_success(
+async def test_the_answer_of_a_login_portal_is_an_error(
     server: ScriptedServer, open_scripted: Open, verb: str
 ) -> None:
     server.answer = lambda _: Reply(200, {"content-type": "text/html"}, b"<html>Log in</html>")
@@ -413,7 +415,9 @@ async def test_what_a_portal_answers_is_no_success(
         await calls[verb]()
 
 
-async def test_a_closed_store_says_so(server: ScriptedServer, open_scripted: Open) -> None:
+async def test_a_closed_store_raises_closed_error(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
     store = open_scripted()
     await store.connect()
     await store.aclose()
@@ -421,7 +425,7 @@ async def test_a_closed_store_says_so(server: ScriptedServer, open_scripted: Ope
         await store.get("k")
 
 
-def test_a_store_belongs_to_one_loop(moto_options: object) -> None:
+def test_a_store_works_on_one_event_loop_only(moto_options: object) -> None:
     store = S3Store(moto_options)  # type: ignore[arg-type]
 
     async def first() -> None:

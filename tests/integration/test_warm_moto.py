@@ -15,7 +15,7 @@ WIDTH = 24
 
 @pytest.mark.timeout(900)
 def test_a_second_machine_starts_warm(moto_options: S3Options, tmp_path: Path) -> None:
-    """It compiles nothing, and its losses are the first one's bit for bit."""
+    """It compiles nothing, and its losses equal those of the first machine bit by bit."""
     place = moto_options
     environment = {
         "AWS_ACCESS_KEY_ID": str(place.access_key),
@@ -27,7 +27,7 @@ def test_a_second_machine_starts_warm(moto_options: S3Options, tmp_path: Path) -
         Machine(tmp_path / name, **environment)
         .run(f"{__name__}:train", remote=url, settings=options, server=server)
         .result
-        for name, server in (("cold", 0), ("warm", None))  # which imports torch with s3cache
+        for name, server in (("cold", 0), ("warm", None))  # the warm one imports torch with s3cache
     )
     assert cold["lowered"] > 0
     assert (cold["misses"], cold["hits"]) == (1, 0)

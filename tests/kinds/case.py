@@ -1,4 +1,4 @@
-"""Cases: small programs, each of which makes torch.compile produce one kind of entry."""
+"""Cases: small programs that each make torch.compile produce one kind of entry."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ Program: TypeAlias = Callable[[Compile], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A program, and what the cache should make of it.
+    """A program, and the expected behaviour of the cache.
 
     Attributes:
-        row: of the table "What the cache must hold" in the design.
-        name: unique.
-        program: is given ``torch.compile``, or for eager a function that changes nothing, and
-            returns everything that can be observed: inputs, outputs, gradients, numbers.
-        graphs: how many graphs of it are saved, and hit by the next machine.
-        unsaved: how many are looked up, and cannot be saved as a whole.
-        again: how many lookups of the first machine hit what it saved just before.
-        halves: how many halves of graphs are saved, and hit by the next machine, at the second
-            level: of those that are bypassed or unsaved.
-        lowered: how many graphs every machine compiles, as none can cache them.
-        bypassed: how many graphs are refused in each process.
-        reasons: which reasons the cache gives for that.
-        shows: whether the description of an entry, as plain data, has the kind that the case is
-            about; some entry of the case must.
-        together: the same of all its entries; they also have ``key`` and ``guards``.
-        differs: observations in which torch.compile itself differs from eager, cache or not.
-        since: the torch release before which such a graph is refused, if it matters.
-        slow: another case shows nearly the same; only ``make test-all`` runs this one.
+        row: the row of the table "What the cache must hold" in the design.
+        name: the unique name.
+        program: a function of ``torch.compile`` (in eager mode, of a function that changes
+            nothing), which returns all that can be observed: inputs, outputs, gradients, numbers.
+        graphs: the number of graphs that are saved, and that hit on the next machine.
+        unsaved: the number of graphs that are looked up, but cannot be saved as a whole.
+        again: the number of lookups that hit entries that the first machine has just saved.
+        halves: the number of halves of bypassed or unsaved graphs that are saved at the second
+            level, and that hit on the next machine.
+        lowered: the number of graphs that each machine compiles, because they cannot be cached.
+        bypassed: the number of graphs that each process bypasses.
+        reasons: the reasons of these bypasses.
+        shows: returns whether the description of an entry, as plain data, has the kind of this
+            case; one entry of the case must have it.
+        together: the same for all entries of the case; they also have ``key`` and ``guards``.
+        differs: observations in which torch.compile differs from eager, also without a cache.
+        since: the first torch release that can cache such a graph, if it matters.
+        slow: whether only ``make test-all`` runs this case, because another one is similar.
     """
 
     row: str
@@ -76,7 +76,7 @@ def matrix(requires_grad: bool = False, rows: int = 2) -> Any:
 
 
 def train(function: Callable[..., Any], *inputs: Any) -> Any:
-    """Call it, go backward from every output that can, and return inputs, outputs, gradients."""
+    """Call it, run backward from its differentiable outputs; return inputs, outputs, gradients."""
     outputs = function(*inputs)
     flat = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     total: Any = 0

@@ -1,8 +1,8 @@
 """Cached graphs under compiled autograd, which traces the backward pass as a whole.
 
-torch saves a training graph when its backward pass has been compiled. Compiled autograd takes the
-backward module instead, and compiles it as part of its own graph; so each program here goes
-backward once without it.
+torch saves a training graph once its backward pass is compiled. Compiled autograd takes the
+backward module instead, and compiles it as part of its own graph. So each program here first runs a
+backward pass without it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ def leaf() -> Any:
     return torch.arange(6.0).reshape(2, 3).requires_grad_()
 
 
-def as_it_is(function: Any) -> Any:
+def unchanged(function: Any) -> Any:
     return function
 
 
 def capturing(compile_it: Compile, compiler: Any) -> AbstractContextManager[Any]:
-    """Have what goes backward in the block captured, with ``compiler`` for it; not for eager."""
-    is_eager = compile_it(as_it_is) is as_it_is
+    """Capture backward passes in the block, and compile them with ``compiler``; not for eager."""
+    is_eager = compile_it(unchanged) is unchanged
     return nullcontext() if is_eager else torch._dynamo.compiled_autograd._enable(compiler)
 
 
-def under_compiled_autograd(compile_it: Compile, loss: Any, compiler: Any = as_it_is) -> None:
+def under_compiled_autograd(compile_it: Compile, loss: Any, compiler: Any = unchanged) -> None:
     with capturing(compile_it, compiler):
         loss.backward()
 
 
 @case("compiled_autograd", shows=lambda runtime: runtime["has_backward_module"])
 def backward_module_of_an_entry(compile_it: Compile) -> Any:
-    """It is traced, and run as it is."""
+    """The module is traced, and runs without compilation."""
     function = compile_it(lambda x: x * x + 5)
     x, y = leaf(), leaf()
     first, second = function(x), function(y)

@@ -1,4 +1,4 @@
-"""What compiled autograd captures, each inside of the graph that is then cached."""
+"""Graphs that compiled autograd captures, and that are then cached."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from tests.kinds.case import Compile, case
-from tests.kinds.compiled_autograd import as_it_is, capturing, leaf, under_compiled_autograd
+from tests.kinds.compiled_autograd import capturing, leaf, unchanged, under_compiled_autograd
 
-# -- forwards that never went backward without it
+# -- graphs without a backward pass outside of compiled autograd
 
 
 @case("compiled_backward", unsaved=1, halves=1, since=(2, 13), slow=True)
 def all_of_it_inside(compile_it: Compile) -> Any:
-    """Forward and backward in the context, from the first step."""
+    """Forward and backward run in the context from the first step."""
     function = compile_it(lambda x: x.sin() * 52)
     found = []
     for _ in range(2):
@@ -28,11 +28,11 @@ def all_of_it_inside(compile_it: Compile) -> Any:
 
 @case("compiled_backward", graphs=2, again=1, since=(2, 13))
 def saved_outside_and_hit_inside(compile_it: Compile) -> Any:
-    """A forward has one key, in the context and outside of it."""
+    """A forward has the same key in the context and outside of it."""
     function = lambda x: x.cos() * 53  # noqa: E731
     before = leaf()
     compile_it(function)(before).sum().backward()
-    if compile_it(as_it_is) is not as_it_is:
+    if compile_it(unchanged) is not unchanged:
         torch._dynamo.reset()
     x = leaf()
     with capturing(compile_it, compile_it):
@@ -58,7 +58,7 @@ def size_guards(compile_it: Compile) -> Any:
 
 @case("compiled_backward", since=(2, 13), slow=True)
 def nested_contexts(compile_it: Compile) -> Any:
-    """What one of them has captured, the others have."""
+    """Nested contexts share their captured graphs."""
     x, y, z = leaf(), leaf(), leaf()
     outer, inner, after = ((each * each * 59).sum() for each in (x, y, z))
     with capturing(compile_it, compile_it):

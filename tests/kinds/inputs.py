@@ -1,4 +1,4 @@
-"""What a graph may do to its inputs."""
+"""Graphs that change their inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.kinds.case import Compile, case, matrix, train
 
 
 def _any(**wanted: Any) -> Any:
-    """Some input is described with all of these values."""
+    """Return a check that some input is described with all of these values."""
 
     def shows(runtime: dict[str, Any]) -> bool:
         return any(wanted.items() <= each.items() for each in runtime["inputs"])
@@ -34,7 +34,7 @@ def data_mutated_in_graph(compile_it: Compile) -> Any:
     slow=True,
 )
 def data_mutated_out_of_graph(compile_it: Compile) -> Any:
-    """A non-leaf in autograd's sight: the caller's tensor gets a new history."""
+    """Autograd sees a change of a non-leaf: the caller's tensor gets a new history."""
 
     leaf = matrix(True)
     x = leaf * 2
@@ -50,7 +50,7 @@ def data_mutated_out_of_graph(compile_it: Compile) -> Any:
 
 @case("inputs", since=(2, 12), slow=True)
 def storage_resized(compile_it: Compile) -> Any:
-    """As FSDP does it: a parameter is given room, and filled."""
+    """A parameter gets storage and values, as in FSDP."""
 
     def function(x: Any, full: Any) -> Any:
         x.untyped_storage().resize_(24)
@@ -76,7 +76,7 @@ def storage_exchanged(compile_it: Compile) -> Any:
 
 @case("inputs", shows=lambda runtime: "AOTSyntheticBaseWrapper" in runtime["wrappers"], slow=True)
 def overlapping_and_mutated(compile_it: Compile) -> Any:
-    """Views of one tensor, one of them written to: both are made from one base."""
+    """The graph writes to one of two views of a tensor; torch makes both from one base."""
 
     def function(x: Any, y: Any) -> Any:
         x.mul_(2)

@@ -1,4 +1,4 @@
-"""What a machine does with the cases: run each eagerly and compiled, and say how they compare."""
+"""Run each case on a machine, eagerly and compiled, and compare the results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS = (
 
 
 def load_cases() -> dict[str, Case]:
-    """All cases, by name."""
+    """Import all cases; return them by name."""
     for row in ROWS:
         import_module(f"tests.kinds.{row}")
     return CASES
@@ -40,9 +40,9 @@ def run(names: list[str], remote: str | None) -> dict[str, dict[str, Any]]:
     """Run cases one after the other, each as if it were alone in the process.
 
     Returns:
-        For each case what :class:`Watch` counts, ``error``, ``differs`` (from eager) and ``hits``
-        (as torch counts them); with s3cache also ``shown`` (an entry was saved that has the case's
-        kind) and ``entries`` (descriptions of what was saved).
+        For each case the counts of :class:`Watch`, ``error``, ``differs`` (from eager) and ``hits``
+        (as torch counts them); with s3cache also ``shown`` (whether a saved entry has the case's
+        kind) and ``entries`` (descriptions of saved entries).
     """
     load_cases()
     watch = Watch()
@@ -66,7 +66,7 @@ def _shown(case: Case, entries: list[dict[str, Any]]) -> bool:
 
 
 def _compared(case: Case) -> dict[str, Any]:
-    """What differs from eager, as if the case were alone in the process; or how it failed."""
+    """Run the case as if it were alone; return its differences from eager, and its error."""
     import torch
     from torch._dynamo.utils import counters
 
@@ -74,7 +74,7 @@ def _compared(case: Case) -> dict[str, Any]:
     counters.clear()
     compiler: Any = torch.compiler.config
     try:
-        with compiler.patch(cache_key_tag=case.name):  # no other case's entries
+        with compiler.patch(cache_key_tag=case.name):  # hits no entries of other cases
             differs, error = _compare(case), ""
     except Exception:
         differs, error = [], traceback.format_exc()
@@ -110,17 +110,19 @@ def _files(remote: str) -> list[Path]:
 
 
 def _description(entry: frame.Frame) -> dict[str, Any]:
-    """What an entry says of its graph, by torch's names, and where it says what is not so."""
+    """Return an entry's description of its graph, by torch's names, and errors in it."""
     whole: Any = description(entry.header)
     metadata = whole["runtime_metadata"]
-    said: dict[str, Any] = defaultdict(lambda: None, json.loads(json.dumps(metadata, default=repr)))
-    said.update(
-        inputs=[defaultdict(lambda: None, each) for each in said["input_info"]],
-        outputs=[defaultdict(lambda: None, each) for each in said["output_info"]],
+    described: dict[str, Any] = defaultdict(
+        lambda: None, json.loads(json.dumps(metadata, default=repr))
+    )
+    described.update(
+        inputs=[defaultdict(lambda: None, each) for each in described["input_info"]],
+        outputs=[defaultdict(lambda: None, each) for each in described["output_info"]],
         subclasses={
-            "inputs": said["subclass_inp_meta"],
-            "outputs": said["subclass_fw_graph_out_meta"],
-            "tangents": said["subclass_tangent_meta"],
+            "inputs": described["subclass_inp_meta"],
+            "outputs": described["subclass_fw_graph_out_meta"],
+            "tangents": described["subclass_tangent_meta"],
         },
         wrappers=[_class(wrapper) for wrapper in whole["dispatch_wrappers"]],
         has_backward=whole["has_backward"],
@@ -132,11 +134,11 @@ def _description(entry: frame.Frame) -> dict[str, Any]:
             *_wrongly_made(entry.header.meta),
         ],
     )
-    return said
+    return described
 
 
 def _wrongly_made(meta: Any) -> list[str]:
-    """What an entry does not say of what made it, or says too much of it."""
+    """Return the names of wrong metadata about the process that made the entry."""
     made_by, components = meta["made_by"], meta["components"]
     torch = components["torch.version"][1]
     right = {
@@ -147,19 +149,19 @@ def _wrongly_made(meta: Any) -> list[str]:
     return [what for what, is_right in right.items() if not is_right]
 
 
-def _wrong(whole: dict[str, Any], theirs: Any) -> list[str]:
+def _wrong(whole: dict[str, Any], compiled: Any) -> list[str]:
     wrong: list[str] = []
     for name in ("runtime_metadata", "sanitized_aot_config", "maybe_subclass_meta"):
-        if (value := getattr(theirs, name)) is not None:
+        if (value := getattr(compiled, name)) is not None:
             wrong += differences_from_torch(whole.get(name), value, name)
     wrappers = [_class(wrapper) for wrapper in whole["dispatch_wrappers"]]
-    if wrappers != [type(wrapper).__name__ for wrapper in theirs.dispatch_wrappers]:
+    if wrappers != [type(wrapper).__name__ for wrapper in compiled.dispatch_wrappers]:
         wrong.append(f"wrappers {wrappers}")
-    if whole.get("indices_of_inps_to_detach") != theirs.indices_of_inps_to_detach:
+    if whole.get("indices_of_inps_to_detach") != compiled.indices_of_inps_to_detach:
         wrong.append(f"to detach {whole.get('indices_of_inps_to_detach')}")
-    if whole.get("num_fw_outs_saved_for_bw") != theirs.num_fw_outs_saved_for_bw:
+    if whole.get("num_fw_outs_saved_for_bw") != compiled.num_fw_outs_saved_for_bw:
         wrong.append(f"saved for backward {whole.get('num_fw_outs_saved_for_bw')}")
-    if whole["has_backward"] != (theirs.compiled_bw is not None):
+    if whole["has_backward"] != (compiled.compiled_bw is not None):
         wrong.append("backward")
     return wrong
 

@@ -1,4 +1,4 @@
-"""What a graph may return."""
+"""Graphs with different kinds of outputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _trained(name: str, function: Any, **expected: Any) -> None:
 
 
 def _two_views(x: Any) -> Any:
-    """The intermediate is returned too, and the views are made of it."""
+    """The graph also returns the intermediate, and views are made from it."""
     y = x * x
     return y.view(-1), y.t()
 
@@ -49,7 +49,7 @@ def _view_and_base(x: Any) -> Any:
 
 
 def _lone_view(x: Any) -> Any:
-    """As good as no view: nothing else sees the intermediate."""
+    """The view counts as no view, because nothing else uses the intermediate."""
     return ((x * x).view(-1),)
 
 

@@ -1,4 +1,4 @@
-"""Ways through torch.compile."""
+"""Modes of torch.compile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kinds.case import Compile, case, matrix
 
 @case("paths", graphs=3)
 def inference(compile_it: Compile) -> Any:
-    """Without anything to train, under ``no_grad`` and in ``inference_mode``."""
+    """Inputs that need no gradients, ``no_grad``, and ``inference_mode``."""
     function = compile_it(lambda x: x.sin() + 1)
     found = [function(matrix())]
     with torch.no_grad():
@@ -23,14 +23,14 @@ def inference(compile_it: Compile) -> Any:
 
 
 def _variants(entries: list[dict[str, Any]]) -> bool:
-    """Several entries under one key, each with guards of its own."""
+    """Return whether several entries have one key and different guards."""
     keys, guards = {e["key"] for e in entries}, {e["guards"] for e in entries}
     return len(keys) == 1 and len(guards) == len(entries) > 1
 
 
 @case("paths", graphs=2, together=_variants)
 def guard_variants_of_one_key(compile_it: Compile) -> Any:
-    """Two graphs that are the same, and hold for different sizes."""
+    """Two equal graphs that are valid for different sizes."""
     function = compile_it(lambda x: (x * 2, 1 if x.shape[0] > 5 else 0), dynamic=True)
     found = []
     for rows in (4, 8, 3, 9):
@@ -41,7 +41,7 @@ def guard_variants_of_one_key(compile_it: Compile) -> Any:
 
 @case("paths", differs=("[1].stride",), slow=True)
 def data_dependent_size(compile_it: Compile) -> Any:
-    """A size that only the numbers tell (an unbacked symbol)."""
+    """A size that depends on the values (an unbacked symbol)."""
 
     def function(x: Any) -> Any:
         return torch.nonzero(x > 2) * 2

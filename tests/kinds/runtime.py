@@ -1,4 +1,4 @@
-"""What the runtime around a compiled graph does."""
+"""Effects of the runtime around a compiled graph."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from tests.kinds.case import Compile, case, matrix, train
-from tests.kinds.compiled_autograd import as_it_is, capturing
+from tests.kinds.compiled_autograd import capturing, unchanged
 
 
 @case("runtime", slow=True)
 def saved_tensor_changed_before_the_backward_pass(compile_it: Compile) -> Any:
-    """Autograd must notice."""
+    """Autograd must raise an error."""
 
     function = compile_it(lambda x, w: x * w)
     x, w = matrix(True), matrix() + 1
@@ -33,7 +33,7 @@ def saved_tensor_changed_before_the_backward_pass(compile_it: Compile) -> Any:
 
 @case("runtime", shows=lambda runtime: bool(runtime["bw_donated_idxs"]), slow=True)
 def donated_buffers(compile_it: Compile) -> Any:
-    """Buffers that only the backward pass needs are reused by it."""
+    """The backward pass reuses buffers that only it needs."""
 
     def function(x: Any, w: Any) -> Any:
         return torch.nn.functional.relu(x @ w) @ w
@@ -56,7 +56,7 @@ def backward_state(compile_it: Compile) -> Any:
         return y + 1
 
     x = matrix(True)
-    with capturing(compile_it, as_it_is):
+    with capturing(compile_it, unchanged):
         out = compile_it(function)(x)
         out.sum().backward()
     return x, x.grad, out
@@ -64,7 +64,7 @@ def backward_state(compile_it: Compile) -> Any:
 
 @case("runtime", slow=True)
 def effect_tokens(compile_it: Compile) -> Any:
-    """Effects happen, and in order: each hands a token to the next."""
+    """Effects happen in order: each passes a token to the next."""
 
     def function(x: Any) -> Any:
         torch.ops.aten._print("first")
@@ -82,7 +82,7 @@ def effect_tokens(compile_it: Compile) -> Any:
 
 @contextlib.contextmanager
 def _printed() -> Iterator[list[str]]:
-    """Lines that any code of this process writes to its standard output."""
+    """Collect the words that any code of this process writes to its standard output."""
     lines: list[str] = []
     with tempfile.TemporaryFile("w+") as file:
         before = os.dup(1)
@@ -99,7 +99,7 @@ def _printed() -> Iterator[list[str]]:
 
 @case("runtime", graphs=2)
 def random_numbers(compile_it: Compile) -> Any:
-    """The same seed gives the same numbers as eager, twice in a row different ones."""
+    """The same seed gives the same numbers as eager; two calls in a row give different ones."""
 
     def function(x: Any) -> Any:
         return torch.nn.functional.dropout(x, 0.5) + torch.rand(2, 3)
@@ -114,7 +114,7 @@ def random_numbers(compile_it: Compile) -> Any:
 
 @case("runtime", shows=lambda runtime: runtime["grad_enabled_mutation"] is not None, slow=True)
 def grad_mode_left_changed(compile_it: Compile) -> Any:
-    """The graph leaves grad mode other than it found it."""
+    """The graph changes grad mode."""
 
     def function(x: Any) -> Any:
         torch.set_grad_enabled(False)

@@ -1,4 +1,4 @@
-"""What may be cached is; what may not is bypassed, for the right reason. Both are right."""
+"""Safe graphs are cached, and others are bypassed for the right reason. Results are right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from tests.kinds.case import Compile, case, matrix, train
 
-# -- what graphs are made of
+# -- contents of graphs
 
 
 @case("safety")
@@ -30,7 +30,7 @@ def every_safe_node(compile_it: Compile) -> Any:
 
 @case("safety", graphs=0, bypassed=2, reasons=("custom-operator",), halves=3, slow=True)
 def custom_operator(compile_it: Compile) -> Any:
-    """Its kernel runs as it is; what its fake implementation and formula answer is in the key."""
+    """Its kernel is not compiled; results of its fake implementation and formula are in the key."""
     operator = _operator()
     x = matrix()
     return [train(compile_it(lambda x: operator(x) * 2), matrix(True)), x, compile_it(operator)(x)]
@@ -47,7 +47,7 @@ def _operator() -> Any:
 
 @case("safety", graphs=3, slow=True)
 def custom_autograd_function(compile_it: Compile) -> Any:
-    """Both of its passes are in the graph; torch's switch for it makes no other key."""
+    """Both of its passes are in the graph; torch's option for it does not change the key."""
 
     class Scale(torch.autograd.Function):
         @staticmethod
@@ -61,7 +61,7 @@ def custom_autograd_function(compile_it: Compile) -> Any:
             return grad * x * 16
 
     class Split(torch.autograd.Function):
-        """With an attribute, an output without derivative, and another function inside."""
+        """A function with an attribute, an output without derivative, and an inner function."""
 
         @staticmethod
         def forward(ctx: Any, x: Any, by: float) -> Any:
@@ -101,12 +101,12 @@ def invoke_subgraph(compile_it: Compile) -> Any:
 
 @case("safety", graphs=3, slow=True)
 def forward_mode_transforms(compile_it: Compile) -> Any:
-    """What Dynamo puts around them are functions of torch's that its own check has no list of."""
+    """Dynamo wraps them in functions of torch that torch's own check does not list."""
 
     def function(x: Any) -> Any:
         return (x.sin() * x).sum()
 
-    def directional(x: Any) -> Any:  # copies, as whether results are views is up to torch
+    def directional(x: Any) -> Any:  # copies, because torch decides whether results are views
         return [each.clone() for each in torch.func.jvp(function, (x,), (x.cos(),))]
 
     x = torch.linspace(-1, 1, 4)
@@ -117,12 +117,12 @@ def forward_mode_transforms(compile_it: Compile) -> Any:
     ]
 
 
-# -- where graphs are compiled
+# -- contexts of compilation
 
 
 @case("safety", graphs=1, bypassed=1, reasons=("function",), halves=2, slow=True)
 def saved_tensor_hooks_in_the_graph(compile_it: Compile) -> Any:
-    """Hooks that are graphs are compiled in. What they wrap must say what it is."""
+    """Hooks that are graphs become part of the graph. Their wrapped functions need a cache hash."""
 
     def traced(name: str, cache_hash: str | None) -> Any:
         graph = torch.fx.Graph()
@@ -148,7 +148,7 @@ def scaled(x: Any, factor: float) -> Any:
 
 @case("safety", slow=True)
 def view_replay(compile_it: Compile) -> Any:
-    """The views of an output are in the entry, and are replayed from there."""
+    """The entry contains the views of an output, and torch replays them."""
 
     def function(x: Any) -> Any:
         return x.view(-1), x * 25

@@ -1,4 +1,4 @@
-"""Which kinds of tensors a graph may take and return."""
+"""Kinds of tensors that a graph may take and return."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.kinds.case import Compile, case, train
 
 
 def _subclass_in(place: str, depth: int = 1) -> Any:
-    """A subclass that wraps ``depth`` layers of them is among the graph's inputs or outputs."""
+    """Return a check that an input or output is a subclass with ``depth`` layers of subclasses."""
 
     def layers(meta: Any) -> int:
         inner = meta.get("attrs")
@@ -44,7 +44,7 @@ def plain(compile_it: Compile) -> Any:
 
 @case("tensors", shows=lambda runtime: any(e["mutates_data"] for e in runtime["inputs"]), slow=True)
 def buffers(compile_it: Compile) -> Any:
-    """Running statistics are written to in training."""
+    """Training writes to running statistics."""
     network = torch.nn.BatchNorm1d(3)
     found = train(compile_it(network), torch.arange(12.0).reshape(4, 3).requires_grad_())
     return found, list(network.buffers()), [each.grad for each in network.parameters()]

@@ -1,8 +1,8 @@
-"""Every kind of graph is compiled by one machine and hit by the next, and does what eager does.
+"""One machine compiles each kind of graph, the next one hits it, and results equal those of eager.
 
-Nor does any start slower than with torch alone. ``make test`` has one case of each kind, ``make
-test-all`` half of those that are nearly the same (training beside inference, two features in one
-graph), and ``make test-nightly`` all of them.
+No program starts slower than with torch alone. ``make test`` runs one case of each kind. ``make
+test-all`` adds half of the similar cases (training beside inference, two features in one graph),
+and ``make test-nightly`` runs all of them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tests.support.marks import cases, nightly, selected
 
 CASES = load_cases()
 SLOW = {name for name, case in CASES.items() if case.slow}
-NIGHTLY = set(sorted(SLOW)[::2])  # those that are nearly the same are too many for one run
-PROCESS_TIMEOUT_S = 3600  # for what hangs: hundreds of cases take long on a busy machine
+NIGHTLY = set(sorted(SLOW)[::2])  # there are too many similar cases for one run
+PROCESS_TIMEOUT_S = 3600  # against hangs: hundreds of cases take long on a busy machine
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
-# All cases run in a few processes, which the first test of each machine waits for.
+# All cases run in a few processes. The first test of each machine waits for them.
 pytestmark = pytest.mark.timeout(3 * PROCESS_TIMEOUT_S)
 
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(3 * PROCESS_TIMEOUT_S)
 def ran(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
-    """What the cases came to on the machines named ``first`` and ``second``."""
+    """Return the results of all cases on the machines ``first`` and ``second``."""
     root = tmp_path_factory.mktemp("kinds")
     names = [name for name in CASES if name in selected(request, "name")]
     return {machine: _run(root, machine, names) for machine in ("first", "second")}
@@ -52,12 +52,14 @@ def _run(root: Path, machine: str, names: list[str], *, alone: bool = False) -> 
 
 def _case(name: str) -> Case:
     if CASES[name].since > TORCH:
-        pytest.skip("torch {}.{} has such a graph refused".format(*TORCH))
+        pytest.skip("torch {}.{} cannot cache such a graph".format(*TORCH))
     return CASES[name]
 
 
 @pytest.mark.parametrize("name", cases(CASES, slow_ones=SLOW, nightly_ones=NIGHTLY))
-def test_compiled_and_shared(name: str, ran: dict[str, dict[str, Any]]) -> None:
+def test_the_first_machine_compiles_and_saves_a_graph(
+    name: str, ran: dict[str, dict[str, Any]]
+) -> None:
     case, found = _case(name), ran["first"][name]
     assert not found["error"], found["error"]
     assert found["differs"] == []
@@ -75,8 +77,10 @@ def test_compiled_and_shared(name: str, ran: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", cases(CASES, slow_ones=SLOW, nightly_ones=NIGHTLY))
-def test_hit_on_an_empty_disk(name: str, ran: dict[str, dict[str, Any]]) -> None:
-    """Whatever can be cached anywhere is not compiled again, and it is said why another is."""
+def test_a_second_machine_with_an_empty_disk_hits(
+    name: str, ran: dict[str, dict[str, Any]]
+) -> None:
+    """Graphs that can be cached are not compiled again; bypasses of other graphs have reasons."""
     case, found = _case(name), ran["second"][name]
     assert not found["error"], found["error"]
     assert found["differs"] == []
@@ -102,7 +106,7 @@ def test_hit_on_an_empty_disk(name: str, ran: dict[str, dict[str, Any]]) -> None
         pytest.param(sorted(SLOW), id="others", marks=nightly),
     ],
 )
-def test_no_second_process_starts_slower_than_with_torch_alone(
+def test_a_second_process_starts_no_slower_than_with_torch_alone(
     names: list[str], tmp_path: Path
 ) -> None:
     names = [name for name in names if CASES[name].since <= TORCH]
@@ -117,11 +121,11 @@ def test_no_second_process_starts_slower_than_with_torch_alone(
 
 
 def _started(found: dict[str, Any]) -> tuple[int, int]:
-    """Graphs that were lowered, and files of C++ that were compiled."""
-    # What torch asks of a compiler once in a process, it asks for whichever program is first.
+    """Return the numbers of lowered graphs and of compiled C++ files."""
+    # Compiler calls that torch makes once in a process belong to the first program only.
     return found["lowered"], sum(".cpp'" in each for each in found["started"])
 
 
 def test_every_row_of_the_design_has_cases() -> None:
-    """Also where the slow ones do not run."""
+    """This is true without the slow cases."""
     assert {case.row for case in CASES.values() if not case.slow} == set(ROWS)

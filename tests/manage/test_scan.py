@@ -1,4 +1,4 @@
-"""Entries are listed in memory that does not grow, and chosen by every condition given."""
+"""A scan lists entries in bounded memory, and selects those that match all given conditions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.support.shelves import Shelf
 from tests.support.stores import CountingStore
 
 
-def scan_of(store: Store, *args: Any, policy: Policy | None = None, **how: Any) -> Scan:
-    return Scan(Place(store, False, policy or Policy()), *args, **how)
+def scan_of(store: Store, *args: Any, policy: Policy | None = None, **options: Any) -> Scan:
+    return Scan(Place(store, False, policy or Policy()), *args, **options)
 
 
-def found(shelf: Shelf, **how: Any) -> dict[str, Item]:
-    scan = scan_of(FileStore(shelf.root, create=False), **how)
+def found(shelf: Shelf, **options: Any) -> dict[str, Item]:
+    scan = scan_of(FileStore(shelf.root, create=False), **options)
 
     async def listed() -> dict[str, Item]:
         return {item.name: item async for batch in scan.batches() for item in batch}
@@ -45,7 +45,7 @@ async def _watched(count: int) -> tuple[CountingStore, list[str]]:
     return store, keys
 
 
-async def test_a_scan_that_is_stopped_early_has_not_read_everything() -> None:
+async def test_a_scan_that_stops_early_reads_one_batch_only() -> None:
     store, _ = await _watched(600)
     batches = scan_of(store, headers=True).batches()
     first = await anext(batches)
@@ -53,7 +53,7 @@ async def test_a_scan_that_is_stopped_early_has_not_read_everything() -> None:
     assert len(first) == store.heads == 256
 
 
-async def test_named_entries_are_found_without_listing_the_rest() -> None:
+async def test_named_entries_are_found_without_listing_all_others() -> None:
     """Ten of 2,000 objects: ten listings, of one object each."""
     store, keys = await _watched(2_000)
     names = frozenset(keys[:100:10]) | {"gone"}
@@ -64,7 +64,7 @@ async def test_named_entries_are_found_without_listing_the_rest() -> None:
     assert (store.listings, store.listed) == (11, 10)
 
 
-async def test_without_headers_nothing_is_read() -> None:
+async def test_a_scan_without_headers_reads_no_entry() -> None:
     store, _ = await _watched(20)
     assert (
         sum([len(batch) async for batch in scan_of(store, Selection(key=("k1",))).batches()]) == 11
@@ -72,7 +72,7 @@ async def test_without_headers_nothing_is_read() -> None:
     assert store.heads == 0
 
 
-# -- which entries are meant
+# -- selections
 
 
 NOW = time.time()
@@ -95,6 +95,6 @@ STRANGER = Item("v1/0/ab.0", 10, NOW, problem=UntrustedError("unsigned", "no sig
 def test_an_unreadable_entry_matches_no_condition_on_headers(
     words: dict[str, Any], damaged: bool, stranger: bool
 ) -> None:
-    """So that a damaged entry is not removed as one of an old torch."""
+    """So a removal of the entries of an old torch does not remove a damaged entry."""
     assert Selection(**words).chooses(DAMAGED) is damaged
     assert Selection(**words).chooses(STRANGER) is stranger

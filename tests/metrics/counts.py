@@ -1,4 +1,4 @@
-"""Counts to make metrics of, and a reader of what Prometheus would get."""
+"""Example counts for metrics, and a parser of Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def some(number: int) -> HistogramSnapshot:
 
 
 def counted() -> CacheStats:
-    """Counts that are all there and all different."""
+    """Return stats in which all counts are set and different."""
     return CacheStats(
         hits={"local": 11, "remote": 12},
         misses={Reason.ABSENT: 13, Reason.TIMEOUT: 14},

@@ -1,4 +1,4 @@
-"""Every count is in a metric, under a name that its users expect."""
+"""Every count is in a metric with a conventional name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_names_follow_the_rules_of_both_ecosystems() -> None:
         assert family.unit in ("s", "By") or re.fullmatch(r"\{[a-z]+\}", family.unit), family
         assert family.text.endswith("."), family
         assert re.fullmatch(r"[a-z]+(_[a-z]+)*", family.prometheus_name.replace("s3", "s")), family
-        assert not family.prometheus_name.endswith("_total"), "the client adds that"
+        assert not family.prometheus_name.endswith("_total"), "the client adds this suffix"
         if family.kind == "histogram":
             assert family.prometheus_name.endswith("_seconds")
     for names in ([f.name for f in FAMILIES], [f.prometheus_name for f in FAMILIES]):
@@ -28,7 +28,7 @@ def test_names_follow_the_rules_of_both_ecosystems() -> None:
 
 
 def test_every_count_changes_a_metric() -> None:
-    """Counts are taken away one by one, and each changes something."""
+    """Each count is removed in turn, and this changes a metric."""
     stats = counted()
     parts: dict[str, Any] = {"fx": stats.fx, "recall": stats.recall}
     less = {
@@ -42,7 +42,7 @@ def test_every_count_changes_a_metric() -> None:
         for each in dataclasses.fields(part)
     }
     unseen = {name for name, each in less.items() if families(each) == families(stats)}
-    # What was saved is uploaded, and counted in bytes there; what was superseded was never shared.
+    # Saved bytes are counted at their upload. Superseded halves were never shared.
     assert unseen == {"saved_bytes", "fx.superseded"}
 
 
@@ -75,6 +75,6 @@ def test_samples_have_the_labels_and_buckets_of_their_family() -> None:
     [saves] = found["s3cache.save.duration"]
     assert saves.value == pytest.approx(1.11111)
     for bound, count in saves.buckets:
-        if bound < 10:  # between two powers of ten there is no doubt about the bucket
+        if bound < 10:  # the bucket of each value is certain up to 10
             assert count == sum(10.0 ** (power - 5) < bound for power in range(6)), bound
     assert saves.buckets[-1] == (float("inf"), 6)

@@ -1,4 +1,4 @@
-"""Prometheus' own client and parser read the counts, also from a file that a process leaves."""
+"""Prometheus' client and parser read the counts, also from a file of an ended process."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ def registry() -> prometheus_client.CollectorRegistry:
 
 def test_each_sample_has_its_value(registry: prometheus_client.CollectorRegistry) -> None:
     registry.register(PrometheusCollector(counted))
-    there = read(prometheus_client.generate_latest(registry).decode())
+    samples_by_name = read(prometheus_client.generate_latest(registry).decode())
     for family, samples in families(counted()):
         for sample in samples:
             labels = tuple(sorted(sample.labels.items()))
             name = family.prometheus_name
             if family.kind == "histogram":
-                assert there.pop((f"{name}_sum", labels)) == pytest.approx(sample.value)
-                assert there.pop((f"{name}_count", labels)) == sample.buckets[-1][1]
-                of_name = [key for key in there if key[0] == f"{name}_bucket"]
+                assert samples_by_name.pop((f"{name}_sum", labels)) == pytest.approx(sample.value)
+                assert samples_by_name.pop((f"{name}_count", labels)) == sample.buckets[-1][1]
+                of_name = [key for key in samples_by_name if key[0] == f"{name}_bucket"]
                 of_sample = [key for key in of_name if {*labels} <= {*key[1]}]
-                assert [there.pop(key) for key in of_sample] == [n for _, n in sample.buckets]
+                assert [samples_by_name.pop(key) for key in of_sample] == [
+                    n for _, n in sample.buckets
+                ]
             else:
                 total = "_total" if family.kind == "counter" else ""
-                assert there.pop((f"{name}{total}", labels)) == sample.value
-    assert not there
+                assert samples_by_name.pop((f"{name}{total}", labels)) == sample.value
+    assert not samples_by_name
 
 
-def test_registering_does_not_read_the_counts_and_without_a_cache_there_are_none(
+def test_registering_does_not_read_the_counts(
     registry: prometheus_client.CollectorRegistry,
 ) -> None:
     asked: list[bool] = []
@@ -57,21 +59,21 @@ def test_the_file_is_replaced_in_one_step(tmp_path: Path) -> None:
     write_textfile(path, counted)
     assert read(path.read_text())[("s3cache_uploads_total", ())] == 17
     assert [each.name for each in tmp_path.iterdir()] == ["job.prom"]
-    os.mkfifo(tmp_path / "pipe")  # or /dev/null, where the program is root's
+    os.mkfifo(tmp_path / "pipe")  # the same as /dev/null for a program of root
     with pytest.raises(ConfigError, match="is no regular file"):
         write_textfile(tmp_path / "pipe")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
-def test_without_the_client_there_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_prometheus_client_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"prometheus-client is not installed.*pip install"):
         PrometheusCollector(counted)
 
 
-# -- a file that a process leaves when it ends
+# -- a file that a process writes when it ends
 
-# Enabled, and a lookup and a save without a compile.
+# Enables the cache, and makes a lookup and a save without a compilation.
 _PROGRAM = textwrap.dedent(
     """
     import s3cache
@@ -84,8 +86,8 @@ _PROGRAM = textwrap.dedent(
 )
 
 
-def leave(tmp_path: Path, *, code: str = _PROGRAM) -> tuple[str, Path]:
-    """What a process with the setting wrote to standard error, and where its counts are to be."""
+def run_with_metrics_file(tmp_path: Path, *, code: str = _PROGRAM) -> tuple[str, Path]:
+    """Run a process with a metrics file; return its standard error and the path of that file."""
     site = Site(tmp_path)
     place = tmp_path / "collected"
     place.mkdir()
@@ -97,18 +99,20 @@ def leave(tmp_path: Path, *, code: str = _PROGRAM) -> tuple[str, Path]:
 
 
 @pytest.mark.timeout(900)
-def test_a_process_leaves_its_counts_when_it_ends(tmp_path: Path) -> None:
-    """The uploads of the exit are among them."""
-    said, file = leave(tmp_path)
-    there = read(file.read_text())
-    assert there["s3cache_misses_total", (("level", "aot"), ("reason", "absent"))] == 1
-    assert there["s3cache_saved_total", (("level", "aot"),)] == 1
-    assert there["s3cache_uploads_total", ()] >= 1
-    assert not said
+def test_a_process_writes_its_counts_when_it_ends(tmp_path: Path) -> None:
+    """The counts include uploads at the exit."""
+    stderr, file = run_with_metrics_file(tmp_path)
+    samples_by_name = read(file.read_text())
+    assert samples_by_name["s3cache_misses_total", (("level", "aot"), ("reason", "absent"))] == 1
+    assert samples_by_name["s3cache_saved_total", (("level", "aot"),)] == 1
+    assert samples_by_name["s3cache_uploads_total", ()] >= 1
+    assert not stderr
 
 
 @pytest.mark.timeout(900)
-def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
-    said, _ = leave(tmp_path, code=f'import sys; sys.modules["prometheus_client"] = None{_PROGRAM}')
-    assert said.count("metrics could not be written to") == len(said.splitlines()) == 1
-    assert "pip install prometheus-client" in said
+def test_a_metrics_file_that_cannot_be_written_causes_one_warning(tmp_path: Path) -> None:
+    stderr, _ = run_with_metrics_file(
+        tmp_path, code=f'import sys; sys.modules["prometheus_client"] = None{_PROGRAM}'
+    )
+    assert stderr.count("metrics could not be written to") == len(stderr.splitlines()) == 1
+    assert "pip install prometheus-client" in stderr

@@ -1,8 +1,8 @@
-"""Compile the first sample of every operator, hit it on another machine, and compare.
+"""Compile the first sample of each operator, hit it on another machine, and compare results.
 
     python -m tests.opinfo [--chunk 25] [--only NAME ...]
 
-Ends with 1 if anything is wrong, or missed.
+Exits with status 1 if a result is wrong, or a graph missed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _judged(folder: Path, names: list[str]) -> dict[str, tuple[Verdict, str]]:
-    """Return verdicts on a chunk; if it ends its process, on its operators one by one."""
+    """Return verdicts on a chunk of operators, or on one by one if they end the process."""
     try:
         with tempfile.TemporaryDirectory(dir=folder) as root:
             first, second = run_twice(Path(root), folder / "compiler", names, backward=False)
@@ -54,18 +54,18 @@ def _judged(folder: Path, names: list[str]) -> dict[str, tuple[Verdict, str]]:
 def run_twice(
     root: Path, compiler: Path, names: list[str], *, backward: bool, forked: bool = False
 ) -> list[Any]:
-    """Return what two machines find, the second of which only has the remote.
+    """Return the results of two machines, which share only the remote.
 
     Args:
-        compiler: disk of the first; its precompiled headers are of use for the next chunk.
-        forked: whether the machines' processes are forks, each with another seed of hashes.
+        compiler: the disk of the first machine; the next chunk reuses its precompiled headers.
+        forked: whether the machines' processes are forks with different hash seeds.
     """
     shutil.rmtree(compiler / "local", ignore_errors=True)
     results = root / "results"
     results.mkdir()
     found = []
     for number, place in enumerate((compiler, root / "second")):
-        # Some samples are taken from sets, in an order that hashes decide.
+        # Some samples come from sets, and their order depends on hashes.
         headers = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "01"[not number]}
         environment = {} if forked else {"PYTHONHASHSEED": "0", **headers}
         ran = Machine(place, **environment).run(
@@ -80,13 +80,13 @@ def run_twice(
 
 
 def verdict(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Verdict, str]:
-    """Judge an operator by what the machine that compiled it and the one that hit it found.
+    """Judge an operator by the results of the machine that compiled it and of the one that hit it.
 
     * ``hit``: every graph was saved, hit and not compiled again, and the results are equal
-    * ``bypassed``: a graph was refused, and the results are equal
-    * ``no-graph``: nothing of it was compiled
+    * ``bypassed``: a graph was bypassed, and the results are equal
+    * ``no-graph``: no graph was compiled
     * ``not-compilable``: torch has no sample, fails, or cannot compile it
-    * ``missed``, ``wrong``: what must not be
+    * ``missed``, ``wrong``: failures
     """
     if first["status"] not in ("compiled", "inaccurate"):
         same = second["status"] == first["status"]
@@ -106,7 +106,7 @@ def verdict(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Verdic
 
 
 def report(verdicts: Mapping[str, tuple[Verdict, str]]) -> list[str]:
-    """Return lines that say how many came to what, and what was not expected."""
+    """Return lines with the number of operators for each verdict, and all failures."""
     counts = Counter(found for found, _ in verdicts.values())
     lines = [f"{count:5} {name}" for name, count in counts.most_common()]
     reasons = Counter(why for found, why in verdicts.values() if found == "bypassed")

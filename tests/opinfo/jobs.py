@@ -1,4 +1,4 @@
-"""What a machine does with torch's own samples of its operators: compile each, and keep results."""
+"""Compile torch's own samples of its operators on a machine, and keep the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.watch import Watch
 
 
 def names_of_all() -> list[str]:
-    """Every operator that torch has samples of, and that takes float32 on the CPU."""
+    """Return the names of all operators that have samples and take float32 on the CPU."""
     return list(_operators())
 
 
@@ -22,13 +22,13 @@ def run(names: list[str], folder: str, backward: bool) -> dict[str, dict[str, An
     """Compile the first sample of each operator.
 
     Args:
-        folder: where results are kept; those that another machine kept there are compared with.
-        backward: whether to go backward too, where the operator can.
+        folder: the directory of the results, where an earlier machine's results are compared.
+        backward: whether to run the backward pass too, if the operator has one.
 
     Returns:
-        For each operator what :class:`Watch` counts, ``status`` (``compiled``, ``no-sample``,
-        ``eager-fails``, ``not-compilable`` or ``inaccurate``), ``why``, and ``equal`` (to what was
-        kept; ``None`` if nothing was).
+        For each operator the counts of :class:`Watch`, ``status`` (``compiled``, ``no-sample``,
+        ``eager-fails``, ``not-compilable`` or ``inaccurate``), ``why``, and ``equal`` (to the
+        earlier machine's result, or ``None`` without one).
     """
     watch, operators = Watch(), _operators()
     found = {}
@@ -69,13 +69,13 @@ def _compiled(operator: Any, kept: Path, backward: bool) -> dict[str, Any]:
         equal = not _difference(_read(kept), result, exact=True)
     else:
         _write(kept, result)
-    # Without numbers that anybody set, or with ways to round them, it is torch's to differ.
+    # torch may differ from eager where an operator leaves values undefined, or rounds them.
     why = _difference(expected, result, exact=False)
     return {**_status("inaccurate" if why else "compiled", why), "equal": equal}
 
 
 def _write(kept: Path, values: list[Any]) -> None:
-    """Each value by itself: torch cannot save two types of tensors that view the same bytes."""
+    """Save each value separately, as torch cannot save tensors of two types with the same bytes."""
     import torch
 
     written = []
@@ -98,7 +98,7 @@ def _status(status: str, why: object = "") -> dict[str, Any]:
 
 
 def _caller(operator: Any, backward: bool) -> Callable[[Any], list[Any]]:
-    """A function that takes ``torch.compile`` and returns outputs, mutated inputs, gradients."""
+    """Return a function of ``torch.compile`` that returns outputs, mutated inputs and gradients."""
 
     def call(compile_it: Any) -> list[Any]:
         import torch
@@ -114,7 +114,7 @@ def _caller(operator: Any, backward: bool) -> Callable[[Any], list[Any]]:
         outputs = compile_it(function)(sample.input, *sample.args, **sample.kwargs)
         if "empty" in operator.name.split("_"):
             for each in tree_leaves(outputs):
-                each.detach().zero_()  # its shape and strides are a result, its numbers are not
+                each.detach().zero_()  # its shape and strides are defined, its values are not
         inputs = tree_leaves((sample.input, sample.args, sample.kwargs))
         gradients = _gradients(tree_leaves(outputs), inputs) if backward else []
         return [_detached(each) for each in (*tree_leaves(outputs), *inputs, *gradients)]

@@ -1,6 +1,6 @@
-"""A part of torch's operators, forward and backward.
+"""Some of torch's operators, forward and backward.
 
-``make test-all`` has a few, ``make test-nightly`` some of each kind, ``make test-opinfo`` all.
+``make test-all`` runs a few, ``make test-nightly`` some of each kind, ``make test-opinfo`` all.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import pytest
 from tests.opinfo.__main__ import PROCESS_TIMEOUT_S, report, run_twice, verdict
 from tests.support.marks import nightly, slow
 
-# Of every kind, four of them first: pointwise, reductions, views, indexing, scatter, sorting,
-# linear algebra, convolution, pooling, losses, factories, several outputs. Each is one graph, which
-# Dynamo does not break.
+# Operators of each kind: pointwise, reductions, views, indexing, scatter, sorting, linear algebra,
+# convolution, pooling, losses, factories, several outputs. Dynamo compiles each to one graph.
 A_FEW = (
     "add", "index_put", "addmm", "nn_functional_conv2d",
 )  # fmt: skip

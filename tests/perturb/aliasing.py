@@ -1,4 +1,4 @@
-"""Inputs that lie in one storage, or somewhere inside of one: what later calls of a hit meet."""
+"""Inputs that share a storage, or start inside one, in later calls of code from a hit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def _flat(size: int) -> Tensor:
     return torch.arange(1.0, 1 + size)
 
 
-# -- two inputs: where they lie, and what is done to them
+# -- two inputs: their positions, and changes of them
 
-# Of inputs of n elements in one storage: where the second begins behind the first, and the step.
+# For inputs of n elements in one storage: the offset of the second from the first, and the step.
 _BEHIND: dict[str, Callable[[int], tuple[int, int]]] = {
     "beside": lambda n: (2 * n, 1),
     "touching": lambda n: (n, 1),
@@ -65,7 +65,7 @@ def _without_grad(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _broken_off(a: Tensor, b: Tensor) -> Tensor:
-    """Two graphs: what the first one changes, the second one is given."""
+    """Two graphs: the first one changes an input of the second one."""
     a.mul_(2)
     torch._dynamo.graph_break()
     b.add_(1)
@@ -80,7 +80,7 @@ _DTYPES = (torch.float32, torch.float64, torch.int64, torch.bfloat16)
 
 
 def _related(relation: str, n: int, start: int, swapped: bool, dtype: torch.dtype) -> Any:
-    """Two inputs of ``n`` elements; the first in its storage begins at ``start``."""
+    """Return two inputs of ``n`` elements; the first one in their storage begins at ``start``."""
     if relation == "apart":
         pair = _flat(n).to(dtype), (_flat(n) * 3).to(dtype)
     elif relation == "one":
@@ -94,12 +94,12 @@ def _related(relation: str, n: int, start: int, swapped: bool, dtype: torch.dtyp
 
 
 def guards() -> Iterator[History]:
-    """Each relation after each other one, with several changes, sizes that change and that do not.
+    """Yield each relation after each other one, with several changes, and sizes that may change.
 
-    What fills a cache is the same for all that come later.
+    Histories with the same first program share what it saved.
     """
     ways = itertools.product(_RELATIONS, range(4), (None, True))
-    for number, (then, turn, dynamic) in enumerate(ways):
+    for number, (first, turn, dynamic) in enumerate(ways):
         function = _CHANGES[(number // 2 + 3 * turn) % len(_CHANGES)]
         dtype, start = _DTYPES[turn], (number // 2) % 3
         swapped = number % 4 > 1
@@ -118,14 +118,14 @@ def guards() -> Iterator[History]:
         for later in _RELATIONS:
             yield History(
                 "guards",
-                f"{how}: {then}, {later}",
+                f"{how}: {first}, {later}",
                 function,
-                (called(then, 6),),
-                (called(then, 6), called(later, 6), called(then, last), called(later, last)),
+                (called(first, 6),),
+                (called(first, 6), called(later, 6), called(first, last), called(later, last)),
                 {"dynamic": dynamic},
                 must_hit=True,
-                native=turn == 0 and then in ("beside", "overlapping"),
-                filled=f"{how}: {then}",
+                native=turn == 0 and first in ("beside", "overlapping"),
+                filled=f"{how}: {first}",
             )
 
 
@@ -135,7 +135,7 @@ def _three_changed(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return a + b * c
 
 
-# Of three inputs, equal letters are one tensor; a digit is a view of one storage that begins there.
+# Three inputs: equal letters are one tensor, a digit is a view that begins there in one storage.
 _TRIPLES = (
     "abc", "aab", "aba", "abb", "aaa", "012", "006", "060", "066", "036", "a03", "0a3", "03a",
 )  # fmt: skip
@@ -147,7 +147,7 @@ def _triple(letters: str) -> tuple[Tensor, ...]:
 
 
 def _leaves(letters: str) -> tuple[Tensor, ...]:
-    """Leaves that want gradients; equal letters are one."""
+    """Return leaves that require gradients; equal letters are one leaf."""
     held = {letter: (_flat(6) * (2 + ord(letter) - 97)).requires_grad_() for letter in "abc"}
     return tuple(held[letter] for letter in letters)
 
@@ -157,34 +157,34 @@ def _of_leaves(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def triples() -> Iterator[History]:
-    """Three inputs: each relation after each other one, changed or with gradients."""
-    for dynamic, then, later in itertools.product((None, True), _TRIPLES, _TRIPLES):
-        yield _tripled(_three_changed, dynamic, _triple, then, later)
+    """Yield each relation of three inputs after each other one, with changes or gradients."""
+    for dynamic, first, later in itertools.product((None, True), _TRIPLES, _TRIPLES):
+        yield _tripled(_three_changed, dynamic, _triple, first, later)
     letters = ("abc", "aab", "aba", "abb", "aaa")
-    for dynamic, then, later in itertools.product((None, True), letters, letters):
-        yield _tripled(_of_leaves, dynamic, _leaves, then, later, contextlib.nullcontext)
+    for dynamic, first, later in itertools.product((None, True), letters, letters):
+        yield _tripled(_of_leaves, dynamic, _leaves, first, later, contextlib.nullcontext)
 
 
 def _tripled(
-    function: Any, dynamic: bool | None, make: Any, then: str, later: str, backward: Any = None
+    function: Any, dynamic: bool | None, make: Any, first: str, later: str, backward: Any = None
 ) -> History:
     def called(letters: str) -> Call:
         return Call(functools.partial(make, letters), backward=backward)
 
     return History(
         "guards",
-        f"{function.__name__} {then}, {later}, {dynamic=}",
+        f"{function.__name__} {first}, {later}, {dynamic=}",
         function,
-        (called(then),),
-        (called(then), called(later), called(then)),
+        (called(first),),
+        (called(first), called(later), called(first)),
         {"dynamic": dynamic},
         must_hit=True,
         native=False,
-        filled=f"{function.__name__} {then} {dynamic}",
+        filled=f"{function.__name__} {first} {dynamic}",
     )
 
 
-# -- one input: where in its storage it begins
+# -- one input: its offset in its storage
 
 
 def _input(offset: int) -> tuple[Tensor]:
@@ -213,7 +213,7 @@ def _with_grad(x: Tensor) -> Tensor:
     return x.as_strided((3,), (1,), 5).sin() * 2
 
 
-# Programs that see where in its storage an input begins; those of _WRITING are given no leaf.
+# Programs that see the offset of an input in its storage; those of _WRITING get no leaf.
 _WRITING: dict[str, Callable[[Tensor], Any]] = {
     "changed": _changed, "changed here": _changed_here, "in place": _in_place,
 }  # fmt: skip
@@ -236,7 +236,7 @@ _PLACES = (0, 1, 2, 4, 5)
 
 
 def _slot(offset: int, kind: str) -> tuple[Any, ...]:
-    """An input of six numbers somewhere in a storage of 24."""
+    """Return an input of six numbers in a storage of 24."""
     flat = _flat(24)
     if kind == "leaf":
         return (flat[offset : offset + 6].requires_grad_(),)
@@ -246,9 +246,9 @@ def _slot(offset: int, kind: str) -> tuple[Any, ...]:
 
 
 def offsets() -> Iterator[History]:
-    """From each place to some others: of tensors, leaves and parameters, sizes fixed or not.
+    """Yield moves from each offset to others: of tensors, leaves and parameters, of any sizes.
 
-    What sees nothing of the place must hit.
+    Programs that do not see the offset must hit.
     """
     blind: dict[str, Callable[[Tensor], Any]] = {
         "plain": lambda x: x.sin() + 1,
@@ -286,11 +286,11 @@ def offsets() -> Iterator[History]:
                 )
 
 
-# -- subclasses of tensors that hold one tensor twice, or each other's
+# -- tensor subclasses that hold one tensor twice, or share tensors
 
 
 def _pairs(letters: str, views: bool) -> tuple[Any, Any]:
-    """Two wrappers of two tensors each: equal letters are one tensor, or views that are equal."""
+    """Return two wrappers of two tensors; equal letters are one tensor, or equal views of it."""
     from torch.testing._internal.two_tensor import TwoTensor
 
     held = {letter: _flat(6) * (1 + ord(letter) - ord("a")) for letter in letters}
@@ -314,13 +314,13 @@ _HELD = (
 
 
 def _mixed(letters: str, views: bool) -> tuple[Any, Any]:
-    """A wrapper and a plain tensor, which may be one of those that it holds."""
+    """Return a wrapper and a plain tensor, which the wrapper may also hold."""
     first, second = _pairs(letters, views)
     return first, second.a
 
 
 def subclasses() -> Iterator[History]:
-    """Each relation hit by each of some others; also beside plain tensors."""
+    """Yield each relation followed by some others, also with plain tensors."""
     functions = (_first_doubled, _both_changed, _of_both, _second_changed)
     makes = (_pairs, _mixed)
     for (number, function), make in itertools.product(enumerate(functions), makes):

@@ -1,8 +1,8 @@
-"""Code of the user's that asks the process for something: at the second level that is in the key.
+"""User code that reads state of the process, which is part of the key at the second level.
 
-Each pair has two words of a grammar: which code of the user's takes part in tracing, and what
-it reads of the process, of Python's modules, of NumPy or of tensors. The second program reads
-something else, so its cold compile makes other code: a hit must not be on the first one's.
+Each pair of programs combines two choices: the user code that takes part in tracing, and the state
+that it reads of the process, of Python's modules, of NumPy or of tensors. The second program reads
+another state, so its cold compile makes other code: it must not hit the entry of the first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 Ask = Callable[[], int]
 _aten = torch.ops.aten
 
-# -- what is read: each is a question with 0 or 1 for an answer, and what makes it so
+# -- state: each item is a question with the answer 0 or 1, and a context that sets the answer
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def _undo(undo: Callable[[], Any]) -> Iterator[None]:
 
 
 class _Place:
-    """What is somewhere in a program."""
+    """An object somewhere in a program."""
 
     value = 0
     there: Any = None
@@ -160,7 +160,7 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
     ),
 }
 
-# -- what code reads it: a context that registers it, and a program that makes torch run it
+# -- code that reads state: a context that registers it, and a program for which torch runs it
 
 _names = itertools.count()
 
@@ -170,7 +170,7 @@ def _by(ask: Ask) -> float:
 
 
 def _custom(register: Callable[[Any, Ask], None], call: Any = None) -> Any:
-    """A custom operator with rules; the name is the same in both programs of a pair."""
+    """Return a custom operator with rules; both programs of a pair have the same name for it."""
     name = f"s3cache_asking::op{next(_names)}"
 
     @contextlib.contextmanager
@@ -201,7 +201,7 @@ def _vmap(definition: Any, ask: Ask) -> None:
 
 
 def _strides(definition: Any, ask: Ask) -> None:
-    """What it returns is laid out by rows or by columns: no line of a graph shows that."""
+    """The layout of the result is by rows or by columns, which no line of a graph shows."""
 
     def laid_out(x: Tensor) -> Tensor:
         return x.new_empty(x.shape[::-1]).t() if ask() else torch.empty_like(x)
@@ -285,7 +285,7 @@ class _Wrapped(torch.Tensor):
 
 
 def _exchanging(ask: Ask, graph: Any) -> None:
-    """Make another operator of each sine, or not."""
+    """Replace each sine with a cosine if the answer is 1."""
     for node in graph.nodes:
         if node.target is _aten.sin.default and ask():
             node.target = _aten.cos.default
@@ -303,7 +303,7 @@ def _pass(config: Any, option: str) -> Callable[[Ask], Any]:
 
 
 def _reading_nodes(ask: Ask) -> Any:
-    """What the graph does depends on a mark that another pass leaves on a node."""
+    """A pass leaves the answer as a mark on each node."""
 
     def mark(graph: Any) -> None:
         for node in graph.nodes:
@@ -343,9 +343,9 @@ _WITH_BACKWARD = ("backward formula", "strides of a fake", "sizes of a fake", "c
 
 
 def asked() -> Iterator[History]:
-    """Each code with each thing that it reads, which changes; and some where it does not."""
+    """Yield each code with each state, which changes; in some pairs it stays the same."""
     pairs = itertools.product(_TRACED.items(), _READS.items())
-    for number, ((code, (register, program)), (what, (ask, make))) in enumerate(pairs):
+    for number, ((code, (register, program)), (state, (ask, make))) in enumerate(pairs):
         same = number % 5 == 0
         inputs = _wrapped if code == "tensor subclass" else _matrix
         backward = contextlib.nullcontext if code in _WITH_BACKWARD else None
@@ -355,7 +355,7 @@ def asked() -> Iterator[History]:
         )
         yield History(
             "asking",
-            f"{code} reads {what}{', which is the same' if same else ''}",
+            f"{code} reads {state}{', which is the same' if same else ''}",
             program,
             (first,),
             (second,),
@@ -380,7 +380,7 @@ def _around(register: Any, ask: Ask, make: Any, to: int) -> Iterator[None]:
 
 
 def judged() -> dict[str, Any]:
-    """Judge one changed and one equal pair of each code, always the same ones."""
+    """Judge one changed and one unchanged pair for each code, always the same ones."""
     found = sorted(asked(), key=lambda each: hashlib.sha256(each.name.encode()).digest())
     by_code: dict[tuple[str, bool], History] = {}
     for each in found:

@@ -1,4 +1,4 @@
-"""Settings at the first backward: it is lowered under them, and not under those of the forward."""
+"""Settings at the first backward: it is lowered under these, not under those of the forward."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _input() -> tuple[Tensor]:
     return (torch.linspace(-2, 3, 48).view(6, 8).requires_grad_(),)
 
 
-# -- settings that lowered code depends on
+# -- settings that affect lowered code
 
 
 def _kept(saved: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def _kept(saved: Tensor) -> Tensor:
 
 
 def _doubling(graph: Any) -> None:
-    """A pass that can be seen at work: it doubles what a graph returns."""
+    """A pass with a visible effect: it doubles the outputs of a graph."""
     output = next(iter(reversed(graph.nodes)))
     with graph.inserting_before(output):
         doubled = [
@@ -71,7 +71,7 @@ _SETTINGS: dict[str, Context] = {
 }
 
 
-# -- more of them, and more kinds of graphs
+# -- more settings, and more kinds of graphs
 
 
 def _checkpointed(x: Tensor) -> Any:
@@ -114,7 +114,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
 
 @contextlib.contextmanager
 def _decomposing() -> Iterator[None]:
-    """Another way to calculate a sum, which can be seen: it is doubled."""
+    """Replace the lowering of a product with one that has a visible effect: it adds 1."""
     table = torch._inductor.lowering.lowerings
     operator = torch.ops.aten.mul.Tensor
     before = table[operator]
@@ -140,7 +140,7 @@ _MORE_SETTINGS: dict[str, Context] = {
 
 
 def backwards() -> Iterator[History]:
-    """Each setting at the backward of each kind of graph, for one program and not the other."""
+    """Yield each setting at the backward of each kind of graph, for one of the two programs."""
     plain = contextlib.nullcontext
     for name, context in _MORE_SETTINGS.items():
         for kind, (shape, function) in itertools.product(
@@ -164,8 +164,8 @@ def backwards() -> Iterator[History]:
                 ),
                 {"dynamic": dynamic},
                 as_cold=True,
-                # torch itself refuses that backward of a forward that was not deterministic, and a
-                # kernel with unsafe math has the process flush denormals from then on.
+                # torch refuses a deterministic backward after a forward that was not. A kernel with
+                # unsafe math makes the process flush denormals from then on.
                 must_hit=native and name not in ("deterministic", "unsafe math"),
                 native=native,
                 filled=f"{name if kind == 'was on' else 'plain'} {title} {dynamic} {native}",

@@ -1,4 +1,4 @@
-"""The base programs: small, and each with something of its own that a key has to hold."""
+"""The base programs: small, and each with a feature that the key must include."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - as everybody does
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
 from tests.perturb.program import Program
@@ -17,7 +17,7 @@ def pointwise(x: Tensor, y: Tensor) -> Tensor:
 
 
 def normed(x: Tensor, y: Tensor) -> Tensor:
-    """Where torch's own key is hit across CPU capabilities, with other numbers."""
+    """With torch's own key this hits across CPU capabilities, with other numbers."""
     return F.layer_norm(F.gelu(x), (x.shape[-1],)) * y
 
 
@@ -62,7 +62,7 @@ def mlp() -> tuple[nn.Module, tuple[Tensor]]:
 
 
 def two(function: Callable[..., Any], *shape: int, grad: bool = True) -> Program:
-    """A program of two tensors, the first of which is a leaf that wants a gradient."""
+    """Return a program of two tensors; the first is a leaf that requires a gradient by default."""
 
     def make() -> tuple[Callable[..., Any], tuple[Any, ...]]:
         x = torch.randn(*shape or (4, 8)).requires_grad_(grad)

@@ -1,4 +1,4 @@
-"""All the changes: each differs from its base program in one thing."""
+"""All changes. Each changed program differs from its base program in one thing."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def all_bases() -> dict[str, Program]:
-    """Every base program, by name."""
+    """Return every base program, by name."""
     return {**BASES, **{f"op {name}": _calling(name, {}) for name in OPERATORS}, **users.bases()}
 
 
 def all_changes() -> list[Change]:
-    """Every change, in a fixed order."""
+    """Return every change, in a fixed order."""
     return [*_arguments(), *_inputs(), *_settings(), *_configs(), *_constants(), *users.changes()]
 
 
 def all_histories() -> list[History]:
-    """Every pair of programs of several calls, in a fixed order."""
+    """Return every pair of programs with several calls, in a fixed order."""
     return [
         *aliasing.guards(),
         *aliasing.triples(),
@@ -139,7 +139,7 @@ _SHARED = ("one tensor", "one value", "apart", "half", "next")
 def _inputs() -> Iterator[Change]:
     for base, program in BASES.items():
         for name, change in _SHAPES.items():
-            if base != "mlp" or name.endswith("x8"):  # others do not fit its weights
+            if base != "mlp" or name.endswith("x8"):  # other shapes do not fit its weights
                 changed = replace(program, make=_with_input(program, {0, 1}, change))
                 yield Change("input", name, base, changed)
         for position in range(1 if base == "mlp" else 2):
@@ -273,7 +273,7 @@ def _precision() -> tuple[str, Any, Any]:
 
 
 def _set_precision(wanted: tuple[str, Any, Any]) -> None:
-    """torch's own setter also sets those of libraries, and never back to ``none``."""
+    """torch's setter also sets the precision of libraries, and never back to ``none``."""
     torch.set_float32_matmul_precision(wanted[0])
     if wanted[1] is not None:
         torch.backends.cuda.matmul.fp32_precision = wanted[1]
@@ -290,7 +290,7 @@ def _other_torch() -> Context:
 
 
 def _installed(name: str) -> Context:
-    """As if this component of the installation were another; there is one to try with."""
+    """Return a context in which this component of the installation has another value."""
     from s3cache.graph import _key
 
     real = _key.COMPONENTS
@@ -328,15 +328,15 @@ def _configs() -> Iterator[Change]:
                 )
 
 
-# What the config modules keep about themselves.
+# Internal data of the config modules.
 _NO_OPTIONS = ("_save_config_ignore", "_cache_config_ignore_prefix", "_cache_config_factory_keys")
 
-# torch takes a decomposition out of its table for it, for good: all after it are other programs.
+# For this option, torch removes a decomposition for good, which changes all later programs.
 _LASTING = ("fallback_embedding_bag_byte_unpack",)
 
 
 def _others(value: Any, kind: Any) -> list[Any]:
-    """Plausible other values of an option."""
+    """Return plausible other values of an option."""
     allowed = [each for each in _literals(kind) if each != value]
     if allowed:
         return allowed[:2]

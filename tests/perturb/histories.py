@@ -1,7 +1,7 @@
-"""Programs of several calls: what the first program of a pair has cached, the second one hits.
+"""Programs with several calls: the second program of a pair runs on the cache of the first.
 
-What a hit leaves to later calls matters as much as its first answer: a cold compile guards against
-arguments that its code is wrong for, and lowers a backward under the settings of that moment.
+Later calls after a hit matter as much as the first answer: a cold compile guards against arguments
+for which its code is wrong, and lowers a backward under the settings of that moment.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the compiled function, and maybe of its backward.
+    """A call of the compiled function, with or without a backward.
 
     Attributes:
-        make: gives its arguments, new ones each time.
-        forward: what surrounds the call.
-        backward: what surrounds the backward; ``None`` for no backward.
+        make: returns new arguments each time.
+        forward: the context of the call.
+        backward: the context of the backward; ``None`` for no backward.
         keep: whether the backward keeps its graph.
     """
 
@@ -48,19 +48,19 @@ class Call:
 
 @dataclass(frozen=True)
 class History:
-    """A program that fills a cache, and another one that runs on it.
+    """A program that fills a cache, and another one that uses it.
 
     Attributes:
-        family, name: what is tried, and how.
-        function: what both compile.
-        first, second: the calls of each.
+        family, name: the kind of test, and the case.
+        function: the function that both programs compile.
+        first, second: the calls of each program.
         options: of ``torch.compile``.
-        must_hit: whether the second has to hit: what differs does not matter.
-        around: what surrounds the second program from before the cache is enabled.
-        as_cold: whether it has to do what a cold compile does, where that is not what eager does.
-        native: whether Inductor makes C++ of it. Otherwise it calls each operator by itself, which
-            is compiled in a tenth of the time: guards and backwards are the same.
-        filled: names what the first program leaves in its cache; those of one name share it.
+        must_hit: whether the second program has to hit, because the difference does not matter.
+        around: the context of the second program, entered before the cache is enabled.
+        as_cold: whether the second program is compared with a cold compile instead of eager mode.
+        native: whether Inductor generates C++. Otherwise the code calls each operator, which
+            compiles in a tenth of the time, with the same guards and backwards.
+        filled: a name for the cache of the first program; histories with the same name share it.
     """
 
     family: str
@@ -80,12 +80,12 @@ class History:
 
 
 def judge_histories(histories: Iterable[History], verdicts: Verdicts) -> None:
-    """Judge each: the second program does on the first one's cache what it does without a cache."""
+    """Judge whether each second program does the same on the first one's cache as without one."""
     shelf: dict[str, str] = {}
-    # Once it was set, torch keeps one precision for each library, and keys say so.
+    # Once this was set, torch keeps a precision for each library, which is part of keys.
     torch.set_float32_matmul_precision(torch.get_float32_matmul_precision())
     for history in histories:
-        torch.set_flush_denormal(False)  # a kernel with unsafe math turns it on, and keys say so
+        torch.set_flush_denormal(False)  # kernels with unsafe math turn it on, and keys differ
         with (
             tempfile.TemporaryDirectory(prefix="s3cache-perturb-") as directory,
             inductor.patch(fallback_by_default=not history.native),
@@ -100,12 +100,12 @@ def judge_histories(histories: Iterable[History], verdicts: Verdicts) -> None:
         if why is None and recompiles != compiles:
             why = f"compiles {recompiles} graphs, not {compiles}"
         if why is None and history.must_hit and not hits:
-            why = "misses what it could hit"
+            why = "misses, but must hit"
         verdicts.add(history, "wrong" if why else "right" if hits else "miss", why or "")
 
 
 def _fill(directory: str, history: History, shelf: dict[str, str]) -> None:
-    """Have in ``directory`` what the first program saves."""
+    """Fill ``directory`` with the entries that the first program saves."""
     if history.filled in shelf:
         shutil.copytree(shelf[history.filled], directory, dirs_exist_ok=True)
         return
@@ -116,7 +116,7 @@ def _fill(directory: str, history: History, shelf: dict[str, str]) -> None:
 
 
 def _why_wrong(found: list[Any], cold: list[Any], expected: list[Any]) -> str | None:
-    """Where a hit is neither right nor wrong in the way in which torch alone is."""
+    """Return where a hit differs from the expected result and from torch without a cache."""
     for number, (ours, theirs, right) in enumerate(zip(found, cold, expected, strict=True)):
         why = difference_of(ours, right)
         if why and difference_of(ours, theirs):
@@ -125,7 +125,7 @@ def _why_wrong(found: list[Any], cold: list[Any], expected: list[Any]) -> str | 
 
 
 def _without_a_cache(history: History) -> tuple[list[Any], int]:
-    FxGraphCache.clear()  # torch's own, which has what is bypassed here
+    FxGraphCache.clear()  # torch's own cache may have graphs that are bypassed here
     with functorch.patch(enable_autograd_cache=False), inductor.patch(fx_graph_cache=False):
         return _compiled(history, history.second)
 
@@ -133,7 +133,7 @@ def _without_a_cache(history: History) -> tuple[list[Any], int]:
 def _with_a_cache(
     directory: str, history: History, calls: tuple[Call, ...]
 ) -> tuple[list[Any], int, int]:
-    FxGraphCache.clear()  # now, for while s3cache is enabled that clears what it has, too
+    FxGraphCache.clear()  # before s3cache is enabled: later this would clear its entries too
     with s3cache.enabled(local_dir=directory, shape_profile=False) as cache:
         found, compiles = _compiled(history, calls)
         stats = cache.stats()
@@ -167,14 +167,14 @@ def _observed(call: Call, function: Callable[..., Any]) -> Any:
                 assert isinstance(loss, Tensor)
                 loss.backward(retain_graph=call.keep)
     except Exception as exc:
-        return f"raises {type(exc).__name__}"  # what torch says of it is in no fixed order
+        return f"raises {type(exc).__name__}"  # the order in torch's message is not fixed
     tensors = [each for each in args if isinstance(each, Tensor)]
     grads = [each.grad for each in tensors if each.is_leaf]
     return [record(part) for each in (*outputs, *tensors, *grads) for part in _parts(each)]
 
 
 def _parts(value: Any) -> list[Any]:
-    """The tensors that a wrapper subclass holds; anything else by itself."""
+    """Return the tensors inside a wrapper subclass, or the value itself."""
     if not is_traceable_wrapper_subclass(value):
         return [value]
     held = [getattr(value, name) for name in value.__tensor_flatten__()[0]]

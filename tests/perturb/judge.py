@@ -1,4 +1,4 @@
-"""Run changed programs against the cache of the base program: a miss, or the right answer."""
+"""Run changed programs on the cache of the base program: each must miss or be right."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tests.perturb.program import Change, Program, Record, compiled, difference,
 
 
 class Judged(Protocol):
-    """What is judged; ``str()`` of it says what it is."""
+    """A change or history to judge; ``str()`` describes it."""
 
     @property
     def family(self) -> str: ...
 
 
-_STEADY = 20  # changes between two looks at whether a base still has its key
+_STEADY = 20  # changes between two checks that a base still has its key
 
 
 @dataclass
 class Verdicts:
-    """What became of each change.
+    """The verdict on each change.
 
     Attributes:
         counts: by family and verdict. ``miss``: another key. ``refused``: no key. ``right``: the
-            same key, and the answer of eager mode. ``same``: the same key, as it has to be of a
+            same key, and the answer of eager mode. ``same``: the same key, as required for a
             program made again. ``wrong``: the same key, and another answer. ``lost``: another key
             of the same program, or none. ``broken``: torch itself raises, with nothing cached.
-        right, wrong, lost, broken: which changes, and what happened.
+        right, wrong, lost, broken: the changes with this verdict, and the reasons.
     """
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -43,14 +43,14 @@ class Verdicts:
     broken: list[str] = field(default_factory=list)
 
     def add(self, change: Judged, verdict: str, why: str = "") -> None:
-        """Count one."""
+        """Count a verdict."""
         family = self.counts.setdefault(change.family, collections.Counter())
         family[verdict] += 1
         if verdict in ("right", "wrong", "lost", "broken"):
             getattr(self, verdict).append(f"{change}{f': {why}' if why else ''}")
 
     def update(self, others: Verdicts) -> None:
-        """Count what was judged elsewhere."""
+        """Add verdicts from elsewhere."""
         for family, counts in others.counts.items():
             self.counts.setdefault(family, collections.Counter()).update(counts)
         for name in ("right", "wrong", "lost", "broken"):
@@ -58,12 +58,12 @@ class Verdicts:
 
     @property
     def judged(self) -> int:
-        """How many changes could be judged."""
+        """The number of changes that could be judged."""
         total = sum(sum(family.values()) for family in self.counts.values())
         return total - len(self.broken)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the verdicts as plain data."""
         return {
             "judged": self.judged,
             "counts": {name: dict(family) for name, family in sorted(self.counts.items())},
@@ -98,8 +98,8 @@ def judge(bases: Mapping[str, Program], changes: Iterable[Change]) -> Verdicts:
         elif expected is not None:
             try:
                 why = shelf.try_hit(change, expected)
-            except AssertionError as exc:  # of this base, and no reason to judge no other
-                why = f"hits what cannot be tried: {exc}"
+            except AssertionError as exc:  # this base fails, others can still be judged
+                why = f"the hit cannot be tried: {exc}"
             verdicts.add(change, "wrong" if why else "right", why or "")
         else:
             verdicts.add(change, "refused" if None in found else "miss")
@@ -109,9 +109,9 @@ def judge(bases: Mapping[str, Program], changes: Iterable[Change]) -> Verdicts:
 def _check_steady(
     bases: Mapping[str, Program], change: Change, before: list[str | None], verdicts: Verdicts
 ) -> None:
-    """If a change did not take itself back, everything after it would seem to be a miss."""
+    """Check a base's key: if a change was not undone, all later ones would seem to miss."""
     if keys(bases[change.base]) != before:
-        verdicts.add(change, "lost", "the key of its base is no longer what it was")
+        verdicts.add(change, "lost", "the key of its base has changed")
 
 
 class _Shelf:
@@ -122,9 +122,9 @@ class _Shelf:
         self._directories: dict[str, str] = {}
 
     def try_hit(self, change: Change, expected: Record) -> str | None:
-        """What is wrong with the changed program on its base's cache, if anything."""
+        """Return what is wrong with the changed program on its base's cache, or ``None``."""
         directory = self._directories.get(change.base) or self._fill(change.base)
-        # A copy: whatever it compiles must not be found by the next change.
+        # A copy: the next change must not find entries that this one saves.
         with tempfile.TemporaryDirectory(prefix="s3cache-perturb-") as copy:
             shutil.copytree(directory, copy, dirs_exist_ok=True)
             with s3cache.enabled(local_dir=copy) as cache:
@@ -149,5 +149,5 @@ class _Shelf:
             stats = cache.stats()
         assert stats.saved, f"base {base} was not saved: {stats}"
         why = difference(found, eager(self._bases[base]))
-        assert why is None, f"base {base} compiles to something else: {why}"
+        assert why is None, f"base {base} has another answer when it is compiled: {why}"
         return directory

@@ -1,7 +1,7 @@
-"""Operators, and for each argument the value of the base program first and then others.
+"""Operators with values for each argument: first the value of the base program, then others.
 
-One or a few operators for each kind of argument: a number, a size, a flag, a type, a word, a
-function made of several calls, something drawn at random.
+There are one or a few operators for each kind of argument: a number, a size, a flag, a type, a
+word, a function of several calls, a random draw.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - as everybody does
+import torch.nn.functional as F  # noqa: N812 - the usual name
 
 Operator = tuple[Callable[..., Any], tuple[tuple[int, ...], ...], dict[str, list[Any]]]
 
@@ -73,7 +73,7 @@ OPERATORS: dict[str, Operator] = {
     "to": (lambda x, dtype: x.to(dtype), _X, {"dtype": _DTYPES[1:]}),
     "type_promotion": (lambda x, dtype: x + torch.ones(8, dtype=dtype), _X, {"dtype": _DTYPES}),
     "topk": (torch.topk, _X, {"k": [2, 1, 3], "dim": [1, 0], "largest": [True, False]}),
-    # made from nothing
+    # made without inputs
     "arange": (
         lambda x, start, end, step: x.sum() + torch.arange(start, end, step),
         _X,
@@ -155,7 +155,7 @@ OPERATORS: dict[str, Operator] = {
         _X,
         {"reduce": ["sum", "amax", "mean", "prod"], "include_self": [True, False]},
     ),
-    # randomness: the key must tell them apart, whatever the numbers
+    # randomness: the keys must differ, even if the numbers do not
     "bernoulli": (lambda x, p: torch.bernoulli(x * p), _X, {"p": [0.5, 0.1]}),
     "randint": (lambda x, high: x + torch.randint(high, (8,)), _X, {"high": [2, 5, 100]}),
 }

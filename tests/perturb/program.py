@@ -1,4 +1,4 @@
-"""A program that can be keyed, run as it is, and run compiled."""
+"""Programs: compute their keys, run them, and run them compiled."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Record = list[Any]
 
 @dataclass(frozen=True)
 class Program:
-    """Something to compile, and the surroundings it is compiled in.
+    """A function to compile, and the context in which it is compiled.
 
     Attributes:
-        make: gives a callable and its arguments, new ones each time.
-        context: what surrounds making, compiling and running it.
+        make: returns a new callable and new arguments each time.
+        context: the context of making, compiling and running it.
         options: of ``torch.compile``.
     """
 
@@ -33,14 +33,14 @@ class Program:
 
 @dataclass(frozen=True)
 class Change:
-    """One thing about a base program that is different.
+    """A program that differs from a base program in one thing.
 
     Attributes:
-        family: what kind of thing.
-        name: what exactly.
+        family: the kind of change.
+        name: the change.
         base: the name of the base program.
-        program: the changed one.
-        same: whether it is the base program made again, so that it has to hit.
+        program: the changed program.
+        same: whether it is the base program made again, which must hit.
     """
 
     family: str
@@ -54,12 +54,12 @@ class Change:
 
 
 def keys(program: Program) -> list[str | None]:
-    """The key of each graph, ``None`` for one that cannot be cached; compiles nothing."""
+    """Return the key of each graph, or ``None`` if it cannot be cached; compile nothing."""
     return [graph.key for graph in report_of(program).graphs]
 
 
 def report_of(program: Program) -> s3cache.Report:
-    """What s3cache finds of it; compiles nothing."""
+    """Return s3cache's report of the program; compile nothing."""
     torch.manual_seed(0)
     with program.context():
         function, args = program.make()
@@ -67,12 +67,12 @@ def report_of(program: Program) -> s3cache.Report:
 
 
 def eager(program: Program) -> Record:
-    """What the program does without a compiler."""
+    """Run the program without a compiler."""
     return _run(program, lambda function: function)
 
 
 def compiled(program: Program) -> Record:
-    """What it does compiled."""
+    """Run the program compiled."""
     torch._dynamo.reset()
     try:
         return _run(program, lambda function: torch.compile(function, **program.options))
@@ -111,20 +111,20 @@ def _loss(output: Tensor) -> Tensor | None:
 
 
 def record(value: Any) -> Any:
-    """Everything of a tensor that can be seen, or what something else is called."""
+    """Return all visible properties of a tensor, or the ``repr()`` of another value."""
     if not isinstance(value, Tensor):
         return repr(value)
     plain = value.detach()
-    what = [str(plain.dtype), list(plain.shape), list(plain.stride()), value.requires_grad]
+    visible = [str(plain.dtype), list(plain.shape), list(plain.stride()), value.requires_grad]
     if plain.is_meta:
-        return what
+        return visible
     plain = plain.resolve_conj().resolve_neg()
     numbers = torch.view_as_real(plain) if plain.is_complex() else plain
-    return [*what, numbers.double().flatten().tolist()]
+    return [*visible, numbers.double().flatten().tolist()]
 
 
 def difference(found: Record, expected: Record) -> str | None:
-    """Where two records differ by more than another order of additions would do, if anywhere."""
+    """Return where two records differ by more than rounding, or ``None``."""
     for part, ours, theirs in zip(("output", "argument", "grad"), found, expected, strict=True):
         if why := difference_of(ours, theirs):
             return f"{part} {why}"
@@ -132,7 +132,7 @@ def difference(found: Record, expected: Record) -> str | None:
 
 
 def difference_of(ours: Any, theirs: Any) -> str | None:
-    """The same of lists of records, or of texts that stand in their place."""
+    """Return the same for lists of records, or for texts in place of them."""
     if isinstance(ours, str) or isinstance(theirs, str):
         return _differs(ours, theirs)
     if len(ours) != len(theirs):

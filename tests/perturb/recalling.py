@@ -1,9 +1,9 @@
-"""Hold changed programs against the frame that was recalled for their base: is none served wrongly?
+"""Run changed programs on the recalled frames of their base: none may get a wrong answer.
 
     python -m tests.perturb.recalling [--each N] [FAMILY ...]
 
-Each base program is compiled and kept once. A changed program then runs with recall on, and Dynamo
-may trace nothing: what is recalled must do what eager mode does, and what is not is a miss.
+Each base program is compiled and saved once. A changed program then runs with recall on, and Dynamo
+must not trace: a recalled frame must do the same as eager mode, anything else is a miss.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _NotRecalledError(Exception):
     """Dynamo would trace a frame."""
 
 
-@functools.wraps(torch._dynamo.convert_frame._compile)  # hooks look at its arguments
+@functools.wraps(torch._dynamo.convert_frame._compile)  # hooks inspect its arguments
 def _trace_nothing(*_: Any, **__: Any) -> NoReturn:
     raise _NotRecalledError
 
@@ -38,7 +38,7 @@ def _trace_nothing(*_: Any, **__: Any) -> NoReturn:
 def judge_recall(
     bases: Mapping[str, Program], changes: Iterable[Change]
 ) -> tuple[Verdicts, Counter[str]]:
-    """Return what became of each change, and why bases cannot be recalled."""
+    """Return the verdict on each change, and why bases cannot be recalled."""
     verdicts, refused = Verdicts(), Counter[str]()
     shelf: dict[str, str] = {}
     for change in changes:
@@ -52,7 +52,7 @@ def judge_recall(
             verdicts.add(change, "broken", "".join(traceback.format_exception_only(exc))[:300])
             continue
         try:
-            # The hooks are around what is there when they are installed.
+            # Hooks wrap the functions that are present when they are installed.
             with (
                 patch.object(torch._dynamo.convert_frame, "_compile", _trace_nothing),
                 s3cache.enabled(local_dir=shelf[change.base], recall="on", mode="read-only"),
@@ -70,7 +70,7 @@ def judge_recall(
 
 
 def _kept(base: Program, refused: Counter[str]) -> str:
-    """Return the local tier with all frames of a program; ``""`` where one cannot be recalled."""
+    """Return a local tier with all frames of a program, or ``""`` if one cannot be recalled."""
     directory = tempfile.mkdtemp(prefix="s3cache-recall-")
     with s3cache.enabled(local_dir=directory, recall="on") as cache:
         compiled(base)
@@ -80,10 +80,10 @@ def _kept(base: Program, refused: Counter[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge the changes, and print what became of them; 1 if any was served wrongly."""
+    """Judge the changes and print the verdicts; return 1 if any answer was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.perturb.recalling", description=__doc__)
-    parser.add_argument("families", nargs="*", help="all of them, if none is named")
-    parser.add_argument("--each", type=int, default=1, help="judge each n-th only")
+    parser.add_argument("families", nargs="*", help="all, if none is named")
+    parser.add_argument("--each", type=int, default=1, help="judge only each n-th")
     options = parser.parse_args(arguments)
     changes = [
         each for each in all_changes() if not options.families or each.family in options.families

@@ -1,7 +1,7 @@
-"""What a program replaces in torch: kind of slot × slot × how it is replaced × since when.
+"""Replacements in torch by a program: kind of slot × slot × way × time of the replacement.
 
-No graph names any of it when its key is made. A second program on the cache of a first one must
-never get what was compiled while torch was otherwise.
+No graph names a replacement when its key is made. A second program on the cache of a first one must
+never get code that was compiled while torch was different.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch._inductor.decomposition
 import torch._inductor.lowering
 import torch._prims_common
 import torch._refs
-import torch.nn.functional as F  # noqa: N812 - as everybody does
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._inductor.codegen import common
@@ -51,15 +51,15 @@ _decompositions = torch._inductor.decomposition.decompositions
 
 @dataclass(frozen=True)
 class Slot:
-    """One thing of torch's, and a program that comes by it.
+    """A replaceable part of torch, and a program that uses it.
 
     Attributes:
-        kind: of slot.
-        name: of it.
-        program: what is compiled.
-        put: puts something there in one of several ways, with a number in it.
-        hows: those ways.
-        traced: only what is traced changes, so that what is alike hits at the second level.
+        kind: of the slot.
+        name: of the slot.
+        program: the function to compile.
+        put: replaces the part in one of several ways, with a number in the replacement.
+        hows: the names of these ways.
+        traced: whether only tracing changes, so that equal replacements hit at the second level.
         native: whether C++ is compiled.
     """
 
@@ -72,7 +72,7 @@ class Slot:
     native: bool = False
 
 
-# -- names in namespaces and classes: what is there, and another function of torch's
+# -- names in namespaces and classes: a program that uses each, and another function of torch
 
 _SPOTS: dict[str, dict[str, tuple[Callable[[Tensor], Any], Any]]] = {
     "torch": {
@@ -165,7 +165,7 @@ def _names() -> Iterator[Slot]:
             yield Slot("names", f"{place}.{name}", program, put, hows)
 
 
-# -- tables: decompositions, lowerings, and what operators do by key
+# -- tables: decompositions, lowerings, and kernels of operators by dispatch key
 
 
 def _lowered(operator: Any, how: str, by: float) -> Context:
@@ -230,7 +230,7 @@ def _tables() -> Iterator[Slot]:
         yield Slot("tables", f"{key} of {name}", functools.partial(_called, name), put, hows)
 
 
-# -- members of modules that make code: each exchanges operators of the graph that passes by
+# -- members of modules that generate code: each replacement changes operators of the graph
 
 _INSTEAD = {2.0: _aten.cos.default, 3.0: _aten.tanh.default}
 _FX = "torch._inductor.fx_passes"
@@ -271,8 +271,8 @@ def _in_text(original: Any, by: float, x: Any) -> Any:
 
 def _member(place: str, name: str, change: Any, how: str, by: float) -> Context:
     owner = _owner(place)
-    there: Any = inspect.getattr_static(owner, name)
-    original = there.__func__ if isinstance(there, staticmethod) else there
+    present: Any = inspect.getattr_static(owner, name)
+    original = present.__func__ if isinstance(present, staticmethod) else present
     changed = functools.partial(change, original, by)
     ways: dict[str, Any] = {
         "plainly": lambda *args, **kwargs: changed(*args, **kwargs),
@@ -282,7 +282,7 @@ def _member(place: str, name: str, change: Any, how: str, by: float) -> Context:
         "partial": changed,
     }
     new = ways[how]
-    return patch.object(owner, name, staticmethod(new) if original is not there else new)
+    return patch.object(owner, name, staticmethod(new) if original is not present else new)
 
 
 def _members() -> Iterator[Slot]:
@@ -305,10 +305,10 @@ def _members() -> Iterator[Slot]:
         yield Slot("members", f"C++ of {name}", calls, put, ("plainly", "wrapping"), False, True)
 
 
-# -- insides of functions: nothing of it is under any name
+# -- parts of functions, which have no name in a module
 
 _FUNCTIONS = "relu silu mish hardswish elu selu celu leaky_relu hardtanh hardsigmoid".split()  # noqa: SIM905
-# Code that is put into a function has to have as many variables of its closure as that one.
+# Code for a function must have as many closure variables as the function's own code.
 _TEXT = """
 def make({free}):
     def code(*args, **kwargs):
@@ -340,7 +340,7 @@ def _defaulted(function: Any, how: str, by: float) -> Context:
 
 
 def _cell_of(function: Any) -> Any:
-    """Return the variable in which a wrapper of torch's has what it wraps, if it is one."""
+    """Return the closure variable with the wrapped function, if this is a wrapper of torch."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     named = zip(names, getattr(function, "__closure__", None) or (), strict=True)
     return next((cell for name, cell in named if name in ("f", "fn", "func")), None)
@@ -373,17 +373,17 @@ def _insides() -> Iterator[Slot]:
         formula = _decompositions.get(getattr(_aten, name).default)
         if _cell_of(formula) is not None:
             put = functools.partial(_enclosed, formula)
-            # The wrapper's code is also called where code is generated.
+            # Code generation also calls the wrapper.
             yield Slot("insides", f"aten.{name}", program, put, ("cell",), traced=False)
 
 
-# -- operators: others in their places, and kernels for them
+# -- operators: replaced by others, and their kernels
 
 _OPERATORS = ["sin", "cos", "exp", "tanh", "abs", "sigmoid", "erf", "floor", "neg", "relu"]
 
 
 def _reaching(name: str) -> Any:
-    """Return an operator whose backward formula asks ATen for the one called so."""
+    """Return an operator with a backward formula that calls ATen's operator of this name."""
     made = torch.library.custom_op(f"s3cache_placed::{name}", lambda x: x * 2, mutates_args=(),
                                    schema="(Tensor x) -> Tensor")  # fmt: skip
     made.register_fake(torch.empty_like)
@@ -436,7 +436,7 @@ def _operators() -> Iterator[Slot]:
             yield Slot("operators", f"aten.{name} for {key}", program, put, ("own",), False)
 
 
-# -- constants: decompositions compute in the type that a table names for that of the input
+# -- constants: a table maps each input type to the type in which decompositions compute
 
 _TABLE = "_computation_dtype_map"
 
@@ -494,9 +494,9 @@ def _pattern(where: Any, name: str, how: str, by: float) -> Iterator[None]:
     try:
         yield
     finally:
-        for table, then in ((where.patterns, before), (where.seen_patterns, seen)):
+        for table, previous in ((where.patterns, before), (where.seen_patterns, seen)):
             table.clear()
-            table.update(then)
+            table.update(previous)
 
 
 @contextlib.contextmanager
@@ -557,13 +557,13 @@ def _pair(slot: Slot, how: str, since: str) -> History:
 
 
 def replacements() -> Iterator[History]:
-    """Each slot in each way, at one time and another; some of those that are alike must hit."""
+    """Yield each slot in each way, at two times; some equal replacements must hit."""
     slots = (_names, _tables, _members, _insides, _operators, _constants, _registries)
     for number, slot in enumerate(itertools.chain.from_iterable(each() for each in slots)):
         for turn, how in enumerate(slot.hows):
             for since in (_SINCE[(number + turn) % 4], _SINCE[(number + turn + 1) % 4]):
                 if "torch's" in how and "another" in since and slot.kind in ("names", "tables"):
-                    continue  # the same function is there in both programs
+                    continue  # both programs have the same function
                 yield _pair(slot, how, since)
         if slot.traced and number % 4 == 0 and "torch's" not in slot.hows[0]:
             pair = _pair(slot, slot.hows[0], "after another")

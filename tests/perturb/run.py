@@ -1,4 +1,4 @@
-"""Judge a part of the changes in this process, or all of them in several."""
+"""Judge some changes in this process, or all changes in several processes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.perturb.judge import judge
 from tests.perturb.program import keys
 from tests.perturb.workers import Changes, Chunk, Histories, in_processes
 
-ENOUGH = 4_300  # changes that `make test-perturb` has to judge
-_CHUNK = 60  # that one process judges: what torch keeps of each is gone with it
+ENOUGH = 4_300  # changes that `make test-perturb` must judge
+_CHUNK = 60  # for one process: its end frees what torch keeps of each change
 
 
-# A base that is hit has to be compiled first, which is what takes the time.
+# A base must be compiled before it can hit, which takes most of the time.
 _BASES_OF_A_PART = ("pointwise", "inplace", "dynamic")
 
 
 def part(count: int) -> dict[str, Any]:
-    """Judge ``count`` of the changes, always the same ones and some of each family."""
+    """Judge about ``count`` changes, always the same ones, and some of each family."""
     everything = [
         change
         for change in all_changes()
@@ -58,7 +58,7 @@ def _some_of_each(count: int) -> list[History]:
 
 
 def with_torchs_own_key() -> dict[str, Any]:
-    """Judge inputs that share a storage while keys have nothing but what torch's have."""
+    """Judge inputs that share a storage without the ``inputs.`` components, as with torch's key."""
     from s3cache.graph import _key
 
     components = [row for row in _key.COMPONENTS if not row[0].startswith("inputs.")]
@@ -73,7 +73,7 @@ def keys_here() -> dict[str, list[str | None]]:
 
 
 def settings_kept() -> dict[str, list[Any]]:
-    """Return the keys of a program, twice under each setting, or why it has none."""
+    """Return two keys of a program under each setting, or the reasons why it has none."""
 
     def attends(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         batch = x[None, None]
@@ -94,11 +94,11 @@ def settings_kept() -> dict[str, list[Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge every change, or those of some families, and print what became of them."""
+    """Judge all changes, or those of some families, and print the verdicts."""
     parser = argparse.ArgumentParser(prog="python -m tests.perturb.run", description=__doc__)
-    parser.add_argument("families", nargs="*", help="all of them, if none is named")
-    parser.add_argument("--each", type=int, default=1, help="judge each n-th only")
-    parser.add_argument("--jobs", type=int, default=2, help="processes, side by side (2)")
+    parser.add_argument("families", nargs="*", help="all, if none is named")
+    parser.add_argument("--each", type=int, default=1, help="judge only each n-th")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel processes (2)")
     options = parser.parse_args(arguments)
     started = time.monotonic()
     chunks = _chunks(options.families, options.each)
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _chunks(families: Sequence[str], step: int) -> list[Chunk]:
-    """All that is to be judged, in parts for a process each; those of one base together."""
+    """Return everything to judge in chunks, one for each process; one base stays together."""
     changes = [each for each in all_changes() if not families or each.family in families]
     histories = [each for each in all_histories() if not families or each.family in families]
     found: list[Chunk] = []

@@ -1,8 +1,8 @@
-"""Never a wrong hit: change one thing, and it is a miss or the right answer.
+"""Never a wrong hit: a program with one change misses or gets the right answer.
 
-Programs of several calls, each on another one's cache, also compile as often as without a cache.
+Programs with several calls, each on another one's cache, also compile as often as without a cache.
 
-``make test-perturb`` judges all the changes, ``make test-nightly`` some three hundred of them, and
+``make test-perturb`` judges all changes, ``make test-nightly`` some three hundred of them, and
 ``make test`` some fifty: always the same ones, and some of each family.
 """
 
@@ -28,7 +28,7 @@ def count(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="module")
 def verdicts(count: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     machine = Machine(tmp_path_factory.mktemp("machine"))
-    # Minutes with --all, beside other tests: what hangs is for this module's own limit.
+    # Takes minutes with --all, beside other tests; the limit of this module stops it if it hangs.
     done = machine.run("tests.perturb.run:part", count, timeout_s=850, server=0)
     found: dict[str, Any] = done.result
     return found
@@ -38,17 +38,17 @@ def test_no_change_gets_a_wrong_answer(verdicts: dict[str, Any]) -> None:
     assert verdicts["wrong"] == []
 
 
-def test_no_program_made_anew_misses(verdicts: dict[str, Any]) -> None:
+def test_no_program_that_is_made_again_misses(verdicts: dict[str, Any]) -> None:
     assert verdicts["lost"] == []
 
 
-def test_enough_could_be_judged(count: int, verdicts: dict[str, Any]) -> None:
-    """Some changes mean nothing to torch itself: a transposed tensor in place of a flat one."""
+def test_enough_changes_could_be_judged(count: int, verdicts: dict[str, Any]) -> None:
+    """torch itself rejects some changes, such as a transposed tensor in place of a flat one."""
     assert verdicts["judged"] >= count * 0.9, verdicts["broken"]
 
 
 def test_most_changes_are_misses_and_some_are_right_hits(verdicts: dict[str, Any]) -> None:
-    """If everything missed, the keys would hold what does not matter."""
+    """If everything missed, keys would include things that do not matter."""
     misses = sum(family.get("miss", 0) for family in verdicts["counts"].values())
     assert misses > verdicts["judged"] / 2
     assert verdicts["right"]
@@ -62,8 +62,8 @@ def test_the_suite_can_fail(tmp_path: Path) -> None:
 
 
 @nightly
-def test_a_hit_is_never_on_what_was_traced_of_another_answer(tmp_path: Path) -> None:
-    """Whatever code of the user's asks of the process; ``make test-perturb`` has all."""
+def test_user_code_never_hits_an_entry_that_was_traced_in_another_state(tmp_path: Path) -> None:
+    """User code may read any state of the process. ``make test-perturb`` judges all pairs."""
     found = Machine(tmp_path).run("tests.perturb.asking:judged", timeout_s=850, server=0).result
     assert found["wrong"] == []
     assert found["judged"] == 26
@@ -71,8 +71,8 @@ def test_a_hit_is_never_on_what_was_traced_of_another_answer(tmp_path: Path) -> 
 
 
 @slow
-def test_settings_of_torchs_keep_no_graph_from_the_cache(tmp_path: Path) -> None:
-    """Under each setting that keys tell apart there are keys, and the same ones each time."""
+def test_no_setting_of_torch_prevents_caching(tmp_path: Path) -> None:
+    """Under each setting of torch, a graph has a key, and the same one each time."""
     found = Machine(tmp_path).run("tests.perturb.run:settings_kept", server=0).result
     assert len(found) > 30
     assert [name for name, keys in found.items() if len(keys) != 2 or keys[0] != keys[1]] == []
@@ -81,7 +81,7 @@ def test_settings_of_torchs_keep_no_graph_from_the_cache(tmp_path: Path) -> None
 
 @slow
 def test_another_environment_has_other_keys(tmp_path: Path) -> None:
-    """But for the compiler, which a hit does not need."""
+    """The compiler is an exception: a hit does not need it."""
     environments = {
         "as it is": {},
         "processor": {"ATEN_CPU_CAPABILITY": "default"},

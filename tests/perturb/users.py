@@ -1,4 +1,4 @@
-"""What a graph only mentions: annotations, names of torch's own code, contexts of functions."""
+"""Things that a graph only mentions: annotations, names of torch's code, function contexts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from tests.perturb.program import Change, Program
 
-_COUNT = 12  # variants of each thing
+_COUNT = 12  # variants of each program
 
 
 def bases() -> dict[str, Program]:
-    """Variant 0 of everything."""
+    """Return variant 0 of each program."""
     return {f"user {name}": make(0) for name, make in _THINGS.items()}
 
 
 def changes() -> Iterator[Change]:
-    """The other variants."""
+    """Yield the other variants."""
     for name, make in _THINGS.items():
         for variant in range(1, _COUNT):
             yield Change("user", f"{name} {variant}", f"user {name}", make(variant))
@@ -49,7 +49,7 @@ def _annotated(variant: int) -> Program:
 
 
 def _budget(variant: int) -> Program:
-    """torch's key has neither the solver's name nor the estimator's."""
+    """torch's key has neither the name of the solver nor that of the estimator."""
     names = ("dp", "greedy", "ilp", "dp_knapsack_sliding_hirschberg", "other")
     option = {"activation_memory_budget_solver": names[variant % len(names)]}
     estimator = ("flops", "profile", "testing")[variant // len(names)]
@@ -57,12 +57,12 @@ def _budget(variant: int) -> Program:
     return _two(_plain, functools.partial(functorch.patch, patch))
 
 
-# Custom autograd functions: Dynamo puts both of their passes into the graph, or breaks it, as where
-# they read an attribute of their class.
+# Custom autograd functions: Dynamo puts both of their passes into the graph, or breaks the graph,
+# for example if they read an attribute of their class.
 
 
 class Now:
-    """What the functions below read while they are traced."""
+    """The variant, which the functions below read while they are traced."""
 
     variant = 0
 
@@ -89,8 +89,8 @@ class Scaled(torch.autograd.Function):
         return grad * (1.0 + Now.variant), None
 
 
-class Told(torch.autograd.Function):
-    """What a context gets that is in neither graph, one thing for each bit."""
+class Marked(torch.autograd.Function):
+    """Each bit of the variant changes the context, which is in neither graph."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,5 +115,5 @@ _THINGS: dict[str, Callable[[int], Program]] = {
     "annotation": _annotated,
     "names of the memory budget": _budget,
     "autograd function": functools.partial(_applied, Scaled),
-    "context of an autograd function": functools.partial(_applied, Told),
+    "context of an autograd function": functools.partial(_applied, Marked),
 }

@@ -1,4 +1,4 @@
-"""Parts of the suite, each in a fork of a process that has imported torch and done nothing else."""
+"""Parts of the suite, each in a fork of a process that has only imported torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.perturb.judge import Verdicts, judge
 from tests.perturb.program import Change
 
 _TIMEOUT_S = 1800
-_THREADS = 2  # whatever the machine has: code differs with it
+_THREADS = 2  # on every machine, because code depends on it
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Changes:
     members: Sequence[Change]
 
     def judge(self) -> Verdicts:
-        """Each against a cache of its base."""
+        """Judge each change on a cache of its base."""
         return judge(_bases(), self.members)
 
 
@@ -48,7 +48,7 @@ class Histories:
     members: Sequence[History]
 
     def judge(self) -> Verdicts:
-        """Each second program on a cache of its first one."""
+        """Judge each second program on the cache of its first one."""
         verdicts = Verdicts()
         judge_histories(self.members, verdicts)
         return verdicts
@@ -77,27 +77,27 @@ class _Fork:
         return time.monotonic() - self._began > _TIMEOUT_S
 
     def finish(self) -> Verdicts:
-        """What came of it; what died is wrong, as it must never take the program with it."""
-        came: Verdicts | str = f"did not answer within {_TIMEOUT_S} s"
+        """Return the verdicts: all are wrong if it died, because a cache must not kill programs."""
+        answer: Verdicts | str = f"did not answer within {_TIMEOUT_S} s"
         try:
             if self.answer.poll():
-                came = self.answer.recv()
+                answer = self.answer.recv()
         except EOFError:
-            came = "its process died"
+            answer = "its process died"
         finally:
             self._process.kill()
             self._process.join()
             self.answer.close()
-        if isinstance(came, Verdicts):
-            return came
+        if isinstance(answer, Verdicts):
+            return answer
         verdicts = Verdicts()
         for member in self.chunk.members:
-            verdicts.add(member, "wrong", came)
+            verdicts.add(member, "wrong", answer)
         return verdicts
 
 
 def in_processes(chunks: Sequence[Chunk], jobs: int) -> Verdicts:
-    """Judge all chunks, ``jobs`` of them at a time; says on stderr how far it is."""
+    """Judge all chunks, ``jobs`` of them at a time; report progress on stderr."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         importlib.import_module("torch._inductor.compile_fx")  # once, and not in each fork
@@ -115,26 +115,26 @@ def in_processes(chunks: Sequence[Chunk], jobs: int) -> Verdicts:
             for fork in [each for each in running if each.answer in ready or each.is_late]:
                 running.remove(fork)
                 free.append(fork.place)
-                came = fork.finish()
-                verdicts.update(came)
-                for each in (*came.wrong, *came.lost):
+                found = fork.finish()
+                verdicts.update(found)
+                for each in (*found.wrong, *found.lost):
                     print(" ".join(each.split())[:300], file=sys.stderr)
                 print(f"{verdicts.judged} judged", file=sys.stderr, flush=True)
     return verdicts
 
 
 def _judge(chunk: Chunk, place: Path, pipe: Any) -> None:
-    """In the fork. Compiled C++ is kept in ``place``, by its source."""
+    """Judge a chunk in the fork. ``place`` keeps compiled C++, by its source."""
     place.mkdir(exist_ok=True)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place / "inductor")
     tempfile.tempdir = str(place)
     torch.set_num_threads(_THREADS)
     torch._inductor.config.compile_threads = 1
-    # torch never takes back what this sets of libraries, so that the first to use it would differ.
+    # torch never undoes what this sets for libraries: the first change with it would differ.
     torch.set_float32_matmul_precision(torch.get_float32_matmul_precision())
-    # It keeps one table of decompositions, of those that there are when it is first asked for.
+    # torch keeps one table of the decompositions that exist at the first call.
     torch._inductor.decomposition.select_decomp_table()
-    # How long guards take is measured for logs alone, and takes half of what a key does.
+    # torch measures guards only for logs, which takes half the time of a key.
     guards: Any = torch._dynamo.guards
     guards.profile_guard_manager = lambda *_: 0.0
     warnings.simplefilter("ignore")

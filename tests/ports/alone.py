@@ -1,4 +1,4 @@
-"""A program that compiles a kernel of Triton and never imports torch, nor s3cache."""
+"""A program that compiles a Triton kernel and imports neither torch nor s3cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that share a remote, in one process: for what crosses no other boundary."""
+"""Machines that share a remote, all in one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Start = Callable[..., Engine]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Begin a process on a machine of that name; all share a remote."""
+    """Return a function that opens the engine of a machine; all machines share a remote."""
     remote, engines = MemoryStore("memory://ports"), []
 
     def begin(name: str, **settings: Any) -> Engine:

@@ -1,4 +1,4 @@
-"""What machines ask of Helion's remote cache in these tests; no GPU is there, nor measured."""
+"""Jobs that use Helion's remote cache. They need no GPU and measure nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GPU = "NVIDIA H100 80GB HBM3"
 
 
 def run(*names: str) -> dict[str, Any]:
-    """Put the configurations of kernels, one each; return what there is before and after."""
+    """Put a configuration of each kernel; return the cache's contents before and after."""
     import helion  # noqa: F401
     from helion.autotuner import remote_cache
     from helion.runtime.settings import Settings
@@ -34,7 +34,7 @@ def run(*names: str) -> dict[str, Any]:
 
 
 def _seeds() -> list[str]:
-    """Return the kernels with the configurations that a search of Helion's begins with."""
+    """Return the kernels with the configurations that start a search in Helion."""
     from helion.autotuner.base_search import BaseSearch
 
     search: Any = SimpleNamespace(
@@ -62,7 +62,7 @@ def _listed_for_another_device(backend: Any) -> list[str]:
 
 
 def _record(name: str) -> str:
-    """Return what Helion keeps of a winner; the kernel ``other`` has inputs of another type."""
+    """Return Helion's record of a winner; the kernel ``other`` has inputs of another type."""
     from helion.runtime.config import Config
 
     kind = "float16" if name == "other" else "float32"

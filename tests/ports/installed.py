@@ -1,4 +1,4 @@
-"""Packages that only some environments have; tests that need them skip elsewhere."""
+"""Packages that only some environments have; tests that need them are skipped elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.machines import ROOT, Machine
 
-# Where make test has Triton, apart from what the other tests see.
+# The directory where make test installs Triton, which other tests do not see.
 _SITE = Path(os.environ.get("S3CACHE_TEST_TRITON") or ROOT / ".venv-triton/site")
 
 
@@ -23,12 +23,12 @@ def _parent_of(package: str) -> str | None:
 
 
 def needs(*packages: str) -> pytest.MarkDecorator:
-    """Skip where a package is not installed, with its name."""
+    """Return a mark that skips a test if one of the packages is not installed."""
     absent = [each for each in packages if _parent_of(each) is None]
     return pytest.mark.skipif(bool(absent), reason=f"{' and '.join(absent)} not installed")
 
 
 def machine(root: Path, *packages: str, **environment: str) -> Machine:
-    """A machine that can import packages beside those of this environment."""
+    """Return a machine that can import these packages too."""
     places = dict.fromkeys(filter(None, map(_parent_of, packages)))
     return Machine(root, PYTHONPATH=os.pathsep.join([str(ROOT), *places]), **environment)

@@ -1,4 +1,4 @@
-"""What machines compile with Triton in these tests; each job returns how often each step ran."""
+"""Jobs that compile with Triton. Each job returns how often each step ran."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kernel(arch: int = 90) -> dict[str, Any]:
 
 
 def measured(name: str = standin.H100) -> dict[str, Any]:
-    """Choose between two configurations, which Triton keeps on the disk, and compile the winner."""
+    """Choose between two configurations, save the choice on the disk, and compile the winner."""
     standin.install(name=name)
     from triton.runtime.jit import MockTensor
 
@@ -53,11 +53,11 @@ def measured(name: str = standin.H100) -> dict[str, Any]:
 
 
 def library() -> dict[str, Any]:
-    """Compile and import a library of C, as Triton does with what launches kernels."""
+    """Compile and import a C library, as Triton does with launchers of kernels."""
     standin.install()
     from triton.runtime.build import compile_module_from_src
 
-    # Not as a name of C's: it has no types.
+    # Any, because the function has no types.
     build: Any = compile_module_from_src
     return _steps(module=build(_LAUNCHER, "tiny").__name__)
 
@@ -74,7 +74,7 @@ def liger() -> dict[str, Any]:
 
 
 def fla() -> dict[str, Any]:
-    """Have flash-linear-attention choose one of its configurations, and compile that."""
+    """Let flash-linear-attention choose one of its configurations and compile it."""
     standin.install()
     from fla.ops.utils.cumsum import chunk_local_cumsum_scalar_kernel
     from triton.runtime.jit import MockTensor
@@ -88,24 +88,24 @@ def fla() -> dict[str, Any]:
 
 
 def everything() -> dict[str, Any]:
-    """Do all of this in one process."""
+    """Run these three jobs in one process."""
     standin.install()
     return {**kernel(), **measured(), **library()}
 
 
 def without_kernels() -> list[str]:
-    """Import torch and Triton, and return what that imported of s3cache's cache."""
+    """Import torch and Triton; return the modules of s3cache's cache that this imports."""
     return [name for name in sys.modules if name.startswith("s3cache.cache")]
 
 
 def killed() -> None:
-    """Compile a kernel, and be killed before it is uploaded."""
+    """Compile a kernel, then kill this process before the upload."""
     kernel()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def claimed(name: str, ended: str) -> dict[str, Any]:
-    """Compile a kernel: ``one`` begins, and goes on or not once ``two`` is to wait for that."""
+    """Compile a kernel: ``one`` starts, and continues or fails once ``two`` has asked for it."""
     standin.install()
     engine: Any = s3cache.active()
     claim = engine.claim
@@ -138,7 +138,7 @@ def claimed(name: str, ended: str) -> dict[str, Any]:
     if name == "two":
         (where / "done").touch()
     if ended == "failed":
-        _wait_for(where / "done")  # what it has claimed ends before this process
+        _wait_for(where / "done")  # the claim ends before this process
     return _steps()
 
 
@@ -148,11 +148,11 @@ def _wait_for(path: Path) -> None:
 
 
 def nothing() -> None:
-    """Look nothing up."""
+    """Do no lookups."""
 
 
 def unnamed() -> dict[str, int]:
-    """Compile a kernel under several conditions; return how many entries each has saved."""
+    """Compile a kernel under several conditions; return the number of saved entries for each."""
     standin.install()
     from triton import knobs
 
@@ -202,7 +202,7 @@ def _source() -> Any:
 
 
 def planted(name: str) -> dict[str, bool]:
-    """Ask for a kernel; its entry has a file of that name."""
+    """Look up a kernel with an entry that has a file of this name."""
     standin.install()
     from triton.runtime.cache import get_cache_manager
 

@@ -1,4 +1,4 @@
-"""Kernels of Triton."""
+"""Triton kernels."""
 
 from __future__ import annotations
 

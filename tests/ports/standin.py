@@ -1,4 +1,4 @@
-"""A GPU for Triton on a machine without one: it compiles for that, counts, and launches nothing."""
+"""A stand-in for a GPU: Triton compiles for it and launches nothing; calls are counted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Driver:
 
     def get_benchmarker(self) -> Callable[..., list[float]]:
         def bench(call: Any, quantiles: Any = None, **_: Any) -> list[float]:
-            """Measure nothing: whatever comes first is the fastest."""
+            """Return a time without a measurement: the first call is the fastest."""
             counts["measured"] += 1
             return [float(counts["measured"])] * 3
 
@@ -62,7 +62,7 @@ class _Driver:
 
 
 def install(arch: int = 90, name: str = H100) -> None:
-    """Have Triton and ``torch.cuda`` see one GPU of that name and architecture."""
+    """Make Triton and ``torch.cuda`` see one GPU of this name and architecture."""
     props = types.SimpleNamespace(
         name=name, major=arch // 10, minor=arch % 10, multi_processor_count=132, total_memory=80
     )

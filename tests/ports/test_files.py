@@ -1,4 +1,4 @@
-"""Entries of other compilers as their adapters see them: the newest ones under a key."""
+"""Adapters of other compilers read the newest entries under a key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEY = _FILES.key("list")
 
 
 def put(engine: Engine, contents: str) -> None:
-    """Put one entry for each letter, each of which is uploaded before the next one is made."""
+    """Put one entry for each letter, and upload it before the next one."""
     for each in contents:
         _FILES.put(_KEY, each, {"file": each.encode()})
         assert not engine.flush(10).remaining
@@ -42,7 +42,7 @@ def test_the_newest_of_all_machines_come_first(start: Start) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 10])
-def test_few_more_are_fetched_than_are_asked_for(start: Start, limit: int) -> None:
+def test_a_listing_makes_at_most_two_more_requests_than_entries(start: Start, limit: int) -> None:
     put(start("one"), "abcdefghijklmnopqrst")
     two = start("two")
     assert len(newest(limit)) == limit
@@ -52,14 +52,14 @@ def test_few_more_are_fetched_than_are_asked_for(start: Start, limit: int) -> No
     assert requests(two) - first <= 3
 
 
-def test_to_list_is_no_hit_and_no_miss(start: Start) -> None:
+def test_a_list_of_entries_counts_no_hit_or_miss(start: Start) -> None:
     one = start("one")
     put(one, "a")
     newest(1)
     assert one.stats().ports["helion"].lookups == 0
 
 
-def test_what_is_not_trusted_is_not_listed(start: Start) -> None:
+def test_untrusted_entries_are_not_listed(start: Start) -> None:
     signer = generate("ci")
     put(start("one"), "a")
     put(start("two", signing_key=signer.secret_text()), "b")

@@ -1,4 +1,4 @@
-"""Helion's ``RemoteCacheBackend`` over the cache, through Helion's own functions."""
+"""Helion's own functions use the cache through our ``RemoteCacheBackend``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [slow, needs("helion", "triton"), pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Outcome]:
-    """What two machines found, one after the other; each puts configurations of kernels."""
+    """Run two machines in turn that put configurations of kernels; return their results."""
     root = tmp_path_factory.mktemp("helion")
     one, two = (
         machine(root / name, "helion", "triton").run(
@@ -26,15 +26,17 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Outcome
 
 
 def test_a_configuration_is_found_on_a_second_machine(outcomes: tuple[Outcome, Outcome]) -> None:
-    """``enable()`` is enough; the newest configuration counts."""
+    """``enable()`` is enough; the newest configuration is found."""
     one, two = outcomes
     assert (one.result["before"], one.result["after"]) == (None, "second")
     assert two.result["before"] == "second"
     assert two.stats.ports["helion"].hits == {"local": 1, "remote": 1}
 
 
-def test_a_search_begins_with_what_other_machines_found(outcomes: tuple[Outcome, Outcome]) -> None:
-    """For inputs of the same types and the same device; Helion asks for all of that."""
+def test_a_search_begins_with_configurations_of_other_machines(
+    outcomes: tuple[Outcome, Outcome],
+) -> None:
+    """Helion requires the same types of inputs and the same device."""
     result = outcomes[1].result
     assert result["listed"] == ["sum", "second", "first", "other", "add"]
     assert result["last"] == ["sum"]

@@ -1,4 +1,4 @@
-"""torch's own remote caches: what is measured, and profiles of sizes, found on a second machine."""
+"""A second machine finds measurements and profiles of sizes in torch's own remote caches."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def run(root: Path, name: str, job: str, *arguments: Any, **environment: str) ->
 
 
 @slow
-def test_what_was_measured_is_found_on_the_same_device_only(tmp_path: Path) -> None:
-    """torch's key for a winner is the same for every device; and without one nothing is shared."""
+def test_measurements_are_found_on_the_same_device_only(tmp_path: Path) -> None:
+    """torch's key for a winner is the same for all devices. Without a device nothing is shared."""
     assert run(tmp_path, "one", "winner", "H100").result == {"found": None, "hits": 0}
     assert run(tmp_path, "two", "winner", "H100").result == {"found": 4, "hits": 1}
     assert run(tmp_path, "three", "winner", "A100").result == {"found": None, "hits": 0}
@@ -35,7 +35,7 @@ def test_what_was_measured_is_found_on_the_same_device_only(tmp_path: Path) -> N
 
 @slow
 def test_a_profile_of_sizes_is_found(tmp_path: Path) -> None:
-    """The second machine compiles for any size at once."""
+    """The second machine compiles once, for all sizes."""
     variables = {"TORCH_COMPILE_JOB_ID": "job", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "1"}
     first = run(tmp_path, "one", "sizes", **variables)
     second = run(tmp_path, "two", "sizes", **variables)
@@ -44,7 +44,7 @@ def test_a_profile_of_sizes_is_found(tmp_path: Path) -> None:
 
 
 @slow
-def test_a_server_of_redis_that_is_named_stays(tmp_path: Path) -> None:
+def test_a_configured_redis_server_stays_in_use(tmp_path: Path) -> None:
     seen = run(tmp_path, "one", "backends", TORCHINDUCTOR_REDIS_HOST="localhost")
     assert seen.result == [True, True, True]
     assert run(tmp_path, "two", "backends").result == [False, False, False]

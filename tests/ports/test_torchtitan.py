@@ -1,4 +1,4 @@
-"""torchtitan's ``StorageAdapter`` over the cache: what its own adapter promises, on machines."""
+"""Our ``Storage`` obeys torchtitan's ``StorageAdapter`` contract, also on several machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.ports.conftest import Start
 from tests.ports.installed import needs
 
 
-def test_it_keeps_the_promises_of_a_storage_adapter(start: Start) -> None:
+def test_it_obeys_the_contract_of_a_storage_adapter(start: Start) -> None:
     start("one")
     storage = Storage("model")
     assert not storage.exists("trace")
@@ -28,8 +28,8 @@ def test_it_keeps_the_promises_of_a_storage_adapter(start: Start) -> None:
     assert not storage.exists("trace")
 
 
-def test_another_machine_loads_what_was_saved_last(start: Start) -> None:
-    """Also where it has an older artifact on its own disk."""
+def test_another_machine_loads_the_latest_artifact(start: Start) -> None:
+    """It does so even with an older artifact on its own disk."""
     one = start("one")
     Storage("model").save("trace", b"first")
     assert not one.flush(10).remaining
@@ -43,13 +43,13 @@ def test_another_machine_loads_what_was_saved_last(start: Start) -> None:
     assert Storage("model").load("trace") == b"second"
 
 
-def test_what_cannot_be_kept_is_an_error_and_not_lost(start: Start) -> None:
+def test_a_save_that_is_not_possible_raises_an_error(start: Start) -> None:
     start("one", mode="read-only")
     with pytest.raises(StoreError):
         Storage("model").save("trace", b"first")
 
 
-def test_it_can_be_switched_off(start: Start) -> None:
+def test_the_port_can_be_disabled(start: Start) -> None:
     start("one", ports="triton")
     with pytest.raises(StoreError):
         Storage("model").save("trace", b"first")

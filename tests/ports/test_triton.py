@@ -1,6 +1,6 @@
-"""Triton's files: what one machine compiled or measured, no other one compiles or measures.
+"""No machine compiles or measures again what another one has compiled or measured with Triton.
 
-A stand-in for the GPU has Triton compile to real machine code, and nothing is launched.
+Triton compiles real machine code for a stand-in for the GPU, and launches nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STEPS = {"ptxas", "cc", "measured"}
 
 
 def steps(outcome: Outcome) -> dict[str, int]:
-    """How often a job compiled, linked or measured."""
+    """Return how often a job compiled, linked or measured."""
     return {name: outcome.result[name] for name in _STEPS if name in outcome.result}
 
 
@@ -51,7 +51,7 @@ def run(root: Path, name: str, job: str, *arguments: Any, **settings: Any) -> Ou
 def test_a_second_machine_compiles_and_measures_nothing(
     tmp_path: Path, job: str, entries: int
 ) -> None:
-    """A kernel, the winner of a measurement, a library of C; kernels of Liger and FLA."""
+    """Jobs use a kernel, the winner of a measurement, a C library, and kernels of Liger and FLA."""
     first = run(tmp_path, "one", job)
     assert first.result["ptxas"]
     assert first.stats.ports["triton"].saved >= entries
@@ -65,7 +65,7 @@ def test_a_second_machine_compiles_and_measures_nothing(
     "ended", cases(["compiled", "failed", "killed"], slow_ones=["failed", "killed"])
 )
 def test_processes_of_a_machine_compile_a_kernel_once(tmp_path: Path, ended: str) -> None:
-    """The second one waits for the first, until that has compiled it or will not."""
+    """The second process waits until the first one has compiled the kernel or has failed."""
     local = {"S3CACHE_LOCAL_DIR": str(tmp_path / "local")}
 
     def start(name: str) -> Outcome:
@@ -87,7 +87,7 @@ def test_processes_of_a_machine_compile_a_kernel_once(tmp_path: Path, ended: str
 
 
 @slow
-def test_a_restart_on_the_same_machine_looks_nothing_up(tmp_path: Path) -> None:
+def test_a_restart_on_the_same_machine_does_no_lookups(tmp_path: Path) -> None:
     """Triton's own directory comes first."""
     run(tmp_path, "one", "kernel")
     again = run(tmp_path, "one", "kernel")
@@ -96,7 +96,7 @@ def test_a_restart_on_the_same_machine_looks_nothing_up(tmp_path: Path) -> None:
 
 
 @slow
-def test_what_was_measured_is_not_for_another_device(tmp_path: Path) -> None:
+def test_measurements_are_not_shared_with_another_device(tmp_path: Path) -> None:
     """Two GPUs of one architecture; Triton's own key is the same for both."""
     run(tmp_path, "one", "measured")
     other = run(tmp_path, "two", "measured", _A100)
@@ -105,10 +105,10 @@ def test_what_was_measured_is_not_for_another_device(tmp_path: Path) -> None:
 
 
 @slow
-def test_what_no_key_names_is_not_shared(tmp_path: Path) -> None:
-    """Overridden stages, plain globals, plugins; and a variable that Triton's key leaves out.
+def test_kernels_with_inputs_outside_of_the_key_are_not_shared(tmp_path: Path) -> None:
+    """Such inputs are overridden stages, plain globals and plugins; a variable is part of our key.
 
-    Nor is what Inductor compiles: its graphs have that.
+    Kernels that Inductor compiles are not shared either: they are part of its graphs.
     """
     seen = run(tmp_path, "one", "unnamed").result
     kept = {"plain": 1, "variable": 1}
@@ -116,7 +116,7 @@ def test_what_no_key_names_is_not_shared(tmp_path: Path) -> None:
 
 
 @slow
-def test_damage_is_a_miss(tmp_path: Path) -> None:
+def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path: Path) -> None:
     run(tmp_path, "one", "kernel")
     (found,) = (tmp_path / "remote").rglob("triton-*")
     content = bytearray(found.read_bytes())
@@ -125,12 +125,14 @@ def test_damage_is_a_miss(tmp_path: Path) -> None:
     second = run(tmp_path, "two", "kernel")
     assert second.result["ptxas"] == 1
     assert second.stats.ports["triton"].misses == {"corrupt": 1}
-    assert steps(run(tmp_path, "three", "kernel")) == {}  # it was replaced
+    assert steps(run(tmp_path, "three", "kernel")) == {}  # the entry was replaced
 
 
 @slow
 @pytest.mark.parametrize("share", [False, True])
-def test_entries_say_where_sources_are_only_if_they_may(tmp_path: Path, share: bool) -> None:
+def test_entries_contain_paths_of_sources_only_with_share_sources(
+    tmp_path: Path, share: bool
+) -> None:
     run(tmp_path, "one", "kernel", share_sources=share)
     (found,) = (tmp_path / "remote").rglob("triton-*")
     entry = frame.decode(found.read_bytes())
@@ -141,7 +143,7 @@ def test_entries_say_where_sources_are_only_if_they_may(tmp_path: Path, share: b
 
 
 @slow
-def test_a_policy_refuses_what_is_not_signed(tmp_path: Path) -> None:
+def test_a_policy_refuses_unsigned_kernels(tmp_path: Path) -> None:
     """Neither an entry of the bucket nor a file of Triton's directory is used."""
     run(tmp_path, "one", "kernel")
     trusted = generate("ci").public_text()
@@ -165,7 +167,7 @@ def test_an_upload_survives_a_kill(tmp_path: Path) -> None:
 
 @slow
 @pytest.mark.parametrize("ports", ["off", "torch,helion"])
-def test_it_can_be_switched_off(tmp_path: Path, ports: str) -> None:
+def test_the_port_can_be_disabled(tmp_path: Path, ports: str) -> None:
     seen = run(tmp_path, "one", "kernel", ports=ports)
     assert seen.result["ptxas"] == 1
     assert seen.stats.ports == {}
@@ -173,9 +175,9 @@ def test_it_can_be_switched_off(tmp_path: Path, ports: str) -> None:
 
 
 @slow
-def test_the_environment_switches_it_on_with_the_first_kernel(tmp_path: Path) -> None:
-    """A program without torch.compile, which says nothing of s3cache; one without kernels pays
-    nothing."""
+def test_the_environment_enables_the_port_with_the_first_kernel(tmp_path: Path) -> None:
+    """The program does not use torch.compile or s3cache. A program without kernels imports no
+    modules of the cache."""
     there = machine(tmp_path / "one", "triton", S3CACHE_URL=remote_url(tmp_path))
     assert there.run("tests.ports.jobs:without_kernels").result == []
     assert there.run("tests.ports.jobs:kernel").result["ptxas"] == 1
@@ -185,8 +187,8 @@ def test_the_environment_switches_it_on_with_the_first_kernel(tmp_path: Path) ->
 
 
 @slow
-def test_a_program_without_torch_may_name_the_manager(tmp_path: Path) -> None:
-    """In the variable that Triton reads; and the cache in the one that s3cache reads."""
+def test_a_program_without_torch_can_set_the_cache_manager(tmp_path: Path) -> None:
+    """One variable names our manager for Triton, another one the cache for s3cache."""
     manager = {"TRITON_CACHE_MANAGER": "s3cache.ports.triton:CacheManager"}
     compiled = []
     for name in ("one", "two"):
@@ -198,7 +200,7 @@ def test_a_program_without_torch_may_name_the_manager(tmp_path: Path) -> None:
 
 @slow
 @pytest.mark.parametrize("name", ["../../kernel.json", "__grp__add.json", "/tmp/kernel.json"])
-def test_names_of_files_lead_nowhere_else(tmp_path: Path, name: str) -> None:
-    """An entry that is trusted and says so all the same is not used."""
+def test_file_names_in_an_entry_cannot_leave_the_directory(tmp_path: Path, name: str) -> None:
+    """Even a trusted entry with such a name is not used."""
     seen = run(tmp_path, "one", "planted", name)
     assert seen.result == {"found": False, "outside": False}

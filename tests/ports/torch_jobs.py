@@ -1,4 +1,4 @@
-"""What machines ask of torch's own remote caches in these tests."""
+"""Jobs that use torch's own remote caches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def winner(device: str) -> dict[str, Any]:
-    """Read what was measured for a kernel, then save four warps as the best."""
+    """Look up the best configuration of a kernel, then save four warps as the best."""
     cuda: Any = torch.cuda
     cuda.is_available = lambda: bool(device)
     cuda.current_device = lambda: 0
@@ -42,7 +42,7 @@ def sizes() -> int:
 
 
 def backends() -> list[bool]:
-    """Return which of the caches are left as they came."""
+    """Return for each of torch's caches whether s3cache has left it unchanged."""
     from torch._inductor import remote_cache
 
     names = ("RemoteAutotuneCache", "RemoteBundledAutotuneCache", "RemoteDynamoPGOCache")

@@ -1,10 +1,10 @@
-"""Run the tests that need no torch with every Python that s3cache is for; make test-pythons.
+"""Run the tests that need no torch with all supported versions of Python; make test-pythons.
 
     [PYTHONS="3.12 3.13"] python -m tests.pythons [pytest's arguments]
 
-Each interpreter that is found gets an environment of its own, ``.venv-python-3.X``, with the pinned
-dependencies but torch, which takes gigabytes for each; ``make test-torch PYTHON=...`` runs the rest
-with another Python. Says at the end which ran and which were not found.
+Each installed interpreter gets a separate environment, ``.venv-python-3.X``, with all pinned
+dependencies except torch, which takes gigabytes. ``make test-torch PYTHON=...`` runs the other
+tests with another Python. A summary at the end lists results and missing versions.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")  # as requires-python in pyproject.toml
 NOT_NEEDED = ("torch", "torch-s3cache", "einops", "expecttest", "transformers")
-# They test servers, and the demo's scripts, more than Python.
+# These folders mostly test servers and scripts.
 LEFT_OUT = [f"--ignore=tests/{folder}" for folder in ("faults", "infra", "rgw")]
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of that version: on the PATH, or one of pyenv's."""
+    """Return a Python of this version, from the PATH or from pyenv."""
     home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     for path in (f"python{version}", *map(str, home.glob(f"versions/{version}.*/bin/python3"))):
-        # The first may be a shim of pyenv's that has no Python behind it.
+        # The first one may be a shim of pyenv without an installed Python.
         try:
             subprocess.run([path, "-c", "import venv"], capture_output=True, check=True)
         except (OSError, subprocess.CalledProcessError):
@@ -36,7 +36,7 @@ def interpreter(version: str) -> str | None:
 
 
 def requirements() -> list[str]:
-    """What s3cache and its tests ask for, but what only torch's tests need."""
+    """Return the requirements of s3cache and its tests, without those of torch's tests."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")  # tomllib is newer than 3.10
     lists = re.findall(r"(?ms)^(?:dependencies|testing|test) = \[\n(.*?)^\]", text)
     found = re.findall(r'"(([\w-]+)[^"]*)"', "".join(lists))
@@ -44,7 +44,7 @@ def requirements() -> list[str]:
 
 
 def environment(version: str, python: str) -> str:
-    """The Python of its environment, built if it is not there."""
+    """Return the Python of the environment; build the environment if it is missing."""
     place = ROOT / f".venv-python-{version}"
     own, ready = str(place / "bin" / "python"), place / ".ready"
     if not ready.exists():

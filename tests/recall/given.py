@@ -1,4 +1,4 @@
-"""What each program of the table finds in its module."""
+"""The names that each program of the table finds in its module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ x = torch.linspace(-2, 2, 16)
 
 
 def library(name: str, text: str) -> ModuleType:
-    """Write a module, import it again, and return it: what was edited on this machine's disk."""
+    """Write a module, import it again, and return it, as after an edit on this machine."""
     place = Path(sys.path[0])
     place.joinpath(f"{name}.py").write_text(text, encoding="utf-8")
     sys.modules.pop(name, None)
@@ -38,7 +38,7 @@ def trained(g: Any, *args: Any, of: Any = ()) -> list[Any]:
 
 
 class Scaler:
-    """An object that scales by what it holds."""
+    """An object that scales by its attribute."""
 
     def __init__(self, by: float) -> None:
         self.by = by
@@ -59,7 +59,7 @@ def triple(value: Any) -> Any:
 
 
 def made(by: float) -> Any:
-    """Return a function with the code, name and line of all others of its kind."""
+    """Return a function with the same code, name and line for every ``by``."""
 
     def inner(value: Any) -> Any:
         return value * by
@@ -82,7 +82,7 @@ def keyworded(by: float) -> Any:
 
 
 def classed(by: float, base: type = object) -> Any:
-    """Return a class with the name of all others of its kind."""
+    """Return a class with the same name for every ``by``."""
 
     class Classed(base):  # type: ignore[misc]
         k = by
@@ -98,7 +98,7 @@ def classed(by: float, base: type = object) -> Any:
 
 
 def compiled_text(text: str, name: str = "f") -> Any:
-    """Return a function made by ``exec``, as code generators do: its file is on no disk."""
+    """Return a function made by ``exec``, as by code generators; its file does not exist."""
     space: dict[str, Any] = {"torch": torch}
     exec(compile(text, "<generated>", "exec"), space)
     return space[name]

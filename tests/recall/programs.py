@@ -1,8 +1,8 @@
 """Programs in which one thing that Dynamo reads differs between two variants.
 
-A program is the text of a module: ``f`` is compiled, ``run(g)`` calls it (``g(x)`` where there is
-none), ``options`` are those of ``torch.compile``. What differs is what ``V`` chooses (0, then 1),
-what ``change()`` does, or the file itself, ``<<one||other>>``.
+A program is the text of a module: ``f`` is compiled, ``run(g)`` calls it (by default ``g(x)``), and
+``options`` are those of ``torch.compile``. The variants differ by the value of ``V`` (0, then 1),
+by a call of ``change()``, or in the text itself, ``<<one||other>>``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Program:
     """One program.
 
     Attributes:
-        family: what kind of thing differs.
-        name: what exactly; begins with the family.
-        text: of the module, without its imports.
+        family: the kind of the difference.
+        name: the difference; begins with the family.
+        text: the text of the module, without its imports.
     """
 
     family: str
@@ -36,7 +36,7 @@ class Program:
     text: str
 
     def source(self, variant: str) -> str:
-        """Return the module's text, which is the same in all variants as a rule."""
+        """Return the module's text; in most programs the variants have the same text."""
         choice = r"\2" if variant == "B" else r"\1"
         return _GIVEN + re.sub(r"<<(.*?)\|\|(.*?)>>", choice, self.text, flags=re.DOTALL)
 
@@ -48,7 +48,7 @@ class Program:
 
 @functools.cache
 def all_programs() -> tuple[Program, ...]:
-    """Return every program: those written down, and a thing of each kind in several places."""
+    """Return every program: those in files, and a value of each kind in several places."""
     found = [*_generated()]
     for path in sorted(Path(__file__).with_name("programs").glob("*.txt")):
         family = path.stem
@@ -60,9 +60,9 @@ def all_programs() -> tuple[Program, ...]:
     return tuple(found)
 
 
-# -- things in places
+# -- values in places
 
-# A thing in variant A, in variant B, and what is done with it.
+# A value in variant A, in variant B, and an expression that uses it.
 _KINDS = {
     "torch function": ("torch.sin", "torch.cos", "T(x)"),
     "function of nn": ("F.relu", "F.gelu", "T(x)"),
@@ -348,7 +348,7 @@ def within(context, x):
 first, second = lambda: ONE, lambda: OTHER
 """
 
-# Where the thing is: `put` puts it there, T is how `f` finds it.
+# Where the value is: `put` puts it there, and the argument of USE is how `f` reads it.
 _PLACES = {
     "global": "def put(t):\n    global thing; thing = t\ndef f(x): return USE(thing)",
     "closure": """\
@@ -409,7 +409,7 @@ def put(t):
     global fs; fs = [(lambda t: lambda x: USE(t))(t) for t in (t, t)]
 def f(x): return [g(x) for g in fs]""",
 }
-_EACH = 3  # places in which a thing of each kind is put
+_EACH = 3  # places for a value of each kind
 
 
 def _generated() -> list[Program]:

@@ -1,10 +1,10 @@
-"""Change one thing that Dynamo read: what was recalled must not be what was traced before.
+"""Change one thing that Dynamo read: the frame that was traced before must not be recalled.
 
     python -m tests.recall.run [--recall on|check|precompile] [--jobs 2] [FAMILY or NAME ...]
 
-Each program is run in its variant A (twice, on two machines with one store), in its variant B, and,
-where the change can be made while it runs, as A that becomes B: then as often compiled as without
-recall. A third machine finds both variants in the store.
+Each program runs in its variant A (twice, on two machines with one store) and in its variant B. If
+the change can be made while it runs, it also runs as A that becomes B, and must then compile as
+often as without recall. A third machine finds both variants in the store.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from tests.support.machines import SERVERS, Machine, remote_url
 
 Parts: TypeAlias = dict[tuple[str, str], Any]
 
-_THIRD = 3  # each third program finds both variants in the store, on one more machine
+_THIRD = 3  # every third program also runs on a third machine, with both variants in the store
 
 
 @dataclass
 class Verdicts:
-    """What became of the programs.
+    """The verdicts on the programs.
 
     Attributes:
-        judged: how many there were.
-        recalled: those of which all was recalled when they were run again as they are.
-        traced: the others, and why.
-        wrong: answers that differ from eager mode's, or another number of compiles.
-        broken: what torch does wrong without recall as well, and programs that do not change.
+        judged: the number of programs.
+        recalled: programs with all frames recalled when they ran again without a change.
+        traced: the other programs, with the reasons.
+        wrong: programs with other answers than eager mode, or another number of compiles.
+        broken: programs that torch gets wrong without recall too, or that do not change.
         counts: all counters of all processes, summed.
     """
 
@@ -61,9 +61,9 @@ class _Fleet:
         self._started = 0
 
     def run(self, wanted: Sequence[tuple[Program, Sequence[tuple[str, str]]]]) -> list[Parts]:
-        """Run parts of programs, each a variant and how it is run, on one more machine.
+        """Run parts of programs, each a variant and a mode, on one more machine.
 
-        Processes are forked where torch has been imported, so that three share nothing.
+        Machines are forks of different servers in turn, so that three of them share nothing.
         """
         if not wanted:
             return []
@@ -95,7 +95,7 @@ class _Fleet:
 
 
 def judge(programs: Sequence[Program], root: Path, recall: str = "on", jobs: int = 1) -> Verdicts:
-    """Run programs on machines one after the other, and judge what they gave."""
+    """Run programs on machines one after the other, and judge their results."""
     own = {"TORCHINDUCTOR_CACHE_DIR": str(root / "own")} if recall == "precompile" else {}
     fleet = _Fleet(root, jobs, **own)
     again = {program: "AB" if program.is_live else "A" for program in programs}
@@ -139,7 +139,7 @@ def judge(programs: Sequence[Program], root: Path, recall: str = "on", jobs: int
             verdicts.traced[program.name] = str(why)
         else:
             verdicts.recalled.append(program.name)
-    # Not all that torch reads has a guard: leave to it what it does without recall as well.
+    # torch does not guard all that it reads: a fault that it has without recall is not ours.
     wanted = [(program, [(each, "off") for each in parts]) for program, parts in suspected.items()]
     for (program, plan), without in zip(wanted, fleet.run(wanted), strict=True):
         for variant, _ in plan:
@@ -159,9 +159,9 @@ def _count(part: Any, verdicts: Verdicts) -> None:
 
 
 def _fault(part: Any, other: Any, eager: Any = None) -> str | None:
-    """Return what is wrong with a part, by that of eager mode or without recall.
+    """Return what is wrong with a part, compared with eager mode or a run without recall.
 
-    It may be right where torch is wrong, and then compiles more often than torch does.
+    A part may be right where torch is wrong, and then compiles more often than torch.
     """
     if isinstance(part, str) or isinstance(other, str):
         return None if _error(part) == _error(other) else f"{part}, and not {other}"
@@ -179,7 +179,7 @@ def _fault(part: Any, other: Any, eager: Any = None) -> str | None:
 
 
 def _error(part: Any) -> Any:
-    """Return the class of the error that a part raised, and how it ended otherwise."""
+    """Return the class of the error that a part raised; otherwise the part."""
     found = isinstance(part, str) and re.findall(
         r"^([\w.]+Error(?:: \w+Error)?)\b", part, re.MULTILINE
     )
@@ -196,18 +196,20 @@ def _differs(one: Any, other: Any) -> str | None:
 
 
 def sample(count: int) -> list[Program]:
-    """Return ``count`` programs, always the same ones and from all over the table."""
+    """Return ``count`` programs, always the same ones, from all parts of the table."""
     programs = all_programs()
     return [programs[number * len(programs) // count] for number in range(count)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge the programs, and print what became of them."""
+    """Judge the programs, and print the verdicts."""
     parser = argparse.ArgumentParser(prog="python -m tests.recall.run", description=__doc__)
-    parser.add_argument("words", nargs="*", help="in the names of the programs; all without")
+    parser.add_argument(
+        "words", nargs="*", help="parts of the names of programs; by default, all programs"
+    )
     parser.add_argument("--recall", default="on", choices=("off", "check", "on", "precompile"))
-    parser.add_argument("--jobs", type=int, default=2, help="programs side by side (2)")
-    parser.add_argument("--sample", type=int, help="how many programs")
+    parser.add_argument("--jobs", type=int, default=2, help="programs at a time (2)")
+    parser.add_argument("--sample", type=int, help="the number of programs")
     options = parser.parse_args(arguments)
     programs = sample(options.sample) if options.sample else [*all_programs()]
     chosen = [

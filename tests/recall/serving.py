@@ -1,7 +1,7 @@
-"""Run programs of the table, each in a child of this process that has seen no other one.
+"""Run programs of the table, each in a child of this process that runs no other program.
 
-A child is forked where torch is imported and nothing of it was used but once: what a program
-replaces in torch is gone with it, and a new process costs nothing.
+This process has imported torch and compiled once. A program's changes to torch end with its child,
+and a new child costs almost nothing.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ import s3cache
 
 _TIMEOUT_S = 120
 
-# The frames that were traced in this process. Dynamo's own counter has those without tensors too:
-# Python's own that happen to be called while an object dies.
+# The frames that were traced in this process. Dynamo's own counter includes frames without tensors,
+# such as Python's own that are called while an object is deleted.
 _traced: list[str] = []
 
 
 def serve(url: str, programs: str, wanted: str, jobs: int = 1) -> list[list[Any]]:
-    """Play the parts of each program of a file in turn; ``jobs`` programs side by side.
+    """Run the parts of each program of a file in turn; ``jobs`` programs at a time.
 
-    A part says the program's ``name`` and ``source``, its ``variant`` (A, B, or AB: A that becomes
-    B within the process) and ``how`` it is run: ``eager``, or with recall ``off``, ``on`` or
-    ``check``; ``save`` is false where the store must stay as it is. Of each part, return what it
-    gave and counted, twice of AB, or the error that it raised.
+    A part has the program's ``name`` and ``source``, its ``variant`` (A, B, or AB: A that becomes
+    B within the process) and ``how`` it runs: ``eager``, or with recall ``off``, ``on`` or
+    ``check``. ``save`` is false if the store must not change. Return the results and counts of
+    each part (two of AB), or the error that it raised.
     """
     torch.set_num_threads(1)
     _count_traces()
     sys.path.insert(0, "")
-    # What s3cache finds out about torch once in a process is known to all children as well.
+    # s3cache inspects torch once in a process; the children inherit the results.
     with warnings.catch_warnings(), s3cache.enabled(local_dir=tempfile.mkdtemp()):
         warnings.simplefilter("ignore")
         torch.compile(lambda a: a.sin() + 1)(torch.ones(2))
@@ -114,7 +114,7 @@ def _play(url: str, programs: Path, part: Mapping[str, Any], place: str) -> list
 
 @contextlib.contextmanager
 def _cached(url: str, part: Mapping[str, Any], place: str) -> Iterator[Any]:
-    if part["how"] == "precompile":  # torch's own, which is not safe
+    if part["how"] == "precompile":  # torch's own store, which is not safe
         with torch._dynamo.config.patch(caching_precompile=True):
             yield None
             if part["save"]:
@@ -129,7 +129,7 @@ def _cached(url: str, part: Mapping[str, Any], place: str) -> Iterator[Any]:
 
 
 def _counts(cache: Any) -> dict[str, Any]:
-    """Return what was recalled by now, and how many frames Dynamo traced."""
+    """Return the counts of recall so far, and the number of frames that Dynamo traced."""
     recall = getattr(cache.stats(), "recall", None) if cache else None
     names = ("recalled", "saved", "agreed", "disagreed")
     found = {name: getattr(recall, name, 0) for name in names}
@@ -137,7 +137,7 @@ def _counts(cache: Any) -> dict[str, Any]:
 
 
 def _perform(programs: Path, part: Mapping[str, Any], prepare: Any) -> Iterator[Any]:
-    """Yield what the program gives, and, of variant AB, what it gives after its change."""
+    """Yield the result of the program and, for variant AB, its result after the change."""
     torch.manual_seed(0)
     module, variant = load(programs, part), part["variant"]
     change: Any = getattr(module, "change", None)
@@ -152,7 +152,7 @@ def _perform(programs: Path, part: Mapping[str, Any], prepare: Any) -> Iterator[
 
 
 def load(programs: Path, part: Mapping[str, Any]) -> ModuleType:
-    """Write a program in its variant, in a folder of its own, and execute it."""
+    """Write a variant of a program to the program's own folder, and execute it."""
     place = programs / part["name"].replace(" ", "_").replace("/", "-")
     place.mkdir(parents=True, exist_ok=True)
     path = place / "program.py"
@@ -164,12 +164,12 @@ def load(programs: Path, part: Mapping[str, Any]) -> ModuleType:
     module = sys.modules["program"] = importlib.util.module_from_spec(spec)
     module.__dict__["V"] = int(part["variant"] == "B")
     spec.loader.exec_module(module)
-    del module.__dict__["V"]  # it is no part of the program: a function could see it there
+    del module.__dict__["V"]  # it is not part of the program, and a function could see it
     return module
 
 
 def plain(value: Any) -> Any:
-    """Return all that can be seen of a value, as JSON has it."""
+    """Return everything visible about a value, as JSON types."""
     if isinstance(value, Tensor):
         kind = [type(value).__name__, str(value.dtype), [*value.shape], value.requires_grad]
         if value.is_meta:

@@ -1,8 +1,8 @@
-"""Recall does not have the faults that are known of other stores of traced frames.
+"""Recall does not have the known faults of other stores of traced frames.
 
-The programs of ``programs/known.txt`` are one that torch's own store serves with the graph of
-another, and two faults of vLLM's: configurations under one name, and a decorated ``forward``. Its
-other two, empty artifacts and stale paths, are below, and sequences of calls that must compile as
+``programs/known.txt`` has programs for which torch's own store serves another program's graph, and
+for two faults of vLLM: configurations under one name, and a decorated ``forward``. Below are two
+more faults of vLLM, empty artifacts and stale paths, and sequences of calls that must compile as
 often as without recall.
 """
 
@@ -20,7 +20,7 @@ from tests.recall.programs import Program, all_programs
 from tests.recall.run import _differs, _Fleet, judge
 from tests.support.marks import nightly, slow
 
-# For what hangs: processes wait for one another on a busy machine.
+# A limit for hangs: processes wait for one another on a busy machine.
 pytestmark = [slow, pytest.mark.timeout(1800)]
 
 Damage: TypeAlias = Callable[[list[Path]], None]
@@ -41,10 +41,10 @@ f = M()
 def run(g): return trained(g, x, of=f)
 """,
     )
-    # No frame of the one has the key of a frame of the other.
+    # The frames of the two programs have different keys.
     for name, act, times in (("function", "torch.sin", 2), ("closure", "made(3.0)", 3))
 ]
-# What each call gives, and how many frames are compiled by then: of `f`, and of all. One may raise.
+# The result of each call, and the frames compiled by then: of `f`, and in all. A call may raise.
 _CALLS = {
     "shapes": """\
 def f(x): return x.sin() * x.shape[0] + (1 if x.shape[0] > 6 else 2)
@@ -122,13 +122,13 @@ CALLS = [Program("calls", f"calls/{name}", _CALLED + text) for name, text in _CA
 
 
 def _played(fleet: _Fleet, programs: list[Program], how: str = "on") -> list[dict[str, Any]]:
-    """Return what each program gave and counted on one more machine."""
+    """Run programs on one more machine; return their results and counts."""
     found = [parts["A", how] for parts in fleet.run([(each, [("A", how)]) for each in programs])]
     assert [error for error in found if isinstance(error, str)] == []
     return [part for [part] in found]
 
 
-def test_what_others_serve_wrongly_is_right(tmp_path: Path) -> None:
+def test_programs_that_other_stores_serve_wrongly_are_right(tmp_path: Path) -> None:
     verdicts = judge(KNOWN, tmp_path, jobs=2)
     assert verdicts.wrong == []
     assert verdicts.broken == []
@@ -137,7 +137,7 @@ def test_what_others_serve_wrongly_is_right(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """A remote with what programs compiled, on a machine that is gone; and what they gave."""
+    """Return the remote of programs on a machine that is gone, and their results."""
     root = tmp_path_factory.mktemp("stored")
     found = _played(_Fleet(root, 2), STORED)
     assert [each["saved"] for each in found] == [2, 2]
@@ -147,7 +147,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
 
 
 def _read(stored: tuple[Path, list[Any]], root: Path, damage: Damage = lambda _: None) -> list[Any]:
-    """Return frames recalled and traced where all answers are right, from a copy of the remote."""
+    """Run with a copy of the remote, check the answers; return frames recalled and traced."""
     remote, expected = stored
     fleet = _Fleet(root, 2)
     shutil.copytree(remote, root / "remote", dirs_exist_ok=True)
@@ -160,7 +160,7 @@ def _read(stored: tuple[Path, list[Any]], root: Path, damage: Damage = lambda _:
 def test_no_path_of_the_machine_that_saved_is_needed(
     stored: tuple[Path, list[Any]], tmp_path: Path
 ) -> None:
-    """Neither its disk is there, with Inductor's cache, nor the folder of the programs."""
+    """Its disk with Inductor's cache is gone, and so is its folder of programs."""
     assert _read(stored, tmp_path) == [(2, 0), (2, 0)]
 
 
@@ -175,7 +175,7 @@ def _cut(paths: list[Path]) -> None:
 
 
 def _exchange(paths: list[Path]) -> None:
-    assert len({path.stem for path in paths}) == len(paths) > 1  # each of another key
+    assert len({path.stem for path in paths}) == len(paths) > 1  # all of different keys
     contents = [path.read_bytes() for path in paths]
     for path, content in zip(paths, [*contents[1:], contents[0]], strict=True):
         path.write_bytes(content)
@@ -193,7 +193,7 @@ DAMAGES: dict[str, tuple[bool, Damage]] = {
 def test_a_damaged_artifact_is_a_miss(
     name: str, stored: tuple[Path, list[Any]], tmp_path: Path
 ) -> None:
-    """It is neither an error nor a wrong answer, and the frame is traced."""
+    """There is no error and no wrong answer; the frame is traced."""
     of_frames, how = DAMAGES[name]
 
     def damage(paths: list[Path]) -> None:
@@ -206,7 +206,7 @@ def test_a_damaged_artifact_is_a_miss(
 
 @nightly
 def test_calls_compile_as_often_as_without_recall(tmp_path: Path) -> None:
-    """Recompiles, their limit and its error; after graph breaks and in training as well."""
+    """This covers recompiles, their limit and its error, graph breaks and training."""
     fleet = _Fleet(tmp_path, 2)
     off, cold, warm = (_played(fleet, CALLS, how) for how in ("off", "on", "on"))
     for program, without, *others in zip(CALLS, off, cold, warm, strict=True):

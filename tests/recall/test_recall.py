@@ -1,7 +1,7 @@
-"""Recall gives back what was traced, and never where one thing that Dynamo read is another.
+"""Recall returns traced frames, but none for which something that Dynamo read has changed.
 
-``make test-all`` has programs of the table that were wrong once, and ``make test-nightly`` all of
-them; ``python -m tests.recall.run`` prints what became of each.
+``make test-all`` runs programs of the table that were wrong once, and ``make test-nightly`` all
+programs; ``python -m tests.recall.run`` prints the verdicts.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from tests.recall.run import judge
 from tests.support.machines import Machine, remote_url
 from tests.support.marks import nightly, slow
 
-#: What was once answered wrongly, or not recalled at all; one or more of each class.
+#: Programs that were once answered wrongly or not recalled; one or more of each class.
 FOUND = {
     *("inputs/list or tuple", "torch_state/dispatch mode", "libraries/recursion limit"),
     *("objects/global hides a builtin", "breaks/closure held over a break"),
     *("reflection/class item", "reflection/order of vars", "reflection/hasattr of torch"),
     *("reflection/getattr with a default", "values/parameter that is no module's"),
 }
-# Functions and numbers that a configuration chooses: torch's own store of frames serves the first.
+# Functions and numbers that a configuration chooses; torch's own store serves the first choice.
 CHOSEN = ("global: function in a dict", "module's attribute", "class attribute")
 
 
-@pytest.mark.timeout(7200)  # for what hangs: processes wait for one another on a busy machine
+@pytest.mark.timeout(7200)  # for hangs: processes wait for one another on a busy machine
 @pytest.mark.parametrize(
     "names",
     [
@@ -35,7 +35,7 @@ CHOSEN = ("global: function in a dict", "module's attribute", "class attribute")
     ],
 )
 def test_no_change_is_missed(names: set[str], tmp_path: Path) -> None:
-    """A program is recalled as it was, and traced as it became; the frames compiled are as many."""
+    """An unchanged program is recalled, and a changed one traced, with the same compiles."""
     programs = [each for each in all_programs() if each.name in names]
     assert len(programs) == len(names)
     verdicts = judge(programs, tmp_path, jobs=2)
@@ -45,8 +45,8 @@ def test_no_change_is_missed(names: set[str], tmp_path: Path) -> None:
 
 @pytest.mark.timeout(1800)
 @nightly
-def test_the_harness_sees_a_store_that_is_not_safe(tmp_path: Path) -> None:
-    """torch's own drops guards on identity: it serves what another function was traced to."""
+def test_the_harness_detects_an_unsafe_store(tmp_path: Path) -> None:
+    """torch's own store drops guards on identity, so it serves the trace of another function."""
     programs = [each for each in all_programs() if each.name.startswith(CHOSEN)]
     verdicts = judge(programs[:6], tmp_path, "precompile", jobs=2)
     assert verdicts.wrong
@@ -59,14 +59,14 @@ def test_the_table_is_long_enough() -> None:
 
 
 def _train(url: str) -> dict[str, int]:
-    """Compile a program that asks for the cache before it imports torch; return the hits."""
+    """Enable the cache before torch is imported, and compile; return hits and misses."""
     import s3cache
 
     with s3cache.enabled(url) as cache:
         import torch
 
         weight = torch.nn.Parameter(torch.ones(3))
-        optimizer = torch.optim.AdamW([weight])  # imports Dynamo, and not the compiler
+        optimizer = torch.optim.AdamW([weight])  # imports Dynamo but not the compiler
         torch.compile(lambda x: (x.exp() * weight).sum())(torch.ones(3)).backward()
         optimizer.step()
         assert not cache.flush(60).remaining
@@ -79,7 +79,7 @@ def _train(url: str) -> dict[str, int]:
 @slow
 @pytest.mark.timeout(900)
 def test_graphs_are_shared_with_processes_that_do_not_recall(tmp_path: Path) -> None:
-    """Keys of graphs do not depend on how early torch was first looked at."""
+    """Keys of graphs do not depend on how early s3cache first inspects torch."""
     found = [
         Machine(tmp_path / recall, S3CACHE_RECALL=recall)
         .run(f"{__name__}:_train", remote_url(tmp_path), server=server)
@@ -90,7 +90,7 @@ def test_graphs_are_shared_with_processes_that_do_not_recall(tmp_path: Path) -> 
 
 
 def _reset_and_drop(url: str) -> int:
-    """Recall modules that die after a reset; return how many frames were recalled."""
+    """Recall modules that are deleted after a reset; return the number of recalled frames."""
     import gc
 
     import torch
@@ -122,8 +122,8 @@ def _reset_and_drop(url: str) -> int:
 
 @slow
 @pytest.mark.timeout(900)
-def test_modules_may_die_after_a_reset(tmp_path: Path) -> None:
-    """torch frees what it keeps of a frame; guards of a recalled one must not use that later."""
+def test_modules_may_be_deleted_after_a_reset(tmp_path: Path) -> None:
+    """torch frees its data about a frame; guards of a recalled frame must not use it later."""
     job, url = f"{__name__}:_reset_and_drop", remote_url(tmp_path)
     found = [Machine(tmp_path / f"{each}").run(job, url, server=each).result for each in (0, 1)]
     assert found[1] >= 6

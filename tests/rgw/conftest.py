@@ -1,4 +1,4 @@
-"""A real Ceph RADOS Gateway, where the environment names one."""
+"""Fixtures for a real Ceph RADOS Gateway that the environment names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY")
 
 @pytest.fixture(scope="session")
 def rgw_bucket() -> S3Options:
-    """A bucket made for this run."""
+    """Create a bucket for this run."""
     found = {name: os.environ.get(f"S3CACHE_TEST_RGW_{name}") for name in NAMES}
     if missing := [f"S3CACHE_TEST_RGW_{name}" for name, value in found.items() if not value]:
         pytest.skip(f"no Ceph RGW to test with: {', '.join(missing)} not set (see make test-rgw)")
@@ -34,5 +34,5 @@ def rgw_bucket() -> S3Options:
 
 @pytest.fixture
 def rgw_options(rgw_bucket: S3Options) -> S3Options:
-    """Options for an empty prefix."""
+    """Return options for an empty prefix."""
     return replace(rgw_bucket, prefix=f"a/{uuid.uuid4().hex}")

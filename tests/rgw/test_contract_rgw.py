@@ -1,4 +1,4 @@
-"""S3Store keeps the contract on a real Ceph RADOS Gateway."""
+"""S3Store obeys the contract of stores on a real Ceph RADOS Gateway."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
 from tests.support.buckets import RawBucket
 from tests.support.contract import StoreContract
 
-# RGW answers 500 to a read that meets an overwrite of the same object.
+# RGW answers 500 to a read during an overwrite of the same object.
 RETRIES = RetryPolicy(
     attempts=10, total_timeout_s=40, attempt_timeout_s=20, base_delay_s=0.01, max_delay_s=0.2
 )
@@ -42,18 +42,18 @@ async def store(rgw_options: S3Options) -> AsyncIterator[S3Store]:
     await store.aclose()
 
 
-async def test_condition_is_found_to_be_honoured(store: S3Store) -> None:
+async def test_the_probe_finds_that_rgw_obeys_the_condition(store: S3Store) -> None:
     assert await store.atomic_create()
 
 
-async def test_a_large_object_goes_in_parts_and_is_read_back(store: S3Store) -> None:
+async def test_a_large_object_is_written_in_parts_and_read_back(store: S3Store) -> None:
     body = os.urandom(40 << 20)
     await store.put("parts", body)
     assert await store.get("parts") == body
 
 
-async def test_one_creator_of_a_large_object_wins(store: S3Store) -> None:
-    """RGW ignores the condition where an upload in parts is completed: one request must do."""
+async def test_exactly_one_creator_of_a_large_object_wins(store: S3Store) -> None:
+    """RGW ignores the condition at the end of a multipart upload, so one request must create it."""
     bodies = [os.urandom(6 << 20) for _ in range(4)]
     results = await asyncio.gather(
         *(store.put("large", body, mode="create") for body in bodies), return_exceptions=True
@@ -72,7 +72,7 @@ async def test_one_creator_of_a_large_object_wins(store: S3Store) -> None:
         ({"bucket": "s3cache-no-such-bucket"}, MissingContainerError, "does not exist"),
     ],
 )
-async def test_a_mistake_is_named(
+async def test_errors_name_wrong_keys_and_buckets(
     rgw_options: S3Options, wrong: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     store = S3Store(replace(rgw_options, **wrong))

@@ -1,4 +1,4 @@
-"""Processes, and a real Ceph RADOS Gateway that dies or hangs under them."""
+"""Processes use a real Ceph RADOS Gateway that dies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NewMachine = Callable[..., Machine]
 
 @pytest.fixture
 def restart(rgw_bucket: S3Options) -> Iterator[Callable[[], object]]:
-    """Starts the gateway of this test run again, on the same port, with the data it had."""
+    """Return a function that restarts this run's gateway on the same port with its data."""
 
     def restart() -> object:
         return subprocess.run([str(RESTART)], check=True)
@@ -49,7 +49,7 @@ def proxy(rgw_bucket: S3Options) -> Iterator[Proxy]:
 
 @pytest.fixture
 def new_machine(tmp_path: Path, rgw_options: S3Options) -> Iterator[NewMachine]:
-    """A function that makes a machine with an empty disk."""
+    """Return a function that makes a machine with an empty disk."""
     with ExitStack() as machines:
         numbers = itertools.count()
 
@@ -61,7 +61,7 @@ def new_machine(tmp_path: Path, rgw_options: S3Options) -> Iterator[NewMachine]:
 
 
 def to_open(options: S3Options) -> dict[str, Any]:
-    """The arguments of ``Cache.open`` that lead there."""
+    """Return the arguments of ``Cache.open`` for this store."""
     names = ("endpoint_url", "region", "access_key", "secret_key")
     return {
         "url": f"s3://{options.bucket}/{options.prefix}",
@@ -69,8 +69,10 @@ def to_open(options: S3Options) -> dict[str, Any]:
     }
 
 
-def all_arrived(machine: Machine, expected: list[str], variants: tuple[str, ...] = ("",)) -> None:
-    """A machine with an empty disk reads each entry, byte for byte."""
+def check_all_arrived(
+    machine: Machine, expected: list[str], variants: tuple[str, ...] = ("",)
+) -> None:
+    """Check that a machine with an empty disk reads each entry, byte for byte."""
     lines = machine.run(["check", expected, variants])
     hits = len(expected) * len(variants)
     assert Counter(line.split()[0] for line in lines) == {"hit": hits}, lines
@@ -79,10 +81,10 @@ def all_arrived(machine: Machine, expected: list[str], variants: tuple[str, ...]
 # --- the gateway dies
 
 
-def test_killed_under_uploads(
+def test_uploads_continue_after_the_gateway_was_killed(
     restart: Callable[[], object], proxy: Proxy, new_machine: NewMachine
 ) -> None:
-    """When it is back, the process goes on by itself and everything arrives."""
+    """Once the gateway runs again, the process continues by itself, and all entries arrive."""
     proxy.link = Link(bytes_per_s=2_000_000)
     names = keys(0, 40)
     process = new_machine(endpoint_url=proxy.url).start(
@@ -98,14 +100,14 @@ def test_killed_under_uploads(
     process.until("upload done", len(names))
     process.hear()
     process.finish()
-    all_arrived(new_machine(), names)
+    check_all_arrived(new_machine(), names)
 
 
 # --- size
 
 
 def test_a_large_entry_is_the_same_on_another_machine(new_machine: NewMachine) -> None:
-    """200 MiB, the largest that shares the upload queue with others; read in ranges."""
+    """It has 200 MiB, the largest size that shares the upload queue, and is read in ranges."""
     name = key("large")
     machine = new_machine(exit_timeout_s=60.0)
     assert machine.run(["save", [name], 200 * MIB], ["flush"])[-1] == "flushed 0"

@@ -1,10 +1,10 @@
-"""Processes at full rate under faults drawn at random: what is lost, wrong, slow, or grows.
+"""Run processes at full speed under random faults; report lost and wrong entries, times and growth.
 
     python -m tests.soak [--seconds 1800] [--seed 0] [--page docs/reliability.md]
 
-Uses the Ceph RGW that ``infra/rgw/run.sh`` starts, which is killed and restarted on the way;
-without one a moto server, which is not. Ends with 1 if anything was lost or wrong, grew, or failed.
-With ``--page`` the table goes there.
+Uses the Ceph RGW that ``infra/rgw/run.sh`` starts, and kills and restarts it in between. Without a
+Ceph RGW, it uses a moto server that is never killed. Exits with status 1 if an entry was lost or
+wrong, or a process failed or grew. ``--page`` names the page for the table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from benchmarks.render import fill
 from s3cache.store import S3Options
 from s3cache.testing import MotoServer
-from tests.soak.run import MACHINES, PROCESSES, Account, soak
+from tests.soak.run import MACHINES, PROCESSES, Results, soak
 from tests.support.buckets import make_bucket, moto_place
 
 RESTART = Path(__file__).parents[2] / "infra" / "rgw" / "restart.sh"
@@ -40,13 +40,13 @@ def main() -> int:
         place, restart, server_name = _server(stack)
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="s3cache-soak-")))
         port = urlsplit(str(place.endpoint_url)).port or 80
-        account = soak(root, port, _to_open(place), restart, options.seconds, options.seed)
-    text = table(account, server_name, options.seed)
+        results = soak(root, port, _to_open(place), restart, options.seconds, options.seed)
+    text = table(results, server_name, options.seed)
     print(text)
     if options.page:
         page = options.page.read_text(encoding="utf-8")
         options.page.write_text(fill(page, "soak", text), encoding="utf-8")
-    bad = list(complaints(account))
+    bad = list(complaints(results))
     for complaint in bad:
         print(f"BAD: {complaint}")
     return int(bool(bad))
@@ -56,7 +56,7 @@ def _server(stack: ExitStack) -> tuple[S3Options, Path | None, str]:
     endpoint = os.environ.get("S3CACHE_TEST_RGW_ENDPOINT")
     if endpoint is None:
         moto = stack.enter_context(MotoServer())
-        return moto_place(moto), None, "a moto server (no Ceph RGW was to be had)"
+        return moto_place(moto), None, "a moto server (no Ceph RGW was available)"
     place = S3Options(
         f"s3cache-soak-{uuid.uuid4().hex[:12]}",
         endpoint_url=endpoint,
@@ -77,24 +77,24 @@ def _to_open(place: S3Options) -> dict[str, Any]:
     }
 
 
-# -- the account as a table
+# -- the results as a table
 
 
-def complaints(account: Account) -> Iterator[str]:
-    """What must not be."""
-    if account.lost:
-        yield f"lost {len(account.lost)} of {account.acknowledged}, as {account.lost[:5]}"
-    if account.wrong:
-        yield f"wrong: {account.wrong[:5]}"
-    for each in account.growth:
+def complaints(results: Results) -> Iterator[str]:
+    """Yield a message for each failure."""
+    if results.lost:
+        yield f"lost {len(results.lost)} of {results.acknowledged}, as {results.lost[:5]}"
+    if results.wrong:
+        yield f"wrong: {results.wrong[:5]}"
+    for each in results.growth:
         if not each.is_flat:
             yield f"{each.what} grew from {each.early:g} to {each.late:g}"
-    yield from (f"a process failed: {error}" for error in account.errors[:3])
+    yield from (f"a process failed: {error}" for error in results.errors[:3])
 
 
-def table(account: Account, server: str, seed: int) -> str:
-    counts, entries = account.counts, account.acknowledged
-    minutes, misses = f"{account.seconds / 60:.0f} minutes", _account_of(account.misses)
+def table(results: Results, server: str, seed: int) -> str:
+    counts, entries = results.counts, results.acknowledged
+    minutes, misses = f"{results.seconds / 60:.0f} minutes", _counts_in_words(results.misses)
     lines = [
         f"{PROCESSES} processes, {MACHINES} machines, {server}, {minutes}, seed {seed}.",
         "",
@@ -103,18 +103,18 @@ def table(account: Account, server: str, seed: int) -> str:
         f"| saves that were acknowledged | {counts['saved']:,}, of {entries:,} entries |",
         f"| saves that were not | {counts['refused']:,} |",
         f"| lookups | {counts['hit']:,} hits, {counts['miss']:,} misses ({misses}) |",
-        f"| **lost** | {len(account.lost)} |",
-        f"| **wrong** | {len(account.wrong)} |",
+        f"| **lost** | {len(results.lost)} |",
+        f"| **wrong** | {len(results.wrong)} |",
         *(
-            f"| {kind}: slowest, and 99 of 100 | {account.slowest_ms[kind]:,.0f} ms, "
-            f"{account.p99_ms[kind]:,.0f} ms |"
-            for kind in sorted(account.slowest_ms)
+            f"| {kind}: slowest, and 99 of 100 | {results.slowest_ms[kind]:,.0f} ms, "
+            f"{results.p99_ms[kind]:,.0f} ms |"
+            for kind in sorted(results.slowest_ms)
         ),
-        f"| what happened | {_account_of(account.happened)} |",
+        f"| what happened | {_counts_in_words(results.happened)} |",
         *(
             f"| {_NAMES[each.what]}: early, late, most | {each.early:,.0f}, {each.late:,.0f}, "
             f"{each.most:,.0f} |"
-            for each in account.growth
+            for each in results.growth
         ),
         "",
     ]
@@ -129,7 +129,7 @@ _NAMES = {
 }
 
 
-def _account_of(counts: dict[str, int]) -> str:
+def _counts_in_words(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items())) or "none"
 
 

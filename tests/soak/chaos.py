@@ -1,4 +1,4 @@
-"""Faults, drawn at random: of the link, of the server, of the processes."""
+"""Random faults of the link, the server and the processes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _LINKS: dict[str, Callable[[random.Random], Link]] = {
     "answers reset": lambda draw: Link(reset_down=draw.randrange(40_000), times=20),
     "answers cut": lambda draw: Link(cut_down=draw.randrange(40_000), times=20),
 }
-# Of a hundred. A good link is as likely as all bad ones: some of what is saved has to arrive.
+# Percentages. A good link is as likely as all bad links together, so that some saves arrive.
 _WEIGHTS: dict[str, float] = {"kill": 25, "stop": 7, "server": 6, "refuse": 8, "link good": 27}
 _WEIGHTS |= dict.fromkeys(_LINKS, 4.5)
 
 
 class Chaos:
-    """Something new every few seconds, until the end of the block; then all is right again.
+    """Causes a random fault every few seconds until the end of the block, then repairs the link.
 
     Args:
-        restart: the script that starts the server again; without it the server never dies.
-        workers: gives the processes that may be killed.
-        dies_by_s: when the server has died once.
+        restart: the script that restarts the server; without it the server is never killed.
+        workers: a function that returns the processes that may be killed.
+        dies_by_s: the time after which the server is killed if it was not killed before.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class Chaos:
     def _run(self) -> None:
         try:
             while not self._over.wait(self._draw.uniform(1.0, 4.0)):
-                self._happen()
+                self._cause_a_fault()
         except BaseException as exc:
             self._error = exc
 
-    def _happen(self) -> None:
+    def _cause_a_fault(self) -> None:
         (what,) = self._draw.choices([*_WEIGHTS], [*_WEIGHTS.values()])
         if not self.happened["server killed"] and time.monotonic() > self._dies_by:
             what = "server"
         if what in ("kill", "stop"):
-            self._to_a_process(is_killed=what == "kill")
+            self._kill_or_stop_a_process(is_killed=what == "kill")
         elif what == "server" and self._restart is not None:
             self.happened["server killed"] += 1
             os.kill(int(Path(os.environ["S3CACHE_TEST_RGW_PIDFILE"]).read_text()), signal.SIGKILL)
@@ -94,8 +94,8 @@ class Chaos:
             self.happened[what] += 1
             self._proxy.link = _LINKS[what](self._draw) if what in _LINKS else Link()
 
-    def _to_a_process(self, *, is_killed: bool) -> None:
-        """Kill one, or stop it for a while, as a machine that swaps or is suspended."""
+    def _kill_or_stop_a_process(self, *, is_killed: bool) -> None:
+        """Kill a process, or stop it for a while, like a machine that swaps or is suspended."""
         if running := self._workers():
             pid = self._draw.choice(running)
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Machines with processes on them, a server behind a link, and the account in the end."""
+"""Run processes on several machines with a server behind a link, and collect the results."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.support.proxy import Proxy
 
 MACHINES, PROCESSES = 2, 8
 _SAMPLE_S = 2.0
-# Once all is well again: what was saved has that long to arrive.
+# The time that saved entries have to arrive after the last fault.
 _ARRIVAL_S = 300.0
-# What is kept for what comes next has a bound, whatever was in use before: connections; threads
-# for calls to disks (s3cache/util/threads.py) and those of concurrent.futures; four of others.
+# Bounds of pooled resources: connections, threads for calls to disks (s3cache/util/threads.py),
+# threads of concurrent.futures, and four others.
 _BOUNDS = {
     "sockets": S3Options("any").max_pool_connections + 4,
     "threads": 16 + min(32, (os.cpu_count() or 1) + 4) + 4,
@@ -36,7 +36,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class Growth:
-    """The median of one number of a process early on and in the end, and the most of it."""
+    """The early median, the late median and the maximum of one number of a process."""
 
     what: str
     early: float
@@ -45,20 +45,20 @@ class Growth:
 
     @classmethod
     def of(cls, what: str, samples: list[float]) -> Growth:
-        """Compare the second fifth of the time with the last one: what starts is no leak."""
+        """Compare the second fifth of samples with the last one: growth at the start is no leak."""
         fifth = max(1, len(samples) // 5)
         early = statistics.median(samples[fifth : 2 * fifth] or samples)
         return cls(what, early, statistics.median(samples[-fifth:]), max(samples))
 
     @property
     def is_flat(self) -> bool:
-        """Within its bound; else not more than a quarter more, nor than caches of Python's."""
+        """Whether the number is within its bound, or grew by at most a quarter or 32."""
         return self.late <= _BOUNDS.get(self.what, max(1.25 * self.early, self.early + 32))
 
 
 @dataclass
-class Account:
-    """What it came to. ``slowest_ms`` and ``p99_ms`` are of each kind of line."""
+class Results:
+    """The results of a run. ``slowest_ms`` and ``p99_ms`` have a value for each kind of line."""
 
     seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
@@ -74,7 +74,7 @@ class Account:
 
 
 class Fleet:
-    """Processes of all machines. The first of each machine is never killed: it must not grow."""
+    """Processes of all machines. The first one of each is never killed: it must not grow."""
 
     def __init__(self, root: Path, machines: list[Machine], seed: int) -> None:
         self._root = root
@@ -82,19 +82,19 @@ class Fleet:
         self._seed = seed
         self._logs: list[Path] = []
         self._names = [f"w{number}" for number in range(PROCESSES)]
-        self._running: dict[str, subprocess.Popen[bytes]] = {}  # those that work, by name
+        self._running: dict[str, subprocess.Popen[bytes]] = {}  # workers by name
 
     @property
-    def elders(self) -> list[int]:
+    def survivors(self) -> list[int]:
         return [self._running[name].pid for name in self._names[:MACHINES]]
 
-    def mortals(self) -> list[int]:
-        """Those that may be killed, and live."""
+    def killable(self) -> list[int]:
+        """Return the running processes that may be killed."""
         running = [self._running.get(name) for name in self._names[MACHINES:]]
         return [each.pid for each in running if each is not None and each.poll() is None]
 
-    def keep_up(self) -> None:
-        """Start those that are missing."""
+    def start_missing(self) -> None:
+        """Start missing processes."""
         for number, name in enumerate(self._names):
             process = self._running.get(name)
             if process is None or process.poll() is not None:
@@ -121,7 +121,7 @@ class Fleet:
             )
 
     def end(self) -> None:
-        """As a scheduler ends them; what they cannot upload in time is left for others."""
+        """End all processes as a scheduler does; later ones upload their pending entries."""
         for process in self._running.values():
             process.terminate()
         for process in self._running.values():
@@ -133,14 +133,14 @@ class Fleet:
                 raise AssertionError("a process did not end 60 s after SIGTERM") from None
 
     def lines(self) -> Iterator[list[str]]:
-        """The words of each line that was written; a torn one is left out."""
+        """Yield the words of each complete line of the logs."""
         for log in self._logs:
             if log.exists():
                 with open(log) as lines:
                     yield from (line.split() for line in lines if line.endswith("\n"))
 
     def errors(self) -> list[str]:
-        """What was logged as an error, or was a traceback: faults are logged as warnings."""
+        """Return logs with an error or a traceback: faults are logged as warnings only."""
         texts = [path.read_text(errors="replace") for path in self._root.glob("*.err")]
         return [text[-4000:] for text in texts if "Traceback" in text or "ERROR" in text]
 
@@ -152,13 +152,13 @@ def soak(
     restart: Path | None,
     seconds: float,
     seed: int,
-) -> Account:
-    """Run for so many seconds; then have everything arrive, and look at all of it."""
-    account = Account()
+) -> Results:
+    """Run for so many seconds; then wait for all uploads, and check all entries."""
+    results = Results()
     began = time.monotonic()
     with ExitStack() as stack:
         proxy = stack.enter_context(Proxy(server_port))
-        # Of what waits for a server, a process may hold a quarter of this in memory.
+        # A process may hold a quarter of these bytes in memory for uploads.
         holds = {"upload_queue_max_bytes": "32MiB"}
         options = {**where, "endpoint_url": proxy.url, "local_max_files": 3000, **holds}
         machines = [
@@ -167,30 +167,30 @@ def soak(
         ]
         fleet = Fleet(root, machines, seed)
         samples: list[dict[str, list[float]]] = [defaultdict(list) for _ in machines]
-        fleet.keep_up()
+        fleet.start_missing()
         try:
-            with Chaos(seed, proxy, restart, fleet.mortals, dies_by_s=seconds / 3) as chaos:
+            with Chaos(seed, proxy, restart, fleet.killable, dies_by_s=seconds / 3) as chaos:
                 while time.monotonic() - began < seconds:
                     time.sleep(_SAMPLE_S)
-                    for pid, taken in zip(fleet.elders, samples, strict=True):
+                    for pid, taken in zip(fleet.survivors, samples, strict=True):
                         _sample(pid, taken)
-                    proxy.requests.clear()  # they are many, and not used
-                    fleet.keep_up()
+                    proxy.requests.clear()  # there are many requests, and none is needed
+                    fleet.start_missing()
         finally:
             fleet.end()
-        account.happened = chaos.happened
-        account.seconds = time.monotonic() - began
+        results.happened = chaos.happened
+        results.seconds = time.monotonic() - began
         _settle(fleet, machines)
-        _count(fleet, account)
+        _count(fleet, results)
         saved = {words[1] for words in fleet.lines() if words[0] == "saved"}
-        account.acknowledged = len(saved)
+        results.acknowledged = len(saved)
         reader = stack.enter_context(Machine(root / "reader", **{**options, "local": False}))
-        _read_all(fleet, reader, sorted(saved), account)
+        _read_all(fleet, reader, sorted(saved), results)
         for what in samples[0]:
             of_each = [Growth.of(what, taken[what]) for taken in samples]
-            account.growth.append(max(of_each, key=lambda one: one.late - one.early))
-        account.errors = fleet.errors()
-    return account
+            results.growth.append(max(of_each, key=lambda one: one.late - one.early))
+        results.errors = fleet.errors()
+    return results
 
 
 def _sample(pid: int, taken: dict[str, list[float]]) -> None:
@@ -204,7 +204,7 @@ def _sample(pid: int, taken: dict[str, list[float]]) -> None:
 
 
 def _settle(fleet: Fleet, machines: list[Machine]) -> None:
-    """A later process of each machine uploads what the dead have left."""
+    """Let a later process of each machine upload the pending entries of dead processes."""
     for machine in machines:
         deadline = time.monotonic() + _ARRIVAL_S
         while machine.pending() and time.monotonic() < deadline:
@@ -212,26 +212,26 @@ def _settle(fleet: Fleet, machines: list[Machine]) -> None:
             fleet.start("adopter", machine, ["flush", 60.0]).wait()
 
 
-def _read_all(fleet: Fleet, reader: Machine, keys: list[str], account: Account) -> None:
-    """From the bucket alone: a machine with no disk of its own; what is absent now is lost."""
+def _read_all(fleet: Fleet, reader: Machine, keys: list[str], results: Results) -> None:
+    """Read all keys from the bucket on a machine without a disk; absent entries are lost."""
     before = sum(1 for _ in fleet.lines())
     for start in range(0, len(keys), 500):
         fleet.start("reader", reader, ["check", keys[start : start + 500]]).wait()
     lines = [*fleet.lines()]
     found = {words[1] for words in lines[before:] if words[0] in ("hit", "WRONG")}
-    account.lost = [key for key in keys if key not in found]
-    account.wrong = sorted({words[1] for words in lines if words[0] == "WRONG"})
+    results.lost = [key for key in keys if key not in found]
+    results.wrong = sorted({words[1] for words in lines if words[0] == "WRONG"})
 
 
-def _count(fleet: Fleet, account: Account) -> None:
+def _count(fleet: Fleet, results: Results) -> None:
     took: dict[str, list[float]] = defaultdict(list)
     for words in fleet.lines():
         if words[0] != "left":
-            account.counts[words[0]] += 1
+            results.counts[words[0]] += 1
             took["save" if words[0] in ("saved", "refused") else "lookup"].append(float(words[2]))
             if words[0] == "miss":
-                account.misses[words[3]] += 1
+                results.misses[words[3]] += 1
     for kind, times in took.items():
         times.sort()
-        account.slowest_ms[kind] = times[-1]
-        account.p99_ms[kind] = times[int(0.99 * (len(times) - 1))]
+        results.slowest_ms[kind] = times[-1]
+        results.p99_ms[kind] = times[int(0.99 * (len(times) - 1))]

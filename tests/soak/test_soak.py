@@ -1,4 +1,4 @@
-"""Two minutes of it at night, as it measures memory and time; ``make soak`` takes half an hour."""
+"""A soak of two minutes at night, as it measures memory and time; ``make soak`` takes 30."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CANNOT_INSTALL = 75
 
 @nightly
 @pytest.mark.timeout(900)
-def test_nothing_is_lost_or_wrong_or_grows() -> None:
-    """With a gateway of its own: the one that the test run shares must not die under others."""
+def test_no_entry_is_lost_or_wrong_and_no_process_grows() -> None:
+    """The test uses its own gateway, because other tests need the shared one."""
     if os.environ.get("S3CACHE_TEST_RGW") == "off":
-        pytest.skip("S3CACHE_TEST_RGW=off, and the server has to die on the way")
+        pytest.skip("S3CACHE_TEST_RGW=off, but this test must kill its server")
     command = [str(RUN), sys.executable, "-m", "tests.soak", "--seconds", "120"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     if done.returncode == CANNOT_INSTALL:
-        pytest.skip(f"no Ceph RGW to be had, which has to die on the way: {done.stderr[-300:]}")
+        pytest.skip(f"no Ceph RGW, which this test must kill, is available: {done.stderr[-300:]}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| **lost** | 0 |" in done.stdout
     assert "| **wrong** | 0 |" in done.stdout
@@ -34,6 +34,6 @@ def test_nothing_is_lost_or_wrong_or_grows() -> None:
 
 
 @pytest.mark.parametrize("what", ["memory_mib", "threads", "sockets", "files"])
-def test_what_grows_is_seen(what: str) -> None:
+def test_growth_is_detected(what: str) -> None:
     assert Growth.of(what, [20.0] * 50).is_flat
     assert not Growth.of(what, [float(20 + number) for number in range(100)]).is_flat

@@ -1,7 +1,7 @@
-"""A process that saves and looks up as fast as it can until it is killed, and notes what came.
+"""A process that saves and looks up entries as fast as it can until it is killed, with a log.
 
 ``python -m tests.soak.worker JSON`` with ``{"options": ..., "log": path, "name": ..., "names": all
-of them, "seed": ..., "steps": [...]}``. Lines of the log, each written at once: ``saved KEY MS``
+names, "seed": ..., "steps": [...]}``. Each line of the log is written in one call: ``saved KEY MS``
 (durable and acknowledged), ``refused KEY MS``, ``hit KEY MS`` (equal to the last byte), ``WRONG KEY
 MS``, ``miss KEY MS REASON``, and ``left COUNT`` after a flush.
 """
@@ -21,13 +21,13 @@ from tests.support.worker import entry
 
 
 def size_of(key: str) -> int:
-    """Bytes of the entry under ``key``, the same in each process."""
+    """Return the size of the entry under ``key``, which is the same in each process."""
     sizes = [200, 1_000, 3_000, 8_000, 8_000, 30_000, 120_000 if key[-1] == "7" else 500]
     return random.Random(key).choice(sizes)
 
 
 class Worker:
-    """Each method without an underscore is a step."""
+    """Methods without an underscore are steps."""
 
     def __init__(self, cache: Cache, config: dict[str, Any]) -> None:
         self._cache = cache
@@ -37,21 +37,21 @@ class Worker:
         self._random = random.Random(config["seed"])
         self._saved = 0
 
-    def _say(self, *words: object) -> None:
+    def _log_line(self, *words: object) -> None:
         os.write(self._log, (" ".join(map(str, words)) + "\n").encode())
 
     def mix(self) -> None:
-        """Until a signal ends it."""
+        """Save and look up entries until a signal ends the process."""
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         while True:
             drawn = self._random.random()
-            if drawn < 0.15:  # a new one; not after a restart, when it is one of before
+            if drawn < 0.15:  # a new key, or an old one after a restart
                 self._saved += 1
                 self._save(f"{self._name}-{self._saved}")
             elif drawn < 0.3:
                 self._save(f"{self._name}-{self._random.randrange(self._saved + 1)}")
             else:
-                # Others are about as fast: most of what they have saved, and some of what is not.
+                # Other processes are about as fast: most of these keys are saved, some are not.
                 other = self._random.choice(self._names)
                 self.check([f"{other}-{self._random.randrange(self._saved + 2)}"])
 
@@ -60,7 +60,7 @@ class Worker:
         began = time.monotonic()
         result = self._cache.save(key, data)
         kept = isinstance(result, Saved) and result.durable
-        self._say("saved" if kept else "refused", key, _ms(began))
+        self._log_line("saved" if kept else "refused", key, _ms(began))
 
     def check(self, keys: list[str]) -> None:
         for key in keys:
@@ -68,13 +68,13 @@ class Worker:
             result = self._cache.lookup(key)
             took = _ms(began)
             if not isinstance(result, Hit):
-                self._say("miss", key, took, result.reason)
+                self._log_line("miss", key, took, result.reason)
             else:
                 right = bytes(result.entry.data) == entry(key, size_of(key))
-                self._say("hit" if right else "WRONG", key, took)
+                self._log_line("hit" if right else "WRONG", key, took)
 
     def flush(self, timeout_s: float) -> None:
-        self._say("left", self._cache.flush(timeout_s).remaining)
+        self._log_line("left", self._cache.flush(timeout_s).remaining)
 
 
 def _ms(began: float) -> str:

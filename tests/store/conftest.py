@@ -1,4 +1,4 @@
-"""A directory of objects, and a store that fails."""
+"""A directory of objects, a failing store and an umask."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def faulty(memory: MemoryStore) -> FaultyStore:
 
 @pytest.fixture
 def group_umask() -> Iterator[None]:
-    """The umask of many multi-user machines: what is made may be written by the group."""
+    """Set the umask of many multi-user machines: the group may write new files."""
     before = os.umask(0o002)
     yield
     os.umask(before)

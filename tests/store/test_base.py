@@ -1,4 +1,4 @@
-"""A wrapper does what it does around each call in one method."""
+"""A wrapper handles every call in one method."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from s3cache.store import MemoryStore, NotAccepted, WrapperStore, check_key
 
 
 class Noting(WrapperStore):
-    """Notes each call, makes it twice, and gives the second answer."""
+    """A wrapper that notes each call, makes it twice, and returns the second answer."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)
@@ -47,13 +47,13 @@ ILLEGAL_KEYS = {
 
 
 @pytest.mark.parametrize("key", ILLEGAL_KEYS.values(), ids=ILLEGAL_KEYS.keys())
-def test_no_store_takes_an_illegal_key(key: str) -> None:
-    """The contract tries one of them on every store, with every verb."""
+def test_no_store_accepts_an_illegal_key(key: str) -> None:
+    """The contract tests try one illegal key on every store, with every verb."""
     with pytest.raises(ConfigError):
         check_key(key)
 
 
-async def test_every_verb_goes_through_it_with_its_key() -> None:
+async def test_the_wrapper_sees_every_verb_with_its_key() -> None:
     store = Noting(MemoryStore())
     await store.put("key", b"abc")
     assert await store.get("key") == b"abc"

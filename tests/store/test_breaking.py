@@ -1,4 +1,4 @@
-"""The circuit breaker: when it opens, what it lets through, when it closes."""
+"""The circuit breaker: when it opens, which calls pass it, and when it closes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def fail(breaking: BreakingStore, faulty: FaultyStore, times: int = 1) -> 
             await breaking.head("key")
 
 
-async def test_opens_after_failures_in_a_row_and_asks_nobody(
+async def test_it_opens_after_failures_in_a_row_and_passes_no_call(
     breaking: BreakingStore, faulty: FaultyStore, clock: FakeClock
 ) -> None:
     await fail(breaking, faulty, 2)
@@ -58,8 +58,10 @@ async def test_opens_after_failures_in_a_row_and_asks_nobody(
         await listed(breaking)
 
 
-async def test_every_answer_is_a_success(breaking: BreakingStore, faulty: FaultyStore) -> None:
-    """Denied, exists already, not there: the server is up."""
+async def test_every_answer_of_the_server_counts_as_a_success(
+    breaking: BreakingStore, faulty: FaultyStore
+) -> None:
+    """A refusal, a present object or an absent object shows that the server is up."""
     await breaking.put("key", b"x")
     await fail(breaking, faulty, 2)
     faulty.inject("get", "permanent")
@@ -74,10 +76,10 @@ async def test_every_answer_is_a_success(breaking: BreakingStore, faulty: Faulty
     assert breaking.breaker.state == "closed"
 
 
-async def test_half_open_exactly_one_probe_passes(
+async def test_a_half_open_breaker_passes_exactly_one_probe(
     half_open: BreakingStore, faulty: FaultyStore, clock: FakeClock
 ) -> None:
-    """It fails: open for as long again. Once closed, it takes all failures again to open."""
+    """A failed probe opens it for as long again. Once closed, it counts failures from zero."""
     await fail(half_open, faulty)
     assert half_open.breaker.state == "open"
     clock.advance(10)

@@ -1,4 +1,4 @@
-"""The local directory: one whole file an object, in a root that is nobody else's."""
+"""The local directory: one whole file for each object, in a private root."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from s3cache.store import FileStore, NotAccepted, ObjectFiles
 
 @pytest.fixture(autouse=True)
 def loop_blocking() -> None:
-    """As in tests/conftest.py, but here it is a test that writes on the loop."""
+    """Replaces the fixture in tests/conftest.py, since a test here writes on the loop."""
 
 
 def keys_of(directory: ObjectFiles, prefix: str = "") -> list[str]:
@@ -36,7 +36,7 @@ def staged_files(root: Path) -> list[str]:
     return os.listdir(root / "staging")
 
 
-def test_one_file_an_object_in_directories_by_its_slashes(
+def test_an_object_is_one_file_with_a_directory_for_each_slash(
     directory: ObjectFiles, root: Path
 ) -> None:
     directory.write("v1/3fa/key.0", b"x")
@@ -54,7 +54,7 @@ def test_a_prefix_that_no_key_has_lists_nothing(directory: ObjectFiles, prefix: 
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What is flushed and what is moved, in order: (call, path)."""
+    """Return a list of all flushes and moves from now on, in order: (call, path)."""
     seen: list[tuple[str, str]] = []
 
     def watch(call: str, path_of: Callable[..., str]) -> None:
@@ -88,7 +88,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 def test_bytes_are_flushed_before_the_name_and_the_name_before_the_return(
     directory: ObjectFiles, root: Path, events: list[tuple[str, str]], create: bool, move: str
 ) -> None:
-    """So that after a power failure there is the whole object or none, and none only before."""
+    """So a power failure leaves a whole object or none, and after the return a whole one."""
     directory.write("new/key", b"x" * 1000, create=create)
     objects = root / "objects"
     assert events == [
@@ -101,7 +101,7 @@ def test_bytes_are_flushed_before_the_name_and_the_name_before_the_return(
     assert staged_files(root) == []
 
 
-def test_a_write_that_takes_several_calls_is_whole(
+def test_a_write_in_several_calls_is_whole(
     directory: ObjectFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call moves at most 2 GiB, and a signal may cut it short."""
@@ -126,7 +126,7 @@ def test_a_write_that_takes_several_calls_is_whole(
     ],
     ids=lambda value: errno.errorcode[value] if isinstance(value, int) else value.__name__,
 )
-def test_what_the_system_says_becomes_one_of_our_errors(
+def test_an_error_of_the_system_becomes_an_s3cache_error(
     directory: ObjectFiles, number: int, kind: type[StoreError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(fd: int, data: object) -> int:
@@ -142,20 +142,20 @@ def test_what_the_system_says_becomes_one_of_our_errors(
     )  # fmt: skip
 
 
-async def test_no_more_is_read_than_was_accepted_even_where_a_larger_object_comes(
+async def test_no_more_is_read_than_was_accepted_even_if_a_larger_object_appears(
     root: Path,
 ) -> None:
-    """The size is asked about again, and what is read is one whole version."""
+    """The new size is checked too, and one whole version is read."""
     store, files = FileStore(root), ObjectFiles(root)
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def accept(size: int) -> bool:
-        asked.append(size)
-        files.write("key", b"much larger")  # between the question and the reading
+        sizes.append(size)
+        files.write("key", b"much larger")  # between the check and the read
         return size < at_most
 
     for at_most, answer in ((100, b"much larger"), (10, NotAccepted(11)), (5, NotAccepted(5))):
-        asked.clear()
+        sizes.clear()
         files.write("key", b"small")
         assert await store.get("key", accept) == answer
-        assert asked == ([5] if at_most == 5 else [5, 11])
+        assert sizes == ([5] if at_most == 5 else [5, 11])

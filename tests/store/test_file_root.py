@@ -1,4 +1,4 @@
-"""The root of a local directory: private, perhaps gone, swept of what killed writers left."""
+"""The root of a local directory: private, perhaps removed, swept of killed writers' files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_root_that_is_a_file_is_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
-def test_a_root_that_others_can_only_read_is_taken(root: Path, mode: int) -> None:
+def test_a_root_that_others_can_only_read_is_accepted(root: Path, mode: int) -> None:
     root.mkdir()
     root.chmod(mode)
     ObjectFiles(root).write("key", b"x")
@@ -40,8 +40,8 @@ def test_without_create_a_missing_root_is_an_error(root: Path) -> None:
 
 @pytest.mark.usefixtures("group_umask")
 @pytest.mark.parametrize("verb", ["write", "create", "read", "stat", "delete", "sweep", "walk"])
-def test_root_removed_at_any_moment(root: Path, verb: str) -> None:
-    """It is made again, as private as before, or that is a clear error; the next call works."""
+def test_the_root_may_be_removed_at_any_moment(root: Path, verb: str) -> None:
+    """It is created again with its mode, or the error is clear; the next call works."""
     for moment in itertools.count(1):
         directory = ObjectFiles(root)
         directory.write("old/key", b"old")
@@ -61,7 +61,9 @@ def test_root_removed_at_any_moment(root: Path, verb: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["objects", "objects/a+", "objects/a+/b+", "moved objects"])
-def test_a_directory_that_went_while_it_was_open_is_made_again(root: Path, name: str) -> None:
+def test_a_directory_that_is_removed_while_it_is_open_is_created_again(
+    root: Path, name: str
+) -> None:
     directory = ObjectFiles(root)
     directory.write("a/b/key", b"old")
     if name == "moved objects":
@@ -92,7 +94,7 @@ def leave_behind(root: Path, age_s: float) -> Path:
     return path
 
 
-def test_leftovers_are_swept_when_they_are_old(directory: ObjectFiles, root: Path) -> None:
+def test_only_old_leftovers_are_swept(directory: ObjectFiles, root: Path) -> None:
     old = leave_behind(root, age_s=3_700)
     asyncio.run(FileStore(root).aclose())  # opening a store sweeps
     assert not old.exists()
@@ -101,7 +103,7 @@ def test_leftovers_are_swept_when_they_are_old(directory: ObjectFiles, root: Pat
     assert young.exists()
 
 
-def test_a_file_that_was_swept_while_its_writer_was_stopped_fails_the_write(
+def test_a_write_fails_if_its_staged_file_was_swept(
     directory: ObjectFiles,
 ) -> None:
     def write() -> None:

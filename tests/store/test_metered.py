@@ -1,4 +1,4 @@
-"""What the meter counts."""
+"""The counts of the meter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.faulty import FaultyStore
 
 
 class Slow(WrapperStore):
-    """Every get takes 2 s and every page of a listing 3 s of the fake clock."""
+    """A store where a get takes 2 s of the fake clock, and a page of a listing 3 s."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(MemoryStore())
@@ -29,7 +29,7 @@ class Slow(WrapperStore):
         return await self.inner.list_page(prefix, after)
 
 
-async def test_calls_and_bytes_by_verb() -> None:
+async def test_calls_and_bytes_are_counted_by_verb() -> None:
     store = MeteredStore(MemoryStore())
     await store.put("key", b"12345")
     await store.put("key2", memoryview(array.array("I", [1, 2])))
@@ -49,7 +49,7 @@ async def test_calls_and_bytes_by_verb() -> None:
     assert all(s.latency.count == s.calls for s in stats.values())
 
 
-async def test_errors_by_class_and_no_bytes_for_them() -> None:
+async def test_errors_are_counted_by_class_and_without_bytes() -> None:
     faulty = FaultyStore(MemoryStore())
     store = MeteredStore(faulty)
     await store.put("key", b"x")
@@ -65,7 +65,7 @@ async def test_errors_by_class_and_no_bytes_for_them() -> None:
     assert put.bytes_out == 1
 
 
-async def test_a_page_of_a_listing_is_one_call_without_its_consumers_time(clock: FakeClock) -> None:
+async def test_a_page_of_a_listing_is_one_call_without_the_consumers_time(clock: FakeClock) -> None:
     store = MeteredStore(Slow(clock), clock=clock)
     for key in ("a", "b", "c"):
         await store.put(key, b"")

@@ -1,4 +1,4 @@
-"""Retries: what is tried again, how often, for how long, and what a lost answer means."""
+"""Retries: of which errors, how often, for how long, and after a lost answer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ QUICK = RetryPolicy(
 
 
 @pytest.mark.parametrize("verb", ["get", "get_range", "head", "put", "delete"])
-async def test_a_transient_error_is_tried_again_and_logged(
+async def test_a_transient_error_is_retried_and_logged(
     faulty: FaultyStore, verb: FaultyVerb, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error of the last attempt says how many there were, and how long that took."""
+    """The error of the last attempt has the number of attempts and the time they took."""
     faulty.inject(verb, "error", times=3 + 4)
     store = RetryingStore(faulty, QUICK)
     with caplog.at_level("INFO", "s3cache.storage"):
@@ -39,13 +39,13 @@ async def test_a_transient_error_is_tried_again_and_logged(
         assert (caught.value.op, caught.value.key) == (verb, "key")
         await VERBS[verb](store, "key")
     assert faulty.counts == {(verb, "error"): 7}
-    told = [(each.levelname, each.getMessage()) for each in caplog.records]
-    assert [level for level, _ in told] == ["INFO"] * 6
-    assert all(verb in text and text.endswith("; it is tried again") for _, text in told)
+    messages = [(each.levelname, each.getMessage()) for each in caplog.records]
+    assert [level for level, _ in messages] == ["INFO"] * 6
+    assert all(verb in text and text.endswith("; it is tried again") for _, text in messages)
 
 
 async def test_a_store_is_asked_once_whether_it_creates_atomically() -> None:
-    """Unless it does not say."""
+    """It is asked again after an error."""
     answers: list[bool | StoreError] = [AccessDeniedError("no"), False, True]
 
     class Asked(MemoryStore):
@@ -64,7 +64,7 @@ async def test_a_store_is_asked_once_whether_it_creates_atomically() -> None:
 @pytest.mark.parametrize(
     "error", [CircuitOpenError("open"), AccessDeniedError("no"), PreconditionError("there")]
 )
-async def test_these_are_not_tried_again(error: StoreError) -> None:
+async def test_these_errors_are_not_retried(error: StoreError) -> None:
     class Failing(MemoryStore):
         calls = 0
 
@@ -79,7 +79,7 @@ async def test_these_are_not_tried_again(error: StoreError) -> None:
     assert inner.calls == 1
 
 
-async def test_a_hanging_attempt_is_cut_off_and_tried_again(faulty: FaultyStore) -> None:
+async def test_a_hanging_attempt_is_cut_off_and_retried(faulty: FaultyStore) -> None:
     policy = dataclasses.replace(QUICK, attempts=10, attempt_timeout_s=0.05)
     await faulty.put("key", b"x")
     faulty.inject("get", "hang", times=2)
@@ -87,7 +87,7 @@ async def test_a_hanging_attempt_is_cut_off_and_tried_again(faulty: FaultyStore)
 
 
 async def test_the_total_time_cuts_off_the_running_attempt(faulty: FaultyStore) -> None:
-    """... however long one attempt may take; a time-out is a TransientError."""
+    """The limit of one attempt does not matter; a timeout is a TransientError."""
     policy = dataclasses.replace(QUICK, total_timeout_s=0.02)
     faulty.inject("get", "hang", times=9)
     with pytest.raises(TransientError, match="no answer within") as caught:
@@ -96,8 +96,8 @@ async def test_the_total_time_cuts_off_the_running_attempt(faulty: FaultyStore) 
     assert caught.value.elapsed_s >= 0.02
 
 
-async def test_no_pause_is_begun_that_would_outlast_the_total_time(faulty: FaultyStore) -> None:
-    """With full jitter a pause may be short, but 50 of up to an hour cannot all be."""
+async def test_no_pause_begins_that_would_exceed_the_total_time(faulty: FaultyStore) -> None:
+    """With full jitter a pause may be short, but 50 pauses of up to an hour cannot all be."""
     policy = RetryPolicy(
         attempts=50, total_timeout_s=5, attempt_timeout_s=5, base_delay_s=3600, max_delay_s=3600
     )
@@ -117,7 +117,7 @@ class TestCreateAfterALostAnswer:
         assert await memory.get("key") == b"mine"
 
     @pytest.mark.parametrize("theirs", [b"longer than mine", b"thei", b""])
-    async def test_another_object_does_not(
+    async def test_another_object_does_not_count_as_written(
         self, faulty: FaultyStore, memory: MemoryStore, theirs: bytes
     ) -> None:
         await memory.put("key", theirs)
@@ -140,7 +140,7 @@ class TestCreateAfterALostAnswer:
     async def test_a_first_attempt_is_not_ambiguous(
         self, faulty: FaultyStore, memory: MemoryStore
     ) -> None:
-        """Equal bytes written by somebody else: they were first, and say so."""
+        """Another writer stored equal bytes first, so the create fails."""
         await memory.put("key", b"mine")
         with pytest.raises(PreconditionError):
             await RetryingStore(faulty, QUICK).put("key", b"mine", mode="create")
@@ -155,7 +155,7 @@ class TestCreateAfterALostAnswer:
         await RetryingStore(CommitsAndHangs(), policy).put("key", b"mine", mode="create")
 
 
-async def test_a_page_of_a_listing_is_tried_again(faulty: FaultyStore) -> None:
+async def test_a_page_of_a_listing_is_retried(faulty: FaultyStore) -> None:
     await faulty.put("a/key", b"")
     faulty.inject("list", "error", times=3 + 4)
     store = RetryingStore(faulty, QUICK)

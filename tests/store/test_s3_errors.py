@@ -1,4 +1,4 @@
-"""Every failure of botocore, aiohttp and the socket becomes one of ours, and says what to do."""
+"""Every failure of botocore, aiohttp and sockets becomes an s3cache error that names a fix."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def translated(error: Exception) -> StoreError:
         (504, ["whatever"]),
     ],
 )
-def test_answers_that_pass_are_transient(status: int, codes: list[str]) -> None:
+def test_temporary_answers_are_transient_errors(status: int, codes: list[str]) -> None:
     for code in codes:
         assert type(translated(answer(status, code))) is TransientError
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "kind", "says"),
+    ("status", "code", "kind", "text"),
     [
         (403, "InvalidAccessKeyId", AccessDeniedError, "AWS_ACCESS_KEY_ID"),
         (403, "SignatureDoesNotMatch", AccessDeniedError, "secret key"),
@@ -80,15 +80,15 @@ def test_answers_that_pass_are_transient(status: int, codes: list[str]) -> None:
     ],
 )
 def test_other_answers_name_cause_and_fix(
-    status: int, code: str, kind: type[StoreError], says: str
+    status: int, code: str, kind: type[StoreError], text: str
 ) -> None:
     error = translated(answer(status, code))
     assert type(error) is kind
-    assert says in str(error)
+    assert text in str(error)
     assert str(status) in str(error)
 
 
-def test_an_error_says_where_and_which_region_in_one_short_line() -> None:
+def test_an_error_names_the_place_and_the_region_in_one_short_line() -> None:
     found = translated(answer(503, "", "<html>\n" * 1000))
     assert (found.op, found.store, found.key) == ("get", "s3://b", "k")
     assert "\n" not in str(found)
@@ -111,7 +111,7 @@ def test_an_error_says_where_and_which_region_in_one_short_line() -> None:
         asyncio.TimeoutError(),
         OSError(5, "input/output"),
         ssl.SSLError("bad record"),
-        KeyError("ETag"),  # a portal that wants a login
+        KeyError("ETag"),  # the answer of a login portal
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -120,7 +120,7 @@ def test_a_broken_connection_or_a_strange_answer_is_transient(error: Exception) 
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "says"),
+    ("error", "kind", "text"),
     [
         (boto.NoCredentialsError(), AccessDeniedError, "AWS_PROFILE"),
         (boto.PartialCredentialsError(provider="env", cred_var="x"), AccessDeniedError, "one key"),
@@ -137,12 +137,12 @@ def test_a_broken_connection_or_a_strange_answer_is_transient(error: Exception) 
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_will_not_pass_is_permanent(
-    error: Exception, kind: type[StoreError], says: str
+def test_lasting_failures_are_permanent_errors(
+    error: Exception, kind: type[StoreError], text: str
 ) -> None:
     result = translated(error)
     assert type(result) is kind
-    assert says in str(result)
+    assert text in str(result)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +156,13 @@ def test_what_will_not_pass_is_permanent(
         (OSError(), False),
     ],
 )
-def test_refused_condition(error: Exception, refused: bool) -> None:
+def test_refused_conditions_are_recognized(error: Exception, refused: bool) -> None:
     assert refuses_condition(error) is refused
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 def test_no_store_is_at_fault_in_a_process_without_memory() -> None:
-    """Even if a library has dropped the MemoryError."""
+    """This holds even if a library has dropped the MemoryError."""
     done = run_script("""
         import resource
         from s3cache.errors import TransientError, reason_for

@@ -1,4 +1,4 @@
-"""Which server a bucket is on, and whether requests to it can be read on the way."""
+"""The server of a bucket, and whether requests to it may use plain HTTP."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("nobody", ""),
     ],
 )
-def test_a_profile_says_where_a_bucket_is(
+def test_a_profile_names_the_server_of_a_bucket(
     profile: str | None, query: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert S3Options("bucket", profile=profile).identity == f"s3://bucket{query}"
@@ -69,18 +69,18 @@ def test_variables_win_over_the_profile_and_can_be_ignored(monkeypatch: pytest.M
     assert S3Options("bucket", profile="minio").endpoint is None
 
 
-def test_a_file_that_cannot_be_read_says_nothing(config: Path) -> None:
+def test_an_unreadable_config_file_is_ignored(config: Path) -> None:
     config.write_bytes(b"\xff[broken")
     assert S3Options("bucket", profile="minio").identity == "s3://bucket"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:9000", "localhost:9000", "[::1]:9000", "a.localhost"])
-def test_plain_http_stays_on_this_machine(host: str) -> None:
+def test_plain_http_to_this_machine_is_allowed(host: str) -> None:
     assert S3Options("bucket", endpoint_url=f"http://{host}").url
 
 
 @pytest.mark.parametrize("host", ["minio:9000", "10.0.0.1", "[fe80::1]:9000", "localhost.example"])
-def test_plain_http_to_other_machines_has_to_be_allowed(
+def test_plain_http_to_other_machines_needs_allow_http(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = f"http://{host}"
@@ -95,10 +95,10 @@ def test_plain_http_to_other_machines_has_to_be_allowed(
         S3Options("bucket")
 
 
-def test_by_a_proxy_elsewhere_plain_http_leaves_this_machine(
+def test_plain_http_by_a_proxy_elsewhere_needs_allow_http(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """... with all that is signed, and the proxy's idea of this machine is its own."""
+    """The proxy sees all signed requests, and takes localhost for itself."""
     endpoint = "http://localhost:9000"
     monkeypatch.setenv("HTTP_PROXY", "user:secret@proxy.example:3128")
     with pytest.raises(ConfigError, match="NO_PROXY"):
@@ -112,7 +112,7 @@ def test_by_a_proxy_elsewhere_plain_http_leaves_this_machine(
 
 
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:3128", "localhost:3128", "http://[::1]:1"])
-def test_a_proxy_on_this_machine_is_as_good_as_the_machine(
+def test_plain_http_by_a_proxy_on_this_machine_is_allowed(
     proxy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", proxy)

@@ -1,4 +1,4 @@
-"""What a store URL may say, what wins over what, and how a mistake is answered."""
+"""Store URLs: their options, the precedence of sources, and the errors for mistakes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_argument_wins_over_url_over_environment(monkeypatch: pytest.MonkeyPatch
     assert options.max_pool_connections == 7
 
 
-def test_none_and_an_empty_variable_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_and_an_empty_variable_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S3CACHE_REGION", "")
     assert s3("s3://Bucket?profile=p", profile=None) == S3Options("Bucket", profile="p")
     monkeypatch.setenv("S3CACHE_SSE", "maybe")
@@ -75,7 +75,9 @@ def test_none_and_an_empty_variable_say_nothing(monkeypatch: pytest.MonkeyPatch)
         parse_url("s3://bucket")
 
 
-def test_secrets_come_from_the_environment_and_never_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_come_from_the_environment_and_are_never_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     key = bytes(range(32))
     monkeypatch.setenv("S3CACHE_SSE_C_KEY", base64.b64encode(key).decode())
     monkeypatch.setenv("S3CACHE_ACCESS_KEY", "AKIATEST")
@@ -121,7 +123,7 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "message"),
     [
         ("s3a://bucket", "did you mean 's3'?"),
         ("/shared/cache", "has no scheme; use s3://"),
@@ -150,14 +152,14 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
         ("memory://x?region=x", "takes no options"),
     ],
 )
-def test_mistakes_are_named_with_a_fix(url: str, says: str) -> None:
+def test_mistakes_are_named_with_a_fix(url: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_url(url)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"access_key": "a"}, "give both or neither"),
         ({"session_token": "a"}, "without keys"),
@@ -168,10 +170,10 @@ def test_mistakes_are_named_with_a_fix(url: str, says: str) -> None:
         ({"regoin": "x"}, "did you mean 'region'?"),
     ],
 )
-def test_mistakes_in_arguments_are_named(options: dict[str, Any], says: str) -> None:
+def test_mistakes_in_arguments_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_url("s3://bucket", **options)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

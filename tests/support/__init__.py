@@ -1,1 +1,1 @@
-"""Helpers that more than one folder of tests uses; no test lies here."""
+"""Helpers that several test directories use. This package has no tests."""

@@ -1,4 +1,4 @@
-"""Buckets without s3cache: making them, which it never does, and what plain boto finds in them."""
+"""Create buckets, which s3cache never does, and access their objects with plain boto."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from s3cache.testing import MotoServer
 
 
 def moto_place(server: MotoServer) -> S3Options:
-    """A new bucket on a moto server, with its credentials."""
+    """Create a bucket on a moto server; return its options, with credentials."""
     bucket = server.make_bucket()
     return S3Options(
         bucket.name,
@@ -34,7 +34,7 @@ async def make_bucket(options: S3Options) -> None:
 
 @lru_cache
 def _client(endpoint_url: str, access_key: str, secret_key: str) -> Any:
-    """One for all tests: making it takes longer than most of them."""
+    """Return one client for all tests: creating it takes longer than most tests."""
     import boto3
 
     return boto3.client(
@@ -47,7 +47,7 @@ def _client(endpoint_url: str, access_key: str, secret_key: str) -> Any:
 
 
 class RawBucket:
-    """Objects under a store's prefix as plain boto sees them."""
+    """The objects under a store's prefix, accessed with plain boto."""
 
     def __init__(self, options: S3Options) -> None:
         assert options.endpoint_url
@@ -71,7 +71,7 @@ class RawBucket:
         self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{key}")
 
     async def litter(self) -> None:
-        # What consoles make for a directory, and what joining paths carelessly gives.
+        # Consoles create such objects for directories, and careless path joins give such keys.
         for name in ("", "dir/", "a/", "a//b", "/x", "zero\u200bwidth", "k" * 950):
             await self.write(name, b"")
         self.client.put_object(Bucket=self.bucket, Key=f"{self.prefix}2/x", Body=b"a neighbour's")

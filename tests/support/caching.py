@@ -1,4 +1,4 @@
-"""What the tests of transfer, tier and cache share: entries, quick settings, a cache."""
+"""Helpers for tests of tiers and caches: entries, settings that give up quickly, caches."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ def payload(found: Frame) -> bytes:
 
 
 def broken(found: Frame) -> bytes:
-    """The frame with its last payload byte changed: the header is sound, a section is not."""
+    """Return the frame with its last byte changed: the header is valid, a section is not."""
     data = bytearray(found.data)
     data[-1] ^= 1
     return bytes(data)
 
 
 def settings(local_dir: Path | None, **changes: Any) -> Settings:
-    """Quick to give up; without a directory, without a local tier."""
+    """Return settings that give up quickly; without ``local_dir``, there is no local tier."""
     quick: dict[str, Any] = {
         "lookup_timeout_s": 60,
         "exit_timeout_s": 5,
         "retry_attempts": 1,
         "breaker_failures": 1_000,
-        "job_profiles": False,  # as of Cache.open(): requests are counted
+        "job_profiles": False,  # as with Cache.open(); tests count requests
     }
     where = {"local": False} if local_dir is None else {"local_dir": str(local_dir)}
     return Settings(**{**quick, **where, **changes})
 
 
 def open_engine(local_dir: Path | None, store: Store | None, **changes: Any) -> Engine:
-    """An engine over ``store``; all such engines agree that it is one place."""
+    """Open an engine over ``store``. All such engines identify it as the same place."""
     return Engine(
         settings(local_dir, **changes),
         open_remote=None if store is None else lambda: store,
@@ -57,5 +57,5 @@ def open_engine(local_dir: Path | None, store: Store | None, **changes: Any) -> 
 
 
 def open_cache(local_dir: Path | None, store: Store | None, **changes: Any) -> Cache:
-    """Such an engine, as its users see it."""
+    """Open such an engine as the cache that users see."""
     return open_engine(local_dir, store, **changes)

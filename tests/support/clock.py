@@ -1,4 +1,4 @@
-"""A clock that moves when it is asked to."""
+"""A clock that only tests advance."""
 
 from __future__ import annotations
 

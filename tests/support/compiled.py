@@ -1,11 +1,11 @@
-"""What g++ makes for Inductor, kept for all machines of the tests and for later runs.
+"""Keep the output of g++ for Inductor, for all test machines and for later runs.
 
-Tests start many machines with empty disks that compile the same kernels, which takes seconds each.
-A script named ``g++``, first in ``PATH``, starts the compiler only for what it has not seen: the
-same source, options, compiler, processor, torch and Python. Machines still call ``g++`` as often as
-without it, so that what counts these calls counts the same.
+Tests start many machines with empty disks. They compile the same kernels, which takes seconds each.
+A script named ``g++``, first in ``PATH``, copies the kept output if source, options, compiler,
+processor, torch and Python are the same, and otherwise runs the compiler. Machines call ``g++`` as
+often as without the script, so tests that count these calls count the same.
 
-``S3CACHE_TEST_COMPILED=off`` leaves it out: of a run, or of one machine as its environment.
+``S3CACHE_TEST_COMPILED=off`` turns it off: for a run, or in the environment of one machine.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _MOST_BYTES = 2 << 30
 
 
 def put_first(root: Path = _ROOT) -> None:
-    """Put the script first in ``PATH``, where there is a g++ and no other compiler is named.
+    """Put the script first in ``PATH`` if g++ is installed and ``CXX`` is not set.
 
     Args:
-        root: where the script and what it keeps are.
+        root: the directory of the script and of the outputs that it keeps.
     """
     if os.environ.get("S3CACHE_TEST_COMPILED") == "off" or "CXX" in os.environ:
         return
@@ -47,7 +47,7 @@ def put_first(root: Path = _ROOT) -> None:
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     text = "\n".join(["#!/bin/sh", *lines, _SCRIPT.read_text(encoding="utf-8")])
-    # Runs with another torch may go on beside this one.
+    # Runs with another torch may be in progress at the same time.
     folder = root / hashlib.sha256(text.encode()).hexdigest()[:12]
     for each in (store, folder):
         each.mkdir(parents=True, exist_ok=True)
@@ -60,23 +60,23 @@ def put_first(root: Path = _ROOT) -> None:
 
 
 def _salt(real: str) -> str:
-    """A digest of all that an output depends on besides the command and its source."""
-    # Which compiler it is, and what it takes for "native" here.
-    said = subprocess.run(
+    """Return a digest of everything that an output depends on besides command and source."""
+    # The compiler's version, and the options that "native" means on this machine.
+    described = subprocess.run(
         [real, "-march=native", "-v", "-E", "-x", "c++", os.devnull],
         capture_output=True,
         check=False,
     )
     torch = find_spec("torch")
     version = Path(torch.origin).with_name("version.py") if torch and torch.origin else None
-    digest = hashlib.sha256(said.stdout + said.stderr + _SCRIPT.read_bytes())
+    digest = hashlib.sha256(described.stdout + described.stderr + _SCRIPT.read_bytes())
     digest.update(version.read_bytes() if version else b"")
     digest.update(sys.version.encode())
     return digest.hexdigest()
 
 
 def _trim(store: Path) -> None:
-    """Remove what has not been used for longest where there is too much."""
+    """Remove the least recently used files if the store is too large."""
     files = []
     for path in store.iterdir():
         with suppress(FileNotFoundError):

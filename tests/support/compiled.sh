@@ -1,6 +1,6 @@
-# g++, with what it made of equal input before: tests/support/compiled.py says what this is for, and
-# writes the lines above, which set real, store, salt and installed. What is not a command of
-# Inductor's, word for word as this knows them, goes to the compiler as it is.
+# A g++ that reuses its output for equal input. tests/support/compiled.py explains why, and writes
+# the lines above, which set real, store, salt, installed and base. Commands that are not exactly
+# those of Inductor go to the compiler unchanged.
 
 compiler() { exec "$real" "$@"; }
 
@@ -33,7 +33,7 @@ for word in "$@"; do
 $word"
 done
 case $out in /*) ;; *) compiler "$@" ;; esac
-[ -w "$store" ] || compiler "$@" # another user, or it was removed
+[ -w "$store" ] || compiler "$@" # it has another owner, or was removed
 [ -f "$source" ] && [ ! -e "$out" ] || compiler "$@"
 grep -q '^ *# *include *["<]/' "$source" ${header:+"$header"} && compiler "$@"
 
@@ -47,10 +47,10 @@ take() { # precompiled headers are large, and nothing writes into them
 }
 
 [ -f "$kept" ] && take 2>/dev/null
-# Two that want the same wait for one; for one that was stopped or is killed, not for long.
+# Processes that need the same output wait for the first one, but not long: it may be stopped.
 command -v flock >/dev/null && exec 9>"$store/lock.${key%"${key#??}"}" && flock -w 60 9 && [ -f "$kept" ] && take 2>/dev/null
 "$real" "$@" 9>&- || exit
-# What names the directory elsewhere than to a debugger is of use here only.
+# Output with the path of this directory, other than for debuggers, is useful only here.
 case $out in
   *.gch | *.i) named=$out ;;
   *) named=$temporary; strip -g -o "$named" "$out" 2>/dev/null || exit 0 ;;
@@ -58,7 +58,7 @@ esac
 case $out in *.gch) ;; *) grep -qF "${source%/*}/" "$named" && kept='' ;; esac
 [ "$named" = "$out" ] || rm -f "$named"
 [ -n "$kept" ] || exit 0
-# Only a whole copy is kept.
+# Keep only complete copies.
 {
   case $out in *.gch) ln "$out" "$kept.$$" ;; *) false ;; esac || cp "$out" "$kept.$$"
 } 2>/dev/null && mv "$kept.$$" "$kept" || rm -f "$kept.$$"

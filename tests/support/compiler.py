@@ -1,10 +1,10 @@
-"""torch and its compiler, in the process of the tests: importing this loads them quietly."""
+"""Import torch and its compiler into the process of the tests, without warnings."""
 
 from __future__ import annotations
 
 import warnings
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch without NumPy says so
+    warnings.simplefilter("ignore")  # torch warns if NumPy is missing
     import torch._dynamo
     import torch._inductor.compile_fx  # noqa: F401

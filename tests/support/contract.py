@@ -1,4 +1,4 @@
-"""What every store promises, as tests: subclass :class:`StoreContract` and give it a store."""
+"""Tests of what every store promises: subclass :class:`StoreContract` and provide a store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VERBS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "delete": lambda store, key: store.delete(key),
 }
 
-# Start and length within ten bytes.
+# Starts and lengths of ranges in ten bytes.
 _RANGES = [
     (0, 0), (0, 1), (0, 10), (0, 11), (3, 4), (9, 1), (9, 5), (5, 0), (10, 0), (10, 1), (11, 3),
     (1_000_000, 1), (0, 1 << 40), (4, 1 << 62),
@@ -40,7 +40,7 @@ _PREFIXES = ["", "a", "ab", "ab/", "ab/d", "ab/d/", "abc", "abcd", "A", "b", "a-
 
 
 async def listed(store: Store, prefix: str = "") -> dict[str, ObjectInfo]:
-    """Return the listing by key; fail where an object is listed twice."""
+    """Return the listing by key; fail if an object is listed twice."""
     infos = [info async for info in store.list(prefix)]
     twice = [key for key, n in Counter(info.key for info in infos).items() if n > 1]
     assert not twice
@@ -59,7 +59,7 @@ async def put_all(store: Store, keys: Iterable[str], data: Buffer = b"x") -> Non
 
 
 async def _assert_holds(store: Store, key: str, data: bytes | None) -> None:
-    """Assert that every way to read an object agrees on it; ``None`` for no object."""
+    """Assert that each way to read an object gives ``data``; ``None`` means no object."""
     size = None if data is None else len(data)
     assert await store.get(key) == data
     assert await store.get_range(key, 0, size or 1) == data
@@ -70,9 +70,9 @@ async def _assert_holds(store: Store, key: str, data: bytes | None) -> None:
 
 
 class RawAccess(Protocol):
-    """The place where a store keeps its objects, reached without it: a plain client, plain files.
+    """Access to a store's objects without the store: with a plain client, or as plain files.
 
-    ``litter`` leaves there what is no object: half-written ones, and names that no key can have.
+    ``litter`` leaves things that are no objects: half-written ones, and names that no key can have.
     """
 
     async def read(self, key: str) -> bytes | None: ...
@@ -82,18 +82,18 @@ class RawAccess(Protocol):
 
 
 class StoreContract:
-    """The promises of :class:`~s3cache.store.Store`, one test each.
+    """The promises of :class:`~s3cache.store.Store`, with a test for each.
 
     A subclass, named ``Test...``, has a fixture ``store`` that gives an empty store, and a fixture
-    ``raw`` that gives a way to its objects that does not lead through it. It lowers the numbers
-    below where the store is slow. No test may be overridden to promise less.
+    ``raw`` that gives access to its objects without the store. It lowers the numbers below if the
+    store is slow. It must not override a test to promise less.
     """
 
-    many: ClassVar[int] = 1_050  #: objects: more than one page of S3's listing holds
-    #: Several parts of a multipart upload need more; a subclass for S3 raises it.
+    many: ClassVar[int] = 1_050  #: objects, more than a page of an S3 listing holds
+    #: A multipart upload with several parts needs more; a subclass for S3 raises it.
     big_bytes: ClassVar[int] = (5 << 20) + 3
     racers: ClassVar[int] = 16  #: writers in each race
-    secrets: ClassVar[tuple[str, ...]] = ()  #: what must not show in the URL
+    secrets: ClassVar[tuple[str, ...]] = ()  #: must not appear in the URL
 
     def _big(self) -> bytes:
         return (bytes(range(251)) * (self.big_bytes // 251 + 1))[: self.big_bytes]
@@ -112,7 +112,7 @@ class StoreContract:
         await _assert_holds(store, "a/key", bytes(data))
 
     async def test_what_was_put_is_a_copy(self, store: Store) -> None:
-        """A caller that reuses its buffer, or writes into what it got, changes no object."""
+        """A caller may reuse its buffer or write into the returned one: the object stays."""
         buffer = bytearray(b"before")
         await store.put("key", buffer)
         buffer[:] = b"after!"
@@ -131,13 +131,13 @@ class StoreContract:
 
     @pytest.mark.parametrize(("start", "length"), _RANGES)
     async def test_range(self, store: Store, start: int, length: int) -> None:
-        """A range is a slice: short where the object ends, empty past its end."""
+        """A range is a slice: short at the end of the object, empty past its end."""
         for data in (b"0123456789", b""):
             await store.put("key", data)
             assert await store.get_range("key", start, length) == data[start : start + length]
 
     async def test_what_is_not_accepted_is_not_read(self, store: Store) -> None:
-        """``accept_size`` gets the size first; where it refuses, the answer is that size."""
+        """``accept_size`` gets the size first. If it refuses, the result is that size."""
         data = b"x" * 70_001
         await store.put("key", data)
         asked: list[int] = []
@@ -159,13 +159,13 @@ class StoreContract:
         info = await store.head("key")
         assert info is not None
         assert abs(info.modified - time.time()) < 3_600
-        # S3 gives milliseconds in a listing and whole seconds in a head.
+        # S3 returns milliseconds in a listing and whole seconds in a head.
         assert abs((await listed(store))["key"].modified - info.modified) <= 1
 
     # -- put, delete
 
     async def test_create_leaves_an_object_alone(self, store: Store) -> None:
-        """... and succeeds again after a delete; an overwrite replaces the whole object."""
+        """A create succeeds again after a delete. An overwrite replaces the whole object."""
         await store.put("key", b"a long first version")
         with pytest.raises(PreconditionError):
             await store.put("key", b"second", mode="create")
@@ -177,9 +177,9 @@ class StoreContract:
         await _assert_holds(store, "key", b"fourth")
 
     async def test_one_creator_wins_a_race(self, store: Store) -> None:
-        """... and the object is the winner's. Not promised unless atomic_create."""
+        """The object is the winner's. A store promises this only if ``atomic_create`` is true."""
         if not await store.atomic_create():
-            pytest.skip("the store does not promise it")
+            pytest.skip("the store does not promise atomic creation")
         bodies = [b"%03d" % i * 5_000 for i in range(self.racers)]
         for key in ("race/0", "race/1", "race/2", "race/3"):
             results = await asyncio.gather(
@@ -200,14 +200,14 @@ class StoreContract:
             assert set(await listed(store, prefix)) == expected, prefix
 
     async def test_list_of_many(self, store: Store) -> None:
-        """No page of a listing gets lost or comes twice."""
+        """No page of a listing is lost or repeated."""
         keys = {f"many/{i % 7}/{i:05d}" for i in range(self.many)}
         await put_all(store, keys)
         assert set(await listed(store, "many/")) == keys
         assert set(await listed(store, "many/3/")) == {k for k in keys if k.startswith("many/3/")}
 
     async def test_a_listing_may_be_left_and_used_meanwhile(self, store: Store) -> None:
-        """The consumer may call the store inside its loop, and break out of it."""
+        """A caller may use the store inside the loop over a listing, and may leave the loop."""
         keys = {f"k{i}" for i in range(5)}
         await put_all(store, keys)
         seen = set()
@@ -224,7 +224,7 @@ class StoreContract:
     # -- keys
 
     async def test_each_key_has_its_own_object(self, store: Store) -> None:
-        """Through its whole life: odd keys, long ones, and several that look alike."""
+        """Odd keys, long keys and similar keys have separate objects until these are deleted."""
         keys = [*ODD_KEYS, *LONG_KEYS, "a", "a.b", "a/b", "a/b/c", "dot", "dot.", "dot.."]
         for i, key in enumerate(keys):
             await store.put(key, b"%d" % i, mode="create")
@@ -232,14 +232,14 @@ class StoreContract:
             await _assert_holds(store, key, b"%d" % i)
         assert set(await listed(store)) == {*keys}
         for i, key in enumerate(keys, start=1):
-            for _ in range(2):  # what is not there may be deleted too
+            for _ in range(2):  # an absent object may be deleted too
                 await store.delete(key)
             await _assert_holds(store, key, None)
             assert set(await listed(store)) == {*keys[i:]}
 
     @pytest.mark.parametrize("verb", VERBS)
     async def test_illegal_key_is_refused(self, store: Store, verb: str) -> None:
-        """Each verb asks ``check_key``, of which it is known what it refuses."""
+        """Each verb calls ``check_key``; ``store/test_base.py`` tests which keys it refuses."""
         with pytest.raises(ConfigError):
             await VERBS[verb](store, "a/../b")
         assert await listed(store) == {}
@@ -252,7 +252,7 @@ class StoreContract:
     # -- concurrency
 
     async def test_readers_see_one_whole_version(self, store: Store) -> None:
-        """While others overwrite: never a mixture, never a part, never nothing."""
+        """While writers overwrite an object, a reader never gets a mixture, a part or nothing."""
         versions = [bytes([i]) * (100_000 + 50_000 * i) for i in range(4)]
         await store.put("key", versions[0])
 
@@ -285,7 +285,7 @@ class StoreContract:
     async def test_what_was_put_lies_there_to_the_last_byte(
         self, store: Store, raw: RawAccess
     ) -> None:
-        """As soon as ``put`` has returned; the store did not only take a note of it."""
+        """The bytes are in place when ``put`` returns, not later."""
         for data in (b"first", b"", b"a longer second", self._big()):
             await store.put("a/key", data)
             assert await raw.read("a/key") == data
@@ -296,7 +296,7 @@ class StoreContract:
         assert await raw.read("a/key") == self._big()
 
     async def test_others_mean_the_same_by_an_odd_key(self, store: Store, raw: RawAccess) -> None:
-        """A store knows objects that it did not write: other machines share the place."""
+        """A store handles objects that it did not write: other machines share the place."""
         for key in ODD_KEYS:
             assert await store.get(key) is None
             await raw.write(key, b"theirs")
@@ -315,7 +315,7 @@ class StoreContract:
     async def test_an_object_that_others_changed_is_given_as_it_is(
         self, store: Store, raw: RawAccess, left: int
     ) -> None:
-        """Also a truncated one. Neither content nor size is remembered, and nothing is padded."""
+        """Even a truncated one: the store remembers neither content nor size, and pads nothing."""
         data = bytes(i % 251 for i in range(10_050))
         await store.put("key", data[:10_000])
         await raw.write("key", data[:left])
@@ -325,7 +325,7 @@ class StoreContract:
         assert await raw.read("key") == data[:10_000]
 
     async def test_what_is_no_object_disturbs_nothing(self, store: Store, raw: RawAccess) -> None:
-        """What a killed writer or another program left is not listed, and stops no call."""
+        """Leftovers of killed writers and of other programs are not listed, and break no call."""
         keys = {"a", "a/b", "dir/x", "x"}
         await put_all(store, sorted(keys)[:2])
         await raw.litter()
@@ -340,7 +340,7 @@ class StoreContract:
     # -- the store as a whole
 
     async def test_the_store_says_what_it_is(self, store: Store) -> None:
-        """Its URL has no secret, and it creates atomically or does not; it may be closed twice."""
+        """Its URL has no secret, ``atomic_create`` does not change, and it may be closed twice."""
         assert isinstance(store, Store)
         url = urlsplit(store.url)
         assert url.scheme

@@ -1,4 +1,4 @@
-"""Whether a description says what torch's own object says, told without the code that describes."""
+"""Compare a description with torch's own object, without the code that made the description."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SAID_BY_TEXT = ("device", "dtype", "layout", "memory_format")
 
 
 def differences_from_torch(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
-    """Where the description of an object of torch does not say the same, attribute by attribute."""
+    """Yield each attribute in which a description differs from the object of torch."""
     kind = type(theirs)
     if not isinstance(ours, dict) or ours.get("class") != f"{kind.__module__}.{kind.__qualname__}":
         yield f"{where}: {ours!r} for {theirs!r}"
@@ -29,7 +29,7 @@ def _vars(theirs: Any) -> dict[str, Any]:
 
 def _differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:
     kind = type(theirs)
-    said = ours.get("text") if isinstance(ours, dict) and "text" in ours else ours
+    found = ours.get("text") if isinstance(ours, dict) and "text" in ours else ours
     if isinstance(theirs, type):
         expected: Any = f"{theirs.__module__}.{theirs.__qualname__}"
     elif isinstance(theirs, Enum):
@@ -39,17 +39,17 @@ def _differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:
     elif theirs is None or isinstance(theirs, (bool, int, float, str, bytes)):
         expected = theirs
     elif isinstance(theirs, (set, frozenset)):
-        said, expected = set(ours), {*theirs}
+        found, expected = set(ours), {*theirs}
     elif isinstance(theirs, (list, tuple)):
-        said, expected = len(ours), len(theirs)
+        found, expected = len(ours), len(theirs)
         for index, (our, their) in enumerate(zip(ours, theirs, strict=False)):
             yield from _differences(our, their, f"{where}[{index}]")
     elif isinstance(theirs, Mapping):
-        said, expected = [*ours], [*map(str, theirs)]
+        found, expected = [*ours], [*map(str, theirs)]
         for key, value in theirs.items():
             yield from _differences(ours.get(str(key)), value, f"{where}[{key!r}]")
     else:
         yield from differences_from_torch(ours, theirs, where)
         return
-    if not (type(said) is type(expected) and said == expected):
+    if not (type(found) is type(expected) and found == expected):
         yield f"{where}: {ours!r} for {theirs!r}"

@@ -12,9 +12,9 @@ from s3cache.errors import PermanentError, TransientError
 from s3cache.store import NotAccepted, Store, WrapperStore
 
 #: ``error`` and ``permanent`` raise :class:`~s3cache.errors.TransientError` and
-#: :class:`~s3cache.errors.PermanentError` with nothing done (a listing yields a part first),
-#: ``hang`` never answers, ``slow`` answers later. ``truncate`` and ``bit_flip`` damage what is
-#: read; with ``fail_after_commit`` a write is done, and raises ``TransientError`` then.
+#: :class:`~s3cache.errors.PermanentError` before the call has any effect.
+#: ``hang`` never answers, ``slow`` answers late. ``truncate`` and ``bit_flip`` damage the bytes
+#: that are read. ``fail_after_commit`` completes a write, and then raises ``TransientError``.
 Fault: TypeAlias = Literal[
     "error", "permanent", "hang", "slow", "truncate", "bit_flip", "fail_after_commit"
 ]
@@ -36,17 +36,17 @@ _APPLICABLE: Mapping[FaultyVerb, tuple[Fault, ...]] = {
 
 
 class FaultyStore(WrapperStore):
-    """Faults by chance, as ``rates`` and ``seed`` say, and on order, as :meth:`inject` says.
+    """A store with random faults, by ``rates`` and ``seed``, and faults that :meth:`inject` orders.
 
-    The n-th call meets the same fault in every run with the same seed, whatever was injected.
+    Injected faults do not change which random fault the n-th call draws with the same seed.
 
     Args:
-        rates: the probability of each fault, per call, 1 in all at most; a verb ignores those that
-            make no sense for it.
-        slow_s: how much later a slow call answers.
+        rates: the probability of each fault, per call, at most 1 in total; a verb ignores faults
+            that make no sense for it.
+        slow_s: the delay of a slow call.
 
     Attributes:
-        counts: how often each fault was done, by verb and fault.
+        counts: the number of faults, by verb and fault.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class FaultyStore(WrapperStore):
         self._ordered: dict[FaultyVerb, deque[Fault]] = {verb: deque() for verb in _APPLICABLE}
 
     def inject(self, verb: FaultyVerb, fault: Fault, *, times: int = 1) -> None:
-        """Have the next ``times`` calls of ``verb`` meet ``fault``, behind those ordered before."""
+        """Inject ``fault`` into the next ``times`` calls of ``verb``, after earlier injections."""
         assert fault in _APPLICABLE[verb]
         self._ordered[verb].extend([fault] * times)
 
     def clear(self) -> None:
-        """Forget the faults that were injected and have not happened yet."""
+        """Forget injected faults that have not happened yet."""
         for faults in self._ordered.values():
             faults.clear()
 
@@ -97,7 +97,7 @@ class FaultyStore(WrapperStore):
         return cast("_T", answer)
 
     def _draw(self, verb: FaultyVerb) -> tuple[Fault | None, float]:
-        """Return the fault this call meets, and a number in [0, 1) for the place in the data."""
+        """Return the fault of this call, and a number in [0, 1) for the place in the data."""
         chance, where = self._random.random(), self._random.random()
         if self._ordered[verb]:
             return self._ordered[verb].popleft(), where

@@ -1,8 +1,8 @@
-"""Signed frames, what random damage and forgers make of them, and whether a reader takes it.
+"""Change signed frames as random damage and forgers do, and check what a reader accepts.
 
-Everybody who can write to a bucket can compute digests. So what is changed here is also tried with
-the prelude's digest made right, and with those of the sections made right too: then nothing but the
-signature is left to keep it out. Needs no torch.
+Everyone who can write to a bucket can compute digests. So a changed frame is also tried with a
+correct digest in the prelude, and with correct digests of the sections too: then only the signature
+can reveal the change. Needs no torch.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from s3cache.trust import (
     unpack,
 )
 
-# What lies in front of the digest, in the grammar at the top of s3cache/frame.py.
+# The fields before the digest, in the grammar at the top of s3cache/frame.py.
 _FIELDS = struct.Struct(">8sHHI")
 NOW = 1_000_000
 
 
 def split(data: bytes) -> tuple[bytes, bytes, bytes]:
-    """Signatures, header and payload, each cut where the data end."""
+    """Return signatures, header and payload, each truncated where the data end."""
     _, _, signed_size, size = _FIELDS.unpack_from(data)
     start = PRELUDE_BYTES + signed_size
     return data[PRELUDE_BYTES:start], data[start : start + size], data[start + size :]
 
 
 def resealed(signatures: bytes, header: bytes, payload: bytes) -> bytes:
-    """A frame of these, with the digest that it ought to have; signatures of 64 KiB at most."""
+    """Return a frame of these with the right digest, and at most 64 KiB of signatures."""
     signatures = signatures[:0xFFFF]
     fields = _FIELDS.pack(MAGIC, VERSION, 0, len(header))
     digest = hashlib.sha256(fields + header).digest()
@@ -53,9 +53,9 @@ def resealed(signatures: bytes, header: bytes, payload: bytes) -> bytes:
 
 
 def with_section_digests(header: bytes, payload: bytes) -> bytes:
-    """The header with the digests its sections ought to have.
+    """Return the header with the right digests of its sections.
 
-    Raises some Exception where it is too broken to have any.
+    Raises an ``Exception`` of some kind if the header is too damaged.
     """
     fields = msgpack.unpackb(header)
     at = 0
@@ -95,16 +95,16 @@ Judge: TypeAlias = Callable[[bytes, bytes], "Signature | None"]
 
 
 class Reader:
-    """Requires signatures, and knows each frame that it may take.
+    """A reader that requires signatures, and knows each frame that it may accept.
 
     Args:
-        algorithm: of the keys; they are the same in every process, as a fuzzer's corpus has to be.
+        algorithm: of the keys, which are the same in every process, as a fuzzer's corpus has to be.
 
     Attributes:
-        judge: decides; another may be put here.
-        good: frames with one signature, which it takes as they are, and in no other form.
-        ample: frames with several: what proves nothing may change beside what proves.
-        refused: frames that are signed, and not for it.
+        judge: checks the signatures of a frame; a test may replace it.
+        good: frames with one signature, accepted only as they are.
+        ample: frames with several signatures; those that prove nothing may change.
+        refused: frames without a signature that this reader trusts.
     """
 
     def __init__(self, algorithm: Algorithm) -> None:
@@ -113,7 +113,9 @@ class Reader:
             for number, name in enumerate(["ci", "ci", "pulls", "stolen"])
         )
         may_sign = [("main", key), ("main", stolen), ("pulls", pulls)]
-        trusted = [Trusted(whom, VerifyKey.parse(each.public_text())) for whom, each in may_sign]
+        trusted = [
+            Trusted(audience, VerifyKey.parse(each.public_text())) for audience, each in may_sign
+        ]
         self.judge: Judge = Policy(
             "require",
             tuple(trusted),
@@ -153,9 +155,9 @@ class Reader:
             assert self.admitted(data) is None
 
     def admitted(self, data: bytes) -> tuple[bytes, Signature | None] | None:
-        """The digest of the frame that it takes ``data`` for, and what proves it; ``None``: none.
+        """Return the digest and the proving signature of an accepted frame, ``None`` if refused.
 
-        All of it was verified then.
+        An accepted frame was verified completely.
         """
         proof: list[tuple[bytes, Signature | None]] = []
 
@@ -170,10 +172,10 @@ class Reader:
         return proof[0]
 
     def forgery(self, data: bytes) -> bytes | None:
-        """What of ``data`` is taken although nobody signed it: itself, or with digests made right.
+        """Return ``data``, or ``data`` with right digests, if it is accepted but was never signed.
 
-        Only what proves nothing, beside a signature that was made for this very header and payload,
-        may be other than it was.
+        An accepted frame must have a header and payload that were signed, and a signature that was
+        made for them. Other signatures, which prove nothing, may differ.
         """
         for each in _with_right_digests(data):
             proof = self.admitted(each)
@@ -203,7 +205,7 @@ class Forgery:
         self._chance = chance
 
     def any(self) -> bytes:
-        """One of the frames, changed; seldom it is what it was."""
+        """Return one of the frames, changed; in rare cases it is as before."""
         return self.changed(self._chance.choice(self._frames))
 
     def changed(self, data: bytes) -> bytes:
@@ -216,7 +218,7 @@ class Forgery:
 
     def _change(self, changed: bytearray) -> None:
         chance = self._chance
-        # Most of them where they are read first.
+        # Most changes are at the start, which is read first.
         size = len(changed) if chance.random() < 0.3 else min(len(changed), 400)
         at, end = chance.randrange(size), chance.randrange(size)
         match chance.randrange(8):
@@ -238,7 +240,7 @@ class Forgery:
                 changed[:] = resealed(
                     *(chance.choice(parts) for parts in zip(mine, theirs, strict=True))
                 )
-            case 7:  # what is signed, moved where it is not looked for
+            case 7:  # signatures, moved to where they are not expected
                 signatures, header, payload = split(bytes(changed))
                 cut = chance.randrange(len(signatures) + 1)
                 changed[:] = resealed(signatures[:cut], signatures[cut:] + header, payload)

@@ -1,9 +1,9 @@
-"""Processes that begin where torch's compiler has been imported, which takes five seconds.
+"""Processes that start with torch's compiler imported, which otherwise takes five seconds.
 
 Servers import it once for all tests of a run, and fork for each job of a machine. The job has its
-machine's environment and directories and a session of its own, and ends as any program does, with
-what runs at exit. But it shares addresses and the seed of hashes with other jobs of its server:
-two processes that have to find each other's entries are forks of two servers.
+machine's environment and directories and its own session, and runs exit handlers like any program.
+But it shares addresses and the hash seed with other jobs of its server: two processes that have to
+find each other's entries are forks of two servers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from typing import Any
 
 from s3cache.testing import Machine
 
-# What torch does not look at while it is imported, so that each job may have its own.
+# Variables that torch does not read during its import, so each job may have its own.
 _OWN = {"HOME", "XDG_CACHE_HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "USER", "PATH"}
 _OWN |= {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-_ENABLING = {"S3CACHE_URL", "S3CACHE_AUTOLOAD"}  # with which ``import torch`` enables s3cache
+_ENABLING = {"S3CACHE_URL", "S3CACHE_AUTOLOAD"}  # with these, ``import torch`` enables s3cache
 
-# What the compiler would import in each process that compiles.
+# Modules that the compiler would import in each process that compiles.
 _AT_FIRST_GRAPHS = (
     "torch._dynamo.backends.distributed",
     "torch._dynamo.backends.inductor",
@@ -59,13 +59,13 @@ sys.exit(status)
 
 
 class Forks:
-    """A server that forks, and a client that stands for Python.
+    """A server that forks, and a client that replaces Python.
 
     Args:
-        machine: of the server. Machines of jobs may have other values only of the variables that
-            torch does not read while it is imported.
-        owner: a process. When it ends, the server removes its machine and ends too. Processes with
-            the same owner and place share a server, which the first of them starts.
+        machine: of the server. Machines of jobs may differ only in variables that torch does not
+            read during its import.
+        owner: a process ID. When that process ends, the server removes its machine and ends too.
+            Processes with the same owner and machine share a server; the first of them starts it.
     """
 
     def __init__(self, machine: Machine, owner: int) -> None:
@@ -94,7 +94,7 @@ class Forks:
             self._client.chmod(0o755)
 
     def python(self, environment: Mapping[str, str]) -> str:
-        """Return what runs ``-m MODULE ...`` in a fork; Python itself, where torch would differ."""
+        """Return a command that runs ``-m MODULE ...`` in a fork; Python if torch would differ."""
         is_known = _seen_by_torch(environment) == self._known
         return str(self._client) if is_known else sys.executable
 
@@ -111,7 +111,7 @@ def _seen_by_torch(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _serve(listener: socket.socket, owner: int) -> dict[str, Any] | None:
-    """Fork for each client; return what a fork is to run, and None at the end of the owner."""
+    """Fork for each client. Return its job in the fork, and ``None`` when the owner has ended."""
     while True:
         ready, _, _ = select.select([listener.fileno(), owner], [], [])
         with suppress(ChildProcessError):
@@ -128,7 +128,7 @@ def _serve(listener: socket.socket, owner: int) -> dict[str, Any] | None:
 
 
 def _supervised(client: socket.socket) -> dict[str, Any]:
-    """Fork once more: return in the job's process, and watch it and its client in this one."""
+    """Fork again: the new process returns the job, this one watches the job and the client."""
     data, files, _, _ = socket.recv_fds(client, 1 << 16, 3)
     while not data.endswith(b"\n"):
         data += client.recv(1 << 16)
@@ -151,7 +151,7 @@ def _supervised(client: socket.socket) -> dict[str, Any]:
 
 
 def _patterns() -> list[str]:
-    """Return the modules in which Inductor has its patterns, a second's worth."""
+    """Return the modules with Inductor's patterns, which take a second to import."""
     from torch._inductor.fx_passes import serialized_patterns as package
 
     return [f"{package.__name__}.{each.name}" for each in pkgutil.iter_modules(package.__path__)]
@@ -169,7 +169,7 @@ def _main() -> None:
         wanted = _serve(listener, owner)
     if wanted is None:
         shutil.rmtree(place)
-        with suppress(OSError):  # others are there
+        with suppress(OSError):  # other servers are there
             os.rmdir(os.path.dirname(place))
         return
     _, module, *arguments = wanted["words"]

@@ -1,4 +1,4 @@
-"""Small frames, sound ones and hand-made ones that may say anything."""
+"""Small frames: valid ones, and hand-made ones with any content."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def header_fields(**changes: Any) -> dict[str, Any]:
 
 
 def seal(header: Any, payload: bytes = b"", **prelude: Any) -> bytes:
-    """A frame around any header, object or bytes, with the digest that belongs to it."""
+    """Return a frame with any header, an object or bytes, and the right digest."""
     packed = header if isinstance(header, bytes) else msgpack.packb(header, strict_types=False)
     fields = struct.pack(
         ">8sHHI",
@@ -70,7 +70,7 @@ def seal(header: Any, payload: bytes = b"", **prelude: Any) -> bytes:
 
 
 def seal_section(stored: bytes, **record: Any) -> bytes:
-    """A frame with the one section ``s``, whose record may lie."""
+    """Return a frame with one section ``s``, and a record of it that may be false."""
     return seal(header_fields(sections=[section_record(stored, **record)]), stored)
 
 

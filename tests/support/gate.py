@@ -1,4 +1,4 @@
-"""A gate before an S3 server: it lets requests through, or answers what it is asked to."""
+"""A gate in front of an S3 server: it forwards requests, or answers them itself."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _HOP = {"connection", "content-length", "transfer-encoding", "date", "server"}
 
 
 def refusal(status: int, code: str) -> Answer:
-    """What S3 says where it refuses."""
+    """Return the answer of S3 to a request that it refuses."""
     text = f"<Error><Code>{code}</Code><Message>as told</Message></Error>"
     return status, {"Content-Type": "application/xml"}, text.encode()
 
 
 def refusing(*methods: str) -> Rule:
-    """A rule that refuses some methods, as narrow rights do."""
+    """Return a rule that refuses some methods, as for a role with few permissions."""
     return lambda method, *_: refusal(403, "AccessDenied") if method in methods else None
 
 
 class Gate:
-    """Runs on threads of its own, between clients and the server on ``server_port``.
+    """A gate on its own threads, between clients and the server on ``server_port``.
 
     Attributes:
-        rule: asked with the method, the target and the headers of each request; gives the answer,
-            or ``None`` to have the server give it.
+        rule: called with the method, the target and the headers of each request; returns the
+            answer, or ``None`` to forward the request to the server.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -53,25 +53,25 @@ class Gate:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 headers = dict(self.headers.items())
                 answer = gate.rule(self.command, self.path, headers) or self._ask(body)
-                status, headers, said = answer
+                status, headers, content = answer
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
                 if self.command != "HEAD":
-                    self.send_header("Content-Length", str(len(said)))
+                    self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 if self.command != "HEAD":
-                    self.wfile.write(said)
+                    self.wfile.write(content)
 
             def _ask(self, body: bytes) -> Answer:
                 server = http.client.HTTPConnection("127.0.0.1", server_port, timeout=LONG_S)
                 try:
                     server.request(self.command, self.path, body, dict(self.headers.items()))
                     answer = server.getresponse()
-                    said = answer.read()
+                    content = answer.read()
                     drop = _HOP - ({"content-length"} if self.command == "HEAD" else set())
                     kept = {k: v for k, v in answer.getheaders() if k.lower() not in drop}
-                    return answer.status, kept, said
+                    return answer.status, kept, content
                 finally:
                     server.close()
 
@@ -98,5 +98,5 @@ class Gate:
         return int(self._server.server_address[1])
 
     def open(self) -> None:
-        """Let everything through."""
+        """Forward all requests."""
         self.rule: Rule = lambda method, target, headers: None

@@ -1,4 +1,4 @@
-"""File systems that hang: one that is frozen, and one whose server never answers."""
+"""File systems that hang: one that is frozen, and one with a server that never answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DETACH = 2  # umount2(2)
 
 
 class FreezableDisk:
-    """An ext4 of its own. Frozen, whoever would change it hangs and cannot even be killed."""
+    """An ext4 disk. While it is frozen, a process that changes it hangs and cannot be killed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -25,16 +25,16 @@ class FreezableDisk:
     @classmethod
     @contextlib.contextmanager
     def mounted(cls, below: Path) -> Iterator[FreezableDisk]:
-        """Skips the test where the kernel does not allow that."""
+        """Mount a disk in ``below``. Skip the test if the kernel does not allow that."""
         if os.geteuid() != 0 or not all(map(shutil.which, _TOOLS)):
-            pytest.skip("only root can mount and freeze a file system, with the tools of Linux")
+            pytest.skip("to mount and freeze a file system needs root and the tools of Linux")
         image, path = below / "image", below / "disk"
         image.touch()
         os.truncate(image, 16 << 20)
         path.mkdir()
         _run("mkfs.ext4", "-q", str(image))
         if _run("mount", "-o", "loop", str(image), str(path)):
-            pytest.skip("there are no loop devices to mount here")
+            pytest.skip("no loop device can be mounted here")
         path.chmod(0o700)
         try:
             disk = cls(path)
@@ -46,7 +46,7 @@ class FreezableDisk:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """For the time of the block. Skips the test where there is no freezing."""
+        """Freeze the disk during the block. Skip the test if that is not possible."""
         if _run("fsfreeze", "--freeze", str(self.path)):
             pytest.skip("file systems cannot be frozen here")
         try:
@@ -57,15 +57,15 @@ class FreezableDisk:
 
 @contextlib.contextmanager
 def dead_mount(path: Path) -> Iterator[None]:
-    """A file system at ``path`` whose server lives and never answers, like that of a dead NFS.
+    """Mount a file system at ``path`` with a live server that never answers, like a dead NFS.
 
-    Skips the test where the kernel does not allow that. In the end whatever hangs fails.
+    Skip the test if the kernel does not allow that. At the end, calls that hang fail.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         server = os.open("/dev/fuse", os.O_RDWR)
     except OSError as exc:
-        pytest.skip(f"there is no FUSE here: {exc}")
+        pytest.skip(f"FUSE is not available here: {exc}")
     try:
         options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
         if libc.mount(b"dead", os.fsencode(path), b"fuse", 0, options):

@@ -1,4 +1,4 @@
-"""Every lock there is in an object of s3cache, by whatever name."""
+"""Find every lock in an object of s3cache, under any name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
 def locks_of(*roots: object) -> list[Any]:
-    """The locks that ``roots`` and what they are made of have, each once.
+    """Return the locks of ``roots`` and of their parts, each once.
 
-    For a test that holds them all: one that comes with the next change is held too.
+    For a test that holds them all, including locks that later changes add.
     """
     found: dict[int, Any] = {}
     seen: set[int] = set()

@@ -1,8 +1,8 @@
-"""Machines for tests of the compile cache: processes that share nothing but a remote.
+"""Machines for tests of the compile cache: processes that share only a remote.
 
 A job is a function of an importable module, ``"tests.kinds.jobs:run"``. It runs in a new process
 with a home, a temporary directory, an Inductor cache and a local tier below the machine's root;
-arguments and result are what JSON can hold. torch is imported there, never here.
+arguments and result must be JSON values. torch is imported there, never here.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _OURS = {
     "PYTHONPATH": str(ROOT),
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONWARNINGS": "ignore",
-    # One compiling process; what it finds out about the machine it need not probe.
+    # One compiling process, which need not probe the machine's vector instructions.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "TORCHINDUCTOR_VEC_ISA_OK": "1",
 }
 
-_FORKS = "S3CACHE_TEST_FORKS"  # the process that began this run of tests, and its place for servers
-SERVERS = 3  # of forks: those of one share addresses and the seed of hashes
+_FORKS = "S3CACHE_TEST_FORKS"  # the process that started this run, and its directory for servers
+SERVERS = 3  # that fork: forks of one server share addresses and the hash seed
 
 
 def share_forks() -> None:
-    """Let the processes that this one starts, which run tests, share the servers of their forks."""
+    """Let the test processes that this process starts share fork servers."""
     place = Path(tempfile.gettempdir(), f"s3cache-forks-{secrets.token_hex(8)}")
     os.environ[_FORKS] = f"{os.getpid()}:{place}"
 
 
 @cache
 def _forks(number: int) -> Forks:
-    """Return what forks for machines of tests."""
+    """Return a server that forks for test machines."""
     if _FORKS not in os.environ:
         share_forks()
     owner, _, place = os.environ[_FORKS].partition(":")
@@ -50,16 +50,16 @@ def _forks(number: int) -> Forks:
 
 
 def remote_url(root: Path) -> str:
-    """Return a remote below ``root`` that any machine may read and write."""
+    """Return the URL of a remote below ``root`` that any machine may read and write."""
     return f"file://{root}/remote?create=1"
 
 
 class Machine:
-    """One of :class:`s3cache.testing.Machine`, for jobs in this repository.
+    """A :class:`s3cache.testing.Machine` for jobs in this repository.
 
     Args:
-        root: where everything is that s3cache and torch write.
-        environment: of all its processes, besides what a fresh machine has.
+        root: the directory of everything that s3cache and torch write.
+        environment: variables of all its processes, besides those of a fresh machine.
     """
 
     def __init__(self, root: Path, **environment: str) -> None:
@@ -85,12 +85,12 @@ class Machine:
         Without ``remote``, the job enables s3cache itself, or leaves it alone.
 
         Args:
-            server: one below :data:`SERVERS`, to begin where torch's compiler has been imported, as
-                :mod:`tests.support.forking` says; but in a process of its own where torch would
-                see a difference in the machine's environment.
+            server: the number of a server, below :data:`SERVERS`, to start as a fork of it, with
+                torch's compiler imported (:mod:`tests.support.forking`). If torch would see a
+                difference in the machine's environment, the process is a new Python.
 
         Raises:
-            s3cache.testing.ProgramError: it ended badly; has the end of what it wrote.
+            s3cache.testing.ProgramError: the process failed; has the end of its output.
         """
         if server is not None:
             python = _forks(server).python(self.environment)

@@ -1,8 +1,9 @@
 """The marks of slow tests, and helpers for tests that run many cases.
 
-``make test`` runs what is neither ``slow`` nor ``nightly``, ``make test-all`` what is not
-``nightly``, and ``make test-nightly`` everything. A slow test takes long, or is one of many alike.
-A nightly one takes minutes, or measures time or memory, which a slow machine must not fail.
+``make test`` runs tests that are neither ``slow`` nor ``nightly``, ``make test-all`` runs the slow
+ones too, and ``make test-nightly`` runs all. A slow test takes long, or is one of many similar
+ones. A nightly test takes minutes, or measures time or memory, which must not fail on a slow
+machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ nightly = pytest.mark.nightly
 
 
 def examples(times: float) -> int:
-    """Return ``times`` as many examples as Hypothesis draws for other tests."""
+    """Return ``times`` the number of examples that Hypothesis draws for other tests."""
     return max(1, round(times * settings().max_examples))
 
 
@@ -35,10 +36,10 @@ def cases(
 
 
 def selected(request: pytest.FixtureRequest, parameter: str, **others: str) -> set[str]:
-    """Return the values of a parameter with which the tests of this module will run.
+    """Return the values of a parameter in the selected tests of this module.
 
-    For fixtures that run many cases in one process and can skip those that were not asked for.
-    ``others`` are values of other parameters that a test must have to count.
+    For fixtures that run many cases in one process and can skip cases that were not selected. Only
+    tests with the values ``others`` of other parameters count.
     """
     return {
         str(item.callspec.params[parameter])

@@ -1,4 +1,4 @@
-"""Something happens between two file system calls: which two is for the test to say."""
+"""Run an action between two file system calls that a test chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program's caller can see of tensors, and how two programs differ in it."""
+"""Observe what a program's caller can see of tensors, and compare two programs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def observe(values: Any) -> list[dict[str, Any]]:
-    """One observation for each value in nested lists, tuples, sets and dicts, in order.
+    """Return one observation for each value in nested lists, tuples and dicts, in order.
 
-    Of a tensor it holds metadata, autograd state, a copy of the numbers, and how it is related to
-    the tensors before it: the same object, in the same storage, a view of it.
+    For a tensor it has metadata, autograd state, a copy of the numbers, and the relation to other
+    tensors: the same object, in the same storage, a view of it.
     """
     flat = list(_flat(values, ""))
     tensors = [value for _, value in flat if _is_tensor(value)]
@@ -21,7 +21,7 @@ def observe(values: Any) -> list[dict[str, Any]]:
 
 
 def differences(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[str]:
-    """Each thing that is not as expected; numbers may differ by rounding."""
+    """Return each difference from what is expected; numbers may differ by rounding."""
     if [each["where"] for each in expected] != [each["where"] for each in found]:
         return [f"structure: {[e['where'] for e in expected]} {[e['where'] for e in found]}"]
     return [
@@ -39,7 +39,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _flat(value: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Leaves; what a wrapper subclass wraps comes right after it."""
+    """Yield the leaves; the inner tensors of a wrapper subclass follow it."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     if isinstance(value, (list, tuple)):
@@ -84,7 +84,7 @@ def _tensor(value: Any, others: list[Any]) -> dict[str, Any]:
 
 
 def _is_backed(value: Any) -> bool:
-    """Whether its storage holds it; one that was resized to nothing has no numbers."""
+    """Return whether the storage has the numbers; if it was resized to 0 bytes, it has none."""
     return bool(value.untyped_storage().nbytes() or not value.numel())
 
 

@@ -12,12 +12,12 @@ _PRINTS = re.compile(r"  # -> (.*)$", re.MULTILINE)
 
 
 def programs(page: Path) -> list[str]:
-    """The blocks of Python on ``page`` that are a program each: all that are not files."""
+    """Return the Python blocks on ``page`` that are programs: all that are not files."""
     return [block for block in _blocks(page) if not _FILE.match(block)]
 
 
 def files(page: Path) -> dict[str, str]:
-    """The blocks of Python on ``page`` whose first line names a file; that line is not in it."""
+    """Return the Python blocks on ``page`` that name a file, by name and without that line."""
     named = {block: _FILE.match(block) for block in _blocks(page)}
     return {name[1]: block[name.end() :] for block, name in named.items() if name}
 
@@ -27,5 +27,5 @@ def _blocks(page: Path) -> list[str]:
 
 
 def printed(program: str) -> list[str]:
-    """The lines that ``program`` says it prints."""
+    """Return the lines that ``program`` should print, by its comments."""
     return _PRINTS.findall(program)

@@ -1,4 +1,4 @@
-"""Machines with a disk of their own, and the processes that run on them."""
+"""Machines with their own disks, and the processes that run on them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _numbers = itertools.count()
 
 
 class Machine:
-    """One of :class:`s3cache.testing.Machine`, for processes that a test kills; with a local tier.
+    """A :class:`s3cache.testing.Machine` with a local tier, for processes that a test kills.
 
     Args:
-        options: of the cache, the same for every process here.
+        options: of the cache, the same for every process on this machine.
     """
 
     def __init__(self, root: Path, **options: Any) -> None:
@@ -40,7 +40,7 @@ class Machine:
         self.options = {"local_dir": str(self.tier), **options}
         self.processes: list[Process] = []
         fresh = testing.Machine(root, PYTHONPATH=str(ROOT), AWS_EC2_METADATA_DISABLED="true")
-        # The options say it all: none is left to a variable.
+        # The options set everything: no variable does.
         self.environment = {
             name: value
             for name, value in fresh.environment.items()
@@ -62,29 +62,29 @@ class Machine:
         return process
 
     def run(self, *steps: list[Any], **options: Any) -> list[str]:
-        """The lines of a process that runs to its end."""
+        """Run a process to its end, and return its lines."""
         return self.start(*steps, **options).finish()
 
     def pending(self) -> list[str]:
-        """Names of the objects on record as to be uploaded, by whomever."""
+        """Return the names of all objects that are recorded as pending, for any process."""
         return [
             unquote(record.name.partition("@")[0]).partition("/")[2]
             for record in self.tier.glob("pending/*@*")
         ]
 
     def let_an_hour_pass(self) -> None:
-        """For the files of dead processes: younger ones may be in the making."""
+        """Make the files of dead processes an hour old: younger files may still be in use."""
         then = time.time() - 3_601
         for path in [*self.tier.glob("pending/*"), *self.tier.glob("staging/*")]:
             os.utime(path, (then, then))
 
     def leftovers(self) -> list[Path]:
-        """What dead or careless processes have left."""
+        """Return the files that dead or careless processes have left."""
         return [*self.tier.glob("pending/*"), *self.tier.glob("staging/*")]
 
 
 class Process:
-    """A running worker. ``lines`` are what it has said so far."""
+    """A running worker. ``lines`` is its output so far."""
 
     def __init__(self, config: dict[str, Any], environment: dict[str, str], output: Path) -> None:
         self._output = output
@@ -113,14 +113,14 @@ class Process:
         return Path(f"{self._output}.err").read_text()
 
     def acknowledged(self) -> list[str]:
-        """Keys of which ``save`` has returned."""
+        """Return the keys for which ``save`` has returned."""
         return [line.split()[1] for line in self.said("saved ")]
 
     def said(self, start: str) -> list[str]:
         return [line for line in self.lines if line.startswith(start)]
 
     def until(self, start: str, count: int = 1) -> None:
-        """Wait until it has said ``count`` lines that start so."""
+        """Wait until it has written ``count`` lines that begin with ``start``."""
         end = time.monotonic() + LONG_S
         while len(self.said(start)) < count:
             is_over = self._popen.poll() is not None and len(self.said(start)) < count
@@ -129,7 +129,7 @@ class Process:
             time.sleep(0.001)
 
     def _story(self, start: str) -> str:
-        return f"did not say {start!r}: {self.lines} {self.errors}"
+        return f"did not write {start!r}: {self.lines} {self.errors}"
 
     def hear(self) -> None:
         self._popen.stdin.write("go on\n")  # type: ignore[union-attr]
@@ -139,24 +139,24 @@ class Process:
         self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """As the kernel does when memory runs out: at once, and nothing in it can object."""
+        """Kill the process at once with SIGKILL, as the kernel does when memory runs out."""
         self._popen.kill()
         self._popen.wait()
 
     def wait(self, within_s: float = LONG_S) -> int:
-        """Its exit status; negative for a signal."""
+        """Return the exit status, negative for a signal."""
         try:
             return self._popen.wait(within_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running: {self.lines} {self.errors}") from None
 
     def finish(self) -> list[str]:
-        """Wait for a good end; what it said."""
+        """Wait until the process ends, check that it succeeded, and return its lines."""
         assert self.wait() == 0, f"{self.lines} {self.errors}"
         return self.lines
 
     def end(self) -> None:
-        """Whatever runs of it, ends."""
+        """Kill the process and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()

@@ -1,11 +1,11 @@
-"""A TCP proxy on loopback that behaves as badly as it is asked to.
+"""A TCP proxy on loopback that makes a link as bad as a test asks for.
 
 ::
 
     with Proxy(server_port) as proxy:
         proxy.link = Link(bytes_per_s=50_000)      # from now on, for old connections too
         proxy.link = Link(reset_down=1_000, times=2)
-        proxy.refuse()                             # nobody listens
+        proxy.refuse()                             # nothing listens
         proxy.heal()
 """
 
@@ -29,15 +29,15 @@ _LONGEST_REQUEST_LINE = 2048
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """How bytes pass. Up is towards the server, down is towards the client.
+    """How a link passes bytes. Up is towards the server, down is towards the client.
 
     Attributes:
-        flows: if not, connections are taken and bytes are kept: nothing comes out until it does.
-        delay_s: what each piece that comes down is late.
-        bytes_per_s: of each direction, all connections together.
-        reset_up, reset_down: a connection is reset after so many bytes since the link became so.
-        cut_down: the same, but closed in good order, as a proxy does whose server has died.
-        times: how many connections that happens to.
+        flows: if false, connections are accepted, and bytes are held back until it is true.
+        delay_s: the delay of each chunk on the way down.
+        bytes_per_s: the limit of each direction, for all connections together.
+        reset_up, reset_down: a connection is reset after this many bytes over this link.
+        cut_down: the same, but closed in good order, as by a proxy if its server has died.
+        times: how many connections are reset or closed.
     """
 
     flows: bool = True
@@ -50,10 +50,10 @@ class Link:
 
 
 class Proxy:
-    """Runs on a thread of its own. Attributes and methods are for the test's thread.
+    """A proxy on its own thread. Attributes and methods are for the test's thread.
 
     Attributes:
-        requests: (method, target) of each HTTP request that came from a client, in order.
+        requests: (method, target) of each HTTP request of a client, in order.
         broken: connections reset or cut since the start.
     """
 
@@ -97,16 +97,16 @@ class Proxy:
         self._call(self._set(link))
 
     def refuse(self) -> None:
-        """Reset every connection and let nobody connect."""
+        """Reset every connection and accept no new one."""
         self._call(self._refuse())
 
     def heal(self) -> None:
-        """Be a good link again, with what connections there are."""
+        """Become a good link again, also for the present connections."""
         self._call(self._listen())
         self.link = Link()
 
     def made(self, method: str, part: str = "") -> list[str]:
-        """Targets of the requests so far that hold ``part``."""
+        """Return the targets of requests so far that contain ``part``."""
         return [target for verb, target in self.requests if verb == method and part in target]
 
     # -- on the loop
@@ -129,7 +129,7 @@ class Proxy:
             self._listens = True
             self._socket.setblocking(False)
             self._socket.listen(100)
-            # Not asyncio's own server: closed just when somebody connects, it forgets that socket.
+            # Not asyncio's server: if it is closed while a client connects, it leaks that socket.
             self._loop.add_reader(self._socket, self._accept)
 
     async def _refuse(self) -> None:
@@ -137,21 +137,21 @@ class Proxy:
             self._listens = False
             self._loop.remove_reader(self._socket)
             self._socket.close()
-            self._socket = _bound(self.port)  # nobody else shall have it meanwhile
+            self._socket = _bound(self.port)  # keeps the port from other processes
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # gone again
+        with contextlib.suppress(OSError):  # the client is gone
             client, _ = self._socket.accept()
             client.setblocking(False)
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as routers pass it on
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # routers forward at once
             task = asyncio.ensure_future(self._serve(client))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(lambda _: client.close())  # if it never began
+            task.add_done_callback(lambda _: client.close())  # if the task never started
 
     async def _serve(self, client: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=client)
@@ -176,7 +176,7 @@ class Proxy:
     async def _pump(
         self, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Returns at the stream's end; raises ``ConnectionError`` where it is to be reset."""
+        """Return at the stream's end; raise ``ConnectionError`` if the connection must be reset."""
         link, passed, tail = self._link, 0, b""
         while chunk := await reader.read(_CHUNK_BYTES):
             if way == "up":
@@ -216,7 +216,7 @@ class Proxy:
             await self._wait(link, free_at)
 
     async def _wait(self, link: Link, end: float) -> None:
-        """Until then, or until the link is another one: what becomes faster is faster at once."""
+        """Wait until ``end`` or until the link changes: a faster link is faster at once."""
         while self._link is link and (left_s := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left_s, 0.02))
 
@@ -238,7 +238,7 @@ def _bound(port: int) -> socket.socket:
 async def _closed(
     pumps: Sequence[asyncio.Future[None]], *writers: asyncio.StreamWriter, reset: bool
 ) -> None:
-    """Close all, without waiting for anything before that is done, and wait until it is."""
+    """Close everything before waiting for any of it, then wait until it is closed."""
     for pump in pumps:
         pump.cancel()
     for writer in writers:
@@ -248,7 +248,7 @@ async def _closed(
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with RST: what was not sent is thrown away."""
+    """Close with RST, which discards unsent bytes."""
     with contextlib.suppress(OSError):
         writer.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)

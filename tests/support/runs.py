@@ -1,4 +1,4 @@
-"""Records of runs: left in a local tier, and as two ranks of a job leave them."""
+"""Records of runs: written to a local tier, or as they are read from several processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BEGAN = 1_790_000_000.0
 
 
 def record(root: Path, *records: Record | Event, **limits: int) -> str:
-    """Leave records of one process in a local tier; returns the name of the run."""
+    """Write records of one process to a local tier; return the name of the run."""
     root.mkdir(mode=0o700, exist_ok=True)
     recorder = Recorder(str(root), RecordLimits(**limits))
     for each in records:
@@ -23,7 +23,7 @@ def record(root: Path, *records: Record | Event, **limits: int) -> str:
 
 
 def two_ranks() -> list[Run]:
-    """A rank that compiled and one that hit, with all that a page has to show."""
+    """Return a rank that compiled and one that hit, with everything that a page shows."""
     unsafe = {
         "code": "custom-operator",
         "message": "mine.op has no formula",
@@ -45,7 +45,7 @@ def two_ranks() -> list[Run]:
 
 
 def fetched() -> list[Run]:
-    """A process that used one of three entries that it fetched."""
+    """Return a process that fetched three entries and used one of them."""
     keys = ["ab" * 32, "cd" * 32, "ef" * 32]
     events = [Event("download", BEGAN, 0.1, first_name(key), 1_000) for key in keys]
     lost = Event("download", BEGAN, 0.1, first_name("01" * 32), 0, "absent")
@@ -53,14 +53,14 @@ def fetched() -> list[Run]:
 
 
 def recalling() -> list[Run]:
-    """A process that recalled two frames, traced one and refused another."""
+    """Return a process that recalled two frames, traced one and refused one."""
     ends = ("recalled", "recalled", "traced", "refused: object")
     frames = [Event("frame", BEGAN + 9, 0.5, f"f{i} x.py:{i}", ended=e) for i, e in enumerate(ends)]
     return [Run("r", (_record(1.0, "hit", "local"),), events=tuple(frames))]
 
 
 def hostile() -> list[Run]:
-    """Everything that is text says what would run in a page that believes it."""
+    """Return runs with texts that would run as a script in a page that does not escape them."""
     record = _record(
         1.0,
         HOSTILE,

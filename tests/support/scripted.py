@@ -1,4 +1,4 @@
-"""An S3 server in this process that answers what it is asked to, and stores on it."""
+"""An S3 server in this process with answers from the test, and stores on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Request:
 
 @dataclass
 class Reply:
-    """``body`` may be shorter than ``length`` says: the connection is cut then."""
+    """A reply. If ``body`` is shorter than ``length``, the connection is closed after it."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
@@ -39,7 +39,7 @@ def error_reply(status: int, code: str, message: str = "", **headers: str) -> Re
 
 
 class ScriptedServer:
-    """Keeps each request and gives it to ``answer``, which the test sets."""
+    """A server that keeps each request and passes it to ``answer``, which the test sets."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -90,7 +90,7 @@ async def server() -> AsyncIterator[ScriptedServer]:
 async def open_scripted(
     server: ScriptedServer,
 ) -> AsyncIterator[Callable[..., S3Store]]:
-    """A function that opens a store on the scripted server."""
+    """Return a function that opens a store on the scripted server."""
     opened: list[S3Store] = []
 
     def open_store(prefix: str = "p", **options: Any) -> S3Store:
@@ -108,7 +108,7 @@ async def open_scripted(
 async def raw_server(
     serve: Callable[[bytes, asyncio.StreamWriter], Any],
 ) -> AsyncIterator[str]:
-    """The URL of a server that answers as ``serve`` does, given the head of a request."""
+    """Yield the URL of a server that passes the head of a request to ``serve``."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await serve(await reader.readuntil(b"\r\n\r\n"), writer)
@@ -121,7 +121,7 @@ async def raw_server(
 async def _listening(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[str]:
-    """The URL of a server that hands connections to ``serve``, which may be cut off."""
+    """Yield the URL of a server that passes connections to ``serve``, and cancels it at the end."""
     serving: set[asyncio.Task[Any]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

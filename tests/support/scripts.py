@@ -1,4 +1,4 @@
-"""Python code that a test runs in a process of its own, and what it imports."""
+"""Run Python code of a test in a new process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 from tests.support.waiting import LONG_S
 
-# The start of every script: a cache over a directory that other processes share, or a store that
-# never answers.
+# The start of every script: helpers to open a cache, and a store that never answers.
 PRELUDE = """
 import asyncio, os, signal, sys, threading, time
 from s3cache.cache import Cache, Hit, Miss, Saved
@@ -29,7 +28,7 @@ class Hanging(MemoryStore):
 def python(
     *arguments: str, timeout_s: float = LONG_S, **how: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments to its end, good or bad."""
+    """Run Python with these arguments to its end, whether it succeeds or fails."""
     command = [sys.executable, *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, check=False, **how
@@ -37,8 +36,8 @@ def python(
 
 
 def run_script(code: str, *args: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process of its own, with :data:`PRELUDE` and ``sys.argv[1:]``."""
-    # -W: Pythons from 3.12 on warn of any fork of a process with threads
+    """Run Python code in a new process, after :data:`PRELUDE`, with ``args`` in ``sys.argv``."""
+    # -W: from 3.12, Python warns about any fork of a process with threads
     done = python("-W", "ignore", "-c", PRELUDE + textwrap.dedent(code), *map(str, args))
     if check:
         assert done.returncode == 0, done.stderr
@@ -46,7 +45,7 @@ def run_script(code: str, *args: object, check: bool = True) -> subprocess.Compl
 
 
 def modules_after(code: str) -> set[str]:
-    """Top-level modules that a new process has imported after it ran ``code``."""
+    """Return the top-level modules that a new process has imported after it ran ``code``."""
     done = python("-c", f"import sys; {code}; print(*sys.modules)")
     assert (done.returncode, done.stderr) == (0, "")
     return {name.partition(".")[0] for name in done.stdout.split()}

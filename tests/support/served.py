@@ -42,8 +42,8 @@ def proxy(moto_port: int) -> Iterator[Proxy]:
 
 @pytest.fixture
 def new_machine(tmp_path: Path, url: str, moto_port: int) -> Iterator[NewMachine]:
-    """A function that makes a machine with an empty disk; its link to the server is good unless
-    ``endpoint_url`` leads elsewhere."""
+    """Return a function that makes a machine with an empty disk; it has a good link to the server
+    unless ``endpoint_url`` is set."""
     with ExitStack() as machines:
         numbers = itertools.count()
 

@@ -1,4 +1,4 @@
-"""Stores on a directory with entries of many kinds in them, sound ones and others."""
+"""Stores in a directory, with valid and damaged entries of many kinds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def path_of(files: ObjectFiles, key: str) -> Path:
 
 
 class Shelf:
-    """A store on a directory, written to without going through one."""
+    """A store in a directory, written without a store object."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -46,7 +46,7 @@ class Shelf:
         days: float = 0,
         first: bool = True,
     ) -> str:
-        """An entry that is sound, last changed so many days ago; returns its name."""
+        """Add a valid entry, last modified ``days`` ago; return its name."""
         data = frame.encode(
             kind=kind,
             key=key,

@@ -20,7 +20,7 @@ from tests.support.scripts import python
 
 
 class Machine:
-    """A disk, and processes of which each may have an environment of its own."""
+    """A disk, and processes that may each have their own environment."""
 
     def __init__(self, root: Path, site: Site, **environment: str) -> None:
         self.root = root
@@ -30,9 +30,9 @@ class Machine:
     def run(
         self, job: str, *arguments: Any, python: str = sys.executable, **environment: str
     ) -> Any:
-        """What ``tests.hooks.<module>:<function>`` returns; ``stderr`` too, if it is a ``dict``.
+        """Return the result of ``tests.hooks.<module>:<function>``; add ``stderr`` to a ``dict``.
 
-        The first processes of a site are forks that share nothing, and those after them are none.
+        The first processes of a site are forks of different servers, later ones are no forks.
         """
         machine = machines.Machine(self.root, **{**self.environment, **environment})
         number = self._site.next_machine()
@@ -44,17 +44,16 @@ class Machine:
         return outcome.result
 
     def ranks(self, count: int, job: str, *arguments: Any) -> list[Any]:
-        """What each rank of a job returns, all of them on this machine, with a time-out.
+        """Run the ranks of a job on this machine, with a time-out; return the result of each.
 
-        Each is a fork, as few tests are about what starts them; one thread computes, as torchrun
-        has it.
+        Ranks are forks: few tests are about how ranks start.
         """
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         shared = machines.Machine(self.root, **self.environment).environment
         world = {"WORLD_SIZE": f"{count}", "LOCAL_WORLD_SIZE": f"{count}"}
         world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
-        world[JOB] = f"{port}"  # they have no parent in common
+        world[JOB] = f"{port}"  # the ranks have no common parent process
         first = self._site.next_machine()
 
         def run(rank: int) -> Any:
@@ -69,22 +68,22 @@ class Machine:
             return [*pool.map(run, range(count))]
 
     def start(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run ``python command`` to its end, good or bad."""
+        """Run ``python command`` to its end, whether it succeeds or fails."""
         machine = machines.Machine(self.root, **{**self.environment, **environment})
         return python(*command, env=machine.environment, cwd=self.root, timeout_s=800)
 
 
 class Site:
-    """A remote, and as many machines as a test wants."""
+    """A remote and any number of machines."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.remote = root / "remote"
-        self.forks = True  # where it does not matter what imports torch
+        self.forks = True  # false if it matters what imports torch
         self._started = 0
 
     def next_machine(self) -> int:
-        """How many processes, or jobs of ranks, were started before this one."""
+        """Return the number of processes, or jobs of ranks, that were started before this one."""
         self._started += 1
         return self._started - 1
 
@@ -96,12 +95,12 @@ class Site:
         return Machine(self.root / name, self, **environment)
 
     def copy(self, root: Path) -> Site:
-        """Another site with what this one's remote holds."""
+        """Return another site with a copy of this one's remote."""
         shutil.copytree(self.remote, root / "remote")
         return Site(root)
 
     def entries(self) -> list[Path]:
-        """The files of the remote but for job profiles, the oldest first."""
+        """Return the files of the remote except job profiles, oldest first."""
         files = (path for path in (self.remote / "objects").rglob("*") if path.is_file())
         found = [path for path in files if JOB_KEYS not in path.name]
         return sorted(found, key=lambda path: path.stat().st_mtime_ns)
@@ -114,7 +113,7 @@ def site(tmp_path: Path) -> Site:
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Site, Any]]:
-    """The site on which a job of ``jobs`` ran first, and what it returned; made once each."""
+    """Return a function that runs a job of ``jobs`` once, and returns its site and its result."""
     made: dict[str, tuple[Site, Any]] = {}
 
     def run(job: str, **environment: str) -> tuple[Site, Any]:

@@ -1,4 +1,4 @@
-"""Stores that do not do as asked, and what is in a store."""
+"""Stores that wait, fail, count or race, and helpers to read and write a store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.caching import KEY
 
 
 class GatedStore(WrapperStore):
-    """Every call is noted and then waits until the gate is open."""
+    """A store that notes each read, write and listing, and lets it wait until the gate is open."""
 
     def __init__(self, inner: Store, *, is_open: bool = True) -> None:
         super().__init__(inner)
@@ -41,7 +41,7 @@ class GatedStore(WrapperStore):
 
 
 class FailingStore(WrapperStore):
-    """Raises ``error`` from every call."""
+    """A store that raises ``error`` from every call."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(MemoryStore())
@@ -52,7 +52,7 @@ class FailingStore(WrapperStore):
 
 
 class CountingStore(WrapperStore):
-    """Counts headers that are read, listings, and names that are listed."""
+    """A store that counts reads of headers, listings and listed names."""
 
     heads = listings = listed = 0
 
@@ -68,7 +68,7 @@ class CountingStore(WrapperStore):
 
 
 class RacyStore(MemoryStore):
-    """``create`` looks first and writes later: of racing creators several win, the last stays."""
+    """A store that checks, then creates: several racing creators win, the last object stays."""
 
     async def put(self, key: str, data: Buffer, *, mode: PutMode = "overwrite", **_: Any) -> None:
         if mode == "create" and await self.head(key) is None:
@@ -81,7 +81,7 @@ class RacyStore(MemoryStore):
 
 
 async def variants(store: Store, key: str = KEY) -> set[str]:
-    """Variants that a reader finds."""
+    """Return the variants that a reader finds."""
     found = set()
     async for info in store.list(entries.name_prefix(key)):
         data = await store.get(info.key)
@@ -91,12 +91,12 @@ async def variants(store: Store, key: str = KEY) -> set[str]:
 
 
 def put(store: Store, name: str, data: Buffer) -> None:
-    """Write an object behind the back of a cache over ``store``."""
+    """Write an object to ``store`` without the cache over it."""
     asyncio.run(store.put(name, data))
 
 
 def names(store: Store) -> list[str]:
-    """What ``store`` holds."""
+    """Return the names of the objects in ``store``."""
 
     async def listed() -> list[str]:
         return [info.key async for info in store.list()]
@@ -105,5 +105,5 @@ def names(store: Store) -> list[str]:
 
 
 def holds(store: Store, name: str) -> bool:
-    """Whether there is an object of that name."""
+    """Return whether ``store`` has an object of that name."""
     return asyncio.run(store.head(name)) is not None

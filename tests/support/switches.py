@@ -1,4 +1,4 @@
-"""Settings of torch, and how they were before."""
+"""Change settings of torch, and restore them afterwards."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def deterministic() -> contextlib.AbstractContextManager[None]:
 
 
 def precision(precision: str) -> contextlib.AbstractContextManager[None]:
-    """Of products of float32."""
+    """Set the precision of float32 matrix products."""
     return switched(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, precision
     )
 
 
 def threads(count: int) -> contextlib.AbstractContextManager[None]:
-    """How many work on one operator."""
+    """Set the number of threads that compute one operator."""
     return switched(torch.get_num_threads, torch.set_num_threads, count)

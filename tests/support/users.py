@@ -1,4 +1,4 @@
-"""Several users of one machine, each in child processes of its own; only root can be them."""
+"""Several users of one machine, each in its own child processes. Only root can do this."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import pytest
 from tests.support.waiting import join_child
 
 VICTIM, ATTACKER = 12_001, 12_002
-needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as several users")
 
 
 def as_user(user: int, work: Callable[[], object]) -> None:
-    """Do the work in a child process of that user; it must end well."""
+    """Do the work in a child process of that user, and check that it succeeds."""
     assert join_child(begun_as(user, work)) == 0
 
 
 def begun_as(user: int, work: Callable[[], object]) -> int:
-    """The child process, which ends with 0 if the work does well."""
+    """Start the work in a child process of that user, and return its ID; success is status 0."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -34,7 +34,7 @@ def begun_as(user: int, work: Callable[[], object]) -> int:
             os.setuid(user)
             work()
             status = 0
-        except BaseException:  # it must not go on as pytest
+        except BaseException:  # the child must not continue as pytest
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -44,8 +44,8 @@ def begun_as(user: int, work: Callable[[], object]) -> int:
 
 @pytest.fixture
 def common() -> Iterator[Path]:
-    """A directory that all users can reach, which the attacker owns."""
-    path = Path(tempfile.mkdtemp())  # pytest's own are closed to others
+    """A directory of the attacker that all users can reach."""
+    path = Path(tempfile.mkdtemp())  # pytest's directories are closed to others
     path.chmod(0o755)
     os.chown(path, ATTACKER, ATTACKER)
     yield path

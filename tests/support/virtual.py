@@ -1,4 +1,4 @@
-"""An event loop of which the clock jumps to the next thing to do: hours pass in a moment."""
+"""An event loop with a clock that jumps to the next timer: hours pass in a moment."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _T = TypeVar("_T")
 
 
 class _Selector(selectors.SelectSelector):
-    """Waits for nothing: as long as the loop would wait, its clock goes forward."""
+    """A selector that advances the clock by the time that the loop would wait."""
 
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None:
-            raise RuntimeError("all tasks wait, and for nothing that will come")
+            raise RuntimeError("all tasks wait for events that never come")
         self.now_s += max(timeout, 0.0)
         return []
 
@@ -35,7 +35,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(work: Coroutine[Any, Any, _T]) -> _T:
-    """Return what a coroutine comes to that waits for nothing but time and other tasks."""
+    """Return the result of a coroutine that waits only for time and other tasks."""
     loop = VirtualLoop()
     try:
         return loop.run_until_complete(work)

@@ -1,4 +1,4 @@
-"""Waiting for what happens elsewhere, with an end: a test that hangs says nothing."""
+"""Wait for other threads and processes, with a time limit: a test that hangs reports nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import psutil
 
 from s3cache.tier import BackgroundLoop
 
-# Longer than anything takes on a busy machine; only a test that fails waits so long.
+# Longer than anything takes on a busy machine; only a failing test waits this long.
 LONG_S = 200.0
 
 
 def eventually(condition: Callable[[], object], within_s: float = LONG_S) -> None:
-    """Wait until ``condition`` holds; fail if it does not in all that time."""
+    """Wait until ``condition`` holds; fail after ``within_s``."""
     end = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end, f"not within {within_s} s"
@@ -27,7 +27,7 @@ def eventually(condition: Callable[[], object], within_s: float = LONG_S) -> Non
 
 
 def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Start ``work`` on a thread; the function returned waits for what it returned or raised."""
+    """Start ``work`` on a thread; return a function that waits for its result or error."""
     results: list[Any] = []
     errors: list[BaseException] = []
 
@@ -51,7 +51,7 @@ def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def join_child(child: int) -> int | str:
-    """The exit status of a forked child, negative for a signal; ``"hangs"`` if it does."""
+    """Return the exit status of a forked child, negative for a signal, or ``"hangs"``."""
     end = time.monotonic() + LONG_S
     while time.monotonic() < end:
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -71,7 +71,7 @@ def is_running(pid: int) -> bool:
 
 
 def tasks_on(loop: BackgroundLoop) -> int:
-    """How many tasks there are on ``loop``, but for the one that counts them."""
+    """Return the number of tasks on ``loop``, except the one that counts them."""
 
     async def count() -> int:
         return len(asyncio.all_tasks()) - 1

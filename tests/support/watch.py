@@ -1,4 +1,4 @@
-"""What a process compiles and starts, whatever a counter says, and what the cache counts."""
+"""Observe what a process compiles and starts, independently of the cache's counters."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 
 class Watch:
-    """Counts, of one job after another, all that it compiles, starts, looks up and saves."""
+    """Counts everything that each job compiles, starts, looks up and saves."""
 
     def __init__(self) -> None:
         self._lowered, self._started = lowerings(), processes()
 
     def around(self, job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what ``job`` returns, with ``lowered`` and ``started``.
+        """Return the result of ``job``, with ``lowered`` and ``started``.
 
-        Those are the number of graphs that Inductor lowered, and a line for each process. Where
-        s3cache is on, ``counts`` and ``reasons`` are what it counted, and why it bypassed graphs.
+        These are the number of graphs that Inductor lowered, and a line for each process. If
+        s3cache is enabled, ``counts`` has its counters, and ``reasons`` why it bypassed graphs.
         """
         import s3cache
 
@@ -50,9 +50,9 @@ def _counts(stats: Any) -> dict[str, int]:
 
 
 def lowerings() -> list[Any]:
-    """Every graph that Inductor lowers: the seconds that each took, as torch times them itself.
+    """Return a list that gets the seconds of each graph that Inductor lowers, as torch times them.
 
-    A function in the place of Inductor's own would be in every key.
+    A replacement of Inductor's own function would be part of every key.
     """
     from torch._dynamo import utils
 
@@ -69,7 +69,7 @@ def lowerings() -> list[Any]:
 
 
 def processes() -> list[str]:
-    """Every process that Python starts."""
+    """Return a list that gets a line for each process that Python starts."""
     started: list[str] = []
 
     def saw(event: str, arguments: tuple[Any, ...]) -> None:

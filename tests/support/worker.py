@@ -1,13 +1,13 @@
-"""A process that uses a cache and says so, line by line; the tests kill it.
+"""A process that uses a cache and reports each step in a line; the tests kill it.
 
 ``python -m tests.support.worker JSON`` runs with ``{"options": ..., "steps": [[verb, ...], ...]}``,
-where the options are those of ``Cache.open``. Lines are written unbuffered, so that one that was
-read tells of something that had happened before the process died:
+where the options are those of ``Cache.open``. Lines are not buffered: a line that a test has read
+reports a step that was done before the process died:
 
 =============================== ====================================================
 ``saved KEY VARIANT``           ``save`` returned: durable and acknowledged
-``hit KEY VARIANT TIER``        found, equal to what was saved to the last byte
-``WRONG KEY``                   found, but not what was saved
+``hit KEY VARIANT TIER``        found, with exactly the bytes that were saved
+``WRONG KEY``                   found, but with other bytes
 ``miss KEY REASON``
 ``prefetched FOUND PRESENT ABSENT FAILED``
 ``flushed REMAINING``
@@ -41,7 +41,7 @@ def keys(start: int, count: int, name: str = "") -> list[str]:
 
 
 def entry(key: str, size: int, variant: str = "") -> bytes:
-    """The frame that every process saves under ``key``; nothing in it depends on the process."""
+    """Return the frame that each process saves under ``key``: it does not depend on the process."""
     noise = random.Random(f"{key} {variant}").randbytes(size)
     half = size // 2
     return frame.encode(
@@ -84,7 +84,7 @@ class Worker:
                 say("saved", key, variant or "-")
 
     def save_for_ever(self, key: str, size: int) -> None:
-        """The same entry, again and again."""
+        """Save the same entry again and again."""
         data = entry(key, size)
         while True:
             assert isinstance(self._cache.save(key, data), Saved)
@@ -116,29 +116,29 @@ class Worker:
         say("at", word)
 
     def hear(self) -> None:
-        """Go on when the test writes a line."""
+        """Wait until the test writes a line."""
         sys.stdin.readline()
 
     def work(self) -> None:
-        """Until a signal ends it, as a program that trains.
+        """Run until a signal ends the process, as a program that trains does.
 
-        Not by :meth:`hear`: Python does not hear of a signal that comes between its last
+        :meth:`hear` would not do: Python does not notice a signal that comes between its last
         instruction and a system call that then blocks.
         """
         while True:
             time.sleep(0.01)
 
     def until_imported(self, module: str) -> None:
-        """Until the background thread is that far with making a client."""
+        """Wait until the background thread, which makes a client, has imported ``module``."""
         while module not in sys.modules:
             time.sleep(0.0005)
 
     def exit_on_sigterm(self) -> None:
-        """As programs do that want to end in good order."""
+        """Exit on SIGTERM, as programs do that shut down cleanly."""
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
 
     def fork(self, steps: list[list[Any]], leave: str = "_exit") -> None:
-        """A child runs ``steps`` on the inherited cache; its parent waits for it."""
+        """Run ``steps`` in a child, with the inherited cache, and wait for it."""
         child = self._forked(steps, leave)
         _, status = os.waitpid(child, 0)
         say("child", os.waitstatus_to_exitcode(status))
@@ -157,7 +157,7 @@ class Worker:
         return child
 
     def processes(self, method: str, steps_of_each: list[list[list[Any]]]) -> None:
-        """Children as multiprocessing makes them, and so a DataLoader."""
+        """Run steps in children of multiprocessing, as a DataLoader does."""
         context: Any = multiprocessing.get_context(method)
         children = [
             context.Process(target=_child, args=(self if method == "fork" else None, steps))

@@ -1,4 +1,4 @@
-"""A machine is fresh, runs programs as Python does, and reports what came of them."""
+"""A machine is fresh, runs programs as Python does, and reports their outcomes."""
 
 from __future__ import annotations
 
@@ -45,10 +45,8 @@ def shown(outcome: Outcome) -> dict[str, Any]:
     return found
 
 
-def test_what_a_program_finds_is_a_fresh_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing that the tests' own user has set up, but what the test gives it."""
+def test_a_program_runs_on_a_fresh_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program sees no settings of the user who runs the tests, but those of the test."""
     for name in ("AWS_PROFILE", "S3CACHE_URL", "TORCHINDUCTOR_CACHE_DIR", "HTTP_PROXY"):
         monkeypatch.setenv(name, "the developer's own")
     machine = Machine(tmp_path / "node-1", GIVEN="to all")
@@ -81,7 +79,7 @@ def test_scripts_and_modules_run_as_python_runs_them(machine: Machine, tmp_path:
         ("import os; os.kill(os.getpid(), 9)", -9, "exit status -9"),
     ],
 )
-def test_a_bad_end_is_an_error_with_its_output(
+def test_a_failed_program_raises_an_error_with_its_output(
     machine: Machine, tmp_path: Path, code: str, status: int, message: str
 ) -> None:
     with pytest.raises(ProgramError, match=message) as caught:
@@ -90,7 +88,9 @@ def test_a_bad_end_is_an_error_with_its_output(
 
 
 @slow
-def test_what_takes_too_long_is_ended_with_all_it_started(machine: Machine, tmp_path: Path) -> None:
+def test_a_program_that_takes_too_long_is_killed_with_its_children(
+    machine: Machine, tmp_path: Path
+) -> None:
     code = (
         "import subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
@@ -101,7 +101,7 @@ def test_what_takes_too_long_is_ended_with_all_it_started(machine: Machine, tmp_
         machine.run(script(tmp_path, code), timeout_s=20)
     assert caught.value.outcome.exit_code is None
     child = int(caught.value.outcome.stdout)
-    # It was killed; the kernel takes a moment to end it, and init to forget it.
+    # The kernel needs a moment to end the killed process, and init to forget it.
     eventually(lambda: not is_running(child))
 
 
@@ -123,7 +123,7 @@ def refuse(why: str) -> None:
 def test_a_function_is_called_in_another_process(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one of a module that the test alone finds, as pytest puts its directory on the path."""
+    """Its module may be on the path of the test only, because pytest extends that path."""
     first = machine.call(double, [1, 2]).result
     second = machine.call("tests.testing.test_machines:double", [1, 2], 3).result
     assert (first["doubled"], second["doubled"]) == ([2, 4], [3, 6])
@@ -134,7 +134,7 @@ def test_a_function_is_called_in_another_process(
     assert machine.call("only_here:answer").result == 42
 
 
-def test_what_a_function_raises_is_in_the_error(machine: Machine) -> None:
+def test_the_error_contains_the_exception_of_a_function(machine: Machine) -> None:
     with pytest.raises(ProgramError, match="LookupError: not today"):
         machine.call(refuse, "not today")
     with pytest.raises(ProgramError, match="not JSON serializable"):
@@ -144,11 +144,11 @@ def test_what_a_function_raises_is_in_the_error(machine: Machine) -> None:
             machine.call(function)
 
 
-# -- what the cache counted
+# -- counters of the cache
 
 
 def use_a_cache(remote: str) -> None:
-    """Save and look up, enabled as for torch; at the end the cache is off or left as it is."""
+    """Save and look up entries in a cache that is enabled for torch and then disabled."""
     import s3cache
     from s3cache import frame
 
@@ -158,8 +158,10 @@ def use_a_cache(remote: str) -> None:
         cache.lookup("absent")
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="enable() has a cache for torch only")
-def test_stats_are_those_of_the_cache_with_their_types(machine: Machine, tmp_path: Path) -> None:
+@pytest.mark.skipif(find_spec("torch") is None, reason="enable() needs torch")
+def test_stats_equal_those_of_the_cache_and_keep_their_types(
+    machine: Machine, tmp_path: Path
+) -> None:
     stats = machine.call(use_a_cache, f"file://{tmp_path}/remote?create=1").stats
     assert (stats.saved, stats.uploaded, stats.pending) == (1, 1, 0)
     assert (stats.hits["local"], stats.hits["remote"]) == (1, 0)
@@ -169,12 +171,14 @@ def test_stats_are_those_of_the_cache_with_their_types(machine: Machine, tmp_pat
     assert stats.local.files == stats.remote["put"].calls == stats.hit_latency["local"].count == 1
 
 
-def test_a_machine_keeps_what_a_process_left_and_no_cache_is_no_stats(
+def test_a_machine_keeps_its_files_and_has_no_stats_without_a_cache(
     machine: Machine, tmp_path: Path
 ) -> None:
     code = "import pathlib, s3cache\nleft = pathlib.Path.home() / 'left'\n"
     program = script(tmp_path, f"{code}print(left.exists())\nleft.touch()\n")
     outcomes = [each.run(program) for each in (machine, machine, Machine(tmp_path / "other"))]
     assert [each.stdout for each in outcomes] == ["False\n", "True\n", "False\n"]
-    with pytest.raises(AssertionError, match="there was no cache"):  # not a lack of misses
+    with pytest.raises(
+        AssertionError, match="there was no cache"
+    ):  # instead of stats without misses
         _ = outcomes[0].stats

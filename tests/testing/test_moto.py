@@ -1,4 +1,4 @@
-"""A moto server is there for the tests that started it, and its buckets are what URLs say."""
+"""A moto server lives as long as the tests that started it, and has buckets for their URLs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.scripts import python
 
 
 def use_the_bucket() -> str:
-    """List and put in the place that the environment says."""
+    """List and put in the store that the environment names."""
     import asyncio
     import os
 
@@ -41,8 +41,8 @@ def test_a_program_needs_its_environment_only_and_the_bucket_is_empty(
     assert s3cache_moto.secret_key not in s3cache_moto.url + repr(s3cache_moto)
 
 
-def test_it_ends_with_the_process_that_started_it() -> None:
-    """Also where that is killed, and closes nothing."""
+def test_the_server_ends_with_the_process_that_started_it() -> None:
+    """It ends even if that process is killed and does not close it."""
     code = (
         "import os, psutil\n"
         "from s3cache.testing import MotoServer\n"
@@ -56,7 +56,7 @@ def test_it_ends_with_the_process_that_started_it() -> None:
         psutil.Process(int(done.stdout)).wait(30)
 
 
-def test_a_missing_moto_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_flask_raises_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flask", None)
     with pytest.raises(
         ConfigError, match=r"flask is not installed; run: pip install .*\[testing\]"

@@ -1,4 +1,4 @@
-"""pytest finds the plugin by itself, and pays for it only where its fixtures are used."""
+"""pytest finds the plugin by itself, and imports heavy packages only if a fixture is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.scripts import python
 HEAVY = ("torch", "numpy", "boto3", "botocore", "aioboto3", "moto", "flask", "hypothesis", "http")
 
 
-def test_a_run_that_uses_no_fixture_of_ours_has_imported_nothing_for_it(tmp_path: Path) -> None:
+def test_a_run_without_our_fixtures_imports_no_heavy_packages(tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(
         "import sys\n"
         "def test_theirs(request):\n"

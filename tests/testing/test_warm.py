@@ -1,4 +1,4 @@
-"""``assert_warm_start`` asks whether the second machine compiled anything, and nothing else."""
+"""``assert_warm_start`` checks that the second machine compiled nothing and has equal results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WARM = Outcome("job", 0, "loss 1\n", "", recorded=HIT)
 @slow
 @pytest.mark.timeout(900)
 def test_a_well_cached_job_passes_and_the_one_that_compiled_does_not(tmp_path: Path) -> None:
-    """A smaller last batch, a forward without a backward, and compiled autograd."""
+    """The job has a smaller last batch, a forward without a backward, and compiled autograd."""
     url = f"file://{tmp_path / 'remote'}?create=1"
 
     def run(server: int, job: str = "train") -> Outcome:
@@ -30,7 +30,7 @@ def test_a_well_cached_job_passes_and_the_one_that_compiled_does_not(tmp_path: P
         return machine.run(f"tests.testing.warm_job:{job}", url, server=server)
 
     first, second = run(0), run(1)
-    assert second.stats.misses  # which is no reason to fail
+    assert second.stats.misses  # misses alone are no reason to fail
     assert_warm_start(first, second)
     with pytest.raises(AssertionError, match=r"compiled on the second machine: .* missed"):
         assert_warm_start(second, first)
@@ -43,7 +43,7 @@ def test_a_well_cached_job_passes_and_the_one_that_compiled_does_not(tmp_path: P
         assert_warm_start(first, none)
 
 
-def test_a_bypass_counts_only_where_no_level_has_the_graph() -> None:
+def test_a_bypass_counts_only_if_no_level_has_the_graph() -> None:
     known = replace(
         HIT, bypassed=1, bypass_reasons={"function": 1}, fx=LevelStats(hits={"remote": 2})
     )
@@ -53,14 +53,14 @@ def test_a_bypass_counts_only_where_no_level_has_the_graph() -> None:
         assert_warm_start(WARM, replace(WARM, recorded=unknown))
 
 
-def test_what_the_first_machine_has_not_uploaded_is_named() -> None:
+def test_the_error_names_pending_uploads_of_the_first_machine() -> None:
     missed = replace(HIT, fx=LevelStats(misses={Reason.ABSENT: 2}))
     slow = replace(WARM, recorded=replace(HIT, pending=3))
     with pytest.raises(AssertionError, match=r"2 FX graphs missed[^$]*3 still to upload"):
         assert_warm_start(slow, replace(WARM, recorded=missed))
 
 
-def test_what_must_be_the_same_is_the_output_unless_the_job_says_otherwise() -> None:
+def test_outputs_or_selected_parts_of_them_must_be_equal() -> None:
     other = replace(WARM, stdout="loss 2\n")
     with pytest.raises(AssertionError, match=r"-loss 1\n\+loss 2"):
         assert_warm_start(WARM, other)

@@ -1,4 +1,4 @@
-"""A job that is cached well in every way that torch has: no whole graph need hit."""
+"""A job with all ways of caching in torch: no whole graph needs to hit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def train(url: str) -> list[float]:
-    """Return what each part comes to: batches of two sizes, a forward alone, one whole backward."""
+    """Return the result of each part: batches of two sizes, a lone forward, a compiled backward."""
     import torch
 
     import s3cache
@@ -29,7 +29,7 @@ def train(url: str) -> list[float]:
     def score(batch: Any) -> Any:
         return network(batch).cos().sum()
 
-    found.append(score(torch.ones(3, 8)).item())  # with gradients on, and no backward
+    found.append(score(torch.ones(3, 8)).item())  # with gradients enabled, but without a backward
 
     x = torch.linspace(-1, 1, 6).requires_grad_()
     out = torch.compile(lambda x: x * x * 3)(x)
@@ -40,7 +40,7 @@ def train(url: str) -> list[float]:
 
 
 def train_without_caches(url: str) -> list[float]:
-    """The same where torch asks no cache for any graph."""
+    """Do the same with torch's caches for graphs off."""
     import torch
 
     with torch._inductor.config.patch(fx_graph_cache=False):
@@ -48,7 +48,7 @@ def train_without_caches(url: str) -> list[float]:
 
 
 def train_none(url: str) -> list[float]:
-    """A job that turns the cache on, and compiles nothing."""
+    """Enable the cache, and compile nothing."""
     import s3cache
 
     s3cache.enable(url)

@@ -1,4 +1,4 @@
-"""A root, tiers over it, a disk that is soon full, processes that share the root, and uploads."""
+"""A root, tiers over it, a small disk, processes that share the root, and uploads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.tier.sites import MIB, Remote, Site
 
 @pytest.fixture(autouse=True)
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a call of the disk take as long as it takes where many tests run at once."""
+    """Let a call of the disk take long, as it may if many tests run at once."""
     monkeypatch.setattr(DeadlineExecutor, "limit_s", LONG_S)
 
 
@@ -49,7 +49,7 @@ def open_tier(root: Path) -> Iterator[Callable[..., DiskTier]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB of its own; remount it as you like."""
+    """A separate file system of 1 MiB, which tests may remount."""
     path = tmp_path / "disk"
     path.mkdir()
     mounted = os.geteuid() == 0 and shutil.which("mount") is not None
@@ -64,7 +64,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def start(root: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start a process with a script; it is killed in the end, whatever state it is in."""
+    """Return a function that starts a process with a script; it is killed after the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(script: str, *args: object) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""What is on a disk, as its files say."""
+"""Helpers to read and use a disk tier, and to count its files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def use(tier: DiskTier, verb: str) -> None:
 
 
 def descriptors(root: Path) -> int:
-    """Return how many descriptors of this process lead below ``root``; others come and go."""
+    """Return how many descriptors lead below ``root``; others may be closed meanwhile."""
     count = 0
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):

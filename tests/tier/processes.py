@@ -12,7 +12,7 @@ from s3cache.tier import DiskTier
 REPOSITORY = Path(__file__).parents[2]
 
 
-# What every script begins with. A body tells its own name and digest.
+# The start of every script. A body contains its own name and digest.
 PRELUDE = """
 import contextlib, hashlib, itertools, json, os, random, shutil, signal, sys, time
 from pathlib import Path
@@ -69,14 +69,14 @@ def hear():
 """
 
 
-def heard(process: subprocess.Popen[str]) -> str:
+def read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, process.communicate()[1]
     return line.strip()
 
 
-def tell(*processes: subprocess.Popen[str]) -> None:
+def send_line(*processes: subprocess.Popen[str]) -> None:
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("\n")
@@ -90,7 +90,7 @@ def finish(*processes: subprocess.Popen[str]) -> None:
 
 
 def stop(process: subprocess.Popen[str]) -> None:
-    """Stopped it is alive but does nothing, for as long as it takes."""
+    """Stop the process: it is alive but does nothing."""
     process.send_signal(signal.SIGSTOP)
     _, status = os.waitpid(process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)

@@ -1,4 +1,4 @@
-"""One process with uploads, and where they go."""
+"""A process with uploads, and the remote that gets them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class Remote:
-    """Where uploads go: closed it lets them wait, and it fails as often as it is asked to."""
+    """A remote that gets uploads. While it is closed, they wait; ``errors`` are raised in turn."""
 
     def __init__(self) -> None:
         self.is_open = True

@@ -1,4 +1,4 @@
-"""Claims: one process compiles, the others wait for it, and none waits for ever."""
+"""Claims: one process compiles, the others wait for it, and none waits forever."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from s3cache.tier.claims import Claims, Waited
 from tests.support.marks import nightly, slow
 from tests.support.waiting import LONG_S
 from tests.tier.disks import descriptors
-from tests.tier.processes import heard, open_tier, stop
+from tests.tier.processes import open_tier, read_line, stop
 
 Start = Callable[..., subprocess.Popen[str]]
 Another = Callable[[], Claims]
 
-# A process that claims a key, says so, and releases it when it hears of it.
+# A process that claims a key, reports that, and releases it when the test sends a line.
 HOLDER = """
     from s3cache.tier.claims import Claims
 
@@ -41,7 +41,7 @@ HOLDER = """
 
 @pytest.fixture
 def another(root: Path) -> Iterator[Another]:
-    """Make claims as other processes have them: each has locks of its own."""
+    """Return a function that makes claims with their own locks, as of another process."""
     tiers: list[DiskTier] = []
 
     def make() -> Claims:
@@ -69,7 +69,7 @@ def end(waited: Waited, *, landed: bool) -> None:
 
 
 def test_others_wait_until_an_entry_has_landed(another: Another, root: Path) -> None:
-    """Each of them gets the claim in its turn, so it can look for the entry, and leaves nothing."""
+    """Each gets the claim in turn, to look for the entry. No file and no lock is left."""
     first = claimed(another())
     assert first == Waited(first.claim)
     with ThreadPoolExecutor() as pool:
@@ -86,8 +86,8 @@ def test_others_wait_until_an_entry_has_landed(another: Another, root: Path) -> 
     assert descriptors(root / "claims") <= 6  # directories alone
 
 
-def test_others_go_on_together_where_nothing_landed(another: Another) -> None:
-    """They compile side by side, as without claims; one that comes later claims it."""
+def test_others_continue_together_if_nothing_landed(another: Another) -> None:
+    """They compile side by side, as without claims. A later process gets the claim."""
     first = claimed(another())
     with ThreadPoolExecutor() as pool:
         others = [waiting(pool, another()) for _ in range(5)]
@@ -99,7 +99,7 @@ def test_others_go_on_together_where_nothing_landed(another: Another) -> None:
     assert not later.holder
 
 
-def test_nothing_is_waited_for_longer_than_the_bound_and_no_holder_twice(another: Another) -> None:
+def test_a_wait_ends_at_the_bound_and_is_not_repeated_for_the_same_holder(another: Another) -> None:
     holder, other = another(), another()
     first, second = claimed(holder), claimed(holder, "another key")
     waited = other.take("key", 0.3)
@@ -114,13 +114,13 @@ def test_nothing_is_waited_for_longer_than_the_bound_and_no_holder_twice(another
     assert other.take("another key", LONG_S).claim is not None
 
 
-def test_keys_have_claims_of_their_own(another: Another) -> None:
+def test_each_key_has_its_own_claim(another: Another) -> None:
     for number, claims in enumerate([another(), another(), another()]):
         assert not claimed(claims, f"key {number}").holder
 
 
-def test_of_many_that_come_at_once_one_compiles(another: Another) -> None:
-    """And the others find what it has saved, however they come."""
+def test_one_of_many_simultaneous_processes_compiles(another: Another) -> None:
+    """The others find its entry, in any order of arrival."""
     landed, compiled = threading.Event(), list[int]()
     start = threading.Barrier(16)
 
@@ -141,14 +141,14 @@ def test_of_many_that_come_at_once_one_compiles(another: Another) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "kill the parent of a child"])
-def test_a_holder_that_is_killed_is_followed_at_once(
+def test_another_process_gets_the_claim_of_a_killed_holder_at_once(
     start: Start, another: Another, how: str
 ) -> None:
-    """Also where a child lives on that it has forked meanwhile."""
+    """This holds even if the holder has forked a child that is still alive."""
     fork = "\n    say(os.fork() or signal.pause())" if "child" in how else ""
     holder = start(HOLDER.replace("\n    hear()", f"{fork}\n    hear()", 1), "landed")
-    assert heard(holder) == "claimed"
-    child = int(heard(holder)) if fork else 0
+    assert read_line(holder) == "claimed"
+    child = int(read_line(holder)) if fork else 0
     try:
         with ThreadPoolExecutor() as pool:
             other = waiting(pool, another())
@@ -159,25 +159,25 @@ def test_a_holder_that_is_killed_is_followed_at_once(
         assert waited.claim is not None
         assert waited.holder.startswith(f"{holder.pid}@")
         if child:
-            os.kill(child, 0)  # it lives all the while
+            os.kill(child, 0)  # it is still alive
     finally:
         if child:
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_holder_that_is_stopped_costs_the_bound(start: Start, another: Another) -> None:
+def test_others_wait_for_a_stopped_holder_until_the_bound(start: Start, another: Another) -> None:
     holder = start(HOLDER, "landed")
-    assert heard(holder) == "claimed"
+    assert read_line(holder) == "claimed"
     stop(holder)
     waited = another().take("key", 0.5)
     assert waited.in_vain
     assert waited.holder.startswith(f"{holder.pid}@")
 
 
-def test_what_was_planted_in_the_place_of_a_claim_does_no_harm(
+def test_a_link_in_the_place_of_a_claim_is_not_followed(
     another: Another, root: Path, tmp_path: Path
 ) -> None:
-    """A link would have our writes go elsewhere."""
+    """Writes through an attacker's link would change its target."""
     first = another()
     claim = claimed(first)
     (name,) = os.listdir(root / "claims")
@@ -190,7 +190,7 @@ def test_what_was_planted_in_the_place_of_a_claim_does_no_harm(
     assert target.read_text() == "precious"
 
 
-# Claims, compiles for a moment, saves and releases; is killed or stopped after the given step.
+# Claims, compiles briefly, saves and releases; is killed or stopped, or fails, after a given step.
 RANK = """
     from s3cache.tier.claims import Claims
 
@@ -234,7 +234,7 @@ def _job(start: Start, seed: int) -> None:
     first = start(RANK, key, bound_s, deed, step, seed)
     others = [start(RANK, key, bound_s, "", "", seed) for _ in range(draw.randint(1, 3))]
     for other in others:
-        how, seconds = heard(other).split()
+        how, seconds = read_line(other).split()
         assert how in ("found", "compiled"), how
         assert float(seconds) < bound_s + LONG_S / 2
     first.kill()
@@ -248,5 +248,5 @@ def _job(start: Start, seed: int) -> None:
         *(pytest.param(n, marks=nightly) for n in range(12, 40)),
     ],
 )
-def test_whatever_becomes_of_the_first_the_others_end(start: Start, seed: int) -> None:
+def test_others_end_if_the_first_is_killed_or_stopped_or_fails(start: Start, seed: int) -> None:
     _job(start, seed)

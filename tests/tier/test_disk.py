@@ -20,7 +20,7 @@ OpenTier = Callable[..., DiskTier]
 
 
 def test_an_object_that_was_replaced_is_neither_removed_nor_forgotten(open_tier: OpenTier) -> None:
-    """As one that was found corrupt, or was uploaded, before another process saved it again."""
+    """Another process may save it again after it was found corrupt or uploaded."""
     tier = open_tier()
     tier.put_pending("a", b"new")
     tier.delete("a", b"old")
@@ -51,7 +51,7 @@ def test_files_added_by_hand_are_noticed_at_the_bound(open_tier: OpenTier, root:
     assert exact(tier)
 
 
-# -- the bounds: who goes first, what does not fit, and trimming
+# -- the bounds: eviction order, objects that do not fit, and trimming
 
 
 def test_smaller_bounds_are_met_by_the_next_put(open_tier: OpenTier) -> None:
@@ -64,10 +64,10 @@ def test_smaller_bounds_are_met_by_the_next_put(open_tier: OpenTier) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 300])
-def test_of_many_objects_some_are_looked_at_and_the_oldest_of_these_go(
+def test_the_oldest_of_a_sample_are_evicted_if_there_are_many_objects(
     open_tier: OpenTier, root: Path, size: int
 ) -> None:
-    """Others wait meanwhile: no more go than are needed and 16 more."""
+    """Other processes wait meanwhile, so at most 16 more are evicted than necessary."""
     tier = open_tier(max_bytes=2_000)
     tier.put_pending("pending", b"x")
     for i in range(1_999):
@@ -75,12 +75,12 @@ def test_of_many_objects_some_are_looked_at_and_the_oldest_of_these_go(
         os.utime(root / "objects" / f"{i:04d}", (i, i))
     (root / "usage").unlink()
     tier.put("new", b"x" * size)
-    gone = {f"{i:04d}" for i in range(1_999)} - {*names(tier)}
-    assert max(size, 16) <= len(gone) <= size + 16
+    evicted = {f"{i:04d}" for i in range(1_999)} - {*names(tier)}
+    assert max(size, 16) <= len(evicted) <= size + 16
     assert tier.pending() == ["pending"]
     assert exact(tier)
-    # All are in order; of some, it is the oldest quarter.
-    assert max(gone) == "0299" if size == 300 else max(gone) < "1000"
+    # If all objects are looked at, the oldest go; of a sample, the oldest quarter goes.
+    assert max(evicted) == "0299" if size == 300 else max(evicted) < "1000"
 
 
 @pytest.mark.parametrize("verb", ["put", "put_pending"])
@@ -95,10 +95,10 @@ def test_an_illegal_name_is_refused_and_leaves_nothing(
     assert tier.pending() == []
 
 
-# -- what is still to upload never goes, however old it is
+# -- pending objects are never evicted
 
 
-def test_a_put_pending_that_cannot_rename_takes_only_its_own_record_back(
+def test_a_put_pending_that_cannot_rename_removes_only_its_own_record(
     open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = open_tier()
@@ -117,10 +117,10 @@ def test_a_put_pending_that_cannot_rename_takes_only_its_own_record_back(
     assert exact(tier)
 
 
-def test_put_pending_reaches_the_disk_before_it_gets_its_name(
+def test_put_pending_syncs_and_records_an_object_before_it_gets_its_name(
     open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is pending before it has its name: no crash leaves an object that is never uploaded."""
+    """So no crash leaves an object that is never uploaded."""
     tier = open_tier()
     order: list[str] = []
     for call in ("fdatasync", "replace"):
@@ -135,18 +135,18 @@ def test_put_pending_reaches_the_disk_before_it_gets_its_name(
         monkeypatch.setattr(os, call, watched)
     (Path(tier.root) / "objects").mkdir(exist_ok=True)
     tier.put_pending("a", b"x")
-    # First its bytes, then its record, and its name at the end.
+    # First its bytes, then its record, and finally its name.
     assert order == [
         "fdatasync, 0 pending, there: False",
         "replace, 1 pending, there: False",
     ]
     order.clear()
-    tier.put("b", b"x")  # it can be had again: not worth the wait
+    tier.put("b", b"x")  # not synced: it can be downloaded again
     assert [step.split(",")[0] for step in order] == ["replace"]
 
 
-def test_namespaces_share_a_root_and_its_bounds_and_nothing_else(root: Path) -> None:
-    """Neither objects nor uploads; the oldest goes, in any namespace."""
+def test_namespaces_share_only_a_root_and_its_bounds(root: Path) -> None:
+    """They do not share objects or uploads. The oldest object of any namespace is evicted."""
     one = DiskTier(root, namespace="one", max_bytes=MANY, max_files=3)
     two = DiskTier(root, namespace="two", max_bytes=MANY, max_files=3)
     one.put("a", b"1")
@@ -173,7 +173,7 @@ def test_namespaces_share_a_root_and_its_bounds_and_nothing_else(root: Path) -> 
 
 
 def test_a_full_disk(open_tier: OpenTier, small_disk: Path) -> None:
-    """The put fails whole, what was there stays, and room made elsewhere can be used."""
+    """A put fails completely, old objects stay, and space that is freed elsewhere can be used."""
     root = small_disk / "root"
     tier = open_tier(at=root)
     tier.put("old", b"o" * 1_000)

@@ -1,4 +1,4 @@
-"""The local tier against a dict: two processes' worth of tiers over one root, driven at random.
+"""The local tier compared with a dict: two tiers over one root, as of two processes.
 
 https://hypothesis.readthedocs.io/en/latest/stateful.html
 """
@@ -23,14 +23,14 @@ from tests.support.marks import examples
 MAX_BYTES = 1_000
 MAX_FILES = 12
 
-# More than fit, few enough that rules meet on one name.
+# More names than fit, but few, so that rules use the same one.
 names = st.sampled_from([f"{c}/{i}" for c in ("a", "b-", "c=") for i in range(6)])
 sizes = st.one_of(st.integers(0, 90), st.sampled_from([300, 700, 999, 1_000, 1_001]))
 who = st.integers(0, 1)
 
 
 class TierMachine(RuleBasedStateMachine):
-    """Whatever the calls and their order, the tier holds what the model holds."""
+    """The tier holds the same objects as the model, for any calls in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class TierMachine(RuleBasedStateMachine):
         self.bodies: dict[str, bytes] = {}  # least recently used first
         self.pins: list[set[str]] = [set(), set()]
         self.orphans: set[str] = set()
-        # Unpinned, but perhaps after the last scan: their turn may come later than their age says.
+        # Unpinned, perhaps after the last scan: they may be evicted later than their age requires.
         self.late: set[str] = set()
         self.versions = 0
 
@@ -101,10 +101,10 @@ class TierMachine(RuleBasedStateMachine):
 
     def accepted(self, name: str, body: bytes) -> None:
         before = {k: v for k, v in self.bodies.items() if k != name}
-        there = {info.key for info in self.tiers[0].objects()}
-        evicted = [key for key in before if key not in there]
+        present = {info.key for info in self.tiers[0].objects()}
+        evicted = [key for key in before if key not in present]
         self.check_evicted(evicted, name)
-        if evicted:  # ... down to nine tenths of the bounds, or as far as had to be
+        if evicted:  # down to nine tenths of the bounds, or as far as necessary
             old = self.bodies.get(name)
             left = self.usage({k: v for k, v in self.bodies.items() if k not in evicted[:-1]})
             with_it = Usage(left.bytes + len(body) - len(old or b""), left.files + (old is None))
@@ -117,11 +117,11 @@ class TierMachine(RuleBasedStateMachine):
         assert self.fits(self.usage(self.bodies))
 
     def refused(self, name: str, size: int) -> None:
-        """Rightly, and nothing was evicted that may stay."""
+        """Check that the refusal is right, and that no object was evicted out of order."""
         staying = {k: v for k, v in self.bodies.items() if k in self.pinned and k != name}
         assert not self.fits(self.usage({**staying, name: b"x" * size}))
-        there = {info.key for info in self.tiers[0].objects()}
-        evicted = [key for key in self.bodies if key not in there]
+        present = {info.key for info in self.tiers[0].objects()}
+        evicted = [key for key in self.bodies if key not in present]
         if size > MAX_BYTES:
             assert not evicted
         self.check_evicted(evicted, name)
@@ -129,7 +129,7 @@ class TierMachine(RuleBasedStateMachine):
             del self.bodies[key]
 
     def check_evicted(self, evicted: list[str], name: str) -> None:
-        """The oldest of those that may go."""
+        """Check that these are the oldest evictable objects."""
         assert not set(evicted) & self.pinned
         assert name not in evicted
         order = list(self.bodies)
@@ -177,7 +177,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(how=st.sampled_from(["missing", "empty", "torn", "garbage"]), by_hand=st.none() | names)
     def lose_the_usage(self, how: str, by_hand: str | None) -> None:
-        """... and perhaps a file, by hand."""
+        """Damage the usage file, and perhaps remove an object by hand."""
         usage = self.root / "usage"
         if by_hand in self.bodies:
             ObjectFiles(self.root).delete(by_hand)

@@ -1,4 +1,4 @@
-"""Leases: one machine compiles, the others wait for it, by a clock that jumps."""
+"""Leases: one machine compiles, the others wait for it, on a clock that jumps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOUND_S = 600.0
 
 
 class Bucket(MemoryStore):
-    """A store that notes when each request came, and refuses some kinds of them."""
+    """A store that notes the time of each request, and refuses some kinds of requests."""
 
     def __init__(self) -> None:
         super().__init__("bucket")
@@ -67,7 +67,7 @@ class Node:
         return await self.leases.take(key, self.landed(key), bound_s)
 
     async def compile(self, key: str = "key", *, seconds: float = 60.0) -> Waited:
-        """Take part as an engine does; what is compiled is uploaded a moment later."""
+        """Take part as an engine does; the compiled entry is uploaded a moment later."""
         leased = await self.take(key)
         if not leased.is_remote:
             await asyncio.sleep(seconds)
@@ -103,7 +103,7 @@ def test_one_machine_compiles_and_the_others_find_its_entry(bucket: Bucket) -> N
     assert rows(bucket) == []
 
 
-def test_who_waits_asks_at_most_once_a_second(bucket: Bucket) -> None:
+def test_a_waiting_machine_asks_at_most_once_a_second(bucket: Bucket) -> None:
     async def job() -> Waited:
         await Node(bucket, "leader").take()
         del bucket.requests[:]
@@ -115,8 +115,8 @@ def test_who_waits_asks_at_most_once_a_second(bucket: Bucket) -> None:
     assert len(bucket.requests) >= 120 / 3
 
 
-def test_a_lease_that_is_not_renewed_is_stolen_by_one(bucket: Bucket) -> None:
-    """After three renewals, by the clock of those who wait; the others wait for the thief."""
+def test_a_lease_that_is_not_renewed_is_stolen_by_one_machine(bucket: Bucket) -> None:
+    """By the clocks of the waiting machines, three renewals are missing; others await the thief."""
 
     async def job() -> list[Waited]:
         dead = await Node(bucket, "dead").take()
@@ -148,8 +148,8 @@ def test_a_slow_machine_keeps_its_lease(bucket: Bucket) -> None:
     assert other.seconds >= 500
 
 
-def test_where_nothing_lands_all_go_on_at_once(bucket: Bucket) -> None:
-    """And who comes later leads again."""
+def test_all_machines_continue_at_once_if_nothing_lands(bucket: Bucket) -> None:
+    """A later machine leads again."""
 
     async def job() -> tuple[list[Waited], Waited]:
         first = await Node(bucket, "first").take()
@@ -170,7 +170,7 @@ def test_where_nothing_lands_all_go_on_at_once(bucket: Bucket) -> None:
 
 
 def test_a_hostile_lease_costs_the_bound_once(bucket: Bucket) -> None:
-    """It is renewed for ever, and nothing ever lands; its name is shown, whatever is in it."""
+    """It is renewed forever, and nothing lands. Its holder is shown without control characters."""
 
     async def hostile() -> None:
         for number in range(10_000):
@@ -197,7 +197,7 @@ def test_a_hostile_lease_costs_the_bound_once(bucket: Bucket) -> None:
 
 
 async def digest_row(bucket: Bucket, key: str) -> str:
-    """The row of a key, as another node would have it."""
+    """Return the row that another node would use for a key."""
     other = Bucket()
     leased = await Node(other, "other").take(key)
     assert leased.lease is not None
@@ -207,7 +207,7 @@ async def digest_row(bucket: Bucket, key: str) -> str:
 
 
 @pytest.mark.parametrize("refused", ["put", "all"])
-def test_where_nothing_can_be_leased_no_machine_waits(bucket: Bucket, refused: str) -> None:
+def test_no_machine_waits_if_nothing_can_be_leased(bucket: Bucket, refused: str) -> None:
     bucket.refused = {"put"} if refused == "put" else {"put", "head", "get_range", "delete"}
 
     async def job() -> float:
@@ -218,7 +218,7 @@ def test_where_nothing_can_be_leased_no_machine_waits(bucket: Bucket, refused: s
     assert run_virtually(job()) < 1
 
 
-def test_a_store_without_atomic_creation_leases_nothing(bucket: Bucket) -> None:
+def test_there_are_no_leases_in_a_store_without_atomic_creation(bucket: Bucket) -> None:
     async def no() -> bool:
         return False
 
@@ -239,7 +239,7 @@ def test_a_role_that_may_only_create_leaves_its_leases(bucket: Bucket) -> None:
 
 
 def test_a_renewal_that_fails_is_tried_again(bucket: Bucket) -> None:
-    """Two renewals that fail in a row are not three: no machine steals the lease."""
+    """Only two renewals fail in a row, not three: no machine steals the lease."""
 
     async def job() -> list[Waited]:
         leader = asyncio.ensure_future(Node(bucket, "leader").compile(seconds=60))
@@ -262,7 +262,7 @@ def test_a_renewal_that_fails_is_tried_again(bucket: Bucket) -> None:
 
 
 class _Deaf(WrapperStore):
-    """Creates what it is asked to, and loses the answers while ``is_deaf``."""
+    """A store that creates objects, but loses the answers while ``is_deaf``."""
 
     is_deaf = False
 
@@ -272,8 +272,8 @@ class _Deaf(WrapperStore):
             raise TransientError("no answer", op="put")
 
 
-def test_a_renewal_of_which_the_answer_got_lost_is_one(bucket: Bucket) -> None:
-    """The number is there already when it is tried again: written by the same machine."""
+def test_a_renewal_counts_if_its_answer_is_lost(bucket: Bucket) -> None:
+    """The next attempt finds the number in the store, written by the same machine."""
     deaf = _Deaf(bucket)
 
     async def job() -> list[Waited]:
@@ -292,7 +292,7 @@ def test_a_renewal_of_which_the_answer_got_lost_is_one(bucket: Bucket) -> None:
     assert other.lease is None
 
 
-def test_a_lease_that_was_stolen_without_an_answer_is_held(bucket: Bucket) -> None:
+def test_a_stolen_lease_is_held_if_the_answer_is_lost(bucket: Bucket) -> None:
     deaf = _Deaf(bucket)
 
     async def job() -> Waited:
@@ -310,13 +310,13 @@ def test_a_lease_that_was_stolen_without_an_answer_is_held(bucket: Bucket) -> No
     assert thief.seconds <= 25
 
 
-def test_a_machine_that_was_stopped_ends_no_lease_of_another_one(bucket: Bucket) -> None:
-    """It has lost its own lease when it goes on, and then fails to compile."""
+def test_a_machine_that_was_stopped_does_not_end_the_lease_of_another(bucket: Bucket) -> None:
+    """It has lost its lease when it continues, and then fails to compile."""
 
     async def job() -> list[Waited]:
         stopped = await Node(bucket, "stopped").take()
         assert stopped.lease is not None
-        stopped.lease.stop()  # nothing of it runs
+        stopped.lease.stop()  # it does not run
         await asyncio.sleep(1)
         thief = asyncio.ensure_future(Node(bucket, "thief").compile(seconds=60))
         waiting = asyncio.ensure_future(Node(bucket, "waiting").compile())
@@ -337,7 +337,7 @@ DEEDS = ("kill", "stop", "cut", "slow", "fail")
 
 
 class Way(WrapperStore):
-    """One node's way to the bucket, which may be cut or slow."""
+    """A node's link to the bucket, which may be cut or slow."""
 
     def __init__(self, bucket: Bucket, draw: random.Random) -> None:
         super().__init__(bucket)
@@ -352,7 +352,7 @@ class Way(WrapperStore):
 
 
 class Trial:
-    """Some nodes that want one entry; to those that lead first, something happens."""
+    """Some nodes that need one entry, with mishaps to the first leaders."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -404,7 +404,7 @@ class Trial:
                 return
             if deed in ("kill", "fail"):
                 raise _Killed if deed == "kill" else RuntimeError
-            if deed == "stop":  # nothing of it runs for so long
+            if deed == "stop":  # it does not run for this long
                 way.is_cut = True
                 await asyncio.sleep(self.draw.uniform(5, 200))
                 way.is_cut = False
@@ -424,7 +424,7 @@ class Trial:
             await reached("compile")
             is_saved = True
             await reached("save")
-            while True:  # as uploads are: tried again, on this machine, until it is there
+            while True:  # uploads are tried again on this machine until they succeed
                 try:
                     await way.put("entries/key", b"entry")
                     break
@@ -443,8 +443,8 @@ class _Killed(BaseException):
 
 
 @pytest.mark.parametrize("group", [0, *(pytest.param(n, marks=slow) for n in range(1, 10))])
-def test_mishaps_of_the_leader_keep_no_machine_beyond_the_bound(group: int) -> None:
-    """60 trials each: none hangs beyond the bound, and what is found is right."""
+def test_no_machine_waits_beyond_the_bound_after_mishaps_of_the_leader(group: int) -> None:
+    """60 trials per group: no machine hangs beyond the bound, and found entries are right."""
     for seed in range(60 * group, 60 * (group + 1)):
         trial = Trial(seed)
 
@@ -454,5 +454,5 @@ def test_mishaps_of_the_leader_keep_no_machine_beyond_the_bound(group: int) -> N
 
         run_virtually(job())
         assert trial.ended, seed
-        # To the bound, and then a compile that something may happen to as well.
+        # A wait up to the bound, and then a compile, which may have a mishap too.
         assert max(trial.ended) <= 120 + 40 + 330, (seed, trial.ended)

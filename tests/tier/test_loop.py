@@ -1,4 +1,4 @@
-"""The background loop: one thread, never waited for by itself, gone at exit, a child's own."""
+"""The background loop: one thread, which ends when it is stopped and at exit."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ async def _name_of_thread() -> str:
     return threading.current_thread().name
 
 
-async def _for_ever() -> None:
+async def _forever() -> None:
     await asyncio.Event().wait()
 
 
-def test_waiting_has_an_end_and_ends_the_work(loop: BackgroundLoop) -> None:
+def test_a_wait_ends_at_its_timeout_and_cancels_the_work(loop: BackgroundLoop) -> None:
     ended = threading.Event()
 
     async def work() -> None:
         try:
-            await _for_ever()
+            await _forever()
         finally:
             ended.set()
 
@@ -36,7 +36,7 @@ def test_waiting_has_an_end_and_ends_the_work(loop: BackgroundLoop) -> None:
     assert ended.wait(10)
 
 
-def test_once_stopped_it_takes_nothing(loop: BackgroundLoop) -> None:
+def test_a_stopped_loop_accepts_no_work(loop: BackgroundLoop) -> None:
     loop.wait(_name_of_thread(), 10)
     loop.stop()
     loop.stop()
@@ -46,8 +46,8 @@ def test_once_stopped_it_takes_nothing(loop: BackgroundLoop) -> None:
         loop.call(print)
 
 
-def test_calls_that_race_with_the_end_are_released_too() -> None:
-    """Each of them gets its result or a ClosedError; none waits for ever."""
+def test_calls_that_race_with_a_stop_are_released() -> None:
+    """Each gets its result or a ``ClosedError``; none waits forever."""
     for _ in range(20):
         loop = BackgroundLoop()
         loop.wait(_name_of_thread(), 10)
@@ -64,10 +64,10 @@ def test_calls_that_race_with_the_end_are_released_too() -> None:
         assert [join() for join in joins] == ["released"] * 4
 
 
-def test_where_no_more_threads_start_the_one_that_is_there_does_the_work(
+def test_the_existing_thread_does_the_work_if_no_more_threads_can_start(
     loop: BackgroundLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So it is while the interpreter exits, from Python 3.12."""
+    """From Python 3.12, no thread can start while the interpreter exits."""
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
@@ -83,11 +83,11 @@ def test_where_no_more_threads_start_the_one_that_is_there_does_the_work(
         assert loop.wait(on_threads(), 10) == ["s3cache_0"] * 4
 
 
-@pytest.mark.parametrize("error", [MemoryError, SystemError])  # the latter if C code forgets it
-def test_it_goes_on_after_it_has_run_out_of_memory(
+@pytest.mark.parametrize("error", [MemoryError, SystemError])  # SystemError: C code lost the first
+def test_it_continues_after_it_has_run_out_of_memory(
     loop: BackgroundLoop, error: type[Exception]
 ) -> None:
-    """Between two callbacks, no callback can catch the error: the thread would end."""
+    """No callback can catch an error between two callbacks, which would end the thread."""
     failures = 0
 
     async def run_out() -> None:
@@ -109,16 +109,16 @@ def test_it_goes_on_after_it_has_run_out_of_memory(
     assert failures == 3
 
 
-def test_at_exit_closers_run_while_the_loop_does_and_nothing_is_printed() -> None:
+def test_at_exit_closers_run_before_the_loop_ends_and_no_error_is_printed() -> None:
     done = run_script(
         """
         async def answer(): return await asyncio.to_thread(lambda: 42)
-        async def for_ever():
+        async def forever():
             try: await asyncio.Event().wait()
             finally: print("cancelled")
         before_exit(lambda: print(background().wait(answer(), 5)))
         forget = before_exit(lambda: print("not this one")); forget()
-        running = [background().submit(for_ever()) for _ in range(3)]  # nothing else holds them
+        running = [background().submit(forever()) for _ in range(3)]  # nothing else holds them
         background().wait(answer(), 5)
         """
     )
@@ -126,7 +126,7 @@ def test_at_exit_closers_run_while_the_loop_does_and_nothing_is_printed() -> Non
     assert done.stderr == ""
 
 
-def test_a_closer_that_fails_does_not_keep_the_others_from_running() -> None:
+def test_other_closers_run_after_one_that_fails() -> None:
     done = run_script(
         """
         before_exit(lambda: 1 / 0)
@@ -138,7 +138,7 @@ def test_a_closer_that_fails_does_not_keep_the_others_from_running() -> None:
 
 
 def test_a_worker_that_hangs_does_not_keep_the_process_alive() -> None:
-    """Such as a name lookup without a server, or a file on a dead mount."""
+    """Examples are a name lookup without a server, and a file on a dead mount."""
     done = run_script(
         """
         entered = threading.Event()

@@ -1,4 +1,4 @@
-"""Pending uploads: each has one owner, and exactly one adopter after it."""
+"""Pending uploads: each has one owner, and then exactly one adopter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def another(root: Path) -> Iterator[Another]:
-    """Make further owners, as other processes would be: each has a lock of its own."""
+    """Return a function that makes owners with their own locks, as in other processes."""
     made: list[Pending] = []
 
     def make() -> Pending:
@@ -47,10 +47,10 @@ def pending(another: Another) -> Pending:
 
 
 @pytest.mark.parametrize("name", [*ODD_KEYS, *NAMES_THAT_COULD_CLASH])
-def test_any_name_goes_from_owner_to_adopter(
+def test_any_name_passes_from_owner_to_adopter(
     pending: Pending, another: Another, root: Path, name: str
 ) -> None:
-    """And nothing is left where the last owner has uploaded all."""
+    """No file is left after the last owner has uploaded everything."""
     assert pending.add(name)
     assert pending.all_pending() == {name}
     assert another().adopt() == []
@@ -63,17 +63,17 @@ def test_any_name_goes_from_owner_to_adopter(
     assert os.listdir(root) == []
 
 
-def test_what_is_closed_while_it_becomes_an_owner_leaves_all_to_others(
+def test_an_owner_that_is_closed_during_an_adoption_leaves_all_uploads_to_others(
     pending: Pending, another: Another, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Adopting and closing run on two threads: no lock may be held for good."""
-    first, taken, take = another(), list[str](), Directory.try_lock
+    """Adopting and closing run on two threads: no lock may stay held."""
+    first, locks, take = another(), list[str](), Directory.try_lock
     first.add("a")
     first.close()
 
     def close_and_take(root: Directory, name: str) -> int | None:
-        taken.append(name)
-        if len(taken) == 2:  # after the lock of the first one: its own
+        locks.append(name)
+        if len(locks) == 2:  # the first is that of ``first``, the second its own
             pending.close()
         return take(root, name)
 
@@ -83,21 +83,21 @@ def test_what_is_closed_while_it_becomes_an_owner_leaves_all_to_others(
     assert another().adopt() == ["a"]
 
 
-def test_names_as_long_as_the_cache_makes_them_fit(pending: Pending) -> None:
+def test_the_longest_names_of_the_cache_fit(pending: Pending) -> None:
     """A namespace of 16, a spread of 1, a key of 128 and a variant of 64 characters."""
     name = f"{'f' * 16}/v1/a/{'k' * 128}.{'v' * 64}"
     assert pending.add(name)
     assert pending.mine() == [name]
 
 
-def test_so_many_are_adopted_as_were_asked_for(pending: Pending, another: Another) -> None:
+def test_at_most_the_requested_number_is_adopted(pending: Pending, another: Another) -> None:
     for name in ("a/1", "b/1", "b/2", "b/3"):
         pending.add(name)
     pending.close()
     one, two = another(), another()
-    taken = one.adopt("b/", 2)
-    assert len(taken) == 2
-    assert sorted(taken + two.adopt()) == ["a/1", "b/1", "b/2", "b/3"]
+    adopted = one.adopt("b/", 2)
+    assert len(adopted) == 2
+    assert sorted(adopted + two.adopt()) == ["a/1", "b/1", "b/2", "b/3"]
 
 
 def test_without_locks_nothing_is_added_and_nothing_leaks(
@@ -127,7 +127,7 @@ def a_socket(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, a_link, a_socket])
-def test_what_is_no_file_is_no_upload_and_is_not_waited_for(
+def test_a_record_that_is_not_a_file_is_ignored_and_does_not_block(
     pending: Pending, another: Another, root: Path, make: Callable[[Path], None]
 ) -> None:
     for name in ("a", "b", "c"):
@@ -144,7 +144,7 @@ def test_what_is_no_file_is_no_upload_and_is_not_waited_for(
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, a_directory, a_link, a_socket, None])
-def test_an_owner_with_something_else_for_a_lock_keeps_no_other_from_being_adopted(
+def test_an_owner_with_a_damaged_lock_does_not_prevent_adoption_from_others(
     pending: Pending, another: Another, root: Path, make: Callable[[Path], None] | None
 ) -> None:
     pending.add("a")
@@ -156,5 +156,5 @@ def test_an_owner_with_something_else_for_a_lock_keeps_no_other_from_being_adopt
     neighbour = another()
     neighbour.add("b")
     neighbour.close()
-    # A directory that is not empty has to be removed by a person.
+    # Only a person can remove a directory that is not empty.
     assert sorted(another().adopt()) == (["b"] if make is a_directory else ["a", "b"])

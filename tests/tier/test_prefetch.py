@@ -1,4 +1,4 @@
-"""Prefetching: in the background, a few at once, as memory allows."""
+"""Prefetching: in the background, a few entries at once, as memory allows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ THING = entry()
 
 
 @pytest.mark.parametrize(("of_budget", "at_once"), [(0.01, 8), (0.32, 3), (20.0, 1)])
-def test_only_so_many_bytes_are_read_at_once(
+def test_the_number_of_bytes_read_at_once_is_bounded(
     loop: BackgroundLoop, of_budget: float, at_once: int
 ) -> None:
-    """A large one goes alone, and only before a size is known is what does not fit asked for."""
+    """Large entries are read alone. Only requests for entries of unknown size are refused."""
     reading = most = refused = 0
     max_bytes = 100_000
     budget = Budget(max_bytes)
@@ -43,11 +43,11 @@ def test_only_so_many_bytes_are_read_at_once(
     assert (prefetch.report().found, prefetch.report().failed) == (60, 0)
     assert most == at_once
     assert refused <= 8
-    assert budget.grow(0, 2 * max_bytes), "all was given back"
+    assert budget.grow(0, 2 * max_bytes), "the budget was not returned"
 
 
-def test_an_entry_is_out_of_memory_before_the_next_one_is_asked_for(loop: BackgroundLoop) -> None:
-    """Else each worker keeps one that the budget no longer counts."""
+def test_an_entry_is_freed_before_the_next_one_is_requested(loop: BackgroundLoop) -> None:
+    """Otherwise each worker keeps an entry that the budget no longer counts."""
     alive: list[int] = []
 
     async def fetch(name: str, admit: AcceptSize) -> Frame | NotAccepted:

@@ -1,4 +1,4 @@
-"""The local directory and tier with many processes at once: stopped, forked and killed ones."""
+"""The local directory and tier with many processes, which are stopped, forked and killed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from s3cache.tier import DiskTier
 from s3cache.tier import _disk as module
 from tests.support.marks import slow
 from tests.tier.disks import descriptors, use
-from tests.tier.processes import finish, heard, open_tier, stop, tell
+from tests.tier.processes import finish, open_tier, read_line, send_line, stop
 
 Start = Callable[..., subprocess.Popen[str]]
 
 
 def test_a_forked_child_does_not_inherit_its_parents_locks(start: Start, root: Path) -> None:
-    """A worker that outlives its parent must not keep everybody else waiting."""
+    """A worker that outlives its parent must not keep other processes waiting."""
     parent = start(
         """
         tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
@@ -34,7 +34,7 @@ def test_a_forked_child_does_not_inherit_its_parents_locks(start: Start, root: P
             signal.pause()
         """
     )
-    child = int(heard(parent))
+    child = int(read_line(parent))
     try:
         parent.kill()
         parent.wait()
@@ -43,13 +43,13 @@ def test_a_forked_child_does_not_inherit_its_parents_locks(start: Start, root: P
         other.put("b", b"x")
         assert other.usage() == Usage(2, 2)
         other.close()
-        os.kill(child, 0)  # it lives all the while
+        os.kill(child, 0)  # it is still alive
     finally:
         os.kill(child, signal.SIGKILL)
 
 
 def test_forking_while_other_threads_write(start: Start) -> None:
-    """No child gets stuck, keeps a lock, or takes its parent's records."""
+    """No child hangs, keeps a lock, or takes its parent's records."""
     script = """
         import threading, warnings
 
@@ -85,7 +85,7 @@ def test_forking_while_other_threads_write(start: Start) -> None:
     finish(start(script))
 
 
-def test_a_stopped_holder_of_the_lock_is_not_waited_for_for_ever(
+def test_calls_give_up_waiting_for_a_stopped_holder_of_the_lock(
     start: Start, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers do not wait for it, and no descriptor is left open."""
@@ -99,7 +99,7 @@ def test_a_stopped_holder_of_the_lock_is_not_waited_for_for_ever(
             hear()
         """
     )
-    heard(holder)
+    read_line(holder)
     stop(holder)
     monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.05)
     verbs = ("put", "put_pending", "delete", "usage", "adopt")
@@ -114,7 +114,7 @@ def test_a_stopped_holder_of_the_lock_is_not_waited_for_for_ever(
     assert os.listdir(root / "staging") == []
     assert held[0] == held[1] == descriptors(root)
     holder.send_signal(signal.SIGCONT)
-    tell(holder)
+    send_line(holder)
     finish(holder)
     for verb in verbs:
         use(tier, verb)
@@ -168,16 +168,16 @@ HAMMER = f"""
 
 @pytest.mark.parametrize("most_kills", [3, pytest.param(20, marks=slow)])
 def test_many_processes_at_once(start: Start, root: Path, most_kills: int) -> None:
-    """... of which one is killed and started again: nothing corrupt, no error, usage exact.
+    """One is killed and restarted repeatedly: nothing is corrupt, nothing fails, usage is exact.
 
-    The files themselves are summed at the end.
+    At the end, usage is compared with the sum of the files.
     """
     tier = DiskTier(root, max_bytes=MAX_BYTES, max_files=MAX_FILES)
     workers = [start(HAMMER, seed) for seed in range(4)]
     mortal = start(HAMMER, 100)
     for worker in (*workers, mortal):
-        heard(worker)
-    tell(*workers, mortal)
+        read_line(worker)
+    send_line(*workers, mortal)
     samples = kills = 0
     while kills < most_kills:
         usage = tier.usage()
@@ -190,8 +190,8 @@ def test_many_processes_at_once(start: Start, root: Path, most_kills: int) -> No
             assert mortal.wait() == -signal.SIGKILL, mortal.communicate()[1]
             kills += 1
             mortal = start(HAMMER, 100 + kills)
-            heard(mortal)
-            tell(mortal)
+            read_line(mortal)
+            send_line(mortal)
     mortal.kill()
     mortal.wait()
     (root.parent / "stop").touch()
@@ -233,7 +233,7 @@ def test_killed_before_any_system_call(start: Start, verb: str) -> None:
             killed = os.waitpid(child, 0)[1] != 0
             tier = DiskTier(root, max_bytes=1 << 20, max_files=2 if verb == "evict" else 4)
             check_all(tier)
-            # An upload without an object may be pending: it costs the adopter nothing.
+            # An upload without an object may be pending: it does the adopter no harm.
             adopted = tier.adopt()
             if verb == "put_pending" and tier.head("new/1"):
                 assert adopted == ["new/1"]

@@ -1,4 +1,4 @@
-"""The remote tier: downloads are shared, waited for with a deadline, and land on the disk."""
+"""The remote tier: downloads are shared, have a deadline, and land on the disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ONE = entries.first_name("one")
 
 
 class Remote:
-    """A tier, the store behind it, and what it tells."""
+    """A tier, the store behind it, and its events."""
 
     def __init__(self, disk: DiskTier | None, store: Store, **changes: Any) -> None:
         self.events: list[TransferEvent] = []
@@ -92,7 +92,7 @@ def put(memory: MemoryStore, *keys: str, size: int = 100) -> None:
 def prefetching(
     open_remote: NewRemote, memory: MemoryStore, gated: GatedStore
 ) -> tuple[Remote, Prefetch]:
-    """A prefetch of 50 objects, of which three are under way and wait at the gate."""
+    """A prefetch of 50 objects, three of which have started and wait at the gate."""
     keys = [f"key{number}" for number in range(50)]
     put(memory, *keys)
     remote = open_remote(download_concurrency=3)
@@ -102,7 +102,7 @@ def prefetching(
     return remote, prefetch
 
 
-# Before Python 3.11 the time limit of an attempt is a task of its own (asyncio.wait_for).
+# Before Python 3.11 the time limit of an attempt is a separate task (asyncio.wait_for).
 DOWNLOAD_TASKS = 1 if sys.version_info >= (3, 11) else 2
 
 
@@ -111,7 +111,7 @@ def tasks() -> int:
 
 
 def settled_tasks() -> int:
-    """Return how many tasks there are once none has come or gone for a moment."""
+    """Return the number of tasks once it has not changed for a moment."""
     counts = [-1]
 
     def is_settled() -> bool:
@@ -123,7 +123,7 @@ def settled_tasks() -> int:
     return counts[-1]
 
 
-def test_its_steps_can_be_watched(remote: Remote, memory: MemoryStore) -> None:
+def test_a_download_reports_its_steps(remote: Remote, memory: MemoryStore) -> None:
     put(memory, "one")
     put_object(memory, entries.first_name("bad"), b"no frame")
     found = remote.tier.load(ONE, 20)
@@ -156,7 +156,7 @@ def test_concurrent_requests_share_one_download(
     assert gated.count("get") == 1
 
 
-def test_a_late_error_makes_no_noise(
+def test_an_error_after_the_deadline_is_not_logged(
     remote: Remote, memory: MemoryStore, gated: GatedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     put_object(memory, ONE, b"no frame")
@@ -169,35 +169,35 @@ def test_a_late_error_makes_no_noise(
     assert caplog.text == ""
 
 
-def test_a_request_joins_what_is_in_flight_and_passes_what_is_queued(
+def test_a_request_joins_a_started_download_and_overtakes_queued_ones(
     prefetching: tuple[Remote, Prefetch], gated: GatedStore
 ) -> None:
     remote, prefetch = prefetching
     joining = in_thread(lambda: remote.tier.load(entries.first_name("key0"), 20))
-    passing = in_thread(lambda: remote.tier.load(entries.first_name("key49"), 20))
+    overtaking = in_thread(lambda: remote.tier.load(entries.first_name("key49"), 20))
     eventually(lambda: gated.waiting == 4)
     assert sorted(name for _, name in gated.calls) == sorted(
         map(entries.first_name, ("key0", "key1", "key2", "key49"))
     )
     gated.is_open = True
     assert joining() is not None
-    assert passing() is not None
+    assert overtaking() is not None
     assert prefetch.wait(LONG_S).complete
 
 
-def test_a_cancelled_prefetch_lands_what_was_under_way(
+def test_a_cancelled_prefetch_lands_downloads_that_have_started(
     prefetching: tuple[Remote, Prefetch], gated: GatedStore, disk: DiskTier
 ) -> None:
     remote, prefetch = prefetching
     prefetch.cancel()
     gated.is_open = True
     eventually(lambda: len([*disk.objects()]) == 3)
-    assert remote.tier.load(entries.first_name("key49"), 20)  # the loop has been round
+    assert remote.tier.load(entries.first_name("key49"), 20)  # the loop has run since
     assert len([*disk.objects()]) == 4
     assert not prefetch.wait(LONG_S).complete
 
 
-def test_a_caller_gets_what_a_prefetch_puts_off_for_lack_of_memory(
+def test_a_caller_gets_an_object_that_a_prefetch_postpones_for_lack_of_memory(
     open_remote: NewRemote, memory: MemoryStore, gated: GatedStore
 ) -> None:
     """It does not wait for memory, but reads the object itself."""
@@ -213,7 +213,7 @@ def test_a_caller_gets_what_a_prefetch_puts_off_for_lack_of_memory(
     gated.is_open = True
     assert join() is not None
     assert prefetch.wait(LONG_S).found == 8
-    assert gated.count("get") > 8, "none was put off"
+    assert gated.count("get") > 8, "none was postponed"
 
 
 def test_closing_cancels_downloads_and_prefetches_and_releases_callers(

@@ -1,4 +1,4 @@
-"""Uploads: acknowledged before the network, bounded, and none of them lost."""
+"""Uploads: acknowledged before they are sent, bounded, and never lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_listener_that_waits_for_uploads_fails_instead_of_hanging(
     assert "wait for itself" in caplog.text
 
 
-def test_only_so_many_at_once(new_site: NewSite, remote: Remote) -> None:
+def test_concurrent_uploads_are_bounded(new_site: NewSite, remote: Remote) -> None:
     site = new_site(upload_concurrency=3)
     remote.is_open = False
     for number in range(10):
@@ -51,7 +51,7 @@ def test_an_object_replaced_while_it_is_uploaded_is_uploaded_again(
     assert remote.puts["one"] == 2
 
 
-def test_an_object_that_another_process_replaced_does_not_outlive_the_exit(
+def test_an_object_that_another_process_replaced_is_uploaded_before_the_exit(
     new_site: NewSite, remote: Remote
 ) -> None:
     """Two ranks of a job save one entry, and each one's bytes differ a little."""
@@ -66,7 +66,7 @@ def test_an_object_that_another_process_replaced_does_not_outlive_the_exit(
     assert remote.objects == {"one": b"theirs"}
 
 
-def test_records_made_before_there_was_a_queue_are_uploaded(site: Site, remote: Remote) -> None:
+def test_records_that_are_older_than_the_queue_are_uploaded(site: Site, remote: Remote) -> None:
     assert site.tier is not None
     site.tier.put_pending("one", b"data")
     elsewhere = DiskTier(site.tier.root, namespace="other", max_bytes=MIB, max_files=10)
@@ -81,7 +81,7 @@ def test_without_a_tier_bytes_wait_in_memory(new_site: NewSite, remote: Remote) 
     remote.is_open = False
     buffer = bytearray(b"data")
     site.uploads.add("one", buffer)
-    buffer[:] = b"used"  # again, for something else
+    buffer[:] = b"used"  # the buffer is reused
     assert site.uploads.flush(0.01) == FlushReport(1, 1, None)
     remote.is_open = True
     assert site.uploads.flush(20) == FlushReport(0, 0, None)
@@ -105,7 +105,7 @@ def test_memory_is_bounded_by_bytes_and_count(new_site: NewSite, remote: Remote)
     assert len(remote.objects["2"]) == 40
 
 
-def test_what_is_on_disk_supersedes_what_waits_in_memory(site: Site, remote: Remote) -> None:
+def test_an_object_on_disk_supersedes_the_same_object_in_memory(site: Site, remote: Remote) -> None:
     remote.is_open = False
     for number in range(4):
         site.put(f"busy{number}")
@@ -161,14 +161,14 @@ def test_once_closed_nothing_is_kept_in_memory_and_nothing_starts(
     site.put("two")
     with pytest.raises(ClosedError):
         site.uploads.add("three", b"data")
-    site.uploads.start()  # which would find the records
+    site.uploads.start()  # it would find the records
     remote.is_open = True
     assert site.uploads.flush(0.05).remaining == 2
     assert remote.objects == {}
 
 
-def test_closing_cancels_again_where_a_cancellation_gets_lost() -> None:
-    """As asyncio.wait_for loses it when it comes together with the result."""
+def test_closing_cancels_again_if_a_cancellation_is_lost() -> None:
+    """``asyncio.wait_for`` loses a cancellation that comes together with the result."""
     entered = threading.Event()
     lost: list[str] = []
 

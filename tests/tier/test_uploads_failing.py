@@ -1,4 +1,4 @@
-"""Uploads that fail: tried again, set apart or reported; the others go on."""
+"""Uploads that fail: tried again, set aside or reported, while others continue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_failure_that_may_pass_is_tried_again_after_a_pause(site: Site, remote
 
 
 def test_uploads_that_fail_together_pause_once(new_site: NewSite, remote: Remote) -> None:
-    """Eight failures of one outage are no reason to wait 64 times as long."""
+    """Eight failures in one outage do not make the pause 64 times as long."""
     site = new_site(upload_concurrency=8)
     remote.is_open = False
     for number in range(8):
@@ -68,10 +68,10 @@ def test_the_exit_does_not_wait_for_the_end_of_a_pause(site: Site, remote: Remot
 @pytest.mark.parametrize(
     "error", [AccessDeniedError("expired"), NoSpaceError("quota"), RuntimeError("bug")], ids=str
 )
-def test_what_was_refused_is_tried_again_by_itself(
+def test_refused_uploads_are_tried_again_without_a_flush(
     site: Site, remote: Remote, error: Exception
 ) -> None:
-    """Without a flush, once the clock, the token or the bucket is right again; others go first."""
+    """The clock, the token or the bucket may be right again later. Other uploads go first."""
     remote.errors["bad"] = [error] * 2
     for name in ("bad", "good"):
         site.put(name)
@@ -81,10 +81,8 @@ def test_what_was_refused_is_tried_again_by_itself(
     assert len(site.problems) == 2
 
 
-def test_of_many_that_are_refused_a_few_are_tried_at_once(
-    new_site: NewSite, remote: Remote
-) -> None:
-    """Less and less often, each in turn."""
+def test_a_few_of_many_refused_uploads_are_tried_at_once(new_site: NewSite, remote: Remote) -> None:
+    """They are tried less and less often, each in turn."""
     site = new_site(upload_concurrency=2)
     for number in range(20):
         remote.errors[f"{number}"] = [AccessDeniedError("expired")] * 9
@@ -96,8 +94,8 @@ def test_of_many_that_are_refused_a_few_are_tried_at_once(
 
 
 @pytest.mark.parametrize("at_exit", [False, True])
-def test_a_flush_tries_all_that_was_refused(site: Site, remote: Remote, at_exit: bool) -> None:
-    """A pod's disk goes with it: this is the last chance."""
+def test_a_flush_tries_all_refused_uploads(site: Site, remote: Remote, at_exit: bool) -> None:
+    """A flush is the last chance if the disk is removed with its pod."""
     for number in range(20):
         remote.errors[f"{number}"] = [AccessDeniedError("expired")]
         site.put(f"{number}")
@@ -106,23 +104,23 @@ def test_a_flush_tries_all_that_was_refused(site: Site, remote: Remote, at_exit:
     assert len(remote.objects) == 20
 
 
-def test_a_flush_has_an_end_even_where_every_thread_hangs(site: Site, remote: Remote) -> None:
-    """As in lookups of a name server that is gone."""
+def test_a_flush_ends_even_if_every_thread_hangs(site: Site, remote: Remote) -> None:
+    """Threads hang like this in name lookups without a server."""
     remote.is_open = False
     site.put("one")
     site.put("two")
     eventually(lambda: len(remote.waiting) == 2)
-    goes_on = threading.Event()
+    may_end = threading.Event()
 
     async def hang() -> None:
         for _ in range(100):
-            asyncio.get_running_loop().run_in_executor(None, goes_on.wait)
+            asyncio.get_running_loop().run_in_executor(None, may_end.wait)
 
     site.loop.wait(hang(), 20)
     try:
         assert in_thread(lambda: site.uploads.flush(0.01))().remaining == 2
     finally:
-        goes_on.set()
+        may_end.set()
 
 
 def test_a_corrupt_object_is_set_aside_not_uploaded(site: Site, remote: Remote) -> None:
@@ -152,7 +150,7 @@ def test_an_object_replaced_while_found_corrupt_is_not_set_aside(
 
 
 @pytest.mark.parametrize("method", ["delete", "uploaded", "pending_object", "pending", "adopt"])
-def test_uploads_go_on_when_the_tier_fails_for_a_while(
+def test_uploads_continue_after_the_tier_fails_for_a_while(
     site: Site, remote: Remote, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     assert site.tier is not None
@@ -172,18 +170,18 @@ def test_uploads_go_on_when_the_tier_fails_for_a_while(
         assert f"{number}" in remote.objects
 
 
-def test_records_are_removed_together_and_each_again_where_that_fails(
+def test_records_are_removed_together_and_one_by_one_if_that_fails(
     site: Site, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uploads that end while the disk is busy wait for one call, and all survive its failure."""
+    """Uploads that end while the disk is busy share one call, and its failure loses none."""
     tier, names = site.tier, [f"{number}" for number in range(4)]
     assert tier is not None
     calls: list[set[str]] = []
-    may_go_on = threading.Event()
+    may_continue = threading.Event()
 
     def uploaded(ended: Mapping[str, bytes]) -> list[str]:
         calls.append({*ended})
-        assert may_go_on.wait(LONG_S)
+        assert may_continue.wait(LONG_S)
         if len(calls) == 2:
             raise TransientError("busy")
         return DiskTier.uploaded(tier, ended)
@@ -192,7 +190,7 @@ def test_records_are_removed_together_and_each_again_where_that_fails(
     for name in names:
         site.put(name)
     eventually(lambda: len(remote.objects) == 4)
-    may_go_on.set()
+    may_continue.set()
     eventually(lambda: site.uploads.pending == 0)
     assert len(calls[0]) == 1
     assert calls[0] | calls[1] == {*names}
@@ -200,7 +198,7 @@ def test_records_are_removed_together_and_each_again_where_that_fails(
     assert tier.pending() == []
 
 
-def test_an_object_that_is_gone_is_forgotten(site: Site, remote: Remote) -> None:
+def test_the_record_of_a_missing_object_is_removed(site: Site, remote: Remote) -> None:
     assert site.tier is not None
     site.tier.put_pending("gone", b"data")
     (Path(site.tier.root) / "objects" / "ns+" / "gone").unlink()
@@ -210,7 +208,7 @@ def test_an_object_that_is_gone_is_forgotten(site: Site, remote: Remote) -> None
     assert remote.objects == {}
 
 
-# -- what other processes have left
+# -- uploads that other processes have left
 
 _SAVER = """
 from s3cache.tier import DiskTier
@@ -222,11 +220,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def left_behind(tmp_path: Path, count: int) -> None:
-    """A process saves so many objects and is killed."""
+    """Run a process that saves ``count`` objects and is killed."""
     assert run_script(_SAVER, tmp_path / "tier", count, check=False).returncode == -9
 
 
-def test_what_others_left_is_uploaded_with_their_notes(
+def test_uploads_that_others_left_are_uploaded_as_adopted(
     tmp_path: Path, site: Site, remote: Remote
 ) -> None:
     left_behind(tmp_path, 30)
@@ -236,7 +234,7 @@ def test_what_others_left_is_uploaded_with_their_notes(
     assert site.uploads.flush(20).complete
 
 
-def test_a_process_without_the_right_to_write_tries_a_few_and_leaves_all(
+def test_a_process_without_write_permission_tries_a_few_and_leaves_all(
     tmp_path: Path, site: Site, remote: Remote
 ) -> None:
     remote.errors = {f"{number}": [AccessDeniedError("no")] * 99 for number in range(30)}
@@ -253,17 +251,17 @@ def test_a_process_without_the_right_to_write_tries_a_few_and_leaves_all(
     [UntrustedError("unsigned", "nobody signed it"), ConfigError("key", "is not here", "give it")],
     ids=["not trusted", "a key of theirs"],
 )
-def test_what_others_left_and_cannot_be_uploaded_here_holds_up_no_other(
+def test_adopted_uploads_that_fail_here_do_not_block_others(
     tmp_path: Path, site: Site, remote: Remote, error: Exception
 ) -> None:
-    """A flush looks at each once. What is not trusted waits for a process that trusts it."""
+    """A flush tries each once. An untrusted entry waits for a process that trusts it."""
     remote.errors = {f"{number}": [error] * 9 for number in range(10, 40)}
     left_behind(tmp_path, 40)
     assert site.uploads.flush(60).complete
     assert bool(site.problems) == isinstance(error, ConfigError)
     assert sorted(remote.objects) == [f"{number}" for number in range(10)]
     del remote.errors["20"]
-    site.put("20", b"fresh")  # saved here as well: it is ours now
+    site.put("20", b"fresh")  # saved here too, so it is ours now
     assert site.uploads.flush(20).complete
     assert remote.objects["20"] == b"fresh"
     successor = DiskTier(tmp_path / "tier", namespace="ns", max_bytes=256 * MIB, max_files=10_000)
@@ -271,7 +269,7 @@ def test_what_others_left_and_cannot_be_uploaded_here_holds_up_no_other(
     successor.close()
 
 
-def test_what_was_adopted_and_refused_is_tried_again_with_the_next_flush(
+def test_an_adopted_upload_that_was_refused_is_tried_again_with_the_next_flush(
     tmp_path: Path, site: Site, remote: Remote
 ) -> None:
     remote.errors = {"0": [AccessDeniedError("no")]}
@@ -283,10 +281,10 @@ def test_what_was_adopted_and_refused_is_tried_again_with_the_next_flush(
 
 
 @pytest.mark.parametrize("is_adopted", [False, True])
-def test_a_flush_tries_again_what_was_under_way_and_is_refused(
+def test_a_flush_retries_an_upload_that_started_before_it_and_is_refused(
     is_adopted: bool, tmp_path: Path, site: Site, remote: Remote
 ) -> None:
-    """Its attempt began before the flush, and so before what was wrong was put right."""
+    """The attempt started before the flush, perhaps before the cause was corrected."""
     remote.is_open, remote.errors = False, {"0": [AccessDeniedError("no")]}
     if is_adopted:
         left_behind(tmp_path, 1)
@@ -322,10 +320,10 @@ cache.close(0)
 """
 
 
-def test_a_flush_that_gets_no_thread_says_what_remains(tmp_path: Path) -> None:
-    """And uploads go on as soon as there is one."""
-    said = run_script(_NO_THREADS, tmp_path).stdout.splitlines()
-    assert said[:3] == ["Saved"] * 3
-    assert said[3].startswith("3 False ")
-    assert "can't start new thread" in said[3]
-    assert said[4:] == ["True", "local"]
+def test_a_flush_that_gets_no_thread_reports_remaining_uploads(tmp_path: Path) -> None:
+    """Uploads continue as soon as a thread can start."""
+    lines = run_script(_NO_THREADS, tmp_path).stdout.splitlines()
+    assert lines[:3] == ["Saved"] * 3
+    assert lines[3].startswith("3 False ")
+    assert "can't start new thread" in lines[3]
+    assert lines[4:] == ["True", "local"]

@@ -1,4 +1,4 @@
-"""Internals of torch are looked at where they are."""
+"""Import torch for all tests of its internals."""
 
 from __future__ import annotations
 

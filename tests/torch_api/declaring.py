@@ -1,4 +1,4 @@
-"""A job for a process of its own: a declaration holds for the whole process."""
+"""A job for a separate process, because a declaration is valid for the whole process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LATER = (installed_release()[0], installed_release()[1] + 1)
 
 
 def mistakes() -> dict[str, object]:
-    """Return what is printed of right declarations and of wrong ones, and what is raised."""
+    """Return the output and the errors for correct and wrong declarations."""
     Internal("torch:nonsense")
     Internal("torch.nonsense:compile")
     Internal("torch:compile", since=LATER)

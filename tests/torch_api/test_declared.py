@@ -1,4 +1,4 @@
-"""torch's internals are where they are declared to be, and are read there each time."""
+"""torch's internals exist as declared, and are read at each use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from s3cache.torch_api import declarations, internals, require, survey
 from tests.support.machines import Machine
 from tests.torch_api.declaring import LATER
 
-# Some builds add more to torch.__version__ than to their metadata: 2.13.0+cu130.
+# In some builds torch.__version__ has a suffix that the metadata lacks: 2.13.0+cu130.
 VERSION = version("torch")
 
 
@@ -20,21 +20,21 @@ def test_the_installed_torch_is_as_declared() -> None:
     """``make test-torch TORCH=x`` prints the same for that torch."""
     lacks = [row.name for row in survey() if row.expected and not row.present]
     has = [row.name for row in survey() if row.present and not row.expected]
-    assert lacks == [], "declare until which release they are there, and what takes their place"
-    assert has == [], "declare since which release they are there"
+    assert lacks == [], "declare their last release and their replacement"
+    assert has == [], "declare their first release"
     for feature in {declaration.feature for declaration in declarations}:
         require(feature)
 
 
-def test_each_declaration_holds_for_some_supported_release_and_not_for_all_by_mistake() -> None:
+def test_each_declared_first_release_is_supported_and_not_the_oldest() -> None:
     for declaration in declarations:
         since = [declaration.since, *getattr(declaration, "added", {}).values()]
         for release in filter(any, since):
             assert internals.OLDEST < release <= internals.NEWEST, declaration.place
 
 
-def test_every_mistake_in_a_declaration_is_seen(tmp_path: Path) -> None:
-    """``python -m s3cache.torch_api`` prints it, and ends with 1; what is used raises it."""
+def test_every_mistake_in_a_declaration_is_reported(tmp_path: Path) -> None:
+    """``python -m s3cache.torch_api`` prints it and exits with 1; its use raises an error."""
     found = Machine(tmp_path).run("tests.torch_api.declaring:mistakes", server=0).result
     *lines, last = found["lines"]
     assert [tuple(line.split(maxsplit=1)) for line in lines] == [
@@ -56,7 +56,7 @@ def test_every_mistake_in_a_declaration_is_seen(tmp_path: Path) -> None:
     }
 
 
-def test_a_name_is_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_read_at_each_use(monkeypatch: pytest.MonkeyPatch) -> None:
     config = internals.functorch_config.get()
     before = internals.current_tracing_context.get()
     with torch._functorch.config.patch(enable_autograd_cache=False):

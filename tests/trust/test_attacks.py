@@ -1,7 +1,7 @@
-"""What somebody tries who can write to the bucket, or to a tier; none of it works.
+"""Attacks by a user who can write to the bucket or to a tier; none of them works.
 
-Each forgery is put where a reader looks: the bucket, the local tier, a shared directory. The reader
-trusts one key and finds nothing, and nothing of it lands.
+Each forgery is put where a reader looks: in the bucket and in the local tier. The reader neither
+uses it nor stores it locally.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NOW = 1_800_000_000
 READS: dict[str, Any] = {
     "trusted_keys": f"{MAIN.public_text()} {SHARED.public_text()} pulls={PULLS.public_text()}"
 }
-EVIL = b"evil" * 70  # as long as the good one
+EVIL = b"evil" * 70  # as long as the good payload
 
 
 def signed(found: Frame, key: SigningKey = MAIN, audience: str = "main", **when: int) -> bytes:
@@ -78,10 +78,10 @@ FORGERIES: dict[str, tuple[bytes, str]] = {
     "cut out of its signatures": (
         GOOD_SIGNED[:10] + bytes(2) + GOOD_SIGNED[12:48] + GOOD_SIGNED[48 + SIZE :], "unsigned",
     ),
-    "with signatures that are said not to be there": (
+    "with signatures that the header denies": (
         GOOD_SIGNED[:10] + bytes(2) + GOOD_SIGNED[12:], "corrupt",
     ),
-    "said to be of another version": (GOOD_SIGNED[:8] + b"\0\2" + GOOD_SIGNED[10:], "corrupt"),
+    "claimed to be of another version": (GOOD_SIGNED[:8] + b"\0\2" + GOOD_SIGNED[10:], "corrupt"),
     "signed for another key, put under this one": (signed(entry(OTHER, payload=EVIL)), "corrupt"),
     "with another entry's signature": (
         with_signatures(PLAIN_EVIL, frame.decode(GOOD_SIGNED).signatures), "bad-signature",
@@ -91,18 +91,18 @@ FORGERIES: dict[str, tuple[bytes, str]] = {
             PLAIN_EVIL, frame.decode(signed(entry(variant="w", payload=EVIL))).signatures
         ), "bad-signature",
     ),
-    "of sections that are mixed": (GOOD_SIGNED[: -len(EVIL)] + EVIL, "corrupt"),
+    "with mixed sections": (GOOD_SIGNED[: -len(EVIL)] + EVIL, "corrupt"),
     "followed by more": (GOOD_SIGNED + EVIL, "corrupt"),
     "signed for another audience": (signed(PLAIN_EVIL, MAIN, "pulls"), "other-audience"),
-    "signed for this audience by who may not": (signed(PLAIN_EVIL, PULLS), "other-audience"),
-    "signed by a stranger of that name": (signed(PLAIN_EVIL, SAME_NAME), "bad-signature"),
-    "signed by nobody known": (signed(PLAIN_EVIL, generate("eve")), "unknown-key"),
+    "signed for this audience by a key of another": (signed(PLAIN_EVIL, PULLS), "other-audience"),
+    "signed by a stranger with that name": (signed(PLAIN_EVIL, SAME_NAME), "bad-signature"),
+    "signed by an unknown key": (signed(PLAIN_EVIL, generate("eve")), "unknown-key"),
     "expired": (signed(PLAIN_EVIL, ttl_s=1), "expired"),
-    "signed in years to come": (signed(PLAIN_EVIL, issued_s=1 << 40), "expired"),
+    "signed in the far future": (signed(PLAIN_EVIL, issued_s=1 << 40), "expired"),
     "a MAC by the public key": (
         confused(PLAIN_EVIL, Algorithm.HMAC_SHA256, PUBLIC_BYTES), "bad-signature",
     ),
-    "a MAC by the public key, said to be Ed25519": (
+    "a MAC by the public key, claimed to be Ed25519": (
         confused(PLAIN_EVIL, Algorithm.ED25519, PUBLIC_BYTES), "bad-signature",
     ),
     "a MAC by the text of the public key": (
@@ -111,14 +111,14 @@ FORGERIES: dict[str, tuple[bytes, str]] = {
     "an Ed25519 signature under a shared secret's name": (
         signed(PLAIN_EVIL, generate("ci")), "bad-signature",
     ),
-    "with a header that harms who parses it": (
+    "with a header that harms its parser": (
         seal(b"\xdd\xff\xff\xff\xff", EVIL), "unsigned",  # an older parser would take 32 GiB
     ),
 }  # fmt: skip
 
 
 def placed(store: Store, data: bytes) -> None:
-    """Under both names that a reader looks at."""
+    """Store ``data`` under both names that a reader looks up."""
 
     async def put() -> None:
         for name in entries.names_of(GOOD.header):
@@ -135,17 +135,17 @@ def outcome(engine: Engine) -> tuple[str, set[str]]:
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_no_forgery_is_used_and_none_lands(forgery: str, tmp_path: Path) -> None:
+def test_no_forgery_is_used_or_stored_locally(forgery: str, tmp_path: Path) -> None:
     data, cause = FORGERIES[forgery]
     expected = ("corrupt", set()) if cause == "corrupt" else ("untrusted", {cause})
     store = MemoryStore()
     placed(store, data)
     assert outcome(open_engine(tmp_path, store, **READS)) == expected
     assert not [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
-    # Where nobody asks, digests alone keep out what is damaged, and nothing else.
+    # Without trust, digests alone keep out damaged entries, and nothing else.
     tier, _ = outcome(open_engine(None, store))
     assert tier == ("corrupt" if cause == "corrupt" or "harms" in forgery else "remote")
-    # And in the local tier:
+    # The same in the local tier:
     with open_engine(tmp_path, None, signing_key=MAIN.secret_text(), **READS) as engine:
         assert isinstance(engine.save(KEY, GOOD), Saved)
     (there,) = [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
@@ -153,16 +153,16 @@ def test_no_forgery_is_used_and_none_lands(forgery: str, tmp_path: Path) -> None
     assert outcome(open_engine(tmp_path, None, **READS)) == expected
 
 
-def test_a_good_one_is_used_in_each_of_these_places(tmp_path: Path) -> None:
-    """So what was refused above was refused for what it is."""
+def test_a_good_entry_is_used_in_each_of_these_places(tmp_path: Path) -> None:
+    """So the forgeries above were refused for their content, not for their place."""
     store = MemoryStore()
     placed(store, GOOD_SIGNED)
     assert outcome(open_engine(tmp_path, store, **READS)) == ("remote", set())
     assert outcome(open_engine(tmp_path, None, **READS)) == ("local", set())
 
 
-def test_a_signature_of_another_statement_is_none() -> None:
-    """Who has a signature cannot have it say more: another audience, signer, time or expiry."""
+def test_a_signature_does_not_prove_another_statement() -> None:
+    """A signature proves nothing for another audience, time or expiry."""
     judge = Policy("require", (Trusted("main", PUBLIC), Trusted("pulls", PUBLIC)), now=lambda: NOW)
     data = signed(GOOD, issued_s=NOW, ttl_s=60)
     found = frame.decode(data, admit=judge.check)
@@ -177,7 +177,7 @@ def test_a_signature_of_another_statement_is_none() -> None:
 
 
 def flooded(count: int, make: Callable[[int], bytes], first: bytes) -> MemoryStore:
-    """A store with so many variants, and ``first`` under the name that all of them share."""
+    """Return a store with ``count`` variants, and ``first`` under the name that they share."""
     store = MemoryStore()
 
     async def flood() -> None:
@@ -198,10 +198,10 @@ def fetched(engine: Cache) -> int:
 
 
 @pytest.mark.parametrize("first", ["squatted", "damaged", "huge"])
-def test_a_thousand_squatters_cost_a_reader_little_and_hide_nothing_that_is_saved(
+def test_a_thousand_squatters_cost_a_reader_little_and_hide_no_saved_entry(
     first: str,
 ) -> None:
-    """They are under the very key, with 100 MB: it reads a few heads, and gives up."""
+    """They have 100 MB under the reader's key; it reads a few headers, and gives up."""
     data = {
         "squatted": squatters(0),
         "damaged": b"no frame",
@@ -221,7 +221,7 @@ def test_a_thousand_squatters_cost_a_reader_little_and_hide_nothing_that_is_save
     assert payload(found.entry) == b"ours"
 
 
-def test_damage_is_not_downloaded_for_ever_either() -> None:
+def test_downloads_of_damaged_variants_are_bounded() -> None:
     store = flooded(100, lambda number: squatters(number)[:-1], squatters(0)[:-1])
     engine = open_engine(None, store)
     assert outcome(engine)[0] == "corrupt"
@@ -229,7 +229,7 @@ def test_damage_is_not_downloaded_for_ever_either() -> None:
     assert engine.stats().set_aside["remote"] == 32
 
 
-def test_variants_that_do_not_fit_are_tried_up_to_a_bound() -> None:
+def test_the_number_of_variants_that_are_tried_is_bounded() -> None:
     others = lambda number: bytes(entry(variant=f"x{number}").data)  # noqa: E731
     engine = open_engine(None, flooded(400, others, bytes(entry().data)))
     with engine, engine.candidates(KEY) as lookup:

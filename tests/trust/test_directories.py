@@ -1,4 +1,4 @@
-"""Work goes on in the directories that were checked, whatever others make of their names."""
+"""The cache works only in directories that it checked, even if others replace their names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import s3cache.hooks  # before other users, who may not be able to read Python's own modules
+import s3cache.hooks  # before a change of user: others may be unable to read Python's modules
 import s3cache.records  # noqa: F401
 from s3cache.cache import Cache, Hit, Saved
 from s3cache.errors import ConfigError, StoreError
@@ -24,9 +24,7 @@ from tests.support.caching import KEY, entry
 from tests.support.users import ATTACKER, VICTIM, as_user, needs_users
 
 
-def test_a_root_that_is_moved_and_replaced_by_a_link_leads_nowhere(
-    root: Path, tmp_path: Path
-) -> None:
+def test_a_link_that_replaces_a_moved_root_is_not_followed(root: Path, tmp_path: Path) -> None:
     tier = DiskTier(root, max_bytes=1 << 20, max_files=4)
     tier.put_pending("old", b"x")
     (tmp_path / "elsewhere").mkdir()
@@ -48,7 +46,7 @@ def test_a_root_that_is_moved_and_replaced_by_a_link_leads_nowhere(
 
 @pytest.mark.parametrize("depth", ["objects", "objects/one+/two+"])
 def test_a_link_inside_is_refused(root: Path, tmp_path: Path, depth: str) -> None:
-    """Whoever planted it while they could: nothing is read, written or removed behind it."""
+    """Nothing behind the link is read, written or removed."""
     ObjectFiles(root).write("one/two/three/key", b"ours")
     shutil.move(root / depth, tmp_path / "theirs")
     (root / depth).symlink_to(tmp_path / "theirs")
@@ -68,8 +66,8 @@ def test_a_link_inside_is_refused(root: Path, tmp_path: Path, depth: str) -> Non
 
 
 @pytest.mark.parametrize("planted", ["a pipe", "a link", "a directory"])
-def test_what_is_no_file_is_no_object(root: Path, tmp_path: Path, planted: str) -> None:
-    """... and nobody waits for the other end of a pipe."""
+def test_only_a_regular_file_is_an_object(root: Path, tmp_path: Path, planted: str) -> None:
+    """No call waits for the other end of a pipe."""
     files = ObjectFiles(root)
     files.write("a/key", b"x")
     place = root / "objects" / "a+" / "key"
@@ -116,10 +114,10 @@ def test_a_root_that_others_can_write_is_refused(root: Path, mode: int) -> None:
 @pytest.mark.parametrize(
     ("members", "is_taken"), [([], True), (["victim"], True), (["other"], False)]
 )
-def test_a_root_that_the_users_private_group_can_write_is_taken(
+def test_a_root_that_only_the_users_private_group_can_write_is_accepted(
     common: Path, monkeypatch: pytest.MonkeyPatch, members: list[str], is_taken: bool
 ) -> None:
-    """useradd gives each user a group of that number, and umask 002 goes with it."""
+    """useradd gives each user a group with the user's number, for use with umask 002."""
     monkeypatch.setattr(grp, "getgrgid", lambda _: SimpleNamespace(gr_mem=members))
     monkeypatch.setattr(pwd, "getpwuid", lambda number: SimpleNamespace(pw_name="victim"))
     os.chown(common, 0, 0)
@@ -141,9 +139,7 @@ def test_a_root_that_the_users_private_group_can_write_is_taken(
 
 @needs_users
 @pytest.mark.parametrize("inside", ["", "objects", "staging"])
-def test_a_root_of_another_user_or_with_a_directory_of_one_is_refused(
-    root: Path, inside: str
-) -> None:
+def test_a_root_or_subdirectory_of_another_user_is_refused(root: Path, inside: str) -> None:
     ObjectFiles(root).write("a/key", b"x")
     os.chown(root / inside, ATTACKER, ATTACKER)
     with pytest.raises(ConfigError, match=f"belongs to user id {ATTACKER}"):
@@ -153,13 +149,13 @@ def test_a_root_of_another_user_or_with_a_directory_of_one_is_refused(
 @needs_users
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("squatted", ["another user's directory", "a file", "a link", "no place"])
-def test_a_default_that_others_sit_in_costs_the_local_tier_and_no_more(
+def test_a_default_directory_that_others_occupy_costs_only_the_local_tier(
     common: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     squatted: str,
 ) -> None:
-    """Without a home it is in the temporary directory, where anybody may be first."""
+    """Without a home it is in the temporary directory, where another user may create it first."""
     os.chown(common, 0, 0)
     common.chmod(0o1777)
     place = common / f"s3cache-{VICTIM}"
@@ -187,7 +183,7 @@ def test_a_default_that_others_sit_in_costs_the_local_tier_and_no_more(
         with pytest.raises((ConfigError, StoreError)):
             Cache.open(strict=True)
         with pytest.raises(ConfigError, match="belongs to user id"):
-            Cache.open(local_dir=theirs)  # named, it is a bad setting
+            Cache.open(local_dir=theirs)  # an explicit directory is an invalid setting
 
     theirs = common / "theirs"
     theirs.mkdir()
@@ -195,7 +191,7 @@ def test_a_default_that_others_sit_in_costs_the_local_tier_and_no_more(
     as_user(VICTIM, work)
 
 
-def test_a_root_that_anybody_may_rename_is_refused(tmp_path: Path) -> None:
+def test_a_root_that_any_user_may_rename_is_refused(tmp_path: Path) -> None:
     above = tmp_path / "above" / "between"
     above.mkdir(parents=True)
     above.parent.chmod(0o777)
@@ -205,8 +201,8 @@ def test_a_root_that_anybody_may_rename_is_refused(tmp_path: Path) -> None:
     ObjectFiles(above / "root")
 
 
-def test_what_is_planted_where_the_accounts_are_gives_way(root: Path, tmp_path: Path) -> None:
-    """... and is not written through: the file that it leads to is none of the cache's."""
+def test_a_link_planted_as_the_usage_file_is_replaced(root: Path, tmp_path: Path) -> None:
+    """The file that the link points to is not written."""
     root.mkdir(mode=0o700)
     theirs = tmp_path / "theirs"
     theirs.write_bytes(b"precious " * 100)
@@ -237,8 +233,8 @@ def test_modes_do_not_depend_on_the_umask(root: Path, umask: int) -> None:
 
 
 @needs_users
-def test_what_belongs_to_another_user_is_no_object(root: Path) -> None:
-    """It was planted while others could write there, under the name of a good one."""
+def test_a_file_of_another_user_is_not_an_object(root: Path) -> None:
+    """Another user planted it under the name of a good object."""
     tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
     tier.put("a/key", b"ours")
     os.chown(root / "objects" / "a+" / "key", ATTACKER, ATTACKER)

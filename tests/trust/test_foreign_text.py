@@ -1,4 +1,4 @@
-"""What servers and entries say is shown in one line, and nothing obeys it."""
+"""Text of servers and entries is shown in one line, without control characters."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.support.processes import KEYS
 from tests.support.scripted import ScriptedServer, error_reply
 from tests.support.shelves import Shelf
 
-# Of each kind: ESC, C1 (0x9b begins a sequence too), direction, separators of lines, BEL, a page.
-ORDERS = "\x1b]0;owned\x07\x9b2J\u202e\u2066\u2028\x85\r\n\x0c\x00\x7f"
-FORGED = f"good{ORDERS}forged line"
+# Each kind: ESC, C1 (0x9b begins a sequence too), direction, line separators, BEL, form feed.
+CONTROLS = "\x1b]0;owned\x07\x9b2J\u202e\u2066\u2028\x85\r\n\x0c\x00\x7f"
+FORGED = f"good{CONTROLS}forged line"
 
 
 def test_every_error_is_one_line_that_can_be_printed() -> None:
@@ -42,8 +42,8 @@ def test_every_error_is_one_line_that_can_be_printed() -> None:
 
 
 @pytest.mark.parametrize("topic", [None, *get_args(Topic)])
-def test_no_record_of_a_log_has_orders_for_a_terminal(topic: Any) -> None:
-    """Whatever is logged, a traceback of a library's error too; lines of ours stay lines."""
+def test_no_log_record_has_control_characters(topic: Any) -> None:
+    """This includes tracebacks of libraries' errors; newlines of our own text stay."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -65,17 +65,17 @@ def test_no_record_of_a_log_has_orders_for_a_terminal(topic: Any) -> None:
     assert written.endswith("1 of {'a': 2}\n")
 
 
-async def test_what_a_server_says_reaches_no_log_as_it_is(
+async def test_text_of_a_server_is_escaped_in_logs(
     server: ScriptedServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     import asyncio
 
-    said = "denied&#x9b;2J\u202e forged line"  # what XML lets through
-    server.answer = lambda request: error_reply(403, "AccessDenied\u202e\x9b", said)
+    message = "denied&#x9b;2J\u202e forged line"  # characters that XML allows
+    server.answer = lambda request: error_reply(403, "AccessDenied\u202e\x9b", message)
 
     def look_up() -> None:
         options: dict[str, Any] = {**KEYS, "endpoint_url": server.url, "local": False}
-        # However slow this machine is, the answer comes before the lookup is given up.
+        # Even on a slow machine, the answer comes before the lookup times out.
         with Cache.open("s3://bucket/p", **options, lookup_timeout_s=120.0) as cache:
             found = cache.lookup(KEY)
             assert isinstance(found, Miss)
@@ -97,7 +97,7 @@ def test_metadata_forges_no_line_of_a_command(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another program's entry has as many lines, whatever it calls itself."""
+    """An entry with forged metadata has as many lines as one with good metadata."""
     monkeypatch.setenv("S3CACHE_LOCAL_DIR", str(tmp_path / "local"))
     shelf = Shelf(tmp_path / "remote")
     key = f"a{'0' * 8}-{KEY}"
@@ -119,6 +119,6 @@ def test_metadata_forges_no_line_of_a_command(
     assert counts[0] == counts[1] > 1
 
 
-def test_pages_show_no_orders_either() -> None:
+def test_control_characters_are_escaped_in_pages() -> None:
     assert escape(FORGED).replace("\n", "").isprintable()
     assert escape("<a>\u202e") == "&lt;a&gt;\\u202e"

@@ -1,4 +1,4 @@
-"""A disk that hangs, as a frozen file system or a dead NFS, delays no caller for long."""
+"""A hanging disk, such as a frozen file system or a dead NFS, delays no caller for long."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeadlineExecutor, "limit_s", 0.3)
 
 
-# All that a tier does, in an order in which each finds something to do.
+# All operations of a tier, in an order in which each has something to do.
 OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "put": lambda tier: tier.put("new", b"x"),
     "put_pending": lambda tier: tier.put_pending("late", b"x"),
@@ -53,15 +53,15 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "delete": lambda tier: tier.delete("late"),
     "close": lambda tier: tier.close(),
 }
-# On a file system that is frozen these wait, and those that only read go on.
+# On a frozen file system these wait; operations that only read continue.
 CHANGES = ["put", "put_pending", "get", "uploaded", "delete"]
-# Calls of the system that ask no disk.
+# System calls that do not access a disk.
 NO_DISK = {"fspath", "getcwd", "geteuid", "getpid", "urandom", "_path_normpath"}
 
 
-def test_nothing_is_asked_of_the_disk_on_the_callers_thread(tmp_path: Path) -> None:
-    """So it may hang in any call: it is another thread that hangs, for the caller so long."""
-    asked: dict[str, set[str]] = {}
+def test_no_disk_call_is_made_on_the_callers_thread(tmp_path: Path) -> None:
+    """If a call hangs, it hangs on another thread, and the caller waits for a limited time."""
+    noted: dict[str, set[str]] = {}
 
     def calls_in(work: Callable[[], object]) -> set[str]:
         names: set[str] = set()
@@ -71,7 +71,7 @@ def test_nothing_is_asked_of_the_disk_on_the_callers_thread(tmp_path: Path) -> N
             if event == "c_call" and module in ("posix", "fcntl", "_io", "io"):
                 names.add(getattr(function, "__name__", ""))
 
-        gc.disable()  # what others have left is closed on whatever thread it runs
+        gc.disable()  # a collection would close files of other tests on this thread
         sys.setprofile(note)
         try:
             work()
@@ -82,24 +82,22 @@ def test_nothing_is_asked_of_the_disk_on_the_callers_thread(tmp_path: Path) -> N
 
     public = {name for name, value in vars(DiskTier).items() if callable(value) and name[0] != "_"}
     assert OPERATIONS.keys() == public
-    made: list[DiskTier] = []
+    tiers: list[DiskTier] = []
     make = partial(DiskTier, tmp_path / "tier", max_bytes=1 << 20, max_files=100)
-    asked["DiskTier()"] = calls_in(lambda: made.append(make()))
-    (tier,) = made
+    noted["DiskTier()"] = calls_in(lambda: tiers.append(make()))
+    (tier,) = tiers
     tier.put_pending("old", b"x")
     for name, operation in OPERATIONS.items():
-        asked[name] = calls_in(lambda: operation(tier))  # noqa: B023
-    assert {name: calls for name, calls in asked.items() if calls} == {}
-    # ... and this would have noted it.
+        noted[name] = calls_in(lambda: operation(tier))  # noqa: B023
+    assert {name: calls for name, calls in noted.items() if calls} == {}
+    # A disk call on this thread is noted.
     files = ObjectFiles(tmp_path / "tier")
     assert {"open", "write", "replace"} <= calls_in(lambda: files.write("key", b"x"))
 
 
 @pytest.mark.parametrize("operation", cases(CHANGES, slow_ones=["get", "delete"]))
-def test_nothing_that_is_done_on_a_frozen_disk_takes_long(
-    disk: FreezableDisk, operation: str
-) -> None:
-    """One call waits, the others get their error at once; thawed, what was begun is done."""
+def test_no_operation_on_a_frozen_disk_takes_long(disk: FreezableDisk, operation: str) -> None:
+    """One call waits, and the others fail at once; after the thaw the tier works again."""
     tier = DiskTier(disk.path / operation, max_bytes=1 << 20, max_files=100)
     for name in ("old", "late"):
         tier.put_pending(name, b"x")
@@ -114,7 +112,7 @@ def test_nothing_that_is_done_on_a_frozen_disk_takes_long(
             with pytest.raises(S3CacheError, match="hangs"):
                 tier.get("old")
     assert time.monotonic() - began < LONG_S
-    tier.deadline.limit_s = LONG_S  # a busy disk may take longer than one that is frozen may
+    tier.deadline.limit_s = LONG_S  # a busy disk may take longer than the limit for a frozen one
     eventually(lambda: succeeds(lambda: tier.put("later", b"x")))
     assert tier.get("later") == b"x"
     assert tier.usage().files == len([*tier.objects()])
@@ -130,10 +128,10 @@ def succeeds(call: Callable[[], object]) -> bool:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_on_a_frozen_disk_a_cache_is_one_without_a_disk(
+def test_a_cache_on_a_frozen_disk_works_without_the_disk(
     disk: FreezableDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Saves go through memory and are not durable, lookups ask the remote, and it is said once."""
+    """Saves use memory and are not durable, lookups use the remote; one warning is logged."""
     remote = MemoryStore()
     cache = open_cache(disk.path / "cache", remote)
     cache.save(KEY, entry())
@@ -156,7 +154,7 @@ def test_on_a_frozen_disk_a_cache_is_one_without_a_disk(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_directory_that_hangs_from_the_start_is_done_without(
+def test_a_cache_works_without_a_directory_that_hangs_from_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "dead").mkdir()

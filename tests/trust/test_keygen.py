@@ -1,4 +1,4 @@
-"""``python -m s3cache keygen``: the quick start, as a user goes through it."""
+"""``python -m s3cache keygen``: the quick start, as a user follows it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ cache.close()
         pytest.param(["--shared"], 0o000, id="a shared secret, open", marks=slow),
     ],
 )
-def test_what_it_prints_works_when_pasted(shared: list[str], umask: int, tmp_path: Path) -> None:
+def test_the_printed_settings_work_when_pasted(
+    shared: list[str], umask: int, tmp_path: Path
+) -> None:
     done = keygen(tmp_path, "ci-1", *shared, umask=umask)
     assert (done.returncode, done.stderr) == (0, "")
     path = tmp_path / "ci-1.key"

@@ -1,4 +1,4 @@
-"""Keys and signatures: written down, read back, and good for nothing but what they are for."""
+"""Keys and signatures: their text and bytes, and what they prove."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def signature(key: SigningKey, digest: bytes = DIGEST) -> Signature:
     return sign(digest, key, audience="main", issued_s=100, ttl_s=50)
 
 
-def test_ed25519_is_that_of_the_rfc() -> None:
+def test_ed25519_matches_the_rfc() -> None:
     key = SigningKey.parse(text("rfc", SEED + PUBLIC))
     assert key.sign(b"\x72") == SIGNED
     assert key.public_text() == text("rfc", PUBLIC)
@@ -54,7 +54,7 @@ def test_ed25519_is_that_of_the_rfc() -> None:
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_a_key_proves_what_its_pair_has_signed_and_nothing_else(algorithm: Algorithm) -> None:
+def test_a_key_proves_only_what_its_pair_has_signed(algorithm: Algorithm) -> None:
     key, other = generate("ci", algorithm), generate("ci", algorithm)
     public = VerifyKey.parse(key.public_text())
     good = signature(SigningKey.parse(key.secret_text()))
@@ -84,13 +84,13 @@ NEUTRAL = (1).to_bytes(32, "little")
         NEUTRAL,
         (2**255 - 20).to_bytes(32, "little"),  # of order 2
         bytes(32),  # of order 4
-        (2**255 - 18).to_bytes(32, "little"),  # the neutral one, its y not reduced
-        (2**255 + 1).to_bytes(32, "little"),  # ... with a sign that it cannot have
+        (2**255 - 18).to_bytes(32, "little"),  # the neutral point, with y not reduced
+        (2**255 + 1).to_bytes(32, "little"),  # the neutral point, with an impossible sign
         b"\xff" * 32,
     ],
 )
-def test_a_key_that_anybody_could_sign_for_proves_nothing(point: bytes) -> None:
-    """With a key of small order, the signature of zero holds for one message in eight or more."""
+def test_a_key_of_small_order_proves_nothing(point: bytes) -> None:
+    """With such a key, the signature of zero would hold for at least one message in eight."""
     public = VerifyKey.parse(text("ci", point))
     for beginning in {NEUTRAL, point, (2**255 - 20).to_bytes(32, "little")}:
         forged = replace(signature(generate("ci")), value=beginning + bytes(32))
@@ -98,7 +98,7 @@ def test_a_key_that_anybody_could_sign_for_proves_nothing(point: bytes) -> None:
             assert not public.proves(forged, number.to_bytes(32, "big"))
 
 
-def test_keys_keep_their_secrets() -> None:
+def test_keys_do_not_reveal_their_secrets() -> None:
     key = generate("ci")
     secret = key.secret_text().partition(":")[2]
     assert secret not in repr(key)
@@ -126,7 +126,7 @@ def test_keys_keep_their_secrets() -> None:
         (SigningKey.parse, text("ci", SEED + SEED), "no pair"),
     ],
 )
-def test_what_is_no_key_is_named(parse: type, key: str, message: str) -> None:
+def test_an_invalid_key_is_a_clear_error(parse: type, key: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(key)
 
@@ -146,7 +146,7 @@ def test_a_key_that_others_may_read_or_write_is_refused(mode: int, tmp_path: Pat
             read_secret(str(path))
 
 
-def test_what_is_no_key_file_is_named(tmp_path: Path) -> None:
+def test_an_invalid_key_file_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_secret(str(tmp_path / "absent"))
     os.mkfifo(tmp_path / "fifo", 0o600)
@@ -183,13 +183,13 @@ signatures = st.sampled_from(Algorithm).flatmap(
 
 
 @given(st.lists(signatures, max_size=MAX_SIGNATURES))
-def test_what_is_packed_is_read_back(found: list[Signature]) -> None:
+def test_packed_signatures_are_read_back(found: list[Signature]) -> None:
     assert unpack(pack(found)) == found
 
 
 @given(st.binary(max_size=200))
-def test_whatever_is_read_is_packed_to_the_same_bytes(data: bytes) -> None:
-    """Two blocks never say the same: nothing can be put where nobody looks."""
+def test_signatures_are_packed_to_the_bytes_they_were_read_from(data: bytes) -> None:
+    """No two blocks mean the same, so no bytes can be hidden in a block."""
     try:
         found = unpack(data)
     except CorruptError:
@@ -212,7 +212,7 @@ def test_the_layout_is_the_documented_one() -> None:
     [
         ((3, 1, 1, 64), b"ab"),  # no such algorithm
         ((0, 1, 1, 64), b"ab"),
-        ((1, 1, 1, 32), b"ab"),  # the size of another algorithm's
+        ((1, 1, 1, 32), b"ab"),  # the size of another algorithm
         ((2, 1, 1, 64), b"ab"),
         ((1, 0, 1, 64), b"b"),
         ((1, 1, 0, 64), b"a"),
@@ -221,7 +221,7 @@ def test_the_layout_is_the_documented_one() -> None:
         ((1, 1, 9, 64), b"ab"),
     ],
 )
-def test_what_is_no_statement_is_refused(fields: tuple[int, ...], names: bytes) -> None:
+def test_an_invalid_statement_is_refused(fields: tuple[int, ...], names: bytes) -> None:
     block = struct.pack(">BBBBQQ", *fields, 0, 0) + names + bytes(fields[3])
     with pytest.raises(CorruptError, match="signatures"):
         unpack(block)

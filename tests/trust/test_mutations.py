@@ -1,7 +1,7 @@
-"""Signed frames, changed at random: none of them is accepted.
+"""Signed frames that are changed at random are not accepted.
 
-More of them: ``S3CACHE_TEST_MUTATIONS=1000000 make test ARGS="-k mutations"``; by a fuzzer that
-sees which code they reach: ``make fuzz``.
+For more mutations: ``S3CACHE_TEST_MUTATIONS=1000000 make test ARGS="-k mutations"``. For a fuzzer
+that sees which code they reach: ``make fuzz``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(60 + COUNT / 100)
 
 @pytest.mark.parametrize("algorithm", Algorithm)
 def test_no_mutation_is_accepted(algorithm: Algorithm) -> None:
-    """Nor with its digests made right, which anybody can do."""
+    """This includes mutations with correct digests, which any attacker can compute."""
     reader = Reader(algorithm)
     forgery = Forgery((*reader.good, *reader.refused), random.Random(f"{algorithm} {COUNT}"))
     changed = 0
@@ -35,8 +35,8 @@ def test_no_mutation_is_accepted(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_beside_a_signature_that_proves_others_may_be_anything(algorithm: Algorithm) -> None:
-    """They prove nothing, and take nothing away; what was signed is still what is read."""
+def test_other_signatures_beside_a_valid_one_may_be_anything(algorithm: Algorithm) -> None:
+    """They prove nothing and take nothing away; the content is still what was signed."""
     reader = Reader(algorithm)
     forgery = Forgery(reader.ample, random.Random(f"{algorithm} {COUNT}"))
     taken = 0
@@ -47,8 +47,8 @@ def test_beside_a_signature_that_proves_others_may_be_anything(algorithm: Algori
     assert taken > 0
 
 
-def test_a_reader_that_asks_nobody_is_caught() -> None:
-    """So what finds no forgery would have found one."""
+def test_a_reader_that_accepts_every_signature_is_caught() -> None:
+    """So the tests above would have found a forgery."""
     reader = Reader(Algorithm.ED25519)
     forgery = Forgery(reader.good, random.Random(1))
     reader.judge = lambda _digest, _block: None

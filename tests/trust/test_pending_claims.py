@@ -1,4 +1,4 @@
-"""Pending uploads of another process: only a process that may claims them, as their saver would."""
+"""Pending uploads of another process, and the processes that may claim them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NAMES = keys(0, 5)
 SSE_C = {"sse": "C", "sse_c_key": base64.b64encode(b"k" * 32).decode()}
 
 
-def test_reader_cannot_claim_uploads(new_machine: NewMachine, moto_port: int) -> None:
-    """However long it lives: the entries are uploaded by the next process that may write."""
+def test_a_reader_cannot_claim_uploads(new_machine: NewMachine, moto_port: int) -> None:
+    """The next process that may write uploads the entries."""
     with Gate(moto_port) as gate:
         url = f"http://127.0.0.1:{gate.port}"
         gate.rule = lambda method, *_: refusal(503, "SlowDown") if method == "PUT" else None
@@ -36,7 +36,7 @@ def test_reader_cannot_claim_uploads(new_machine: NewMachine, moto_port: int) ->
         gate.rule = lambda method, target, headers: (
             by_reader(method, target, headers) if "=reader/" in str(headers) else None
         )
-        # It finds the records when it opens its cache, and is refused.
+        # The reader finds the records when it opens its cache; the server refuses its uploads.
         reader = machine.start(
             ["save", ["key-own"], SIZE], ["flush", 10.0], ["hear"], access_key="reader"
         )
@@ -46,13 +46,13 @@ def test_reader_cannot_claim_uploads(new_machine: NewMachine, moto_port: int) ->
         reader.kill()
         machine.run(["flush"])
         assert machine.pending() == []
-    # The same bucket, by its own address.
+    # The same bucket, without the gate.
     lines = new_machine(**QUICK).run(["check", [*NAMES, "key-own"]])
     assert [line.split()[0] for line in lines] == ["hit"] * (len(NAMES) + 1)
 
 
 def left_behind(machine: Machine, proxy: Proxy, **options: Any) -> None:
-    """A process with these options saves ``NAMES`` and is killed before it has uploaded any."""
+    """Save ``NAMES`` in a process with these options; kill it before it uploads any."""
     proxy.link = Link(flows=False)
     process = machine.start(["save", NAMES, SIZE], ["hear"], **options)
     process.until("saved", len(NAMES))
@@ -71,7 +71,7 @@ def test_untrusted_pending_uploads_are_not_claimed(proxy: Proxy, new_machine: Ne
     assert claimer.finish() == [
         "saved key-own -",
         "flushed 0",
-    ]  # unsigned, and its own to answer for
+    ]  # unsigned, but its own entry
     assert claimer.errors == ""
     assert len(machine.pending()) == len(NAMES)
     machine.run(["flush"], trusted_keys=f"{ours.public_text()} {theirs.public_text()}")

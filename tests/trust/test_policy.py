@@ -1,4 +1,4 @@
-"""Whose entries are used: who has signed for whom, until when, and what was revoked."""
+"""Which entries are used, by signer, audience, expiry and revocation."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ BOTH = (Trusted("main", public(MAIN)), Trusted("pulls", public(PULLS)))
         (entry(MAIN, audience="pulls"), {"level": "prefer"}, "other-audience"),
     ],
 )
-def test_who_is_trusted(data: bytes, changes: dict[str, Any], cause: str) -> None:
+def test_which_entries_are_trusted(data: bytes, changes: dict[str, Any], cause: str) -> None:
     assert cause_of(data, policy(**changes)) == cause
-    assert cause_of(data, Policy()) == "trusted"  # nobody asks
+    assert cause_of(data, Policy()) == "trusted"  # trust is off
 
 
-def test_several_keys_of_one_name_are_for_rotation() -> None:
+def test_a_name_may_have_several_keys_for_rotation() -> None:
     old, new = generate("ci-main"), generate("ci-main")
     both = policy(trusted=(Trusted("main", public(old)), Trusted("main", public(new))))
     assert {cause_of(entry(key), both) for key in (old, new)} == {"trusted"}
@@ -90,7 +90,7 @@ def test_several_keys_of_one_name_are_for_rotation() -> None:
 
 
 def test_a_revoked_digest_is_refused_signed_or_not() -> None:
-    """Who revoked an entry is not undone by signing it again, or by stripping it."""
+    """A new signature, or none, does not undo the revocation."""
     digest = frame.decode(small_frame()).digest
     revoking = replace(policy(), revoked_digests=frozenset({digest}))
     assert cause_of(entry(MAIN), revoking) == "revoked"
@@ -102,7 +102,7 @@ def test_a_policy_that_nothing_can_satisfy_is_refused() -> None:
         Policy("require")
 
 
-def test_trusted_keys_are_written_with_what_they_sign_for() -> None:
+def test_trusted_keys_are_written_with_their_audience() -> None:
     text = f"{MAIN.public_text()}, pulls={PULLS.public_text()}\n main={SHARED.public_text()}"
     found = parse_trusted(text, audience="main")
     assert [(each.audience, each.key) for each in found] == [
@@ -114,8 +114,8 @@ def test_trusted_keys_are_written_with_what_they_sign_for() -> None:
         parse_trusted(f"a!b={MAIN.public_text()}", audience="main")
 
 
-def test_a_digest_tells_policies_apart() -> None:
-    """Whom it trusts for what, and what it has revoked; in whatever order that is written."""
+def test_different_policies_have_different_digests() -> None:
+    """It covers trusted keys, audiences and revocations, but not their order."""
     both = f"{MAIN.public_text()} {SHARED.public_text()}"
     texts = [both, MAIN.public_text(), f"pulls={MAIN.public_text()}"]
     policies = [Policy("require", parse_trusted(text, audience="main")) for text in texts]

@@ -1,4 +1,4 @@
-"""What may be a password is in no message: where URLs are wrong, and where proxies fail."""
+"""No message contains a possible password, even if a URL is wrong or a proxy fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.scripted import raw_server
 SECRET = "SeCrEt"
 SERVERS = [
     f"http://user:pa/{SECRET}@host",
-    f"http://user:{SECRET}@ho\u2100st",  # what is no name once it is normalized
+    f"http://user:{SECRET}@ho\u2100st",  # not a name once it is normalized
     f"http://[user:{SECRET}]@host",
     f"http:user:{SECRET}@host",
     f"http://user:{SECRET}@host/?a#b",
@@ -35,16 +35,16 @@ def refused(call: Callable[[], object], names: str) -> None:
 
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("option", ["endpoint_url", "proxy"])
-def test_a_server_that_cannot_be_read_is_not_repeated(option: str, server: str) -> None:
+def test_an_invalid_server_url_is_not_repeated(option: str, server: str) -> None:
     where: Any = {option: server}
     refused(lambda: S3Options("bucket", anonymous=True, **where), option)
 
 
 @pytest.mark.parametrize("server", [SERVERS[0], f"http://user:{SECRET}@host", "http://host:port"])
-def test_nor_is_one_that_the_environment_names(
+def test_an_invalid_server_url_in_the_environment_is_not_repeated(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """botocore would repeat it in each message that a server cannot be reached."""
+    """botocore would repeat it in each message about an unreachable server."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server)
     refused(lambda: S3Options("bucket", anonymous=True), "AWS_ENDPOINT_URL")
 
@@ -55,7 +55,7 @@ def test_nor_is_one_that_the_environment_names(
 )
 @pytest.mark.parametrize("scheme", ["https", "http"])
 async def test_a_proxy_that_fails_is_named_without_its_password(scheme: str, answer: bytes) -> None:
-    """... to which it is sent all the same."""
+    """The password is sent to the proxy, however."""
     heads: list[bytes] = []
 
     async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
@@ -91,10 +91,10 @@ PROXIES = [
 
 
 @pytest.mark.parametrize("proxy", PROXIES)
-async def test_a_proxy_that_cannot_be_read_is_not_repeated(
+async def test_an_invalid_proxy_url_is_not_repeated(
     proxy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in the environment of many a machine, where only botocore looks."""
+    """Many machines have a proxy in the environment, which only botocore reads."""
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     store = S3Store(
         S3Options("bucket", endpoint_url="https://s3.example", access_key="a", secret_key="b")
@@ -107,13 +107,13 @@ async def test_a_proxy_that_cannot_be_read_is_not_repeated(
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
-#: Secrets, and parts of them, as somebody may paste them; and what no message may have of each.
+#: Secrets and parts of them, as users may paste them, and the text that no message may contain.
 PASTED = [
     (pasted, whole.rpartition(":")[2][10:30])
     for algorithm in Algorithm
     for whole in [generate("ci", algorithm).secret_text()]
     for key in [whole.rpartition(":")[2]]
-    # A random key begins with any character of base64, also with those that begin no name.
+    # A random key may begin with any character of base64, even one that cannot begin a name.
     for pasted in (
         whole,
         key,
@@ -128,17 +128,17 @@ PASTED = [
 
 @pytest.mark.parametrize(("pasted", "secret"), PASTED, ids=range(len(PASTED)))
 @pytest.mark.parametrize("by", ["code", "environment"])
-def test_a_key_that_signs_is_in_no_message_whatever_it_was_given_as(
+def test_no_message_contains_a_signing_key_given_to_any_option(
     pasted: str,
     secret: str,
     by: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where it does not belong, and where a part of it is missing."""
+    """The key is in the wrong option, or a part of it is missing."""
     refused = 0
     for name in sorted(kinds(Settings)):
-        if name in ("url", "local_dir", "metrics_file"):  # places, which messages name
+        if name in ("url", "local_dir", "metrics_file"):  # messages name these places
             continue
         options = {name: pasted} if by == "code" else {}
         with monkeypatch.context() as context:
@@ -146,10 +146,10 @@ def test_a_key_that_signs_is_in_no_message_whatever_it_was_given_as(
                 context.setenv(f"S3CACHE_{name.upper()}", pasted)
             try:
                 with Cache.open(**{"local": False, **options}) as cache:  # type: ignore[arg-type]
-                    said = repr(cache.settings) + repr(cache)
+                    message = repr(cache.settings) + repr(cache)
             except ConfigError as exc:
                 refused += 1
-                said = "".join(traceback.format_exception(exc))
-        assert secret not in said, name
+                message = "".join(traceback.format_exception(exc))
+        assert secret not in message, name
     assert refused > 20
     assert secret not in caplog.text

@@ -1,4 +1,4 @@
-"""S3Store before servers, proxies and portals that answer what no S3 server would."""
+"""S3Store with servers, proxies and portals that answer as no S3 server would."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Open = Callable[..., S3Store]
 
 @asynccontextmanager
 async def endless(head: bytes) -> AsyncIterator[str]:
-    """A server that answers ``head``, and then zeros as long as the client listens."""
+    """A server that answers ``head``, and then sends zeros while the client reads."""
 
     async def serve(_: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(head)
@@ -48,7 +48,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("head", ENDLESS)
-async def test_a_body_without_end_is_read_up_to_a_bound(head: str, open_scripted: Open) -> None:
+async def test_an_endless_body_is_read_up_to_a_bound(head: str, open_scripted: Open) -> None:
     async with endless(ENDLESS[head]) as url:
         store = open_scripted(
             endpoint_url=url,
@@ -76,10 +76,10 @@ def page(*keys: str, more: str = "") -> Reply:
     return Reply(200, {"content-type": "application/xml"}, text.encode())
 
 
-async def test_what_was_not_asked_for_is_not_listed(
+async def test_keys_that_were_not_requested_are_not_listed(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
-    """As from a server, or by way of a proxy, to which a request's query is lost."""
+    """A server or a proxy may lose the query of a request."""
     server.answer = lambda request: page("p/k.1", "p/other.1", "p2/k.1", "k.1", "p/k")
     assert [info.key async for info in open_scripted().list("k.")] == ["k.1"]
 

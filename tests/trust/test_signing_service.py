@@ -1,4 +1,4 @@
-"""A signer of the user's own is waited for so long, and no program is the worse for it."""
+"""A user's own signer has a time limit, and its failures do no harm to the program."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SHARED = generate("ci-main", Algorithm.HMAC_SHA256)
 
 
 class Service:
-    """Signs, or does what it is asked to instead."""
+    """A signer that can be made to hang, to raise or to return something else."""
 
     name = MAIN.name
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
         self.hangs = threading.Event()
         self.released = threading.Event()
         self.answer: Any = None
 
     def sign(self, message: bytes) -> Any:
-        self.asked += 1
+        self.calls += 1
         if self.hangs.is_set():
             self.released.wait()
         if isinstance(self.answer, Exception):
@@ -48,7 +48,7 @@ def service() -> Iterator[Service]:
 
 
 class Sharing(Service):
-    """Signs with a secret that readers have too."""
+    """A signer with a secret that readers have too."""
 
     algorithm = Algorithm.HMAC_SHA256
 
@@ -57,7 +57,7 @@ class Sharing(Service):
 
 
 @pytest.mark.parametrize(("kind", "key"), [(Service, MAIN), (Sharing, SHARED)])
-def test_what_it_signs_is_as_good_as_by_the_key(kind: type[Service], key: SigningKey) -> None:
+def test_a_signer_signs_as_its_key_does(kind: type[Service], key: SigningKey) -> None:
     assert TimeLimitedSigner(kind(), 30).sign(b"message") == key.sign(b"message")
     keys: dict[str, Any] = {"signing_key": kind(), "trusted_keys": key.public_text()}
     with open_engine(None, MemoryStore(), **keys) as engine:
@@ -67,7 +67,7 @@ def test_what_it_signs_is_as_good_as_by_the_key(kind: type[Service], key: Signin
 
 
 @pytest.mark.parametrize("answer", [RuntimeError("no"), b"short", "text", 7])
-def test_one_that_fails_signs_nothing_until_it_answers(service: Service, answer: Any) -> None:
+def test_a_failing_signer_signs_nothing_until_it_answers(service: Service, answer: Any) -> None:
     signer = TimeLimitedSigner(service, 30)
     service.answer = answer
     with pytest.raises(UntrustedError, match="ci-main"):
@@ -76,17 +76,17 @@ def test_one_that_fails_signs_nothing_until_it_answers(service: Service, answer:
     assert signer.sign(b"message") == MAIN.sign(b"message")
 
 
-def test_one_that_hangs_holds_one_thread_and_nobody(service: Service) -> None:
+def test_a_hanging_signer_holds_one_thread_and_no_caller(service: Service) -> None:
     signer = TimeLimitedSigner(service, 0.01)
     service.hangs.set()
     for _ in range(4):
         with pytest.raises(UntrustedError, match=r"has not answered|is not used until"):
             signer.sign(b"message")
-    assert service.asked == 1
+    assert service.calls == 1
 
 
 @pytest.mark.parametrize("trust", ["off", "prefer", "require"])
-def test_what_is_not_signed_is_saved_where_the_policy_would_use_it(
+def test_an_unsigned_entry_is_saved_if_the_policy_would_use_it(
     service: Service, trust: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.answer = RuntimeError("no")
@@ -105,7 +105,7 @@ def test_what_is_not_signed_is_saved_where_the_policy_would_use_it(
     engine.close()
 
 
-def test_what_cannot_sign_is_refused() -> None:
+def test_an_invalid_signer_is_refused() -> None:
     class Nameless(Service):
         name = "no name"
 

@@ -1,4 +1,4 @@
-"""What a policy lets in wherever bytes become an entry; and untrusted entries hide none."""
+"""A policy applies wherever bytes become an entry; untrusted entries hide no trusted one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ READS: dict[str, Any] = {"trusted_keys": MAIN.public_text()}
 
 
 def save(store: MemoryStore, *found: Frame, **settings: Any) -> None:
-    """From a machine of its own, with these settings."""
+    """Save entries from another machine with these settings."""
     with open_engine(None, store, **settings) as engine:
         for each in found:
             assert isinstance(engine.save(each.header.key, each), Saved)
@@ -83,12 +83,12 @@ def test_trust_policy_decides_which_entries_are_used(
     store = MemoryStore()
     save(store, entry(), **writer)
     assert read(store, tmp_path / "local", **reader) == expected
-    # What was refused did not land; what was used did.
+    # An entry is stored locally only if it was used.
     there = [path for path in (tmp_path / "local" / "objects").rglob("*") if path.is_file()]
     assert bool(there) == (expected == "remote")
 
 
-def test_a_refusal_is_counted_warned_of_once_and_never_raised(
+def test_a_refusal_is_counted_and_warned_of_once_but_not_raised(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = MemoryStore()
@@ -112,7 +112,7 @@ def test_a_refusal_is_counted_warned_of_once_and_never_raised(
     engine.close()
 
 
-def test_what_there_is_can_be_asked_without_being_counted(tmp_path: Path) -> None:
+def test_a_probe_finds_entries_without_counting_a_lookup(tmp_path: Path) -> None:
     store = MemoryStore()
     save(store, entry())
     save(store, entry(OTHER), **writes())
@@ -123,11 +123,11 @@ def test_what_there_is_can_be_asked_without_being_counted(tmp_path: Path) -> Non
         assert (engine.stats().lookups, dict(engine.stats().refused)) == (0, {})
 
 
-def test_what_lies_on_the_disk_from_before_is_judged_too(tmp_path: Path) -> None:
+def test_earlier_entries_on_the_disk_are_checked_too(tmp_path: Path) -> None:
     with open_engine(tmp_path, None) as engine:
         engine.save(KEY, entry())
     assert read(None, tmp_path, **READS) == "untrusted"
-    # It is not lost: whoever does not ask still has it, and whoever signs replaces it.
+    # The entry is not lost: a process without trust hits it, and a signed save replaces it.
     assert read(None, tmp_path) == "local"
     with open_engine(tmp_path, None, **READS, **writes()) as engine:
         engine.save(KEY, entry(payload=b"signed"))
@@ -153,7 +153,7 @@ def test_untrusted_entries_do_not_hide_a_trusted_one(squatted: str) -> None:
 
 
 def test_a_process_that_claims_uploads_signs_nothing(tmp_path: Path) -> None:
-    """It would be an oracle: a user who can leave a pending upload would have any entry signed."""
+    """Otherwise a user who can leave a pending upload could have any entry signed."""
     store = FaultyStore(MemoryStore())
     store.inject("put", "error", times=1_000)
     gone = open_engine(tmp_path, store)
@@ -167,7 +167,7 @@ def test_a_process_that_claims_uploads_signs_nothing(tmp_path: Path) -> None:
 
 
 def test_an_entry_is_used_until_its_key_or_its_digest_is_revoked() -> None:
-    """Also an older one: a signature says who made it, and not that it is the last."""
+    """This includes older entries: a signature names the signer, not the latest entry."""
     store = MemoryStore()
     save(store, entry(), **writes())
     assert read(store, **READS) == "remote"
@@ -179,10 +179,10 @@ def test_an_entry_is_used_until_its_key_or_its_digest_is_revoked() -> None:
         read(store, revoked="abc", **READS)
 
 
-# -- who decides
+# -- code, the environment and the machine's file
 
 
-def test_the_environment_takes_back_nothing_that_code_asks_for(
+def test_the_environment_does_not_weaken_the_trust_that_code_sets(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import s3cache
@@ -193,17 +193,17 @@ def test_the_environment_takes_back_nothing_that_code_asks_for(
     with s3cache.Cache.open(url, local=False) as cache:
         cache.save(KEY, entry())
         assert cache.flush(20).complete
-        assert isinstance(cache.lookup(KEY), Hit)  # code asks for nothing
+        assert isinstance(cache.lookup(KEY), Hit)  # the code sets no trust
     with s3cache.Cache.open(url, local=False, trusted_keys=MAIN.public_text()) as cache:
         found = cache.lookup(KEY)
         assert isinstance(found, Miss)
         assert str(found.reason) == "untrusted"
 
 
-def test_the_environment_does_not_say_for_whom_keys_of_others_sign(
+def test_the_environment_sets_no_audience_for_keys_from_elsewhere(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Neither those that code names without an audience, nor those in the machine's file."""
+    """This covers keys that code names without an audience, and keys in the machine's file."""
     monkeypatch.setenv("S3CACHE_AUDIENCE", "pulls")
 
     def audiences(**options: Any) -> dict[str, str]:
@@ -218,7 +218,7 @@ def test_the_environment_does_not_say_for_whom_keys_of_others_sign(
     both = f"{main}, pulls={pulls}"
     assert audiences(trusted_keys=both) == {"ci-main": "main", "ci-pulls": "pulls"}
     assert audiences(trusted_keys=main, audience="night") == {"ci-main": "night"}
-    # Whom it signs for is still the environment's to say, and for whom the keys sign that it names.
+    # The environment still sets the audience to sign for, and the audience of its own keys.
     assert Settings.load(trusted_keys=main)[0].audience == "pulls"
     monkeypatch.setenv("S3CACHE_TRUSTED_KEYS", main)
     assert audiences() == {"ci-main": "pulls"}
@@ -234,11 +234,11 @@ def machine(path: Path, text: str, *, mode: int = 0o644) -> str:
 
 
 @needs_users
-def test_the_machines_file_is_the_least_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_machines_file_sets_the_minimum_level(tmp_path: Path) -> None:
     path = tmp_path / "trust.json"
 
-    def level(asked: Any, keys: str, content: str) -> tuple[str, list[str]]:
-        found = policy_of(asked, keys, "", audience="main", machine_file=machine(path, content))
+    def level(requested: Any, keys: str, content: str) -> tuple[str, list[str]]:
+        found = policy_of(requested, keys, "", audience="main", machine_file=machine(path, content))
         return found.level, [each.key.name for each in found.trusted]
 
     main, pulls = MAIN.public_text(), PULLS.public_text()
@@ -267,7 +267,7 @@ BAD = ["{", "[]", '{"trusted": []}', '{"trust": 1}', '{"trust": "maybe"}', '{"tr
         *((text, 0o644, "other content") for text in BAD),
     ],
 )
-def test_a_machines_file_that_cannot_be_relied_on_is_an_error(
+def test_an_unsafe_or_invalid_machines_file_is_an_error(
     text: str, mode: int, message: str, tmp_path: Path
 ) -> None:
     path = machine(tmp_path / "trust.json", text, mode=mode)

@@ -1,4 +1,4 @@
-"""What type checkers know of the public names. Never run: `make lint` has mypy read it."""
+"""Types of the public names. This file never runs: `make lint` checks it with mypy."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def settings_are_typed() -> None:
     assert_type(s3cache.active(), Cache | None)
 
 
-def settings_can_be_handed_on(url: str, **options: Unpack[Options]) -> Cache:
+def settings_can_be_passed_on(url: str, **options: Unpack[Options]) -> Cache:
     return s3cache.enable(url, **options)
 
 
 def settings_can_be_kept() -> Cache:
-    kept: Options = {"mode": "read-only", "lookup_timeout_s": 2.5}
-    return settings_can_be_handed_on("s3://bucket", **kept)
+    options: Options = {"mode": "read-only", "lookup_timeout_s": 2.5}
+    return settings_can_be_passed_on("s3://bucket", **options)
 
 
 def results_are_a_hit_or_a_miss(cache: Cache, entry: frame.Frame) -> None:
@@ -49,12 +49,12 @@ def results_are_a_hit_or_a_miss(cache: Cache, entry: frame.Frame) -> None:
     assert_type(cache.stats().saved, int)
 
 
-def tell(event: s3cache.TransferEvent) -> None:
+def print_event(event: s3cache.TransferEvent) -> None:
     print(event)
 
 
 def listeners_are_functions(cache: Cache) -> Callable[[], None]:
-    listener: s3cache.Listener = tell
+    listener: s3cache.Listener = print_event
     return cache.subscribe(listener)
 
 

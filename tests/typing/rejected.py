@@ -1,6 +1,6 @@
-"""Mistakes that type checkers find. Never run: `make lint` has mypy read it.
+"""Mistakes that type checkers find. This file never runs: `make lint` checks it with mypy.
 
-Each wrong line says which error it is, and mypy, being strict, complains of one that is none.
+A comment on each wrong line names the error. Strict mypy also reports comments without an error.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ def settings_of_the_wrong_type() -> None:
     store.open_store("s3://bucket", strict=True)  # type: ignore[call-arg]
 
 
-def names_that_are_not_there(cache: Cache) -> None:
+def unknown_names(cache: Cache) -> None:
     s3cache.enabel("s3://bucket")  # type: ignore[attr-defined]
     cache.looukp("abc")  # type: ignore[attr-defined]
     cache.settings.strict = True  # type: ignore[misc]
 
 
-def results_that_were_not_looked_at(cache: Cache, entry: frame.Frame) -> None:
+def results_that_were_not_checked(cache: Cache, entry: frame.Frame) -> None:
     print(cache.lookup("abc").entry)  # type: ignore[union-attr]
     print(cache.save("abc", entry).durable)  # type: ignore[union-attr]
     s3cache.active().stats()  # type: ignore[union-attr]
 
 
-def a_check_without_what_the_function_takes() -> None:
+def a_check_without_the_arguments_of_the_function() -> None:
     def step(x: int) -> int:
         return x
 

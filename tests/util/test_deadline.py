@@ -1,4 +1,4 @@
-"""Nobody waits for long for a file system that hangs; when it is back, all is as before."""
+"""No caller waits long for a file system that hangs; when it is back, calls work as before."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deadli
 
 @pytest.fixture
 def hang() -> Iterator[threading.Event]:
-    """Whoever waits for it hangs, until the end of the test."""
+    """An event that stays unset until the end of the test: a thread that waits for it hangs."""
     event = threading.Event()
     yield event
     event.set()
 
 
 def give_up(executor: DeadlineExecutor, work: Callable[[], object]) -> None:
-    """Call what does not end in time; all other calls may take as long as they need."""
+    """Make a call that does not end in time; later calls may take as long as they need."""
     executor.limit_s = 0.05
     with pytest.raises(TransientError, match="has not answered"):
         executor.call(work)
@@ -47,7 +47,7 @@ def disk_threads() -> int:
     return sum(thread.name == "s3cache-deadline" for thread in threading.enumerate())
 
 
-def test_a_call_is_what_it_calls(executor: DeadlineExecutor) -> None:
+def test_a_call_returns_or_raises_what_the_function_does(executor: DeadlineExecutor) -> None:
     assert executor.call(lambda: 7) == 7
     with pytest.raises(KeyError):
         executor.call(lambda: dict[str, int]()["a"])
@@ -55,10 +55,10 @@ def test_a_call_is_what_it_calls(executor: DeadlineExecutor) -> None:
     assert executor.call(lambda: executor.call(threading.get_ident) == threading.get_ident())
 
 
-def test_a_call_that_ends_while_it_is_given_up_keeps_out_no_later_one(
+def test_later_calls_work_after_a_call_that_ends_while_it_is_given_up(
     executor: DeadlineExecutor, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends after it was given up and before that is counted."""
+    """The call ends after it is given up and before it is counted as hanging."""
 
     class Slow(Future[bool]):
         def cancel(self) -> bool:
@@ -73,10 +73,10 @@ def test_a_call_that_ends_while_it_is_given_up_keeps_out_no_later_one(
     assert executor.call(lambda: True)
 
 
-async def test_an_event_loop_goes_on_during_a_call(
+async def test_an_event_loop_runs_during_a_call(
     executor: DeadlineExecutor, hang: threading.Event
 ) -> None:
-    """What the call raises is raised; where it hangs, it and all later ones are given up."""
+    """An error of the call is raised. If it hangs, that call and later ones are given up."""
     begun = threading.Event()
     call = asyncio.ensure_future(executor.run(lambda: (begun.wait(LONG_S), 7)))
     await asyncio.sleep(0)
@@ -98,10 +98,10 @@ def answers(executor: DeadlineExecutor) -> bool:
         return False
 
 
-def test_what_hangs_for_ever_does_not_keep_the_others_away_for_ever(
+def test_calls_work_again_after_one_that_hangs_forever(
     hang: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a server that was mounted again: it is tried again now and then."""
+    """The disk is tried again now and then, because its server may be mounted again."""
     monkeypatch.setattr(module, "PROBE_AFTER_S", 0.1)
     executor = DeadlineExecutor("a disk")
     give_up(executor, hang.wait)
@@ -109,7 +109,7 @@ def test_what_hangs_for_ever_does_not_keep_the_others_away_for_ever(
     eventually(lambda: answers(executor))
 
 
-def test_few_threads_hang_however_many_call(
+def test_few_threads_hang_if_many_callers_do(
     hang: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PROBE_AFTER_S", 0.0)
@@ -133,10 +133,10 @@ def test_few_threads_hang_however_many_call(
     eventually(lambda: answers(executor))
 
 
-def test_where_no_thread_can_be_started_nobody_hangs_all_the_same(
+def test_calls_return_if_no_thread_can_start(
     executor: DeadlineExecutor, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As from Python 3.12 once the interpreter exits: a call waits for the threads there are."""
+    """From Python 3.12, no thread starts at exit: a call then waits for the existing threads."""
     assert executor.call(threading.get_ident) != threading.get_ident()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert executor.call(threading.get_ident) != threading.get_ident()
@@ -148,7 +148,7 @@ def refuse(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_a_thread_goes_on_after_it_has_run_out_of_memory(
+def test_a_thread_continues_after_it_has_run_out_of_memory(
     executor: DeadlineExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thread = executor.call(threading.current_thread)
@@ -180,7 +180,7 @@ def test_threads_end_with_the_last_user(monkeypatch: pytest.MonkeyPatch) -> None
     eventually(lambda: gc.collect() >= 0 and known() is None)
 
 
-def test_what_was_written_is_not_kept_in_memory(executor: DeadlineExecutor) -> None:
+def test_written_data_are_not_kept_in_memory(executor: DeadlineExecutor) -> None:
     class Data:
         pass
 
@@ -192,7 +192,7 @@ def test_what_was_written_is_not_kept_in_memory(executor: DeadlineExecutor) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_waits_for_nothing_of_its_parents(
+def test_a_forked_child_does_not_wait_for_calls_of_its_parent(
     executor: DeadlineExecutor, hang: threading.Event
 ) -> None:
     give_up(executor, hang.wait)

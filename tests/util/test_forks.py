@@ -1,4 +1,4 @@
-"""A forked child has none of the locks that only a thread of its parent could open."""
+"""A forked child holds no lock that only a thread of its parent could release."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def test_a_fork_does_not_wait_for_a_loop_that_waits_or_was_closed() -> None:
         """
         from s3cache.util import threads
         threads.LIMIT_S = 600.0
-        async def for_ever(): await asyncio.Event().wait()
-        running = background().submit(for_ever())  # nobody else holds it
+        async def forever(): await asyncio.Event().wait()
+        running = background().submit(forever())  # nothing else holds it
         loop = threads.new_event_loop()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
@@ -27,19 +27,19 @@ def test_a_fork_does_not_wait_for_a_loop_that_waits_or_was_closed() -> None:
     assert done.stderr == ""
 
 
-def test_a_fork_with_a_lock_that_a_callback_needs_goes_on_after_a_while() -> None:
-    """Nobody can open it while the fork waits: the child is born all the same."""
+def test_a_fork_stops_waiting_for_a_callback_that_needs_its_lock() -> None:
+    """No thread can release the lock while the fork waits: the child starts after a time limit."""
     done = run_script(
         """
         from s3cache.util import threads
         threads.LIMIT_S = 0.1
-        lock, there = threading.Lock(), threading.Event()
+        lock, entered = threading.Lock(), threading.Event()
         def work():
-            there.set()
+            entered.set()
             with lock: pass
         with lock:
             background().call(work)
-            there.wait()
+            entered.wait()
             child = os.fork()
         if child == 0:
             async def where(): return os.getpid()
@@ -50,7 +50,7 @@ def test_a_fork_with_a_lock_that_a_callback_needs_goes_on_after_a_while() -> Non
     assert done.stderr == ""
 
 
-def test_nothing_undivided_begins_while_somebody_forks() -> None:
+def test_no_callback_is_half_done_in_a_forked_child() -> None:
     done = run_script(
         """
         from s3cache.util import threads
@@ -63,21 +63,21 @@ def test_nothing_undivided_begins_while_somebody_forks() -> None:
                 state = "out"
                 await asyncio.sleep(0)
         working = background().submit(work())
-        seen = []
+        statuses = []
         for _ in range(50):
             child = os.fork()
             if child == 0: os._exit(0 if state == "out" else 1)
-            seen.append(join(child))
+            statuses.append(join(child))
         stop = True
         working.result(10)
-        print(seen.count(0))
+        print(statuses.count(0))
         """
     )
     assert (done.stdout.strip(), done.stderr) == ("50", "")
 
 
-def test_what_belongs_to_a_process_is_made_again_in_the_order_it_was_made() -> None:
-    """Also behind something that fails; what is gone is not asked."""
+def test_a_child_renews_objects_in_the_order_they_were_registered() -> None:
+    """It continues after one that fails, and skips objects that no longer exist."""
     done = run_script(
         """
         from s3cache.util import threads

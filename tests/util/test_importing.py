@@ -1,4 +1,4 @@
-"""What happens around the import of a module, which no other importer notices."""
+"""Callbacks around the import of a module, which no other importer notices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_callbacks_run_before_and_after_the_import(module: str) -> None:
-    """What is put up by the first callback, for the same module, works too."""
+    """The first callback may register another one for the same module."""
     order: list[tuple[str, bool]] = []
     finders = [*sys.meta_path]
 
@@ -57,8 +57,8 @@ def test_callbacks_run_before_and_after_the_import(module: str) -> None:
     assert order[2:] == [("before", True), ("after", True)]
 
 
-def test_a_thread_that_looks_for_another_module_meanwhile_asks_each_finder(module: str) -> None:
-    """Python goes through the list itself, and leaves it to other threads between two finders."""
+def test_a_concurrent_import_of_another_module_asks_each_finder(module: str) -> None:
+    """Python iterates over the list itself, and other threads may change it between two finders."""
     before_import(module, lambda: None)
     finders, asked = [*sys.meta_path], []
     for finder in sys.meta_path:
@@ -72,7 +72,7 @@ def test_a_thread_that_looks_for_another_module_meanwhile_asks_each_finder(modul
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where modules lie; the collector is as it was in the end."""
+    """A directory for modules; the collector is restored at the end."""
     monkeypatch.syspath_prepend(tmp_path)
     threshold, is_enabled = gc.get_threshold(), gc.isenabled()
     gc.set_threshold(600, 7, 7)
@@ -94,7 +94,7 @@ gc.callbacks.pop()
 def test_no_collection_starts_during_an_import_and_the_collector_is_as_before(
     modules: Path,
 ) -> None:
-    """Also in what the module imports, which may be waited for as well; and after an error."""
+    """This holds for nested imports, which may also be registered, and after an error."""
     for name in ("usually", "quietly_inner"):
         (modules / f"{name}.py").write_text(_COLLECTING)
     (modules / "quietly.py").write_text(f"import quietly_inner\n{_COLLECTING}")
@@ -118,19 +118,19 @@ def test_no_collection_starts_during_an_import_and_the_collector_is_as_before(
 
 
 @pytest.mark.parametrize(
-    ("said", "threshold", "is_enabled"),
+    ("change", "threshold", "is_enabled"),
     [
         ("gc.disable()", (600, 7, 7), False),
         ("gc.set_threshold(0)", (0, 7, 7), True),
         ("gc.set_threshold(900, 8, 8)", (900, 8, 8), True),
     ],
 )
-def test_what_a_program_says_of_the_collector_during_an_import_stays(
-    modules: Path, said: str, threshold: tuple[int, int, int], is_enabled: bool
+def test_collector_settings_that_a_program_changes_during_an_import_are_kept(
+    modules: Path, change: str, threshold: tuple[int, int, int], is_enabled: bool
 ) -> None:
-    """As what it has said before stays."""
-    name = f"saying_{abs(hash(said))}"
-    (modules / f"{name}.py").write_text(f"import gc\n{said}\n")
+    """Its earlier changes stay too."""
+    name = f"saying_{abs(hash(change))}"
+    (modules / f"{name}.py").write_text(f"import gc\n{change}\n")
     (modules / f"{name}_before.py").write_text("")
     without_collections([name, f"{name}_before"])
     import_module(name)
@@ -144,8 +144,8 @@ class _Node:
         self.itself = self
 
 
-def test_what_an_import_makes_is_old_and_garbage_of_before_is_not(modules: Path) -> None:
-    """The next collections do not go through it. What a program has frozen stays frozen."""
+def test_objects_of_an_import_are_old_and_earlier_garbage_is_collected(modules: Path) -> None:
+    """The next collections skip these objects. Objects that a program froze stay frozen."""
     for number in range(2):
         (modules / f"making_{number}.py").write_text("kept = [[] for _ in range(1000)]\n")
     without_collections(["making_0", "making_1"])
@@ -171,9 +171,9 @@ assert go_on.wait(60)
 """
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of forks, and threads
-def test_other_threads_and_children_find_the_collector_again(modules: Path) -> None:
-    """A child that is forked during the import, in which no thread would end it, collects."""
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # about forks with threads
+def test_other_threads_and_children_have_the_collector_restored(modules: Path) -> None:
+    """A child that is forked during the import collects, although no thread ends the import."""
     events = type(sys)("waiting_events")
     reached, go_on = events.pair = threading.Event(), threading.Event()  # type: ignore[attr-defined]
     sys.modules["waiting_events"] = events
@@ -184,18 +184,18 @@ def test_other_threads_and_children_find_the_collector_again(modules: Path) -> N
     thread.start()
     assert reached.wait(60)
     import_module("beside")
-    far = gc.get_threshold()
-    assert far != (600, 7, 7)  # the other import is under way
+    raised = gc.get_threshold()
+    assert raised != (600, 7, 7)  # the other import is under way
     if (child := os.fork()) == 0:
         os._exit(int(gc.get_threshold() != (600, 7, 7)))
     go_on.set()
     thread.join(60)
     assert os.waitpid(child, 0)[1] == 0
     assert gc.get_threshold() == (600, 7, 7)
-    assert 0 < far[0] < 2_000_000  # a program that puts back what it saw then keeps its collector
+    assert 0 < raised[0] < 2_000_000  # a program that restores this keeps its collector
 
 
-# -- modules that another imports later
+# -- modules that their importer imports later
 
 
 _LEFT_OUT = """\
@@ -234,8 +234,8 @@ def left_out(modules: Path) -> Iterator[Path]:
     sys.modules.pop("left_out", None)
 
 
-def test_a_module_is_imported_where_a_function_needs_it(left_out: Path) -> None:
-    """Annotations are those of a module that does not evaluate them."""
+def test_a_module_is_imported_when_a_function_needs_it(left_out: Path) -> None:
+    """Annotations are as in a module that does not evaluate them."""
     (left_out / "importing_later.py").write_text(_LEFT_OUT)
     executed: list[str] = []
     import_later("importing_later", "left_out")
@@ -250,14 +250,14 @@ def test_a_module_is_imported_where_a_function_needs_it(left_out: Path) -> None:
     module = sys.modules["left_out"]
     assert typing.get_type_hints(importer.User.made)["return"] is module.Thing
     assert importer.User.kind() is importer.out.Thing is module.Thing
-    importer.out.NAME = "another"  # as tests do that replace it
+    importer.out.NAME = "another"  # as tests replace names
     assert module.NAME == importer.User().name == importer.seen() == "another"
     assert importlib.reload(importer).out is module
 
 
 @pytest.mark.parametrize("needed", _NEEDED)
 def test_a_module_that_is_needed_at_once_is_imported_at_once(left_out: Path, needed: str) -> None:
-    """What is executed again is so without a trace of the first try."""
+    """A module that is executed again has no trace of the first attempt."""
     name = "needing_" + needed.replace(" ", "_")
     (left_out / f"{name}.py").write_text(_NEEDED[needed])
     (left_out / f"{name}_alone.py").write_text(_NEEDED[needed])
@@ -268,7 +268,7 @@ def test_a_module_that_is_needed_at_once_is_imported_at_once(left_out: Path, nee
     assert vars(importer).get("out") is vars(alone).get("out")
 
 
-def test_an_error_of_the_importer_is_raised_as_ever(left_out: Path) -> None:
+def test_an_error_of_the_importer_is_raised_as_usual(left_out: Path) -> None:
     (left_out / "failing_later.py").write_text("import left_out as out\nraise ValueError('its')\n")
     import_later("failing_later", "left_out")
     with pytest.raises(ValueError, match="its"):
@@ -276,8 +276,8 @@ def test_an_error_of_the_importer_is_raised_as_ever(left_out: Path) -> None:
     assert "failing_later" not in sys.modules
 
 
-def test_a_module_that_is_there_already_stays(left_out: Path) -> None:
-    """Or comes in between, or lacks: that is found out when its importer is imported."""
+def test_a_module_that_is_imported_already_stays(left_out: Path) -> None:
+    """If it was imported since, or is missing, this is noticed when its importer is imported."""
     for name in ("between", "present"):
         (left_out / f"importing_{name}.py").write_text(_LEFT_OUT)
     (left_out / "lacking_later.py").write_text("import left_out_never as out\n")

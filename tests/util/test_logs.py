@@ -1,4 +1,4 @@
-"""What is logged: by loggers that people know of, without the name of s3cache twice."""
+"""Logs: each logger is documented, and a warning has the name of s3cache only once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ logger_of().warning("not enabled")
         ("sys.stderr = None", []),
     ],
 )
-def test_a_warning_says_once_who_warns_however_logging_is_set_up(
+def test_a_warning_names_s3cache_once_however_logging_is_set_up(
     setup: str, expected: list[str]
 ) -> None:
     done = python("-c", PROGRAM.format(setup=setup))

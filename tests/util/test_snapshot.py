@@ -1,4 +1,4 @@
-"""What a snapshot says has changed, compared with copies of the containers."""
+"""The changes that a snapshot reports, compared with copies of the containers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from s3cache.util.snapshot import Snapshot, are_identical
 
 
 class Liar:
-    """Claims to equal everything."""
+    """An object that claims to equal everything."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -19,25 +19,25 @@ class Liar:
 
 
 VALUES = [1, True, 1.0, None, *(Liar() for _ in range(3))]
-# A container, a name in it, and what to put there: the number of a value, or None to remove it.
+# A container, a name in it, and the number of a value to put there, or None to remove the name.
 STEPS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 4), st.none() | st.integers(0, len(VALUES) - 1))
 )
 
 
 def _do(steps: list[tuple[int, int, int | None]], containers: list[dict[int, object]]) -> None:
-    for which, name, value in steps:
+    for container, name, value in steps:
         if value is None:
-            containers[which].pop(name, None)
+            containers[container].pop(name, None)
         else:
-            containers[which][name] = VALUES[value]
+            containers[container][name] = VALUES[value]
 
 
 @given(first=STEPS, looks=st.lists(STEPS, max_size=4))
-def test_containers_that_changed_since_the_last_look_are_named(
+def test_containers_that_changed_since_the_last_check_are_reported(
     first: list[tuple[int, int, int | None]], looks: list[list[tuple[int, int, int | None]]]
 ) -> None:
-    """By identity: neither an equal number nor an object that claims to be equal is the same."""
+    """Values are compared by identity: an equal number or object counts as a change."""
     containers: list[dict[int, object]] = [{} for _ in range(4)]
     _do(first, containers)
     snapshot: Snapshot[int] = Snapshot(internals.dict_version.get)
@@ -56,7 +56,7 @@ def test_containers_that_changed_since_the_last_look_are_named(
 
 
 def test_attributes_of_classes_and_objects_and_items_of_lists_are_watched() -> None:
-    """Also where Python has specialized the code that writes them, as in a loop."""
+    """They are watched even if Python has specialized the code that writes them, as in a loop."""
 
     class Kind:
         number = 0

@@ -1,4 +1,4 @@
-"""Each message that has a code leads to the section on it, and the section is there."""
+"""Each message with a code leads to the section about it, and that section exists."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def test_each_reason_code_and_error_has_a_section(kind: str, code: str) -> None:
     assert anchor == code.lower()
 
 
-def test_nothing_else_has_one() -> None:
+def test_no_other_code_has_a_section() -> None:
     assert sorted((each.kind, each.code) for each in sections()) == sorted(MEMBERS)
 
 
-def test_a_word_is_found_however_it_is_capitalized() -> None:
+def test_a_code_is_found_in_any_capitalization() -> None:
     assert [each.code for each in sections_on("configerror")] == ["ConfigError"]
     assert [each.kind for each in sections_on("ERROR")] == ["reason", "bypass", "frame"]
     assert sections_on("nonsense") == []
 
 
-def test_no_code_could_be_the_beginning_of_a_key() -> None:
-    """That is how the command tells them apart."""
+def test_no_code_could_be_a_prefix_of_a_key() -> None:
+    """The command distinguishes codes and keys by this."""
     assert [code for _, code in MEMBERS if re.fullmatch("[a-z]?[0-9a-f]*", code)] == []
 
 
@@ -60,18 +60,18 @@ def test_causes_of_distrust_are_documented() -> None:
     assert re.findall(r"^\| `([\w-]+)` \|", section.text, re.MULTILINE) == list(get_args(Cause))
 
 
-def test_what_cannot_be_shared_in_halves_says_so() -> None:
-    """The page promises that it says where not even FX graphs are cached."""
-    in_no_form = {code for code in get_args(Code) if BypassReason(code, "").blocks_fx_level}
+def test_a_reason_that_blocks_the_second_level_is_documented_so() -> None:
+    """The page promises to name the reasons for which FX graphs are not cached either."""
+    at_no_level = {code for code in get_args(Code) if BypassReason(code, "").blocks_fx_level}
     bypasses = [each for each in sections() if each.kind == "bypass"]
     marked = {each.code for each in bypasses if "second level either" in each.text}
-    assert marked == in_no_form
+    assert marked == at_no_level
 
 
 # -- messages
 
 
-def test_a_footer_names_what_has_a_section_once() -> None:
+def test_a_footer_names_each_code_with_a_section_once() -> None:
     assert footer(["guard", "\x1b[2J", "custom-operator", "", "guard"]) == (
         "read on: s3cache explain guard custom-operator"
     )
@@ -79,12 +79,12 @@ def test_a_footer_names_what_has_a_section_once() -> None:
     assert pointer("guard") == f"({command('guard')})" == "(s3cache explain guard)"
 
 
-# What takes codes, and from which argument on.
+# Functions that take codes, and the position of the first code.
 _CALLS = {"pointer": 0, "command": 0, "Check": 4}
 
 
 def pointed_to(source: str) -> Iterator[str]:
-    """The codes that are named where a message is made; those that are computed are left out."""
+    """Yield the codes that are written where a message is made, but not computed ones."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             begin = _CALLS.get(node.func.id) if isinstance(node.func, ast.Name) else None
@@ -95,7 +95,7 @@ def pointed_to(source: str) -> Iterator[str]:
 
 
 def test_each_message_leads_to_a_section() -> None:
-    there = {section.code for section in sections()}
+    documented = {section.code for section in sections()}
     named = {file: found for file, source in SOURCES.items() if (found := {*pointed_to(source)})}
-    assert {file: found - there for file, found in named.items() if found - there} == {}
+    assert {file: found - documented for file, found in named.items() if found - documented} == {}
     assert {"machine", "untrusted", "UnsupportedTorchError"} <= {*chain(*named.values())}

@@ -1,4 +1,4 @@
-"""torch: the step of an optimizer, compiled; its learning rate is a tensor that changes."""
+"""torch: a compiled optimizer step; the learning rate is a tensor that changes."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""torch under torchrun: DDP, whose first bucket of 1 MB splits the graph."""
+"""torch under torchrun: DDP with a first bucket of 1 MB, which splits the graph."""
 
 import torch
 from small_ranks import begin, train

@@ -1,4 +1,4 @@
-"""torch: flex attention with a causal mask and a score of the program's own."""
+"""torch: flex attention with a causal mask and a custom score."""
 
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention

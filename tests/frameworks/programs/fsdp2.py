@@ -1,4 +1,4 @@
-"""torch under torchrun: FSDP2, each block sharded and compiled."""
+"""torch under torchrun: FSDP2 with each block sharded and compiled."""
 
 import torch
 from small_ranks import Block, begin, train

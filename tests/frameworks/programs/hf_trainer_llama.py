@@ -1,4 +1,4 @@
-"""transformers: train, evaluate, keep a checkpoint, and resume from it."""
+"""transformers: train, evaluate, save a checkpoint, and resume from it."""
 
 import torch
 from small_llama import small_llama

@@ -1,4 +1,4 @@
-"""Lightning starts the second rank itself: a process that no launcher has seen."""
+"""Lightning starts the second rank itself, without a launcher."""
 
 import sys
 
@@ -11,4 +11,4 @@ trainer = lightning.Trainer(devices=2, strategy="ddp", **QUIET)
 module = Regression()
 trainer.fit(torch.compile(module), batches)
 lines = [f"loss {trainer.global_rank} {loss.item().hex()}\n" for loss in module.losses]
-sys.stdout.write("".join(lines))  # at once: two ranks share it
+sys.stdout.write("".join(lines))  # in one call, because two ranks share stdout

@@ -1,4 +1,4 @@
-"""Lightning: fit and validate a module that was compiled before."""
+"""Lightning: fit and validate a compiled module."""
 
 import lightning
 import torch

@@ -1,4 +1,4 @@
-"""peft: LoRA adapters on a Llama, the base model frozen."""
+"""peft: LoRA adapters on a Llama with a frozen base model."""
 
 import torch
 from peft import LoraConfig, get_peft_model

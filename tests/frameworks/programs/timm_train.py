@@ -1,6 +1,6 @@
-"""timm: its models, losses, optimizers and schedules, in the loop of its train.py.
+"""timm: its models, losses, optimizers and schedules, in a loop like that of its train.py.
 
-The wheel does not have that script itself.
+The wheel does not contain that script.
 """
 
 import timm

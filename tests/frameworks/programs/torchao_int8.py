@@ -1,4 +1,4 @@
-"""torchao: weights of eight bits, in tensor subclasses, for inference."""
+"""torchao: inference with 8-bit weights in tensor subclasses."""
 
 import torch
 from small_llama import small_llama

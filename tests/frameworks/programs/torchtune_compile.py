@@ -1,4 +1,4 @@
-"""torchtune: its Llama, compiled layer by layer by its ``compile_model``, as its recipes do."""
+"""torchtune: its ``compile_model`` compiles its Llama layer by layer, as in its recipes."""
 
 import torch
 from torchtune.models.llama3 import llama3

@@ -1,4 +1,4 @@
-"""A small module of Lightning, and what its trainer is to leave out."""
+"""A small Lightning module, and options for a quiet trainer."""
 
 import lightning
 import torch

@@ -1,4 +1,4 @@
-"""A Llama that is small enough for a test: the module that several programs share, as users' do."""
+"""A Llama that is small enough for a test. Programs share this module, as users' programs do."""
 
 from transformers import LlamaConfig, LlamaForCausalLM
 

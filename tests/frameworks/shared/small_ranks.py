@@ -1,4 +1,4 @@
-"""A small network, and its training on each of the ranks that torchrun starts."""
+"""A small network, and its training on each rank under torchrun."""
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ class Block(torch.nn.Module):
 
 
 def begin():
-    """Join the other ranks, with equal random numbers; return the own rank."""
+    """Join the other ranks, set the same random seed, and return this process's rank."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     return dist.get_rank()

@@ -1,8 +1,8 @@
-"""What each Python process of a program under ``tests.frameworks`` tells of itself at its end.
+"""Write the counters of each Python process of a ``tests.frameworks`` program at its end.
 
-The interpreter imports this first, in every process whose ``PYTHONPATH`` has this folder: the
-program, whatever starts it and whatever it starts. Nothing that runs is changed: torch notes how
-long each lowering of a graph took, and where it does so is watched.
+The interpreter imports this module first in each process with this folder in its ``PYTHONPATH``:
+the program, its launcher and its child processes. The program's behaviour does not change: torch
+records the time of each lowering of a graph, and this module counts these records.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Metrics(dict[str, list[float]]):
-    """Times of what torch does, by its name."""
+    """Torch's times of its operations, by name, with a list for lowerings that stays."""
 
     def __init__(self, metrics: dict[str, list[float]]) -> None:
         super().__init__(metrics)
@@ -55,7 +55,7 @@ def _recall(stats: Any) -> dict[str, int]:
 
 
 def _tell(folder: str, process: int) -> None:
-    if os.getpid() != process:  # a forked child that leaves as if it were the program
+    if os.getpid() != process:  # a forked child that ends as the program does
         return
     if timing := sys.modules.get(_TIMING):
         assert type(timing.compilation_time_metrics) is _Metrics, "nothing was counted"
@@ -78,5 +78,5 @@ def _tell(folder: str, process: int) -> None:
 
 if "WITNESS" in os.environ:
     sys.meta_path.insert(0, _Finder())
-    # What is registered first runs last: after s3cache's own exit, with the uploads in it.
+    # The function that is registered first runs last: after the uploads at s3cache's exit.
     atexit.register(_tell, os.environ["WITNESS"], os.getpid())
