@@ -11,7 +11,7 @@ from tests.gpu import standin
 from tests.support.machines import remote_url
 from tests.support.marks import slow
 
-KINDS = "training", "triton autotune", "flex attention", "combo blocks", "coordinate descent"
+KINDS = "training", "flex attention", "coordinate descent"
 
 pytestmark = [pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING), slow]
 
