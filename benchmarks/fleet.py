@@ -40,7 +40,7 @@ class Bucket:
     compiles: Counter[int] = field(default_factory=Counter)
     began: dict[int, float] = field(default_factory=dict)
     beyond: list[float] = field(default_factory=list)
-    in_vain: int = 0
+    timed_out: int = 0
     ended: int = 0
 
 
@@ -114,7 +114,7 @@ class Node:
             pass
         else:
             lease = leased.lease
-            bucket.in_vain += leased.in_vain
+            bucket.timed_out += leased.timed_out
             if leased.is_remote:
                 ideal = max(asked, bucket.began[graph] + self._compile_s[graph])
                 bucket.beyond.append(loop.time() - ideal)
@@ -204,7 +204,7 @@ def main() -> int:
             ("p99, longest", f"{p99:.1f} s, {beyond[-1]:.1f} s"),
             *((f"{name}s a second at the peak", f"{peak}") for name, peak in sorted(peaks.items())),
             ("requests that were slowed down", str(bucket.slowed)),
-            ("waits in vain", str(bucket.in_vain)),
+            ("waits that timed out", str(bucket.timed_out)),
             ("ranks that hang", str(hung)),
         ],
     )  # fmt: skip

@@ -601,7 +601,7 @@ class Engine(Cache):
         if waited is not None and waited.holder:
             counters.count("waits")
             counters.count("waited_s", number=waited.seconds)
-            how = f"{'in vain ' if waited.in_vain else ''}for {waited.holder}"
+            how = f"{'too long ' if waited.timed_out else ''}for {waited.holder}"
             self.record(Event("wait", time.time(), waited.seconds, key, ended=how))
         return waited
 

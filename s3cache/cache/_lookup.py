@@ -394,7 +394,7 @@ class CandidateLookup:
             yield from self._in_handed()
             if waited is not None and waited.is_remote and remote is not None:
                 yield from self._in_remote(remote)
-            if waited is not None and waited.in_vain:
+            if waited is not None and waited.timed_out:
                 self._reason = Reason.WAITED
 
     def _in_local(self) -> Iterator[tuple[Frame, TierName]]:

@@ -464,7 +464,7 @@ class Lookups:
         if waited is not None:
             leading.claim, leading.key = waited.claim, str(lookup.key)
             leading.began, leading.count = time.monotonic(), self._engine.led
-            if waited.in_vain:
+            if waited.timed_out:
                 logger.warning(
                     "%s has compiled a graph for more than %.0f s; this process compiles it too %s",
                     waited.holder, waited.seconds, pointer("waited"),

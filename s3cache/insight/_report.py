@@ -150,7 +150,7 @@ def _names(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _for_whom(ended: str, names: Mapping[str, str]) -> str:
-    """Return the outcome of a wait, with the holder: ``for rank 0``, ``in vain for rank 0``."""
+    """Return the outcome of a wait, with the holder: ``for rank 0``, ``too long for rank 0``."""
     how, _, holder = ended.rpartition("for ")
     pid = "" if holder.endswith(")") else holder.partition("@")[0]  # of a lease: on another machine
     return f"{how}for {names.get(pid, printable(holder))}"

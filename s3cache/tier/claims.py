@@ -79,14 +79,14 @@ class Waited:
         claim, lease: the claim or lease that was taken, or None.
         seconds: how long we waited for another process.
         holder: the name of that process in its claim or lease; ``""`` if we waited for none.
-        in_vain: whether it still held on after the bound, now or at an earlier attempt.
+        timed_out: whether that process still held it after the bound, now or at an earlier attempt.
         is_remote: whether the entry is in the bucket now.
     """
 
     claim: Claim | None = None
     seconds: float = 0.0
     holder: str = ""
-    in_vain: bool = False
+    timed_out: bool = False
     is_remote: bool = False
     lease: Lease | None = None
 
@@ -122,7 +122,7 @@ class Claims:
             holder = found.decode(errors="replace") or holder
             if holder in self._given_up or seconds >= bound_s:
                 self._given_up.add(holder)
-                return Waited(None, seconds, holder, in_vain=True)
+                return Waited(None, seconds, holder, timed_out=True)
             time.sleep(min(pause_s, bound_s - seconds))
             pause_s = min(1.2 * pause_s, _LONGEST_PAUSE_S)
 

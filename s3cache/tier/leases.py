@@ -159,7 +159,7 @@ class Leases:
                 return waited
             if holder in self._given_up or waited.seconds >= bound_s:
                 self._given_up.add(holder)
-                return Waited(None, waited.seconds, whom, in_vain=True)
+                return Waited(None, waited.seconds, whom, timed_out=True)
             pause = pause_s * self._random.uniform(1.0, 1.3)
             await asyncio.sleep(min(pause, max(bound_s - waited.seconds, 0.01)))
             pause_s, turn = min(1.2 * pause_s, _LONGEST_PAUSE_S), turn + 1

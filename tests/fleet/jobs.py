@@ -170,11 +170,11 @@ class Outcome:
         for each in control.of("waited"):
             if each["holder"]:
                 self.counts["waits"] += 1
-                self.counts["to the bound"] += each["in_vain"]
+                self.counts["to the bound"] += each["timed_out"]
             if each["pid"] in control.victims:
                 continue  # it may have been stopped
             self.longest_s = max(self.longest_s, each["took_s"] - wait_s)
-            bounds[each["pid"], each["holder"]] += each["in_vain"] and each["took_s"] >= wait_s
+            bounds[each["pid"], each["holder"]] += each["timed_out"] and each["took_s"] >= wait_s
             if each["took_s"] > wait_s + SLACK_S:
                 self.hangs.append(f"rank {each['rank']} waited {each['took_s']:.1f} s")
         worked = {each["pid"]: each["at"] for each in control.of("worked")}

@@ -35,7 +35,7 @@ class Steps:
             took_s = time.monotonic() - began
             if waited is None:
                 return None
-            how = {"holder": waited.holder, "in_vain": waited.in_vain}
+            how = {"holder": waited.holder, "timed_out": waited.timed_out}
             self.tell("waited", key=key, took_s=took_s, **how)
             held = waited.claim
             stolen = waited.lease is not None and waited.lease.stolen

@@ -17,7 +17,7 @@ def test_a_report_shows_which_ranks_compiled_and_which_waited() -> None:
             1,
             Event("wait", 1.0, 2.0, "key 1", ended="for 100@here"),
             Event("wait", 2.0, 2.5, "key 2", ended="for 100@here"),
-            Event("wait", 3.0, 0.25, "key 3", ended="in vain for 7@\x1b[31melsewhere"),
+            Event("wait", 3.0, 0.25, "key 3", ended="too long for 7@\x1b[31melsewhere"),
             Event("lead", 4.0, 2.0, "key 3"),
         ),
         Run("another", (), pid=9, events=(Event("upload", 1.0, 1.0, "name"),)),
@@ -25,7 +25,7 @@ def test_a_report_shows_which_ranks_compiled_and_which_waited() -> None:
     first, second = sum_up(runs).shared
     assert first == "rank 0: compiled 2 graphs"
     assert second.startswith("rank 1: compiled 1 graph; waited for rank 0: 2 graphs, 4.5 s; ")
-    assert "waited in vain for 7@" in second
+    assert "waited too long for 7@" in second
     assert second.endswith("elsewhere: 1 graph, 250 ms")
     assert "\x1b" not in second
 

@@ -74,7 +74,7 @@ def test_leads_and_waits_are_in_a_lane_with_the_names_of_ranks() -> None:
     leads = (Event("lead", BEGAN + 8.0, 3.0, "key"), *EVENTS)
     waits = (
         Event("wait", BEGAN + 8.0, 2.5, "key", ended="for 11@here"),
-        Event("wait", BEGAN + 9.0, 0.5, "other", ended="in vain for 7@there (rank 5, \x1b)"),
+        Event("wait", BEGAN + 9.0, 0.5, "other", ended="too long for 7@there (rank 5, \x1b)"),
     )
     first = dataclasses.replace(first, pid=11, events=leads)
     second = dataclasses.replace(second, pid=12, events=waits)
@@ -85,8 +85,8 @@ def test_leads_and_waits_are_in_a_lane_with_the_names_of_ranks() -> None:
     shown = [(each["pid"], each["name"], each["dur"]) for each in spans]
     assert (1, "lead", 3_000_000) in shown
     assert (2, "wait: for rank 0", 2_500_000) in shown
-    (name,) = {name for _, name, _ in shown if "in vain" in name}
-    assert name.startswith("wait: in vain for 7@there (rank 5, ")
+    (name,) = {name for _, name, _ in shown if "too long" in name}
+    assert name.startswith("wait: too long for 7@there (rank 5, ")
     assert "\x1b" not in name
 
 

@@ -80,7 +80,7 @@ def test_others_wait_until_an_entry_has_landed(another: Another, root: Path) -> 
         for other in others:
             other.add_done_callback(lambda done: end(done.result(), landed=True))
         ended = [other.result() for other in others]
-    assert all(each.seconds >= 0.1 and not each.in_vain for each in ended)
+    assert all(each.seconds >= 0.1 and not each.timed_out for each in ended)
     assert {each.holder.partition("@")[0] for each in ended} == {str(os.getpid())}
     assert os.listdir(root / "claims") == []
     assert descriptors(root / "claims") <= 6  # directories alone
@@ -94,7 +94,7 @@ def test_others_continue_together_if_nothing_landed(another: Another) -> None:
         time.sleep(0.2)
         end(first, landed=False)
         ended = [other.result() for other in others]
-    assert all(each.claim is None and not each.in_vain for each in ended)
+    assert all(each.claim is None and not each.timed_out for each in ended)
     later = claimed(another())
     assert not later.holder
 
@@ -103,11 +103,11 @@ def test_a_wait_ends_at_the_bound_and_is_not_repeated_for_the_same_holder(anothe
     holder, other = another(), another()
     first, second = claimed(holder), claimed(holder, "another key")
     waited = other.take("key", 0.3)
-    assert waited.in_vain
+    assert waited.timed_out
     assert 0.3 <= waited.seconds < LONG_S
     assert waited.holder.partition("@")[0] == str(os.getpid())
     again = other.take("another key", LONG_S)
-    assert again.in_vain
+    assert again.timed_out
     assert again.seconds < LONG_S / 2
     for each in (first, second):
         end(each, landed=True)
@@ -170,7 +170,7 @@ def test_others_wait_for_a_stopped_holder_until_the_bound(start: Start, another:
     assert read_line(holder) == "claimed"
     stop(holder)
     waited = another().take("key", 0.5)
-    assert waited.in_vain
+    assert waited.timed_out
     assert waited.holder.startswith(f"{holder.pid}@")
 
 

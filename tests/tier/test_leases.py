@@ -109,7 +109,7 @@ def test_a_waiting_machine_asks_at_most_once_a_second(bucket: Bucket) -> None:
         del bucket.requests[:]
         return await Node(bucket, "waiter").take(bound_s=120)
 
-    assert run_virtually(job()).in_vain
+    assert run_virtually(job()).timed_out
     renewals = 120 // 5
     assert len(bucket.requests) <= 120 + renewals
     assert len(bucket.requests) >= 120 / 3
@@ -161,7 +161,7 @@ def test_all_machines_continue_at_once_if_nothing_lands(bucket: Bucket) -> None:
         return ended, await Node(bucket, "later").take()
 
     ended, later = run_virtually(job())
-    assert [(each.lease, each.in_vain, each.is_remote) for each in ended] == [
+    assert [(each.lease, each.timed_out, each.is_remote) for each in ended] == [
         (None, False, False)
     ] * 5
     assert all(20 <= each.seconds <= 30 for each in ended)
@@ -188,12 +188,12 @@ def test_a_hostile_lease_costs_the_bound_once(bucket: Bucket) -> None:
         return ended
 
     first, *others = run_virtually(job())
-    assert first.in_vain
+    assert first.timed_out
     assert 100 <= first.seconds <= 102
     assert "evil" in first.holder
     assert "\x1b" not in first.holder
     assert len(first.holder) < 1000
-    assert all(each.in_vain and each.seconds == 0 for each in others)
+    assert all(each.timed_out and each.seconds == 0 for each in others)
 
 
 async def digest_row(bucket: Bucket, key: str) -> str:
