@@ -202,10 +202,10 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
             return
-        except Exception:  # noqa: BLE001 - mostly MemoryError, or what asyncio made of it
+        except (MemoryError, SystemError, RuntimeError):  # asyncio raises these if memory is short
             time.sleep(_BREATHE_S)
             with contextlib.suppress(MemoryError):
-                asyncio._set_running_loop(None)  # this may have failed at the end
+                asyncio._set_running_loop(None)  # run_forever() may have failed to do this
 
 
 def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
