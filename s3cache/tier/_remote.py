@@ -202,10 +202,11 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
             return
-        except (MemoryError, SystemError, RuntimeError):  # asyncio raises these if memory is short
+        except (MemoryError, SystemError):  # the latter if C code has lost the former
+            while asyncio._get_running_loop() is loop:  # run_forever() could not reset this
+                with contextlib.suppress(MemoryError):
+                    asyncio._set_running_loop(None)
             time.sleep(_BREATHE_S)
-            with contextlib.suppress(MemoryError):
-                asyncio._set_running_loop(None)  # run_forever() may have failed to do this
 
 
 def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

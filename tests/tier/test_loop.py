@@ -85,10 +85,19 @@ def test_the_existing_thread_does_the_work_if_no_more_threads_can_start(
 
 @pytest.mark.parametrize("error", [MemoryError, SystemError])  # SystemError: C code lost the first
 def test_it_continues_after_it_has_run_out_of_memory(
-    loop: BackgroundLoop, error: type[Exception]
+    loop: BackgroundLoop, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No callback can catch an error between two callbacks, which would end the thread."""
+    """No callback can catch an error between two callbacks, which would end the thread.
+
+    asyncio cannot even reset which loop is running.
+    """
     failures = 0
+
+    set_running_loop = asyncio.events._set_running_loop
+
+    def fail_to_reset(_: object) -> None:
+        monkeypatch.setattr("asyncio.events._set_running_loop", set_running_loop)
+        raise error
 
     async def run_out() -> None:
         selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
@@ -98,6 +107,7 @@ def test_it_continues_after_it_has_run_out_of_memory(
             nonlocal failures
             failures += 1
             if failures < 3:
+                monkeypatch.setattr("asyncio.events._set_running_loop", fail_to_reset)
                 raise error
             selector.select = select
             return select(timeout)
