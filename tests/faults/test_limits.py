@@ -71,7 +71,8 @@ NO_MEMORY = """
             return "hit" if right else "WRONG"
         if isinstance(result, Saved):
             return "durable" if result.durable else "in memory"
-        return str(result.reason)
+        reason = str(result.reason)
+        return reason if reason == "machine" else f"{reason}: {result.error!r}"
 
     for key in others:
         seen["lookups"].append(outcome(cache.lookup(key)))
