@@ -361,6 +361,7 @@ def _lacks_descriptors(error: BaseException) -> bool:
     return any(isinstance(each, OSError) and each.errno in lacking for each in causes(error))
 
 
+# A process that cannot map this many bytes lacks memory.
 _SPARE_BYTES = 16 << 20
 
 

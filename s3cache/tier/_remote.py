@@ -197,7 +197,7 @@ def _run(
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop, and go on if it runs out of memory between two callbacks."""
+    """Run the loop, and continue if it runs out of memory between two callbacks."""
     while not loop.is_closed():
         try:
             loop.run_forever()

@@ -101,9 +101,9 @@ class JobProfile:
         self._foreseen: Lookups = {}
 
     def encode(self) -> bytes | None:
-        """Return a frame with the lookups so far; None if they were predicted or saved before.
+        """Return a frame with the lookups so far, or None if the newest profile is good enough.
 
-        Return None as well if the process ended early, or made most of the predicted lookups.
+        It is if it has all of them, and they are its first ones or more than half of it.
         """
         with self._mutex:
             foreseen = self._foreseen

@@ -145,7 +145,7 @@ class Outcome:
         kind: step, deed and place.
         counts: the numbers of mishaps, waits, and other messages.
         hangs, lost, wrong, failed: descriptions of failures.
-        longest_s: the seconds of the longest claim beyond ``wait_s``; negative if none took longer.
+        longest_s: the seconds by which the longest claim exceeded ``wait_s``; negative if none did.
     """
 
     kind: tuple[str, str, str]

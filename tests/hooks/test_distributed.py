@@ -1,6 +1,6 @@
 """Jobs of several processes start warm: DDP's split graphs, tensor parallelism, sharded modules.
 
-``make test`` runs plain DDP; ``make test-all`` adds other ways of training, and jobs of two ranks.
+All of these are slow: ``make test`` runs none of them.
 """
 
 from __future__ import annotations

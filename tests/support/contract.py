@@ -1,4 +1,4 @@
-"""Tests of what every store promises: subclass :class:`StoreContract` and provide a store."""
+"""Tests of the contract of stores. Subclass :class:`StoreContract` and provide a store."""
 
 from __future__ import annotations
 
