@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from s3cache import entries, frame
@@ -26,6 +27,7 @@ from s3cache.errors import (
     ConfigError,
     ReadOnlyError,
     Reason,
+    TransientError,
     UntrustedError,
     reason_for,
 )
@@ -597,7 +599,7 @@ class Engine(Cache):
         claims, counters = self._claims, self._counters_of[level]
         waited = self._local.read(lambda _: claims.take(key, bound_s), None)
         if waited is not None and waited.claim is not None and not waited.holder and level == "fx":
-            waited = self._lease(waited.claim, key, bound_s)
+            waited = self._lease(claims, waited.claim, key, bound_s)
         if waited is not None and waited.holder:
             counters.count("waits")
             counters.count("waited_s", number=waited.seconds)
@@ -605,8 +607,12 @@ class Engine(Cache):
             self.record(Event("wait", time.time(), waited.seconds, key, ended=how))
         return waited
 
-    def _lease(self, claim: Claim, key: str, bound_s: float) -> Waited:
-        """Compete with other machines for a key that this process has claimed."""
+    def _lease(self, claims: Claims, claim: Claim, key: str, bound_s: float) -> Waited:
+        """Compete with other machines for a key that this process has claimed.
+
+        Waits that give no entry take at most ``bound_s`` together, over all keys and processes of
+        this machine: a writer of the bucket can plant leases.
+        """
         from s3cache.tier.claims import Waited
 
         asked = self.settings.leases
@@ -617,7 +623,12 @@ class Engine(Cache):
         if remote is None:
             return Waited(claim)
         try:
-            leased = remote.lease(key, bound_s)
+            wasted_s = claims.wasted_s()
+            if wasted_s >= bound_s:
+                raise TransientError(
+                    f"{wasted_s} s of waiting for leases gave no entry", op="lease"
+                )
+            leased = remote.lease(key, bound_s - wasted_s)
         except Exception as exc:  # noqa: BLE001 - then this machine does not wait for others
             self._problems.met("lease", "no machine waits for another one now", exc)
             return Waited(claim)
@@ -625,7 +636,8 @@ class Engine(Cache):
             claim.end_lease = lambda landed: remote.end_lease(lease, key, landed)
             if lease.stolen:
                 self._counters_of["fx"].count("stolen")
-        return replace(leased, claim=claim)
+        waste = partial(claims.waste, leased.seconds) if leased.seconds else None
+        return replace(leased, claim=claim, waste=waste)
 
     def probe(self, key: str) -> str:
         """Return where an entry under ``key`` is, or why none is used; count nothing."""

@@ -298,6 +298,7 @@ class CandidateLookup:
         self._last_error: Exception | None = None
         self._rejected = 0  # refused, or damaged
         self._accepted: Hit | None = None
+        self._waited: Waited | None = None
         self._elapsed_s = 0.0
         self._closed = False
 
@@ -365,6 +366,8 @@ class CandidateLookup:
             self._closed = True
             if hit is None:
                 self._counters.miss(self._reason, self._elapsed_s)
+                if self._waited is not None and self._waited.waste is not None:
+                    self._attempt(self._waited.waste)
             else:
                 self._counters.hit(hit.tier, hit.entry.size, self._elapsed_s)
         return hit or Miss(self._reason, self._elapsed_s, self._error)
@@ -388,7 +391,7 @@ class CandidateLookup:
         ):
             self._error, self._reason = error, reason_for(error)  # the entry may exist
         if self._claim is not None and self._asks_local:
-            waited = self._attempt(self._claim)
+            self._waited = waited = self._attempt(self._claim)
             self._deadline = time.monotonic() + self._timeout_s
             yield from self._in_local()  # another process may have saved it
             yield from self._in_handed()

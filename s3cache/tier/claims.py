@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import socket
 import time
@@ -31,6 +32,9 @@ _FAILED = b"failed"
 # Between two looks at a claim: about a fifth of the time waited so far.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 _READ_BYTES = 200
+# Waits for leases that gave no entry: a file with one byte for each second, so that processes can
+# append without a lock. It counts until an hour has passed without such a wait.
+_WASTED, _WASTED_FOR_S = "wasted", 3600.0
 
 
 @dataclass(eq=False)
@@ -81,6 +85,7 @@ class Waited:
         holder: the name of that process in its claim or lease; ``""`` if we waited for none.
         timed_out: whether that process still held it after the bound, now or at an earlier attempt.
         is_remote: whether the entry is in the bucket now.
+        waste: counts a wait for a lease that gave no entry after all; None if there was no wait.
     """
 
     claim: Claim | None = None
@@ -89,6 +94,7 @@ class Waited:
     timed_out: bool = False
     is_remote: bool = False
     lease: Lease | None = None
+    waste: Callable[[], None] | None = None
 
 
 @dataclass(eq=False)
@@ -125,6 +131,41 @@ class Claims:
                 return Waited(None, seconds, holder, timed_out=True)
             time.sleep(min(pause_s, bound_s - seconds))
             pause_s = min(1.2 * pause_s, _LONGEST_PAUSE_S)
+
+    def wasted_s(self) -> int:
+        """Return how long processes of this machine have waited for leases that gave no entry.
+
+        Raises:
+            StoreError: the disk cannot be used.
+        """
+        return self.disk.in_time("claim", _wasted_s)
+
+    def waste(self, seconds: float) -> None:
+        """Count a wait for a lease that gave no entry.
+
+        Raises:
+            StoreError: the disk cannot be used.
+        """
+        self.disk.in_time("claim", lambda root: _waste(root, math.ceil(seconds)))
+
+
+def _wasted_s(root: Directory) -> int:
+    try:
+        status = os.stat(_WASTED, dir_fd=root.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return 0
+    return status.st_size if time.time() - status.st_mtime < _WASTED_FOR_S else 0
+
+
+def _waste(root: Directory, seconds: int) -> None:
+    is_over = not _wasted_s(root)
+    fd = root.open_private(_WASTED, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        if is_over:
+            os.ftruncate(fd, 0)
+        os.write(fd, b"." * seconds)
+    finally:
+        close_unshared(fd)
 
 
 def _try(root: Directory, name: str) -> tuple[int | None, bytes]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +16,8 @@ import pytest
 from s3cache.cache import Engine, Hit, Miss
 from s3cache.stats import Reason, Usage
 from s3cache.store import MemoryStore, WrapperStore
-from s3cache.tier import leases
-from s3cache.tier.claims import Waited
+from s3cache.tier import DiskTier, leases
+from s3cache.tier.claims import Claims, Waited
 from tests.support.caching import entry, open_engine
 from tests.support.stores import names
 from tests.support.waiting import LONG_S
@@ -42,14 +45,16 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def looked_up(engine: Engine, claimed: list[Waited | None]) -> Hit | Miss:
+def looked_up(
+    engine: Engine, claimed: list[Waited | None], key: str = KEY, bound_s: float = LONG_S
+) -> Hit | Miss:
     """Look a graph up as the hooks do, and append the claim to ``claimed``."""
 
     def claim() -> Waited | None:
-        claimed.append(engine.claim(KEY, LONG_S))
+        claimed.append(engine.claim(key, bound_s))
         return claimed[-1]
 
-    with engine.candidates(KEY, "fx", claim=claim, handed=True) as lookup:
+    with engine.candidates(key, "fx", claim=claim, handed=True) as lookup:
         for hit in lookup:
             lookup.accept(hit)
             break
@@ -162,6 +167,52 @@ def test_the_second_machine_waits_for_the_first(
     while any(name.startswith(leases.PREFIX) for name in names(memory)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def plant(store: MemoryStore, key: str, holder: str) -> None:
+    """Write a lease that a machine seems to hold."""
+    row = hashlib.sha256(key.encode()).hexdigest()[:32]
+    put = store.put(f"{leases.PREFIX}{row}/00000000", holder.encode(), mode="create")
+    asyncio.run(put)
+
+
+def test_planted_leases_delay_a_machine_by_the_bound_of_one_wait(
+    opened: Open, memory: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For all keys, holders and processes together; after that, the machine compiles at once."""
+    bound_s, keys = 1.0, [f"{number:064x}" for number in range(6)]
+    for key in keys:
+        plant(memory, key, f"1@{key[-4:]}")
+    processes = opened("a", leases="on"), opened("a", leases="on")
+    for number, key in enumerate(keys):
+        claimed: list[Waited | None] = []
+        engine = processes[number % 2]
+        assert looked_up(engine, claimed, key, bound_s).__class__ is Miss
+        assert claimed[0] is not None
+        assert claimed[0].claim is not None
+        claimed[0].claim.release(landed=False)
+    assert bound_s <= sum(each.stats().fx.waited_s for each in processes) < 2 * bound_s
+    assert "waiting for leases gave no entry" in caplog.text
+
+
+def test_a_wait_that_gives_an_entry_does_not_count(
+    opened: Open,
+    pool: ThreadPoolExecutor,
+    memory: MemoryStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fleet that starts cold may wait for each of its graphs."""
+    monkeypatch.setattr(leases, "_FIRST_PAUSE_S", 0.05)
+    first, second = opened("a"), opened("b", leases="on")
+    plant(memory, KEY, "1@first")
+    other = pool.submit(looked_up, second, [])
+    time.sleep(0.3)
+    first.save(KEY, entry(KEY), level="fx")
+    assert isinstance(other.result(LONG_S), Hit)
+    assert second.stats().fx.waited_s >= 0.1
+    with contextlib.closing(DiskTier(str(tmp_path / "b"), max_bytes=2**30, max_files=100)) as disk:
+        assert Claims(disk).wasted_s() == 0
 
 
 def test_no_lease_is_written_by_default_or_with_leases_off(
