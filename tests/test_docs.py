@@ -13,7 +13,10 @@ import yaml
 from benchmarks.render import COMMANDS, fill, render
 from infra.docs import metrics, reasons
 from infra.docs.settings import updated
+from s3cache.errors import ConfigError
+from s3cache.settings import Settings
 from s3cache.stats import Reason
+from s3cache.store import parse_url
 from s3cache.torch_api import internals
 from tests.support.pages import ROOT
 
@@ -118,3 +121,84 @@ def test_ci_runs_each_claimed_python_and_torch_release() -> None:
     (major, oldest), (_, newest) = internals.OLDEST, internals.NEWEST
     expected = [f"{major}.{minor}" for minor in range(oldest, newest + 1)]
     assert [version.rpartition(".")[0] for version in versions] == expected
+
+
+# -- the table of what is supported
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SUPPORTED = {
+    cells[0]: cells[1:]
+    for row in re.findall(r"^\|(.+)\|$", README.partition("## What is supported")[2], re.MULTILINE)
+    if len(cells := [cell.strip() for cell in row.split(" | ")]) == 3
+    and cells[0] not in ("what", "---")
+}
+# How a page would deny a row of the table, and a sentence that once did.
+DENIALS = {
+    "one compile for all processes of a machine": (
+        r"ranks[^.|]* all compile|none waits for another",
+        "ranks that start at once all compile.",
+    ),
+    "one compile for a fleet": (
+        r"machines[^.|]* all compile|pods[^.|]* all compile|no locks in",
+        "Machines that start together on an empty cache all compile, so let one go first.",
+    ),
+    "one entry for all GPUs of a machine": (
+        r"keys? (has|have|holds?|includes?)[^.|]* index of",
+        "Keys have everything that torch's keys have, including the index of an input's device.",
+    ),
+}
+
+
+def test_the_supported_versions_are_those_of_the_code() -> None:
+    (major, oldest), (_, newest) = internals.OLDEST, internals.NEWEST
+    assert SUPPORTED["torch"][0].startswith(f"{major}.{oldest} to {major}.{newest};")
+    classifiers = "\n".join(metadata("torch-s3cache").get_all("Classifier") or [])
+    claimed = re.findall(r":: Python :: (3\.\d+)$", classifiers, re.MULTILINE)
+    assert SUPPORTED["Python"][0] == f"{claimed[0]} to {claimed[-1]}"
+
+
+def test_settings_in_the_table_have_the_defaults_that_it_shows() -> None:
+    shown = dict(re.findall(r"`(\w+)=(\w+)`", " ".join(row[0] for row in SUPPORTED.values())))
+    assert set(shown) == {"wait_s", "leases", "recall"}
+    for name, default in shown.items():
+        value = getattr(Settings(), name)
+        assert default == (f"{value:g}" if isinstance(value, float) else value), name
+
+
+def test_the_table_names_every_scheme_and_every_port() -> None:
+    schemes = re.findall(r"`(\w+)://`", SUPPORTED["storage"][0])
+    for scheme in schemes:
+        assert parse_url(f"{scheme}:///name" if scheme == "file" else f"{scheme}://name")
+    with pytest.raises(ConfigError) as caught:
+        parse_url("gs://name/prefix")
+    assert {*re.findall(r"(\w+)://", str(caught.value))} - {"gs"} == {*schemes}
+    (ports,) = (row[0] for name, row in SUPPORTED.items() if "other compilers" in name)
+    modules = {path.stem for path in (ROOT / "s3cache" / "ports").glob("[!_]*.py")}
+    assert {name for name in modules if name in ports.lower()} == modules
+
+
+def test_each_row_names_its_tests_and_they_exist() -> None:
+    assert len(SUPPORTED) > 10
+    for name, (_, tests) in SUPPORTED.items():
+        paths = re.findall(r"\]\(([\w/.]+)", tests)
+        assert paths, name
+        assert all((ROOT / path).exists() for path in paths), name
+
+
+@pytest.mark.parametrize("name", DENIALS)
+def test_a_page_that_denied_what_is_supported_would_be_found(name: str) -> None:
+    pattern, denial = DENIALS[name]
+    assert SUPPORTED[name][0].startswith("yes")
+    assert re.search(pattern, denial, re.IGNORECASE)
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        denied = re.search(pattern, text, re.IGNORECASE)
+        assert denied is None, f"{page.name}: {text[denied.start() - 80 : denied.end() + 80]}"
+
+
+def test_only_the_table_says_what_is_not_supported() -> None:
+    """Other pages link to it, except for a release of torch, which is detected at run time."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        for match in re.finditer(r"not supported", text, re.IGNORECASE):
+            assert "torch" in text[match.start() - 40 : match.start()], page.name
