@@ -13,6 +13,9 @@ torch's own ``save`` pickles an entry, records it for ``save_cache_artifacts``, 
 torch's directory. We intercept that write: result, kernels and description become a frame. Results
 that cannot be shared go to torch's directory, as without s3cache. Entries that the second level
 saves while a whole graph is compiled are provisional: the entry of the whole graph replaces them.
+
+A graph that has no key of ours may have one of torch's. torch saves it under that, as without
+s3cache, and we save only its FX graphs.
 """
 
 from __future__ import annotations
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
 
 logger = logger_of("saves")
 
+_AHEAD = BypassReason("torch", "AOTInductor compiles it, for which torch has no cache")
 # Components that are in the keys of code that depends on the number of threads.
 _OF_THREADS = {"cpp_runtime_thread_count", "torch.num_threads"}
 #: The attribute of a compiled graph that holds its FxInfo.
@@ -163,6 +167,13 @@ class Compile:
             raise _unrecorded("a guard on a value that is no input") from None
 
 
+@dataclass(frozen=True)
+class TorchsCompile:
+    """One compile that we do not save as a whole; torch saves it under ``key``, if it has one."""
+
+    key: str | None
+
+
 def _counts(context: TracingContext) -> tuple[int, int]:
     return len(context.guards_context.aotautograd_guards), len(internals.shape_guards(context))
 
@@ -210,8 +221,9 @@ class Compiles:
     _keys: KeyHook
     _kernels: Kernels
     _bypasses: Bypasses
-    # DDPOptimizer compiles several graphs in one context, one after the other.
-    contexts: weakref.WeakKeyDictionary[TracingContext, list[Compile]] = field(
+    # Several graphs may be compiled in one context, one after the other (DDPOptimizer), and their
+    # backwards later: by AOTAutograd's number, in the order of their lookups.
+    contexts: weakref.WeakKeyDictionary[TracingContext, dict[int, Compile | TorchsCompile]] = field(
         default_factory=weakref.WeakKeyDictionary, init=False
     )
 
@@ -225,8 +237,15 @@ class Compiles:
     def end(self) -> None:
         """End the current compile: another graph is about to be looked up."""
         context, compile_ = self._current()
-        if context is not None and compile_ is not None:
+        if context is not None and isinstance(compile_, Compile):
             compile_.end(context)
+
+    def leave_to_torch(self, lookup: Lookup) -> None:
+        """Save what torch compiles after this lookup at the second level only."""
+        context = internals.current_tracing_context.get()()
+        if context is not None:
+            compiles = self.contexts.setdefault(context, {})
+            compiles[lookup.number] = TorchsCompile(lookup.torch_key)
 
     def begin(self, lookup: Lookup) -> None:
         """Save what torch compiles after this lookup, which missed."""
@@ -243,38 +262,55 @@ class Compiles:
                     of_threads=of_threads,
                     was_absent=lookup.entries is not None and lookup.entries.is_absent,
                 )
-                self.contexts.setdefault(context, []).append(compile_)
+                self.contexts.setdefault(context, {})[lookup.number] = compile_
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             lookup.record_error(exc)
             self._bypasses.failed(logger, "a graph will not be cached as a whole", exc)
 
     def is_compiling_entry(self) -> bool:
         """Return whether the current compile will be part of an entry."""
-        return self._current()[1] is not None
+        return isinstance(self._current()[1], Compile)
+
+    def is_in_torchs_entry(self) -> bool:
+        """Return whether an entry of torch, for a graph without a key of ours, names the FX graph.
+
+        torch then finds the FX graph only in its own caches.
+        """
+        compile_ = self._current()[1]
+        return (
+            isinstance(compile_, TorchsCompile)
+            and compile_.key is not None
+            and self._state.fx_options is None  # else the entry contains it
+        )
 
     def force_bundling(self) -> bool:
-        """Make torch bundle the current FX graph if it will be part of an entry."""
+        """Make torch bundle the current FX graph if an entry will contain it."""
         options = self._state.fx_options
         if options is not None:
             functorch = internals.functorch_config.get()
             options.enter_context(functorch.patch(bundled_autograd_cache=True))
         return options is not None
 
-    def _current(self) -> tuple[TracingContext | None, Compile | None]:
+    def _current(self) -> tuple[TracingContext | None, Compile | TorchsCompile | None]:
         context = internals.current_tracing_context.get()()
         compiles = None if context is None else self.contexts.get(context)
-        return context, compiles[-1] if compiles else None
+        if context is None or not compiles:
+            return context, None
+        number = internals.number_of_graph(context)
+        return context, compiles.get([*compiles][-1] if number is None else number)
 
     def led(self) -> Compile | None:
         """Return the current compile, if other processes wait for its entry."""
         compile_, leading = self._current()[1], self._state.leading
-        is_led = compile_ is not None and leading is not None and leading.leads(compile_.key)
-        return compile_ if is_led else None
+        if not isinstance(compile_, Compile) or leading is None:
+            return None
+        return compile_ if leading.leads(compile_.key) else None
 
     def _compile_of(self, key: str) -> Compile | None:
         context = internals.current_tracing_context.get()()
-        compiles = () if context is None else self.contexts.get(context, ())
-        return next((each for each in reversed(compiles) if each.key == key), None)
+        compiles = {} if context is None else self.contexts.get(context, {})
+        ours = [each for each in compiles.values() if isinstance(each, Compile)]
+        return next((each for each in reversed(ours) if each.key == key), None)
 
     @around(internals.compile_fx_inner)
     def _compile_graph(
@@ -291,17 +327,26 @@ class Compiles:
     def _compile_claimed(
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
     ) -> CompiledGraph:
+        if internals.compiles_ahead.get():
+            self._bypasses.record("fx", [_AHEAD])
+            return original(gm, *args, **kwargs)
         context, compile_ = self._current()
         if context is None or compile_ is None:
             return original(gm, *args, **kwargs)
         started = time.monotonic_ns()
-        info = self._fx_info(gm, compile_, is_backward=bool(kwargs.get("is_backward")))
+        info, functorch = None, internals.functorch_config.get()
+        if isinstance(compile_, Compile):
+            info = self._fx_info(gm, compile_, is_backward=bool(kwargs.get("is_backward")))
+        elif not functorch.bundled_autograd_cache:
+            return original(gm, *args, **kwargs)
         with contextlib.ExitStack() as options, self._state.changed(fx_options=options):
             # torch compiles a graph without operators only if it bundles.
             if not (internals.asks_fx_cache() and internals.count_calls.get()(gm.graph)):
                 self.force_bundling()
+            elif isinstance(compile_, TorchsCompile):  # torch bundles it after this
+                options.enter_context(functorch.patch(bundled_autograd_cache=False))
             graph = original(gm, *args, **kwargs)
-        if info is not None:
+        if info is not None and isinstance(compile_, Compile):
             if not info["late"]:
                 compile_.look(context)
             info["holds_rank"] = self._may_hold_rank(graph)
@@ -351,7 +396,7 @@ class Compiles:
     ) -> object:
         function = original(wrapper, *args, runtime_metadata=runtime_metadata, **kwargs)
         compile_ = self._current()[1]
-        if wrapper.needs_post_compile and compile_ is not None:
+        if wrapper.needs_post_compile and isinstance(compile_, Compile):
             from s3cache.hooks._first_calls import describe_outputs
 
             try:  # with the strides that Inductor chose: the original has set them
@@ -402,10 +447,13 @@ class Compiles:
         self._run(saving, partial(original, *given.args, **given.kwargs))
 
     def _run(self, saving: Save, save: Callable[[], None], *others: object) -> None:
-        """Make the result and ``others`` portable and let torch save; save nothing on a failure."""
+        """Make the result and ``others`` portable and let torch save.
+
+        After a failure, torch alone saves the result, as it is.
+        """
         with self._state.entered(saving), contextlib.ExitStack() as stack:
-            is_ready = not saving.is_shared
             if saving.is_shared:
+                saving.is_shared = False
                 with self._refusing(saving):
                     if saving.level is AOT:
                         whole = cast("AOTResult", saving.result)
@@ -416,18 +464,18 @@ class Compiles:
                         self._kernels.winners.remember(graph)
                     share_sources = self._engine.settings.share_sources
                     stack.enter_context(portable(*results, share_sources=share_sources))
-                    is_ready = True
-            if is_ready:
-                save()
+                    saving.is_shared = True
+            save()
             saving.raise_error(strict=self._engine.settings.strict)
 
     def _write(self, original: Callable[[str, bytes], None], key: str, content: bytes) -> None:
         saving = self._state.current
         # A write outside of a save comes from torch.compiler.load_cache_artifacts.
-        if not isinstance(saving, Save) or not (
-            (saving.is_shared and self._share(saving, content)) or not saving.in_directory
-        ):
-            original(key, content)
+        if isinstance(saving, Save):
+            is_kept = saving.is_shared and self._share(saving, content)
+            if (is_kept and not self.is_in_torchs_entry()) or not saving.in_directory:
+                return
+        original(key, content)
 
     def _share(self, saving: Save, content: bytes) -> bool:
         """Save the pickle that torch made; return whether it is shared."""

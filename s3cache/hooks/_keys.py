@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -117,6 +118,9 @@ class CacheCall:
     inputs: Sequence[object] = ()  # of the graph, once its key is computed
     key: str | None = None  # of the graph, if it has one
     reasons: tuple[BypassReason, ...] = ()  # why the graph has no key
+    # Whether torch computes its own key now, because the graph has none of ours; and that key.
+    alone: bool = False
+    torch_key: str | None = None
     error: Exception | None = None  # the first error
     kernels: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt, if any
     modules: dict[str, str] = field(default_factory=dict)  # its Python code, by torch's paths
@@ -346,22 +350,41 @@ class KeyHook:
         *args: object,
         **kwargs: object,
     ) -> tuple[str, list[str]]:
-        """Record the key in the current call, or the reasons why the graph has none."""
+        """Record the key in the current call, or the reasons why the graph has none.
+
+        Without a key of ours, torch computes its own, as it would without s3cache: the graph then
+        stays in torch's caches.
+        """
+        ask = partial(original, mod, inputs, *args, **kwargs)
         with self._calls.entered(self._calls.current or CacheCall()) as call:
-            call.inputs = inputs
+            call.inputs, call.alone = inputs, False
             try:
-                with self.described_passes(), internals.backends_unasked():
-                    made = original(mod, inputs, *args, **kwargs)
-            except Exception as exc:
+                with (
+                    self.described_passes(),
+                    internals.backends_unasked(),
+                    internals.without_made_up_keys(),
+                ):
+                    made = ask()
+            except Exception as exc:  # noqa: BLE001 - torch may cache it nevertheless
                 call.key, call.reasons = None, call.reasons or _reasons_for(exc)
                 call.record_error(exc)
-                raise
-            # With an option, torch makes up a key for a graph that has none.
-            call.key, call.reasons = made[0], ()
+            else:
+                call.key, call.reasons = made[0], ()
+                return made
+            call.alone = True
+            made = ask()
+            call.torch_key = made[0]
             return made
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._calls.current is not None and self._calls.current.alone
 
     @around(internals.check_cacheable)
     def _check_cacheable(self, original: Callable[[GraphModule], None], gm: GraphModule) -> None:
+        if self._is_alone:
+            original(gm)
+            return
         call = self._calls.current
         inputs = () if call is None else call.inputs
         self._refuse(bypass_reasons(gm, inputs, self.version_of))
@@ -377,7 +400,7 @@ class KeyHook:
     def _operator_cacheable(self, original: Callable[[object], bool], operator: object) -> bool:
         # Our keys cover a custom autograd function completely. torch has an option to accept them,
         # but it would be in the key of every graph.
-        return is_custom_function(operator) or original(operator)
+        return (is_custom_function(operator) and not self._is_alone) or original(operator)
 
     @around(internals.init_backends)
     def _init_backends(self, original: Function[None]) -> None:
@@ -385,12 +408,12 @@ class KeyHook:
             original()
 
     @around(internals.context_hashes)
-    def _context_hashes(self, _: object, gm: GraphModule) -> list[object]:
-        return context_hashes(gm, self.version_of)
+    def _context_hashes(self, original: Function[list[object]], gm: GraphModule) -> list[object]:
+        return original(gm) if self._is_alone else context_hashes(gm, self.version_of)
 
     @around(internals.get_hash)
     def _get_hash(self, original: Function[str], pickler: KeyPickler, value: object) -> str:
-        if not isinstance(value, internals.key_details.get()):
+        if self._is_alone or not isinstance(value, internals.key_details.get()):
             return original(pickler, value)
         compilers = self._calls.user_compilers
         key = key_of(value, pickler, self.version_of, compilers=compilers)

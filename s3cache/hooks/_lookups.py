@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 from s3cache.artifact import Artifact, section_of, unpickled
 from s3cache.cache import CandidateLookup, Engine, Hit
 from s3cache.errors import ConfigError, CorruptError, MissError
-from s3cache.graph import BypassReason, unwrap_patch
+from s3cache.graph import BypassReason, process_bypass_reasons, unwrap_patch
 from s3cache.hooks._conditions import (
+    PLACE,
     Place,
     add_guards,
     attach_backward,
@@ -63,6 +64,8 @@ logger = logger_of("lookups")
 Result: TypeAlias = "AOTResult | CompiledGraph"
 #: A candidate of torch's lookup: result, its pickle, whether it is from the local tier.
 Candidate: TypeAlias = tuple[Result, bytes, bool]
+#: Why a graph with a key is not looked up: see ``KeyHook.is_shared``.
+_OF_TORCH = BypassReason("torch", "it is compiled inside torch's fresh_cache(), or has another key")
 # How many rejected entries of a key are recorded.
 _MAX_REJECTED = 16
 
@@ -117,6 +120,7 @@ class Lookup(CacheCall):
 
     level: Level
     sources: Sequence[object] = ()  # Dynamo's sources of the inputs
+    number: int = -1  # AOTAutograd's number of the graph
     agreement: Agreement | None = None  # of ranks on a hit, if they have to agree
     entries: CandidateLookup | None = None  # under its key, once torch asks for them
     hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is ours
@@ -190,7 +194,8 @@ class Lookups:
         *args: object,
         **kwargs: object,
     ) -> object:
-        lookup = Lookup(level=AOT, sources=config.aot_autograd_arg_pos_to_source or ())
+        sources = config.aot_autograd_arg_pos_to_source or ()
+        lookup = Lookup(level=AOT, sources=sources, number=config.aot_id)
         with self._state.entered(lookup), internals.shown("s3cache.lookup", "aot") as lookup.about:
             gm = internals.graph_module_of(mod)
             if internals.ranks_must_agree():
@@ -208,15 +213,28 @@ class Lookups:
                     lookup.about.update(outcome="bypass", reason=lookup.codes)
                     self._bypasses.record("aot", lookup.reasons, gm)
                     self._bypasses.warn(lookup.reasons, lookup.error)
-                else:
+                elif self._keys.is_shared(lookup.key):
                     self._ended(lookup)
+                else:
+                    self._bypasses.record("aot", [_OF_TORCH], gm)
             if self._state.lookups is not None:
                 self._state.lookups.append(lookup)
-            if lookup.key and not internals.is_hit(result) and self._keys.is_shared(lookup.key):
+            if lookup.reasons:
+                self.compiles.leave_to_torch(lookup)
+            elif not internals.is_hit(result) and self._keys.is_shared(lookup.key):
                 self.compiles.begin(lookup)
             lookup.raise_error(strict=self._engine.settings.strict)
             self._refuse_left(lookup)
             return result
+
+    @around(internals.should_use_local_cache)
+    def _should_use_local_cache(self, original: Callable[[], bool]) -> bool:
+        """Record a graph that torch does not look up because its caches are off."""
+        answer = original()
+        if not (answer or any(internals.tiers_asked("aot"))):
+            with contextlib.suppress(Exception):  # a failed note must not end the program
+                self._bypasses.record("aot", [*process_bypass_reasons()])
+        return answer
 
     def rebuilt(
         self,
@@ -312,10 +330,9 @@ class Lookups:
         with self._state.entered(FxKeying()) as call, self._keys.described_passes():
             made = original(*args, **kwargs)
         if made[0] is None or call.reasons:
-            if call.reasons:
-                self._bypasses.record("fx", call.reasons)
-            else:
+            if not call.reasons:
                 call.reasons = (BypassReason("torch", "torch does not cache it"),)
+            self._bypasses.record("fx", call.reasons)
             with internals.shown("s3cache.lookup", "fx") as about:
                 about.update(outcome="bypass", reason=call.codes)
             self._bypasses.note("a graph is not cached", call.reasons, call.error)
@@ -345,6 +362,8 @@ class Lookups:
                 graph, info = original(*args, **kwargs)
                 if graph is not None and (hit := lookup.hit_of(graph)) is not None:
                     self._accept(lookup, hit, graph)
+                    if given.get("local") and self.compiles.is_in_torchs_entry():
+                        self._keep_for_torch(hit, str(lookup.key))
             except Exception as exc:
                 if lookup.hit is None:
                     raise
@@ -357,6 +376,16 @@ class Lookups:
             if graph is None:
                 self._refuse_compile()
             return graph, info
+
+    def _keep_for_torch(self, hit: Hit, key: str) -> None:
+        """Write an FX graph to torch's directory, unless its code is for another device."""
+        place = cast("Place | None", hit.entry.header.meta.get("place"))
+        if place is None or place["device"] == self._keys.known(key).device:
+            try:
+                content = bytes(section_of(hit.entry, "fx", "entry"))
+                internals.fx_write_to_local_cache.get()(key, content)
+            except Exception as exc:  # noqa: BLE001 - torch compiles the graph again next time
+                self._bypasses.failed(logger, "torch's own entry will miss", exc)
 
     def _refuse_compile(self) -> None:
         """Raise MissError with the explanation of the last miss, if ``on_miss`` is ``error``."""
@@ -387,8 +416,9 @@ class Lookups:
         **kwargs: object,
     ) -> Iterator[Candidate]:
         lookup = self._current(level)
+        is_shared = lookup is not None and self._keys.is_shared(lookup.key)
         if lookup is not None:
-            if self._keys.is_shared(lookup.key):
+            if is_shared:
                 yield from self._entries(lookup)
             lookup.withdraw()
         if self._engine.policy.level == "require":
@@ -397,6 +427,8 @@ class Lookups:
             return
         for candidate in original(cls, *args, **kwargs):
             place = place_of(candidate[0])
+            if is_shared and not hasattr(candidate[0], PLACE):
+                continue  # its conditions could not be recorded
             if lookup is None or (
                 (place is None or _is_usable(lookup, place, movable=False))
                 and not any(_misfits(lookup, candidate[0])())

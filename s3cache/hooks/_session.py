@@ -147,7 +147,7 @@ class Session:
         if os.environ.get("WORLD_SIZE", "1") != "1" and engine.settings.on_miss == "wait":
             feature(internals.EARLY, lambda patches: self._lower_early(patches, compiles))
         if os.environ.get(WATCHED):
-            feature(internals.WATCHING, Progress(engine, bypasses).install)
+            feature(internals.WATCHING, Progress(engine).install)
 
     def _lower_early(self, patches: Patches, compiles: Compiles) -> None:
         from s3cache.hooks._early import Early

@@ -25,7 +25,6 @@ from s3cache.graph import (
     Graph,
     GraphBreak,
     Report,
-    process_bypass_reasons,
     take_baseline,
 )
 from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches, Registry, around
@@ -236,13 +235,12 @@ def _eagerly(mod: Module) -> Callable[[Sequence[object]], object]:
 class Progress:
     """Records the progress of a process if :data:`s3cache.settings.WATCHED` is set.
 
-    It records when the process starts and stops compiling, graph breaks, and graphs that torch does
-    not look up. Any thread may compile.
+    It records when the process starts and stops compiling, and graph breaks. Any thread may
+    compile.
     """
 
-    def __init__(self, engine: Engine, bypasses: Bypasses) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._bypasses = bypasses
         self._mutex = threading.Lock()
         self._compiling = 0
         self._breaks = 0
@@ -276,11 +274,3 @@ class Progress:
                 for reason in reasons[self._breaks :]:
                     self._engine.record({"graph_break": internals.describe_break(reason)})
                 self._breaks = len(reasons)
-
-    @around(internals.should_use_local_cache)
-    def _should_use_local_cache(self, original: Callable[[], bool]) -> bool:
-        answer = original()
-        if not (answer or any(internals.tiers_asked("aot"))):
-            with contextlib.suppress(Exception):  # a failed note must not end the program
-                self._bypasses.record("aot", [*process_bypass_reasons()])
-        return answer

@@ -118,6 +118,16 @@ def without_backend_id(aot_config: AOTConfig) -> AOTConfig:
     return dataclasses.replace(aot_config, precompile_backend_id=None)
 
 
+@contextlib.contextmanager
+def without_made_up_keys() -> Iterator[None]:
+    """Make torch raise, in the block, why a graph has no key, rather than make one up."""
+    if not names.makes_keys_up.get():
+        yield
+        return
+    with names.functorch_config.get().patch(bypass_autograd_cache_key=False):
+        yield
+
+
 _keying = threading.local()
 
 
@@ -366,6 +376,13 @@ def holds_of_sizes(guards: str, sizes: Sequence[SymInt], values: Sequence[int]) 
     if not sizes:
         return False
     return bool(sizes[0].node.shape_env.evaluate_guards_expression(guards, values))
+
+
+def number_of_graph(context: TracingContext) -> int | None:
+    """Return AOTAutograd's number of the graph that is being compiled; ``None`` if unknown."""
+    name: Sequence[str] = getattr(context, names.GRAPH_NAME, None) or ("",)
+    number = name[0].partition("_")[0]
+    return int(number) if number.isdigit() else None
 
 
 # -- guards on inputs that AOTAutograd adds while it compiles, and Dynamo checks

@@ -140,6 +140,8 @@ attention_priority = Internal[Callable[[], list[int]]]("torch._C:_get_sdp_priori
 # -- keys of whole graphs
 
 autograd_cache_key = Internal[Function[tuple[str, list[str]]]](f"{_CACHE}:autograd_cache_key")
+#: Whether torch makes up a random key for a graph that has none (``aot_compile``).
+makes_keys_up = Flag(f"{_FUNCTORCH}:bypass_autograd_cache_key")
 check_cacheable = Internal[Function[None]](f"{_CACHE}:check_cacheable")
 check_node_safe = Internal[Function[None]](f"{_CACHE}:check_node_safe")
 key_details = AnyClass(_DETAILS)
@@ -197,9 +199,7 @@ remote_cache = AnyFunction(f"{_ENTRIES}.get_remote_cache")
 aot_result = AnyClass(_RESULT)
 wrap_post_compile = AnyFunction(f"{_RESULT}.wrap_post_compile")
 miss_error = Internal[type[Exception]](f"{_CACHE}:FXGraphCacheMiss")
-should_use_local_cache = Predicate(
-    "torch._functorch.aot_autograd:should_use_local_autograd_cache", feature=WATCHING
-)
+should_use_local_cache = Predicate("torch._functorch.aot_autograd:should_use_local_autograd_cache")
 #: The value of torch's option, and the function that lookups call.
 uses_remote_cache = Predicate(f"{_CACHE}:should_use_remote_autograd_cache")
 should_use_remote_cache = Predicate(
@@ -368,6 +368,8 @@ device_overrides = Internal[Mapping[str, object]](f"{BACKENDS}:device_op_overrid
 init_backends = AnyFunction(f"{_CODE}:init_backend_registration")
 choices = AnyObject("torch._inductor.virtualized:_choices")
 virtual = AnyObject("torch._inductor.virtualized:threadlocal")
+#: Whether AOTInductor compiles; torch then uses none of its caches of graphs.
+compiles_ahead = Flag("torch._inductor.virtualized:V.aot_compilation")
 default_handler = AnyClass("torch._inductor.ops_handler:DefaultHandler")
 #: Calls of these stay in a graph even if their results are unused.
 side_effectful = Internal[set[object]]("torch.fx.node:_side_effectful_functions")
@@ -482,6 +484,8 @@ duplicate_inputs = AnyClass("torch._guards:DuplicateInputs")
 storage_overlap = AnyClass("torch._guards:StorageOverlap")
 overlapping = AnyFunction("torch._C._dynamo.guards:compute_overlapping_tensors")
 Fields("torch._guards:TracingContext", "fakify_first_call fw_metadata guards_context")
+#: The graph that is being compiled, as in ``["3_backward"]``: the number is that of AOTAutograd.
+(GRAPH_NAME,) = Fields("torch._guards:TracingContext", "aot_graph_name")
 Fields(f"{_SHAPES}:ShapeEnv", "guards var_to_sources")
 
 # -- Dynamo

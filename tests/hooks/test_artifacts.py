@@ -1,0 +1,93 @@
+"""What torch keeps of compiled graphs in its own forms is the same with s3cache as without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor.utils import fresh_cache
+
+import s3cache
+import tests.support.compiler  # noqa: F401
+from tests.hooks.artifacts import half, opaque, plain
+from tests.support.marks import slow
+from tests.support.sites import Site
+
+pytestmark = pytest.mark.timeout(900)
+
+GRAPHS = ["plain", "half", "custom", "replaced"]
+OF_GRAPHS = ["standalone.bin", "standalone unpacked", "standalone aot", "aot_compile", "caches"]
+OF_PROGRAMS = ["export.pt2", "code.pt2", "package"]
+# torch does not keep a graph of this kind in these ways, with s3cache or without it.
+_UNKEPT = {f"half {way}" for way in OF_GRAPHS if way.startswith("standalone")}
+
+
+def test_torchs_artifacts_of_graphs_that_s3cache_refuses_are_kept(site: Site) -> None:
+    """On the machine that compiles, and on one that finds FX graphs in the bucket.
+
+    A third machine, with another bucket, compiles nothing.
+    """
+    arguments = ["plain", "half", "custom"], OF_GRAPHS, False
+    first = site.machine("first").run("artifacts:keep", site.url, *arguments)
+    assert {name for name, outcome in first["kept"].items() if outcome != "None"} == _UNKEPT
+    assert first["bypass_reasons"] == {"function": 5, "custom-operator": 5}
+    assert first["torch"]["autograd_cache_bypass"] == 4
+
+    second, folder = site.machine("second"), str(site.root / "second")
+    again = second.run("artifacts:keep", site.url, *arguments)
+    assert again["kept"] == first["kept"]
+    assert again["bypass_reasons"] == first["bypass_reasons"]
+    assert again["fx"]["saved"] == 0
+
+    third = site.machine("third").run("artifacts:use", "memory://empty", *arguments, folder)
+    used = {name: outcome for name, outcome in third["used"].items() if name not in _UNKEPT}
+    assert used.pop("half caches") == ["True", 0]
+    assert {name: outcome for name, outcome in used.items() if outcome != ["True", 0]} == {}
+
+
+def test_each_graph_that_is_not_looked_up_is_recorded_with_the_reason(tmp_path: Path) -> None:
+    """Whoever switches a cache off, or makes a key up, finds the reason in ``explain``."""
+    compiled: Any = torch.compile(half, fullgraph=True)
+    x = torch.ones(3, 3)
+    with s3cache.enabled("memory://recorded", local_dir=str(tmp_path)):
+        torch._dynamo.allow_in_graph(opaque)
+        compiled.aot_compile(((x,), {}))
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            torch.compile(plain)(x)
+        torch.compiler.reset()
+        with fresh_cache():
+            torch.compile(plain)(x)
+        records = [each.record for each in s3cache.explain().explanations]
+    found = [(each.level, each.outcome, each.reason) for each in records if each.level == "aot"]
+    assert found == [
+        ("aot", "bypass", "function"),
+        ("aot", "bypass", "caches-off"),
+        ("aot", "bypass", "torch"),
+    ]
+    assert next(each.outcome for each in records if each.level == "fx") == "miss"
+
+
+@slow
+@pytest.mark.parametrize("ways", [OF_GRAPHS, OF_PROGRAMS])
+def test_what_torch_alone_can_keep_is_kept(site: Site, ways: list[str]) -> None:
+    """Graphs with kernels: kept by torch alone, and on two machines that share a bucket.
+
+    Each is used with s3cache and without it.
+    """
+    arguments = GRAPHS, ways, True
+    folders = {name: str(site.root / name) for name in ("alone", "first", "second")}
+    outcomes: dict[str, Any] = {}
+    for name in folders:
+        url = None if name == "alone" else site.url
+        outcomes[name] = site.machine(name).run("artifacts:keep", url, *arguments)["kept"]
+    assert outcomes["first"] == outcomes["second"] == outcomes["alone"]
+
+    def use(name: str, url: str | None, folder: str) -> Any:
+        return site.machine(name).run("artifacts:use", url, *arguments, folder)["used"]
+
+    expected = use("alone-alone", None, folders["alone"])
+    assert use("first-alone", None, folders["first"]) == expected
+    assert use("second-alone", None, folders["second"]) == expected
+    assert use("second-with", "memory://empty", folders["second"]) == expected
