@@ -26,6 +26,7 @@ ROWS = (
     "paths",
     "compiled_autograd",
     "compiled_backward",
+    "models",
 )
 
 
