@@ -59,9 +59,9 @@ else:
         "store",
         cache="Cache flush_at_checkpoint Hit Miss NotSaved Saved",
         errors="AccessDeniedError CircuitOpenError ClosedError ConfigError CorruptError "
-        "DownloadTimeoutError MissError MissingContainerError NoSpaceError PermanentError "
-        "PreconditionError ReadOnlyError S3CacheError StoreError TransientError TruncatedError "
-        "UnsupportedTorchError UntrustedError",
+        "CredentialsError DownloadTimeoutError MissError MissingContainerError NoSpaceError "
+        "PermanentError PreconditionError ReadOnlyError S3CacheError StoreError TransientError "
+        "TruncatedError UnsupportedTorchError UntrustedError",
         insight="Difference Explained Explanation explain",
         graph="Graph GraphBreak Report",
         hooks="active check disable enable enabled register_cacheable",

@@ -17,6 +17,7 @@
         │   └── DownloadTimeoutError the caller waited long enough; the download continues
         └── PermanentError           a retry is useless
             ├── AccessDeniedError    credentials missing, wrong, expired or without permission
+            │   └── CredentialsError ... there are none: their source has none, or fails
             ├── MissingContainerError  the bucket or root directory does not exist
             ├── ReadOnlyError        the store was opened for reading only
             └── NoSpaceError         disk or quota full
@@ -31,7 +32,6 @@ import mmap
 import re
 from collections.abc import Iterator
 from enum import Enum
-from typing import ClassVar
 
 __all__ = [
     "AccessDeniedError",
@@ -39,6 +39,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "CorruptError",
+    "CredentialsError",
     "DownloadTimeoutError",
     "MissError",
     "MissingContainerError",
@@ -123,7 +124,7 @@ class S3CacheError(Exception):
         reason: the reason of a miss, or of a refused save, that this error causes.
     """
 
-    reason: ClassVar[Reason] = Reason.ERROR
+    reason: Reason = Reason.ERROR
 
     def __str__(self) -> str:
         return printable(self._text())
@@ -265,6 +266,10 @@ class AccessDeniedError(PermanentError):
     """Credentials are missing, wrong or expired, or do not allow the operation."""
 
     reason = Reason.DENIED
+
+
+class CredentialsError(AccessDeniedError):
+    """There are no credentials: their source has none, or fails. No request was sent."""
 
 
 class MissingContainerError(PermanentError):

@@ -32,7 +32,7 @@ from s3cache.store._file import make_parents as make_parents
 from s3cache.store._file import mark_used as mark_used
 from s3cache.store._s3 import S3Store as S3Store
 from s3cache.store._s3 import concurrently as concurrently
-from s3cache.store._s3_client import credentials_source as credentials_source
+from s3cache.store._s3_credentials import credentials_source as credentials_source
 from s3cache.store._url import STORE_OPTIONS as STORE_OPTIONS
 from s3cache.store._url import FileLocation as FileLocation
 from s3cache.store._url import MemoryLocation as MemoryLocation

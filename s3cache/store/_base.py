@@ -25,6 +25,7 @@ from s3cache.errors import (
     AccessDeniedError,
     CircuitOpenError,
     ConfigError,
+    CredentialsError,
     MissingContainerError,
     NoSpaceError,
     PermanentError,
@@ -226,6 +227,10 @@ class Store(Protocol):
         """Connect before the first call needs it; do nothing if there is nothing to open."""
         return
 
+    def forget_failures(self) -> None:
+        """Let the next call try what failed before, without a pause: loading credentials."""
+        return
+
     async def aclose(self) -> None:
         """Release connections and files. A second call does nothing."""
         return
@@ -324,6 +329,9 @@ class WrapperStore(Store):
 
     async def connect(self) -> None:
         await self.inner.connect()
+
+    def forget_failures(self) -> None:
+        self.inner.forget_failures()
 
     async def aclose(self) -> None:
         await self.inner.aclose()
@@ -441,22 +449,26 @@ class RetryingStore(WrapperStore):
 class BreakingStore(WrapperStore):
     """Fails at once with ``CircuitOpenError`` while ``breaker`` is open.
 
-    Transient failures count; every answer is a success, also "denied" and "absent".
+    Failures without an answer count, for want of credentials too; every answer is a success, also
+    "denied" and "absent". The ``CircuitOpenError`` has the reason of the last such failure.
     """
 
     def __init__(self, inner: Store, breaker: Breaker) -> None:
         super().__init__(inner)
         self.breaker = breaker
+        self._reason = CircuitOpenError.reason
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
         try:
             is_probe = self.breaker.enter()
         except CircuitOpenError as error:
             error.op, error.store, error.key = verb, self.url, key
+            error.reason = self._reason
             raise
         try:
             answer = await call()
-        except TransientError:
+        except (TransientError, CredentialsError) as error:
+            self._reason = error.reason
             self.breaker.fail(is_probe)
             raise
         except StoreError:

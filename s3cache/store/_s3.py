@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from s3cache.errors import (
-    AccessDeniedError,
     PermanentError,
     PreconditionError,
     StoreError,
@@ -56,9 +55,10 @@ class S3Store(Store):
     """A :class:`~s3cache.store.Store` in one bucket, under one prefix.
 
     The client is opened by the first call (about 0.8 s, see :meth:`connect`) and belongs to that
-    event loop. If its credentials are refused, the next call loads new ones, unless they were given
-    as options. Only parts of an upload are retried here, so that a lost request does not repeat all
-    of them: wrap the store for other retries.
+    event loop. If its credentials are refused, unless they were given as options, they are loaded
+    again, and if they are others, the call is repeated. Otherwise only parts of an upload are
+    retried here, so that a lost request does not repeat all of them: wrap the store for other
+    retries.
 
     The server verifies the SHA-256 of every uploaded body, as it is part of the signature. A
     download is one version of an object: parts of two versions are never joined. Large objects are
@@ -210,6 +210,9 @@ class S3Store(Store):
         """
         return bool(await self._call("atomic_create", "", self._may_condition))
 
+    def forget_failures(self) -> None:
+        self._clients.forget_failures()
+
     async def aclose(self) -> None:
         """Close all connections; running calls fail. A second call does nothing."""
         await self._clients.aclose()
@@ -219,15 +222,13 @@ class S3Store(Store):
     async def _call(self, op: str, key: str, work: Callable[[Any], Awaitable[_T]]) -> _T | None:
         """Run ``work`` with a client; return its result, or None if the object is absent."""
         try:
-            return await work(await self._clients.get())
+            return await self._clients.run(work)
         except Exception as error:
             if op in ("get", "get_range", "head", "delete") and is_absent(error):
                 return None
             ours = translate(error, op=op, store=self._url, key=key)
             if isinstance(ours, StoreError) and not ours.op:
                 ours.op, ours.store, ours.key = op, self._url, key
-            if isinstance(ours, AccessDeniedError):
-                self._clients.refuse()
             if ours is error:
                 raise
             # Errors without an answer may contain the URL of a proxy, with its password.

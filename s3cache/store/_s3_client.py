@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
-import time
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from s3cache.errors import ClosedError
-from s3cache.store._s3_errors import translate
+from s3cache.store._s3_credentials import Credentials, Pause, new_session, off_loop
+from s3cache.store._s3_errors import distrusts_server, refuses_credentials
 from s3cache.util import __version__
-from s3cache.util.threads import new_event_loop, threads_are_greenlets
+from s3cache.util.logs import quiet_libraries
 
 if TYPE_CHECKING:
     from s3cache.store._url import S3Options
@@ -22,20 +21,13 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 CHUNK_BYTES = 256 << 10
-# If permissions are too narrow, a new client is refused too, so make few of them.
-_RENEW_EVERY_S = 120.0
-# For opening a client, which may load credentials on a thread that the exit waits for.
-_OPEN_TIMEOUT_S = 30.0
-# The fields that S3Store reads from answers to the most frequent requests.
-_READ_OF_GET, _READ_OF_PUT = {"Body", "ContentLength", "ContentRange", "ETag"}, {"ETag"}
 
 
 class Clients:
-    """One client at a time, opened by the first call that needs it.
+    """One client at a time, opened by the first call that needs it, and its credentials.
 
-    botocore renews credentials with an expiry date. Others may be renewed externally: in a file, in
-    the environment, by ``aws sso login``. So after a refusal the next call gets a new client, which
-    loads credentials again. Running calls with the old client fail, and may be tried again.
+    A call that fails is made again, once, if what the client read has been renewed since: the
+    credentials that a server refuses, or the certificates with which it does not trust a server.
     """
 
     def __init__(self, options: S3Options) -> None:
@@ -44,74 +36,83 @@ class Clients:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
         self._closed = False
-        self._refused = False
-        self._renew_from = float("-inf")
-        # Credentials from options do not change.
-        self._is_renewable = options.access_key is None and not options.anonymous
+        self._is_outdated = False
+        self._pause = Pause(options)
+        has_own = options.access_key is not None or options.anonymous
+        self._credentials = None if has_own else Credentials(options)
 
-    async def get(self) -> Any:
-        """Return the client.
+    async def run(self, work: Callable[[Any], Awaitable[_T]]) -> _T:
+        """Return the result of ``work``, which gets the client.
 
         Raises:
             ClosedError: the store is closed, or in use on another event loop.
+            CredentialsError: there are no credentials.
         """
-        loop = asyncio.get_running_loop()
-        if self._client is not None and loop is not self._loop:
-            raise ClosedError("the store is in use on another event loop; open a store for each")
-        if self._client is not None and not self._refused:
-            return self._client
-        async with self._opening:
-            if self._closed:
-                raise ClosedError("the store is closed")
-            if self._client is None or self._refused:
-                former, self._client = self._client, await _new_client(self._options)
-                self._loop, self._refused = loop, False
-                if former is not None:
-                    await former.close()
-            return self._client
+        with quiet_libraries():
+            client = await self._get()
+            keys = self._credentials and self._credentials.keys
+            try:
+                return await work(client)
+            except Exception as error:
+                if not await self._renew(client, keys, error):
+                    raise
+            return await work(await self._get())
 
-    def refuse(self) -> None:
-        """Note that the server refused the credentials, or that botocore found none."""
-        now = time.monotonic()
-        if self._client is not None and self._is_renewable and now >= self._renew_from:
-            self._renew_from = now + _RENEW_EVERY_S
-            self._refused = True
+    def forget_failures(self) -> None:
+        """Make no pause before the next call loads credentials or certificates again."""
+        self._pause.end()
+        if self._credentials is not None:
+            self._credentials.forget_failures()
 
     async def aclose(self) -> None:
         self._closed = True
+        if self._credentials is not None:
+            self._credentials.close()
         async with self._opening:
             client, self._client = self._client, None
             if client is not None:
                 await client.close()
 
+    async def _get(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._client is not None and loop is not self._loop:
+            raise ClosedError("the store is in use on another event loop; open a store for each")
+        if self._credentials is not None and not self._closed:
+            await self._credentials.get_frozen_credentials()
+        if self._client is not None and not self._is_outdated:
+            return self._client
+        async with self._opening:
+            if self._closed:
+                raise ClosedError("the store is closed")
+            if self._client is None or self._is_outdated:
+                seen = await asyncio.to_thread(self._pause.inputs)
+                opened = await off_loop(lambda: _open_client(self._options, self._credentials))
+                former, self._client = self._client, opened
+                self._loop, self._is_outdated = loop, False
+                self._pause.begin(seen, is_first=former is None)
+                if former is not None:
+                    await former.close()
+            return self._client
+
+    async def _renew(self, client: Any, keys: Any, error: Exception) -> bool:
+        """Return whether ``error`` may not occur with the present client and credentials."""
+        if distrusts_server(error):
+            if client is self._client and await self._pause.is_over_or_moot():
+                self._is_outdated = True
+            return self._is_outdated or client is not self._client
+        if self._credentials is None or not refuses_credentials(error):
+            return False
+        return await self._credentials.replace(keys)
+
 
 # -- making a client
 
 
-async def _new_client(options: S3Options) -> Any:
+async def _open_client(options: S3Options, credentials: Credentials | None) -> Any:
     """Return an open aioboto3 client; ``await client.close()`` ends it.
 
-    It is made on another thread with its own event loop: importing botocore and reading its models
-    takes 0.7 s, while the caller's loop goes on. A client is not bound to a loop before its first
-    request, which opens the connection pool.
+    A client is not bound to a loop before its first request, which opens the connection pool.
     """
-    if threads_are_greenlets():  # they share one thread, so no second loop can run
-        return await _open_client(options)
-    # Import on the loop too: a forked child must not inherit a partly imported module.
-    return await asyncio.to_thread(_run_on_new_loop, lambda: _open_client(options))
-
-
-def _run_on_new_loop(work: Callable[[], Awaitable[_T]]) -> _T:
-    loop = new_event_loop()
-    try:
-        return loop.run_until_complete(work())
-    finally:
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
-
-
-async def _open_client(options: S3Options) -> Any:
     import aioboto3
     import aioboto3.s3.inject  # else the first client would import it
     from aiobotocore.config import AioConfig
@@ -141,8 +142,11 @@ async def _open_client(options: S3Options) -> Any:
         user_agent=f"s3cache/{__version__} aioboto3/{aioboto3.__version__} {runtime}",
         parameter_validation=False,  # our parameters are valid
     )
+    botocore_session = new_session(options)
+    if credentials is not None:
+        botocore_session.register_component("credential_provider", credentials)
     session = aioboto3.Session(
-        botocore_session=_session(options),
+        botocore_session=botocore_session,
         aws_access_key_id=options.access_key,
         aws_secret_access_key=options.secret_key,
         aws_session_token=options.session_token,
@@ -156,36 +160,7 @@ async def _open_client(options: S3Options) -> Any:
         verify=options.ca_bundle,
         config=config,
     )
-    return await _within(_OPEN_TIMEOUT_S, client.__aenter__())
-
-
-def _session(options: S3Options) -> Any:
-    from aiobotocore.session import AioSession
-
-    session = AioSession(profile=options.profile)
-    session.register_component("data_loader", _model_loader())
-    return session
-
-
-@cache
-def _model_loader() -> Any:
-    """Return botocore's loader for all stores, so that a process reads its models once.
-
-    We remove unused parts of the models, with which botocore would spend a quarter of a request's
-    CPU time.
-    """
-    from botocore.loaders import create_loader
-
-    loader = create_loader(os.environ.get("AWS_DATA_PATH"))
-    shapes = loader.load_service_model("s3", "service-2")["shapes"]
-    for shape, names in (("GetObjectOutput", _READ_OF_GET), ("PutObjectOutput", _READ_OF_PUT)):
-        for name in shapes[shape]["members"].keys() - names:
-            del shapes[shape]["members"][name]
-    # botocore remembers the endpoint for equal parameters, but tries all rules for each new key.
-    endpoints = loader.load_service_model("s3", "endpoint-rule-set-1")
-    if "'Key'" not in repr(endpoints["rules"]):
-        endpoints["parameters"].pop("Key", None)
-    return loader
+    return await client.__aenter__()
 
 
 def _drop_expect(params: dict[str, Any], **_: Any) -> None:
@@ -214,43 +189,3 @@ def _http_session() -> Any:
             return SimpleNamespace(request=partial(session.request, allow_redirects=False))
 
     return Session
-
-
-async def _within(timeout_s: float, work: Awaitable[_T]) -> _T:
-    """Await ``work``, which may get credentials from a program, a metadata service or STS."""
-    from botocore.exceptions import CredentialRetrievalError
-
-    try:
-        return await asyncio.wait_for(work, timeout_s)
-    except asyncio.TimeoutError:
-        raise CredentialRetrievalError(
-            provider="credential_process, metadata service or STS",
-            error_msg=f"no answer within {timeout_s:.3g} s",
-        ) from None
-
-
-def credentials_source(options: S3Options, timeout_s: float) -> str | None:
-    """Return the source of a client's credentials, or None if there are none.
-
-    Call it on a separate thread: it imports botocore, and runs an event loop.
-
-    Raises:
-        AccessDeniedError: the credentials cannot be loaded within ``timeout_s``.
-        PermanentError: botocore cannot use its configuration.
-    """
-    if options.anonymous:
-        return "nowhere: requests are anonymous"
-    if options.access_key is not None:
-        return "the options access_key and secret_key"
-
-    async def find() -> Any:
-        found = await _session(options).get_credentials()
-        if found is not None:  # some are only loaded at their first use
-            await found.get_frozen_credentials()
-        return found
-
-    try:
-        found = _run_on_new_loop(lambda: _within(timeout_s, find()))
-    except Exception as error:
-        raise translate(error, op="credentials", store=options.url) from error
-    return None if found is None else str(found.method)

@@ -10,6 +10,7 @@ import re
 
 from s3cache.errors import (
     AccessDeniedError,
+    CredentialsError,
     MissingContainerError,
     NoSpaceError,
     PermanentError,
@@ -58,9 +59,10 @@ _TABLE: dict[type[StoreError], str] = {
         401 | the server does not know these credentials | {_CREDENTIALS}
         ExpiredToken ExpiredTokenException InvalidToken | the credentials have expired | {_RENEW}
         AccessDenied 403 | these credentials may not do this | {_ALLOW}
+    """,
+    CredentialsError: f"""
         NoCredentialsError | no credentials were found | {_CREDENTIALS}
         PartialCredentialsError | one key of a pair is missing | {_CREDENTIALS}
-        CredentialRetrievalError | getting credentials failed | {_CREDENTIALS}
         NoAuthTokenError TokenRetrievalError SSOError | there is no usable SSO token | {_LOGIN}
         ProfileNotFound | there is no such profile | {_PROFILES}
     """,
@@ -105,7 +107,6 @@ _TABLE: dict[type[StoreError], str] = {
         ReadTimeoutError TimeoutError | the answer took too long | {_PASSING}
         EndpointConnectionError | cannot connect | {_CONNECT}
         HTTPClientError ClientError OSError | the connection broke | {_PASSING}
-        MetadataRetrievalError | the metadata service does not answer | {_PASSING}
         ResponseParserError ValueError KeyError | the answer is not S3's | {_ENDPOINT}
     """,
 }
@@ -142,7 +143,7 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
         # The server is not at fault, even if a library wrapped the error.
         if lacks_memory(error):
             names = ["memory"]
-        elif "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        elif distrusts_server(error):
             names = ["certificate"]
         kind, cause, fix = next(_ROWS[name] for name in names if name in _ROWS)
         detail = f"{type(error).__name__}: {error}"
@@ -151,9 +152,34 @@ def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3Cach
         other = "InternalError" if status >= 500 or status < 300 else "refused"
         kind, cause, fix = _ROWS.get(code) or _ROWS.get(str(status)) or _ROWS[other]
         detail = f"{status} {code} {message}"
-    # One line, without an HTML page or a password of a proxy.
-    detail = re.sub(r"//\S*@", "//", " ".join(detail.split()))[:300]
-    return kind(f"{cause} ({detail}); {fix}", op=op, store=store, key=key)
+    return kind(f"{cause} ({_line(detail)}); {fix}", op=op, store=store, key=key)
+
+
+def _line(detail: str) -> str:
+    """Return one short line, without an HTML page or a password of a proxy."""
+    return re.sub(r"//\S*@", "//", " ".join(detail.split()))[:300]
+
+
+def translate_source(error: Exception, source: str, fix: str) -> S3CacheError:
+    """Translate ``error`` of a ``source`` of credentials, which ``fix`` may repair."""
+    known = translate(error, op="", store="")
+    if isinstance(known, CredentialsError) or lacks_memory(error):
+        return known
+    detail = _line(f"{type(error).__name__}: {error}")
+    return CredentialsError(f"{source} has no credentials ({detail}); {fix}")
+
+
+def refuses_credentials(error: Exception) -> bool:
+    """Return whether the server might accept other credentials."""
+    # The answer to HEAD has no body, so it is 400 for expired credentials.
+    is_unnamed = _answer(error)[1] == "400"
+    return is_unnamed or isinstance(translate(error, op="", store=""), AccessDeniedError)
+
+
+def distrusts_server(error: Exception) -> bool:
+    """Return whether the certificate of the server is not trusted."""
+    names = [kind.__name__ for kind in type(error).__mro__]
+    return "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error)
 
 
 def error_status(error: Exception) -> int:

@@ -339,6 +339,7 @@ class RemoteTier:
             disk=disk,
             listeners=listeners,
             on_problem=on_problem,
+            before_flush=store.forget_failures,
         )
 
     @property

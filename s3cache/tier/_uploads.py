@@ -85,7 +85,8 @@ class Uploads:
 
     ``verify`` gets the bytes and whether another process saved them, and returns the object; it
     runs on any thread. ``publish`` uploads the object, and returns whether to give it up.
-    ``on_problem`` is called on the loop's thread with each error that ends an attempt.
+    ``on_problem`` is called on the loop's thread with each error that ends an attempt, and
+    ``before_flush`` before a flush tries all uploads.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Uploads:
         disk: DiskTier | None,
         listeners: Listeners,
         on_problem: Callable[[Exception], None],
+        before_flush: Callable[[], None],
     ) -> None:
         self._disk = disk
         self._loop = loop
@@ -105,6 +107,7 @@ class Uploads:
         self._settings = settings
         self._listeners = listeners
         self._on_problem = on_problem
+        self._before_flush = before_flush
         self._is_closed = False
         self._memory: dict[str, bytes] = {}  # objects that are not on the disk
         self._mutex = threading.Lock()
@@ -238,6 +241,7 @@ class Uploads:
         self._given_back.clear()
         self._flushes += 1
         try:
+            self._before_flush()
             self._resume()
             if until_a_pause:
                 await self._until(lambda: self._is_idle() or (self._pause and not self._active))

@@ -6,8 +6,11 @@ Python shows warnings without the logger's name, so it is added then.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Literal, TypeAlias
 
 from s3cache.errors import ConfigError, Reason, UntrustedError, code_of, reason_for
@@ -42,6 +45,41 @@ def _make_printable(record: logging.LogRecord) -> bool:
         if (escaped := printable_lines(text)) != text:
             record.exc_text = escaped  # handlers read it here
     return True
+
+
+# -- loggers of libraries
+
+_in_our_call = ContextVar("s3cache_call", default=False)
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Pass warnings that libraries log in the block to our log at DEBUG: our errors repeat them.
+
+    That includes tasks and threads of asyncio that the block starts, and no other code that uses
+    the same libraries. It applies to loggers of :func:`watch_libraries`.
+    """
+    before = _in_our_call.set(True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the coroutine was destroyed elsewhere
+            _in_our_call.reset(before)
+
+
+def watch_libraries(*names: str) -> None:
+    """Make :func:`quiet_libraries` apply to all present loggers of these packages."""
+    for name, logger in [*logging.root.manager.loggerDict.items()]:
+        if name.partition(".")[0] in names and isinstance(logger, logging.Logger):
+            logger.addFilter(_pass_on)  # added only once
+
+
+def _pass_on(record: logging.LogRecord) -> bool:
+    if record.levelno < logging.WARNING or not _in_our_call.get():
+        return True
+    ours = logger_of("storage")
+    ours.debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
+    return False
 
 
 class Problems:

@@ -14,6 +14,7 @@ from botocore.exceptions import ClientError
 
 from s3cache.errors import (
     AccessDeniedError,
+    CredentialsError,
     MissingContainerError,
     NoSpaceError,
     PermanentError,
@@ -122,10 +123,10 @@ def test_a_broken_connection_or_a_strange_answer_is_transient(error: Exception) 
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (boto.NoCredentialsError(), AccessDeniedError, "AWS_PROFILE"),
-        (boto.PartialCredentialsError(provider="env", cred_var="x"), AccessDeniedError, "one key"),
-        (boto.ProfileNotFound(profile="nope"), AccessDeniedError, "list-profiles"),
-        (boto.UnauthorizedSSOTokenError(), AccessDeniedError, "aws sso login"),
+        (boto.NoCredentialsError(), CredentialsError, "AWS_PROFILE"),
+        (boto.PartialCredentialsError(provider="env", cred_var="x"), CredentialsError, "one key"),
+        (boto.ProfileNotFound(profile="nope"), CredentialsError, "list-profiles"),
+        (boto.UnauthorizedSSOTokenError(), CredentialsError, "aws sso login"),
         (boto.ParamValidationError(report="bad metadata"), PermanentError, "bad metadata"),
         (boto.NoRegionError(), PermanentError, "AWS_DEFAULT_REGION"),
         (

@@ -65,6 +65,7 @@ class Site:
             disk=tier,
             listeners=self.listeners,
             on_problem=self.problems.append,
+            before_flush=lambda: None,
         )
 
     def put(self, name: str, data: bytes = b"data") -> None:
