@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 from s3cache import frame
 from s3cache.errors import (
+    AccessDeniedError,
     ConfigError,
     CorruptError,
     PreconditionError,
@@ -203,15 +204,14 @@ async def publish(
         except UntrustedError:
             admit = None  # our own entry is not trusted either
     first, own = names_of(entry.header)
-    if not await store.atomic_create():
-        # On such servers the last of several concurrent writers of the first name wins: the entries
-        # of the others must also exist under another name.
-        outcomes = [await _put(store, name, entry, replaceable, admit) for name in (own, first)]
-        return "written" in outcomes
-    outcome = await _put(store, first, entry, replaceable, admit)
-    if outcome == "taken":
-        outcome = await _put(store, own, entry, replaceable, admit)
-    return outcome == "written"
+    outcomes = [await _put(store, first, entry, replaceable, admit)]
+    is_atomic = await store.atomic_create()
+    # Unless creating is atomic, the last of several concurrent writers of the first name wins: the
+    # entries of the others must also exist under another name.
+    is_unsure = is_atomic is False or (is_atomic is None and "written" in outcomes)
+    if is_unsure or "taken" in outcomes:
+        outcomes.append(await _put(store, own, entry, replaceable, admit))
+    return "written" in outcomes
 
 
 async def _put(
@@ -228,11 +228,13 @@ async def _put(
         "s3cache-variant": header.variant,
         "s3cache-producer": header.producer,
     }
-    try:
-        await store.put(name, entry.data, mode="create", metadata=metadata)
-        return "written"
-    except PreconditionError:
-        pass
+    # Look first: it saves sending the bytes, and some servers ignore the condition.
+    if not await _exists(store, name):
+        try:
+            await store.put(name, entry.data, mode="create", metadata=metadata)
+            return "written"
+        except PreconditionError:
+            pass
     try:
         present = await _read(store, name, admit)
     except UntrustedError:
@@ -245,6 +247,13 @@ async def _put(
         return "there"
     await store.put(name, entry.data, metadata=metadata)
     return "written"
+
+
+async def _exists(store: Store, name: str) -> bool:
+    try:
+        return await store.head(name) is not None
+    except AccessDeniedError:  # we may be allowed to write nevertheless
+        return False
 
 
 async def _read(store: Store, name: str, admit: TrustCheck | None) -> Frame | None:

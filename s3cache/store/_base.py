@@ -219,8 +219,11 @@ class Store(Protocol):
         """
         ...
 
-    async def atomic_create(self) -> bool:
-        """Return whether exactly one of several concurrent ``put(mode="create")`` succeeds."""
+    async def atomic_create(self) -> bool | None:
+        """Return whether exactly one of several concurrent ``put(mode="create")`` succeeds.
+
+        None means that no create has shown it yet.
+        """
         return True
 
     async def connect(self) -> None:
@@ -324,7 +327,7 @@ class WrapperStore(Store):
     ) -> tuple[Sequence[ObjectInfo], str | None]:
         return await self._around("list", prefix, lambda: self.inner.list_page(prefix, after))
 
-    async def atomic_create(self) -> bool:
+    async def atomic_create(self) -> bool | None:
         return await self._around("atomic_create", "", self.inner.atomic_create)
 
     async def connect(self) -> None:
@@ -371,7 +374,6 @@ class RetryingStore(WrapperStore):
 
         super().__init__(inner)
         self.policy = policy
-        self._is_atomic: bool | None = None
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
         started, attempts = time.monotonic(), 0
@@ -439,11 +441,6 @@ class RetryingStore(WrapperStore):
                     raise
 
         await self._around("put", key, attempt)
-
-    async def atomic_create(self) -> bool:
-        if self._is_atomic is None:  # remember it: every upload asks
-            self._is_atomic = await super().atomic_create()
-        return self._is_atomic
 
 
 class BreakingStore(WrapperStore):

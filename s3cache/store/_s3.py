@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import random
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from s3cache.errors import (
     PermanentError,
@@ -28,7 +31,13 @@ from s3cache.store._base import (
     logger,
 )
 from s3cache.store._s3_client import CHUNK_BYTES, Clients
-from s3cache.store._s3_errors import error_status, is_absent, refuses_condition, translate
+from s3cache.store._s3_errors import (
+    error_status,
+    is_absent,
+    refuses_condition,
+    requires_digest,
+    translate,
+)
 
 if TYPE_CHECKING:
     from s3cache.store._url import S3Options
@@ -45,10 +54,11 @@ _MAX_PARTS = 10_000
 _PAUSES_S = (0.0, 1.0, 4.0, 16.0)
 _ABORT_TIMEOUT_S = 5.0
 _CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
-
-# The name of the object for testing the server, under the store's prefix. It is no legal key.
-_PROBE_NAME = ".s3cache-probe"
-_PROBE_TEXT = b"s3cache asks with this object whether the server honours If-None-Match: *\n"
+_TOO_OFTEN = (429, 503)
+# Pauses before a write is repeated: R2 and Google take one write of an object a second
+# (https://developers.cloudflare.com/r2/platform/limits/).
+_REPEAT_AFTER_S = (0.0, 1.1)
+_SETTLED_S = 1.0
 
 
 class S3Store(Store):
@@ -66,9 +76,10 @@ class S3Store(Store):
     the condition (on all servers except AWS and MinIO), ``put(mode="create")`` uses one request,
     which is limited to 5 GiB.
 
-    With ``conditional_create="auto"`` the first ``put(mode="create")`` writes a marker named
-    ``.s3cache-probe``, which is no legal key, under the prefix, to test whether the server supports
-    ``If-None-Match``.
+    AWS honours ``If-None-Match: *`` on a write. Another server shows it by its answers: it refuses
+    an object that exists, or the first object that was created here is written again, with the same
+    bytes. After each create, the store checks that its object is there: a gateway may have several
+    servers behind it. ``conditional_create`` names other rules.
 
     The answer to HEAD has no body, so :meth:`head` returns ``None`` for a missing bucket too. In a
     versioned bucket, :meth:`delete` hides an object and frees no space.
@@ -78,9 +89,16 @@ class S3Store(Store):
         self._options = options
         self._url = options.url
         self._prefix = f"{options.prefix}/" if options.prefix else ""
+        self._is_directory_bucket = options.is_directory_bucket
         self._clients = Clients(options)
-        self._honours_condition: bool | None = None
+        rule, is_aws = options.conditional_create, options.endpoint is None
+        # Whether it is known that the server honours the condition, without asking it.
+        self._is_sure = rule == "native" or (rule == "auto" and is_aws)
+        self._condition: Literal["unknown", "honoured", "ignored", "refused"] = (
+            "honoured" if self._is_sure else "refused" if rule == "check" else "unknown"
+        )
         self._asking = asyncio.Lock()
+        self._sends_digests = False
 
         def given(**fields: Any) -> dict[str, Any]:
             return {name: value for name, value in fields.items() if value is not None}
@@ -157,15 +175,7 @@ class S3Store(Store):
         target = {**self._for_write, "Key": self._path(key), "Metadata": dict(metadata or {})}
 
         async def put(client: Any) -> None:
-            if mode == "create":
-                if await self._may_condition(client):
-                    target["IfNoneMatch"] = "*"
-                else:
-                    await self._require_absent(client, target["Key"])
-            is_large = len(body) > self._options.multipart_bytes
-            if not (is_large and await self._put_in_parts(client, target, body)):
-                answer = await client.put_object(Body=_Body(body), **target)
-                _ = answer["ETag"]  # missing in the answer of a login portal
+            await (self._create if mode == "create" else self._write)(client, target, body)
 
         await self._call("put", key, put)
 
@@ -178,21 +188,20 @@ class S3Store(Store):
     async def list_page(
         self, prefix: str, after: str | None = None
     ) -> tuple[list[ObjectInfo], str | None]:
-        path = self._prefix + prefix
+        path = self._prefix + self._spell(prefix)
+        asked = path[: path.rfind("/") + 1] if self._is_directory_bucket else path
         going_on = {"ContinuationToken": after} if after else {}
 
         async def list_page(client: Any) -> tuple[list[ObjectInfo], str | None]:
-            page = await client.list_objects_v2(**self._common, Prefix=path, **going_on)
+            page = await client.list_objects_v2(**self._common, Prefix=asked, **going_on)
             infos = [
                 ObjectInfo(
-                    listed["Key"][len(self._prefix) :],
-                    listed["Size"],
-                    listed["LastModified"].timestamp(),
+                    self._key(listed["Key"]), listed["Size"], listed["LastModified"].timestamp()
                 )
                 for listed in page.get("Contents", ())
                 if listed["Key"].startswith(path)  # some proxies drop the request's query
             ]
-            # Consoles create an object "dir/" for a directory; this and the probe are no keys.
+            # Consoles create an object "dir/" for a directory, which is not a key.
             keys = [info for info in infos if is_key(info.key)]
             token = page["NextContinuationToken"] if page["IsTruncated"] else None
             if token is not None and token == after:
@@ -203,12 +212,9 @@ class S3Store(Store):
         assert page is not None
         return page
 
-    async def atomic_create(self) -> bool:
-        """Return whether the server supports ``If-None-Match: *``.
-
-        With ``conditional_create="native"`` this is assumed.
-        """
-        return bool(await self._call("atomic_create", "", self._may_condition))
+    async def atomic_create(self) -> bool | None:
+        """Return whether the server honours ``If-None-Match: *``, as far as it is known."""
+        return {"honoured": True, "unknown": None}.get(self._condition, False)
 
     def forget_failures(self) -> None:
         self._clients.forget_failures()
@@ -235,54 +241,133 @@ class S3Store(Store):
             raise ours from (error if error_status(error) else None)
 
     def _path(self, key: str) -> str:
-        return self._prefix + check_key(key)
+        return self._prefix + self._spell(check_key(key))
+
+    def _spell(self, key: str) -> str:
+        """Return the path of a key, or of a prefix of keys, under the store's prefix.
+
+        A directory bucket only lists whole directories. There each key of entries has a directory:
+        ``v1/a/KEY.0`` is ``v1/a/KEY/~0``, as no legal key contains a ``~``.
+        """
+        if not self._is_directory_bucket:
+            return key
+        directory, slash, name = key.rpartition("/")
+        return directory + slash + name.replace(".", "/~", 1)
+
+    def _key(self, path: str) -> str:
+        """Return the key of an object; an illegal key if the object is not ours."""
+        spelled = path[len(self._prefix) :]
+        key = spelled.replace("/~", ".", 1) if self._is_directory_bucket else spelled
+        return key if self._spell(key) == spelled else ""
 
     # -- creating
 
-    async def _may_condition(self, client: Any) -> bool:
-        """Return whether the server supports ``If-None-Match: *``; test it once.
+    async def _create(self, client: Any, target: dict[str, Any], body: memoryview) -> None:
+        if not self._is_sure and self._condition in ("ignored", "refused"):
+            await self._require_absent(client, target["Key"])
+        if self._condition == "refused":
+            await self._write(client, target, body)
+            return
+        conditional, started = {**target, "IfNoneMatch": "*"}, time.monotonic()
+        try:
+            etag = await self._write(client, conditional, body)
+        except Exception as error:
+            if not self._is_sure and refuses_condition(error):
+                self._condition = "refused"
+                await self._create(client, target, body)
+                return
+            status = error_status(error)
+            if status in (409, 412) and self._condition == "unknown":
+                self._condition = "honoured"
+            if status in _TOO_OFTEN:  # another writer may have created it just now
+                await self._require_absent(client, target["Key"], unless=error)
+            raise
+        if not self._is_sure:
+            took_s = time.monotonic() - started
+            await self._learn(client, conditional, body)
+            await self._require_ours(client, target["Key"], etag, took_s)
 
-        AWS, MinIO and Ceph RGW support it on a write; others ignore or refuse it. If the marker may
-        not be written, support is assumed. A failure is not remembered.
+    async def _learn(self, client: Any, conditional: dict[str, Any], body: memoryview) -> None:
+        """Write an object again that we have just created, unless the server is known.
+
+        A server that honours the condition refuses. Any other writes the same bytes again. If it
+        takes no second write now, the question stays open.
         """
-        if self._options.conditional_create != "auto":
-            return self._options.conditional_create == "native"
+        if len(body) > self._options.multipart_bytes:
+            return
         async with self._asking:
-            if self._honours_condition is None:
-                self._honours_condition = await self._probe(client)
-            return self._honours_condition
+            for pause_s in _REPEAT_AFTER_S:
+                if self._condition != "unknown":
+                    return
+                await asyncio.sleep(pause_s)
+                try:
+                    await self._write(client, conditional, body)
+                    self._condition = "ignored"
+                except Exception as error:  # noqa: BLE001 - the object is written
+                    status = error_status(error)
+                    if status in (401, 403, 409, 412):
+                        self._condition = "honoured"
+                    elif status not in _TOO_OFTEN:
+                        return
 
-    async def _probe(self, client: Any) -> bool:
-        # The second round distinguishes a server that has just created the marker (412 now) from
-        # one that ignores the condition (200 again). If the marker exists, one round is enough.
-        marker = {**self._for_write, "Key": self._prefix + _PROBE_NAME, "IfNoneMatch": "*"}
-        for _ in range(2):
-            try:
-                await client.put_object(Body=_PROBE_TEXT, **marker)
-            except Exception as error:
-                if refuses_condition(error):
-                    return False
-                if error_status(error) in (401, 403, 409, 412):
-                    return True
-                raise
-        return False
+    async def _require_ours(self, client: Any, path: str, etag: str, took_s: float) -> None:
+        """Raise PreconditionError if another writer has replaced the object that we created.
 
-    async def _require_absent(self, client: Any, path: str) -> None:
+        Wait as long as our write took: another one that began with ours has then ended, usually.
+        """
+        await asyncio.sleep(min(took_s, _SETTLED_S))
+        try:
+            there = (await client.head_object(Key=path, **self._for_read)).get("ETag")
+        except Exception as error:  # noqa: BLE001 - it may be removed, or not ours to read
+            logger.debug("%s cannot be read back: %s", path, error)
+            return
+        if etag and there and _bare(there) != _bare(etag):
+            self._condition = "ignored"
+            raise PreconditionError("another writer has replaced the object")
+
+    async def _require_absent(
+        self, client: Any, path: str, unless: Exception | None = None
+    ) -> None:
+        """Raise PreconditionError if there is an object; with ``unless``, ignore other errors."""
         try:
             await client.head_object(Key=path, **self._for_read)
         except Exception as error:
-            if is_absent(error):
+            if unless is not None or is_absent(error):
                 return
             raise
-        raise PreconditionError("an object is already there")
+        raise PreconditionError("an object is already there") from unless
 
-    # -- writing in parts
+    # -- writing
 
-    async def _put_in_parts(self, client: Any, target: dict[str, Any], body: memoryview) -> bool:
-        """Write an object in parts; return False if the server would ignore ``IfNoneMatch``."""
+    async def _write(self, client: Any, target: dict[str, Any], body: memoryview) -> str:
+        """Write an object in one request or in parts; return its ETag, which may be empty."""
+        digests = _digests if self._sends_digests else _no_digests
+        try:
+            return await self._write_once(client, target, body, digests)
+        except Exception as error:
+            if digests is _digests or not requires_digest(error):
+                raise
+        self._sends_digests = True  # a bucket with Object Lock and default retention
+        return await self._write_once(client, target, body, _digests)
+
+    async def _write_once(
+        self, client: Any, target: dict[str, Any], body: memoryview, digests: _Digests
+    ) -> str:
+        if len(body) > self._options.multipart_bytes:
+            etag = await self._put_in_parts(client, target, body, digests)
+            if etag is not None:
+                return etag
+        answer = await client.put_object(Body=_Body(body), **target, **digests(body))
+        return str(answer["ETag"])  # missing in the answer of a login portal
+
+    async def _put_in_parts(
+        self, client: Any, target: dict[str, Any], body: memoryview, digests: _Digests
+    ) -> str | None:
+        """Write an object in parts; return None if the server would ignore ``IfNoneMatch``."""
         condition = {name: target[name] for name in target if name == "IfNoneMatch"}
         others = {name: target[name] for name in target if name != "IfNoneMatch"}
-        begun = await client.create_multipart_upload(**others)
+        algorithm = {"ChecksumAlgorithm": "SHA256"} if digests is _digests else {}
+        begun = await client.create_multipart_upload(**others, **algorithm)
         upload = {"Key": target["Key"], "UploadId": begun["UploadId"]}
         part_of = {**upload, **self._for_read}
         size = max(self._options.part_bytes, MIN_PART_BYTES, -(-len(body) // _MAX_PARTS))
@@ -290,23 +375,27 @@ class S3Store(Store):
 
         async def send(start: int) -> dict[str, Any]:
             number, part = start // size + 1, body[start : start + size]
+            of_part = digests(part)
             etag = await _persistently(
-                lambda: client.upload_part(PartNumber=number, Body=_Body(part), **part_of)
+                lambda: client.upload_part(
+                    PartNumber=number, Body=_Body(part), **part_of, **of_part
+                )
             )
-            return {"PartNumber": number, "ETag": etag}
+            of_part.pop("ContentMD5", None)
+            return {"PartNumber": number, "ETag": etag, **of_part}
 
         try:
             if condition:
                 server = begun["ResponseMetadata"]["HTTPHeaders"].get("server", "")
                 if not server.lower().startswith(("amazons3", "minio")):
-                    return False
+                    return None
                 # S3 checks the condition last, after it has received all bytes.
                 await self._require_absent(client, target["Key"])
             parts = await concurrently(send, range(0, len(body), size), at_once=_PARTS_AT_ONCE)
             whole = {"MultipartUpload": {"Parts": parts}, **part_of, **condition}
-            await _persistently(lambda: client.complete_multipart_upload(**whole))
+            etag = await _persistently(lambda: client.complete_multipart_upload(**whole))
             written = True
-            return True
+            return str(etag)
         finally:
             if not written:  # if this fails, the bucket's lifecycle rule removes the parts
                 abort = client.abort_multipart_upload(**upload, **self._common)
@@ -377,6 +466,24 @@ class S3Store(Store):
                 "no entry is that large; delete it, or check the server"
             )
         return size, stated is not None
+
+
+def _bare(etag: str) -> str:
+    return etag.removeprefix("W/").strip('"')
+
+
+_Digests: TypeAlias = Callable[[memoryview], dict[str, str]]
+
+
+def _digests(body: memoryview) -> dict[str, str]:
+    """Return the digests of a body as fields of a request; old servers know Content-MD5 only."""
+    md5, sha256 = hashlib.md5(body, usedforsecurity=False), hashlib.sha256(body)
+    fields = {"ContentMD5": md5, "ChecksumSHA256": sha256}
+    return {name: base64.b64encode(hashed.digest()).decode() for name, hashed in fields.items()}
+
+
+def _no_digests(body: memoryview) -> dict[str, str]:
+    return {}
 
 
 async def _fill(into: memoryview, body: Any) -> None:

@@ -200,3 +200,14 @@ def refuses_condition(error: Exception) -> bool:
     status, code, message = _answer(error)
     is_named = status == 400 and "if-none-match" in message.lower()
     return is_named or status == 501 or code == "NotImplemented"
+
+
+def requires_digest(error: Exception) -> bool:
+    """Return whether the bucket takes only writes that have a digest in a header.
+
+    A bucket with Object Lock and default retention does:
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-lock-managing.html
+    """
+    status, code, message = _answer(error)
+    wanted = f"{code} {message}".lower()
+    return status == 400 and ("content-md5" in wanted or "x-amz-checksum" in wanted)

@@ -139,11 +139,14 @@ class Leases:
         """
         loop = asyncio.get_running_loop()
         started, row = loop.time(), PREFIX + hashlib.sha256(key.encode()).hexdigest()[:32]
-        if not await self._store.atomic_create():
+        if await self._store.atomic_create() is False:
             return Waited()
         number, holder = -1, ""
         while number < 0:  # again if the row was removed in between
             if await self.create(row, 0, self.me):
+                if await self._store.atomic_create() is False:  # every machine can create it
+                    await Lease(self, row, 0).end(None)
+                    return Waited()
                 return self._begun(row, 0, Waited())
             number, holder = await self._last(row)
             if holder == self.me:  # the answer was lost, and the store's retry found our object

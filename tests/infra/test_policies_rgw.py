@@ -141,8 +141,8 @@ async def test_a_job_checks_before_it_creates_if_ceph_ignores_the_condition(
 ) -> None:
     """With versions, Ceph 16 lets a write with ``If-None-Match: *`` replace an object."""
     store = open_as("main")
-    assert not await store.atomic_create()
     await store.put("once", b"first", mode="create")
+    assert await store.atomic_create() is False
     with pytest.raises(PreconditionError):
         await store.put("once", b"second", mode="create")
     assert await store.get("once") == b"first"

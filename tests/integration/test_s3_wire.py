@@ -17,7 +17,7 @@ from s3cache.errors import (
     PreconditionError,
     TransientError,
 )
-from s3cache.store import S3Store
+from s3cache.store import S3Options, S3Store
 from tests.support.scripted import Reply, Request, ScriptedServer, error_reply
 
 MIB = 1 << 20
@@ -183,16 +183,37 @@ async def test_a_silent_server_is_transient(server: ScriptedServer, open_scripte
 # --- create
 
 
-async def test_one_probe_shows_that_the_server_obeys_the_condition(
+GONE = error_reply(404, "NoSuchKey")
+
+
+async def test_the_first_created_object_shows_that_the_server_honours_the_condition(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
-    server.answer = lambda r: PRECONDITION_FAILED if "probe" in r.target else PUT_OK
+    """It is written once more. No object is written that belongs to no entry."""
+    server.answer = lambda r: (
+        GONE
+        if r.method == "HEAD"
+        else PUT_OK
+        if len(server.made("PUT", r.target)) == 1
+        else PRECONDITION_FAILED
+    )
     store = open_scripted()
+    assert await store.atomic_create() is None
     await asyncio.gather(*(store.put(f"k{i}", b"x", mode="create") for i in range(5)))
     assert await store.atomic_create()
-    assert len(server.made("PUT", "/p/.s3cache-probe")) == 1
-    assert len(server.made("PUT", "/p/k")) == 5
-    assert not server.made("HEAD")
+    assert len(server.made("PUT")) == 6
+    assert len({put.target for put in server.made("PUT")}) == 5
+
+
+async def test_an_object_that_exists_shows_it_too(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    server.answer = lambda request: PRECONDITION_FAILED
+    store = open_scripted()
+    with pytest.raises(PreconditionError):
+        await store.put("k", b"x", mode="create")
+    assert await store.atomic_create()
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("refusal", [None, error_reply(501, "NotImplemented")])
@@ -201,45 +222,61 @@ async def test_a_store_checks_for_the_object_first_without_the_condition(
 ) -> None:
     """The server ignores the condition or refuses it."""
     server.answer = lambda r: (
-        error_reply(404, "NoSuchKey")
+        GONE
         if r.method == "HEAD"
-        else refusal or PUT_OK
-        if "if-none-match" in r.headers
+        else refusal
+        if refusal is not None and "if-none-match" in r.headers
         else PUT_OK
     )
     store = open_scripted()
-    assert not await store.atomic_create()
     await store.put("k", b"x", mode="create")
-    assert "if-none-match" not in server.made("PUT", "/p/k")[0].headers
+    assert await store.atomic_create() is False
     server.answer = lambda request: Reply(
         headers={"last-modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
     )
     with pytest.raises(PreconditionError):
         await store.put("k", b"x", mode="create")
+    assert server.requests[-1].method == "HEAD"
 
 
-async def test_a_writer_that_may_not_write_the_probe_uses_the_condition(
+async def test_a_writer_that_may_not_write_an_object_twice_uses_the_condition(
     server: ScriptedServer, open_scripted: Open
 ) -> None:
-    server.answer = lambda r: error_reply(403, "AccessDenied") if "probe" in r.target else PUT_OK
+    denied = error_reply(403, "AccessDenied")
+    server.answer = lambda r: PUT_OK if len(server.made("PUT")) == 1 else denied
     store = open_scripted()
     await store.put("k", b"x", mode="create")
     assert await store.atomic_create()
-    assert "if-none-match" in server.made("PUT", "/p/k")[0].headers
-    assert len(server.made("PUT", "probe")) == 1
+    assert "if-none-match" in server.made("PUT")[0].headers
 
 
-async def test_a_probe_that_failed_in_an_outage_is_repeated(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
+async def test_an_outage_shows_nothing(server: ScriptedServer, open_scripted: Open) -> None:
     server.answer = lambda request: error_reply(503, "SlowDown")
     store = open_scripted()
     with pytest.raises(TransientError):
         await store.put("k", b"x", mode="create")
-    with pytest.raises(TransientError):
-        await store.atomic_create()
-    server.answer = lambda request: PRECONDITION_FAILED
-    assert await store.atomic_create()
+    assert await store.atomic_create() is None
+
+
+async def test_an_object_that_was_replaced_at_once_is_not_created(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    server.answer = lambda r: {"HEAD": Reply(headers={"etag": '"another"'})}.get(r.method, PUT_OK)
+    store = open_scripted()
+    with pytest.raises(PreconditionError, match="replaced"):
+        await store.put("k", b"x", mode="create")
+    assert await store.atomic_create() is False
+
+
+async def test_a_server_that_is_known_is_not_asked(
+    server: ScriptedServer, open_scripted: Open
+) -> None:
+    server.answer = lambda request: PUT_OK
+    store = open_scripted(conditional_create="native")
+    await store.put("k", b"x", mode="create")
+    assert len(server.requests) == 1
+    aws = S3Store(S3Options("bucket", "p"))
+    assert await aws.atomic_create()
 
 
 # --- parts
@@ -264,7 +301,7 @@ def parts_answer(request: Request, complete: Reply, server_name: str = "AmazonS3
         return Reply(200, {"server": server_name}, begun + b"</InitiateMultipartUploadResult>")
     if request.method == "POST":
         return complete
-    return error_reply(412, "PreconditionFailed") if "probe" in request.target else PUT_OK
+    return PUT_OK
 
 
 async def test_a_large_object_is_sent_in_parts(server: ScriptedServer, open_scripted: Open) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -42,8 +43,32 @@ async def store(rgw_options: S3Options) -> AsyncIterator[S3Store]:
     await store.aclose()
 
 
-async def test_the_probe_finds_that_rgw_obeys_the_condition(store: S3Store) -> None:
+async def test_the_first_create_shows_that_rgw_honours_the_condition(store: S3Store) -> None:
+    await store.put("key", b"x", mode="create")
     assert await store.atomic_create()
+
+
+async def test_a_bucket_with_object_lock_takes_every_kind_of_write(
+    rgw_options: S3Options,
+) -> None:
+    """Writing, replacing and removing work, also in parts; every version stays."""
+    raw = RawBucket(rgw_options)
+    bucket = f"s3cache-lock-{uuid.uuid4().hex[:12]}"
+    raw.client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True)
+    retention = {"Mode": "GOVERNANCE", "Days": 1}
+    rule = {"ObjectLockEnabled": "Enabled", "Rule": {"DefaultRetention": retention}}
+    raw.client.put_object_lock_configuration(Bucket=bucket, ObjectLockConfiguration=rule)
+    options = replace(rgw_options, bucket=bucket, multipart_bytes=5 << 20, part_bytes=5 << 20)
+    store = S3Store(options)
+    for key, body in (("small", b"x"), ("large", bytes(11 << 20))):
+        await store.put(key, body, mode="create")
+        await store.put(key, body[:-1])
+        assert await store.get(key) == body[:-1]
+        await store.delete(key)
+        assert await store.get(key) is None
+    versions = raw.client.list_object_versions(Bucket=bucket)
+    assert {v["Key"].rpartition("/")[2] for v in versions["Versions"]} == {"small", "large"}
+    await store.aclose()
 
 
 async def test_a_large_object_is_written_in_parts_and_read_back(store: S3Store) -> None:

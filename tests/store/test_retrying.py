@@ -44,23 +44,6 @@ async def test_a_transient_error_is_retried_and_logged(
     assert all(verb in text and text.endswith("; it is tried again") for _, text in messages)
 
 
-async def test_a_store_is_asked_once_whether_it_creates_atomically() -> None:
-    """It is asked again after an error."""
-    answers: list[bool | StoreError] = [AccessDeniedError("no"), False, True]
-
-    class Asked(MemoryStore):
-        async def atomic_create(self) -> bool:
-            answer = answers.pop(0)
-            if isinstance(answer, StoreError):
-                raise answer
-            return answer
-
-    store = RetryingStore(Asked(), QUICK)
-    with pytest.raises(AccessDeniedError):
-        await store.atomic_create()
-    assert [await store.atomic_create() for _ in range(3)] == [False] * 3
-
-
 @pytest.mark.parametrize(
     "error", [CircuitOpenError("open"), AccessDeniedError("no"), PreconditionError("there")]
 )

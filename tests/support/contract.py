@@ -178,6 +178,7 @@ class StoreContract:
 
     async def test_one_creator_wins_a_race(self, store: Store) -> None:
         """The object is the winner's. A store promises this only if ``atomic_create`` is true."""
+        await store.put("first", b"x", mode="create")  # shows the store how its server behaves
         if not await store.atomic_create():
             pytest.skip("the store does not promise atomic creation")
         bodies = [b"%03d" % i * 5_000 for i in range(self.racers)]
@@ -340,16 +341,22 @@ class StoreContract:
     # -- the store as a whole
 
     async def test_the_store_says_what_it_is(self, store: Store) -> None:
-        """Its URL has no secret, ``atomic_create`` does not change, and it may be closed twice."""
+        """Its URL has no secret, the first create shows whether creating is atomic, and the store
+        may be closed twice."""
         assert isinstance(store, Store)
         url = urlsplit(store.url)
         assert url.scheme
         assert (url.username, url.password) == (None, None)
         for secret in self.secrets:
             assert secret not in f"{store.url} {store!r}"
+        assert await store.atomic_create() in (None, True, False)
+        assert await listed(store) == {}
+        await store.put("key", b"x", mode="create")
         first = await store.atomic_create()
         assert isinstance(first, bool)
+        assert [*await listed(store)] == ["key"]
+        await store.delete("key")
+        await store.put("key", b"x", mode="create")
         assert await store.atomic_create() is first
-        assert await listed(store) == {}
         await store.aclose()
         await store.aclose()

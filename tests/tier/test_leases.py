@@ -227,6 +227,25 @@ def test_there_are_no_leases_in_a_store_without_atomic_creation(bucket: Bucket) 
     assert bucket.requests == []
 
 
+def test_no_machine_waits_once_a_lease_shows_that_others_can_create_it_too(bucket: Bucket) -> None:
+    """The server ignores the condition. A machine that waits already learns it within seconds."""
+    known: list[bool | None] = [None]
+
+    async def is_atomic() -> bool | None:
+        return known[0]
+
+    bucket.atomic_create = is_atomic  # type: ignore[method-assign]
+
+    async def job() -> list[Waited]:
+        others = [asyncio.ensure_future(Node(bucket, f"{n}").take()) for n in range(3)]
+        await asyncio.sleep(0)
+        known[0] = False
+        return await asyncio.gather(*others, Node(bucket, "late").take())
+
+    ended = run_virtually(job())
+    assert all(waited.lease is None and waited.seconds < 5 for waited in ended)
+
+
 def test_a_role_that_may_only_create_leaves_its_leases(bucket: Bucket) -> None:
     bucket.refused = {"delete"}
 
