@@ -26,13 +26,24 @@ from s3cache.graph._identity import UnidentifiedError, code_digest, identity, ro
 from s3cache.graph._origin import (
     files_that_register_for_others,
     foreign_parts,
+    is_code,
     is_foreign,
     is_of_others,
     is_of_torch,
+    is_operator_of_torch,
+    is_plain,
     origin_of,
+    parts_of,
 )
 from s3cache.graph._results import BypassReason, Finding, qualified_name, suggested_fix
-from s3cache.graph._surface import ALTERED, AS_A_WHOLE, Override, Surface, WatchedOperators
+from s3cache.graph._surface import (
+    ALTERED,
+    AS_A_WHOLE,
+    REPLACED,
+    Override,
+    Surface,
+    WatchedOperators,
+)
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import TracingContext
 from s3cache.util.importing import when_imported
@@ -173,13 +184,24 @@ def _text(override: Override, registered: Callable[[object], str | None], *, tra
         if override.how in (ALTERED, AS_A_WHOLE):
             raise UnidentifiedError("may do anything", value)
         return identity(value, registered)
-    if isinstance(value, type) and not foreign_parts(value):
+    if isinstance(value, type) and not is_foreign(value):
         return qualified_name(value)  # such as torch.Storage with another default dtype
+    if override.how == REPLACED and _is_torchs(value):
+        return identity(value, registered)
     if not traced:
         raise UnidentifiedError("takes part in tracing", value)
     if override.how == ALTERED and isinstance(value, FunctionType):
         return code_digest(value.__code__)
     return rough_identity(value, registered)
+
+
+def _is_torchs(value: object) -> bool:
+    """Return True for torch's own functions and operators, for constants, and for nothing."""
+    if internals.is_operator(value):
+        return is_operator_of_torch(value)
+    if value is ABSENT or is_plain(value):
+        return True
+    return is_code(value) and all(origin_of(part).kind == "torch" for part in parts_of(value))
 
 
 def _unsafe(override: Override, error: UnidentifiedError) -> BypassReason:

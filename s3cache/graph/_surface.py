@@ -43,14 +43,19 @@ _PYTHON = ("cmath", "math", "operator")
 _DYNAMOS = ("__compiled_fn_", "__resume_at_")
 
 
+REPLACED = "was replaced"
+
+
 class Override(NamedTuple):
     """A value that replaces torch's own."""
 
     place: str
     value: object  # ABSENT if it was removed; its file if only that is known
-    how: str = "was replaced"
+    how: str = REPLACED
 
 
+# In place of a foreign value that was there at the first look.
+_UNKNOWN = object()
 #: Kinds of overrides that do not determine the new behaviour.
 ALTERED, AS_A_WHOLE = "was altered", "was replaced as a whole"
 
@@ -77,8 +82,8 @@ class Container:
             return self.compare()
         now = internals.by_name(self.inside)
         others = [name for name, value in now.items() if self.is_foreign_at_first(name, value)]
-        found = [self._override(name, unwrap_patch(now.pop(name))) for name in others]
-        self.first = now
+        found = [self._override(name, unwrap_patch(now[name])) for name in others]
+        self.first = {**now, **dict.fromkeys(others, _UNKNOWN)}
         return found
 
     def compare(self) -> list[Override]:
@@ -97,8 +102,8 @@ class Container:
         return found
 
     def settled(self) -> dict[object, object]:
-        """Return the original content, without numbers that torch changes at run time."""
-        return self.first
+        """Return the known original content, without numbers that torch changes at run time."""
+        return {name: value for name, value in self.first.items() if value is not _UNKNOWN}
 
     def _override(self, name: object, value: object) -> Override:
         return Override(f"{self.place}.{name}", value)
@@ -121,8 +126,12 @@ class Table(Container):
         if old is ABSENT:
             return self.is_foreign_at_first(name, new)
         if new is ABSENT:
-            return is_code(old)
+            return is_code(old) and not self._is_never_read(name)
         return (is_code(old) or is_code(new)) and not _is_same_code(old, new)
+
+    def _is_never_read(self, name: object) -> bool:
+        """Return True for rules that ``ExportedProgram.run_decompositions`` removes."""
+        return self.place == internals.FAKE_RULES and internals.is_decomposed_first(name)
 
 
 class Namespace(Container):
@@ -181,7 +190,7 @@ class Namespace(Container):
         # Other values of torch are the same in every process at this point.
         return {
             name: value
-            for name, value in self.first.items()
+            for name, value in super().settled().items()
             if type(value) not in (int, float) or not self._is_state(str(name))
         }
 

@@ -375,6 +375,8 @@ default_handler = AnyClass("torch._inductor.ops_handler:DefaultHandler")
 side_effectful = Internal[set[object]]("torch.fx.node:_side_effectful_functions")
 #: Predicates on operators with rules for fake tensors; the first match is used.
 fake_rules = AnyObject("torch._subclasses.fake_impls:op_implementations_checks")
+fake_mode = AnyClass(f"{_FAKE}:FakeTensorMode")
+meta_table = Internal[Mapping[object, object]]("torch._decomp:meta_table")
 #: The holder of decompositions that a user's backend has passed.
 given_decompositions = AnyClass(f"{_COMPILE}:_ConstantDecompTable", since=(2, 13))
 decompositions = Internal[Mapping[object, object]](f"{DECOMPOSITIONS}:decompositions")

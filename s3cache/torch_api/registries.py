@@ -327,6 +327,23 @@ def is_dtype(value: object) -> bool:
     return isinstance(value, torch.dtype)
 
 
+#: The table of functions that are called in place of operators on fake tensors.
+FAKE_RULES = "torch._subclasses.fake_impls:op_implementations_dict"
+
+
+def is_decomposed_first(operator: Any) -> bool:
+    """Return whether an operator on fake tensors is decomposed before a rule for it is read.
+
+    ``ExportedProgram.run_decompositions`` removes the rules of such operators.
+    """
+    mode = names.fake_mode.get()
+    return not (
+        operator in names.meta_table.get()
+        or operator in mode._unbacked_special_fake_handling_ops
+        or mode.cpp_meta_supports_symint(mode, operator)
+    ) and bool(operator._can_decompose())
+
+
 def has_flexible_layout(operator: Operator) -> bool:
     """Return True if Inductor may give inputs of a custom operator another layout than traced."""
     tags = {str(tag).rpartition(".")[2] for tag in operator.tags}

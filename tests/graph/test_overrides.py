@@ -18,8 +18,12 @@ import torch
 import torch._decomp
 import torch._refs
 import torch.nn.functional as F  # noqa: N812 - the usual name
+import torch.package
 from torch import Tensor
+from torch._inductor import config as inductor
 from torch._inductor import decomposition
+from torch._inductor.codecache import FxGraphCache
+from torch._subclasses import fake_impls
 
 import s3cache
 from s3cache.graph._identity import UnidentifiedError, identity
@@ -28,7 +32,7 @@ from s3cache.torch_api import installed_release
 from s3cache.util.snapshot import FUNCTIONS
 from tests.graph import checking
 from tests.support.machines import Machine
-from tests.support.marks import nightly
+from tests.support.marks import nightly, slow
 
 
 def _normed(x: Tensor) -> Tensor:
@@ -183,18 +187,115 @@ def _formula() -> Iterator[None]:
         yield
 
 
+def test_parts_of_torch_in_other_places_are_in_the_key_of_the_first_level(tmp_path: Path) -> None:
+    """Nothing, constants, and torch's own functions and operators have an identity."""
+    operators, rules = torch.ops.aten, fake_impls.op_implementations_dict
+    changes: list[Callable[[], contextlib.AbstractContextManager[Any]]] = [
+        lambda: _set(torch.Tensor, "softmax", torch.Tensor.log_softmax),
+        lambda: _set(torch, "relu", torch.sigmoid),
+        lambda: _set(operators.silu, "default", operators.relu.default),
+        lambda: _set(operators.silu, "default", None),
+        lambda: _set(operators, "silu", operators.relu),
+        lambda: patch.dict(rules, {operators.nonzero.default: rules[operators.item.default]}),
+    ]
+    with s3cache.enabled(local_dir=tmp_path):
+        plain = key()
+        found = []
+        for change in changes:
+            with change():
+                found.append(key())
+            assert key() == plain
+    assert None not in found
+    assert len({plain, *found}) == 1 + len(changes)
+
+
+def _export(_: Path) -> None:
+    class Linear(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.silu(super().forward(x))
+
+    torch.export.export(Linear(4, 4), (torch.ones(2, 4),)).run_decompositions()
+
+
+def _package(path: Path) -> None:
+    with torch.package.PackageExporter(path / "package.pt") as exporter:
+        exporter.save_pickle("model", "model.pkl", {"weight": torch.ones(2)})
+
+
+def _package_with_inductor(path: Path) -> None:
+    exported = torch.export.export(torch.nn.Linear(4, 4), (torch.ones(2, 4),))
+    package = torch._inductor.aoti_compile_and_package(
+        exported, package_path=str(path / "inductor.pt2")
+    )
+    torch._inductor.aoti_load_package(package)(torch.ones(2, 4))
+
+
+def _compiled(path: Path) -> int:
+    """Compile a program on a cache; return the hits at the first level."""
+    torch._dynamo.reset()
+    FxGraphCache.clear()
+    with (
+        s3cache.enabled(local_dir=path / "cache") as cache,
+        inductor.patch(fallback_by_default=True),
+    ):
+        torch.compile(_normed)(torch.ones(4, 4))
+        torch._dynamo.reset()
+        return sum(cache.stats().hits.values())
+
+
+_ORDERS: list[Any] = [*itertools.permutations((_export, _package, _compiled))]
+_ORDERS += [
+    pytest.param(order, marks=slow)
+    for order in (
+        (_package_with_inductor, _export, _package, _compiled),
+        (_compiled, _export, _package_with_inductor, _compiled),
+    )
+]
+
+
+@pytest.mark.parametrize("order", _ORDERS, ids=lambda order: "".join(f.__name__ for f in order))
+@pytest.mark.filterwarnings("ignore")
+def test_torchs_own_changes_to_torch_move_no_key(
+    order: tuple[Callable[[Path], object], ...], tmp_path: Path
+) -> None:
+    """Exporting, packaging and compiling, in every order: torch removes rules that it never reads.
+
+    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/export/exported_program.py#L272
+    """
+    assert _compiled(tmp_path) == 0
+    rules = fake_impls.op_implementations_dict
+    before = dict(rules)
+    with patch.dict(rules):
+        for step in order:
+            assert step(tmp_path) == (1 if step is _compiled else None)
+        assert rules != before
+        assert _compiled(tmp_path) == 1
+
+
+def test_a_replacement_from_before_the_first_look_is_not_forgotten(tmp_path: Path) -> None:
+    """Without a copy from the end of ``import torch``, and if its namespace changes later."""
+    assert Machine(tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0").run(
+        f"{__name__}:_codes_before_and_after_a_change"
+    ).result == [["override"], ["override"]]
+
+
+def _codes_before_and_after_a_change() -> list[list[str]]:
+    torch.layer_norm = _timed
+    found = [codes()]
+    torch.s3cache_mine = 1  # type: ignore[attr-defined]
+    return [*found, codes()]
+
+
 _CODES = [each.__code__ for each in (_other_code, _another_code, F.silu, F.relu6)]
 # Decompositions look up operators here. torch would create a missing one again.
 _PLACES: list[tuple[Any, str, list[Any]]] = [
-    (torch.ops.aten.silu, "default", [torch.ops.aten.relu.default, _tripled, None]),
-    (torch.ops.aten, "silu", [torch.ops.aten.relu, _tripled, None]),
+    (torch.ops.aten.silu, "default", [_tripled]),
+    (torch.ops.aten, "silu", [_tripled]),
 ]
 if installed_release() < (2, 15):  # 2.15 cannot trace a normalization with these
     _PLACES.append((torch.ops, "prims", [torch.ops.aten, torch.ops.quantized]))
 ALTERED: dict[str, list[Callable[[], contextlib.AbstractContextManager[None]]]] = {
-    "torch's own in another place": [
-        lambda: _set(torch.Tensor, "softmax", torch.Tensor.log_softmax)
-    ],
+    "a class": [lambda: _set(torch, "finfo", type("finfo", (), {}))],
     "code": [
         functools.partial(_set, F.relu, "__code__", each)
         for each in (*_CODES, _under_torchs_name(_CODES[0]))
