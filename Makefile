@@ -135,7 +135,8 @@ test-frameworks: $(FRAMEWORKS_READY) ## other people's trainers, unmodified, on 
 	nice $(FRAMEWORKS_VENV)/bin/python -m tests.frameworks $(ARGS)
 
 # Separate from .venv: users of s3cache have one of these, and never all. torch comes first, so that
-# no other package chooses its build. torchtune needs a torchao that no other package should have.
+# no other package chooses its build. torchtune needs a torchao, and Hydra an omegaconf, that no other
+# package should have.
 $(FRAMEWORKS_READY): pyproject.toml constraints.txt constraints-frameworks.txt | check-python
 	@echo "building $(FRAMEWORKS_VENV): a minute or two"
 	@$(LOCKED) bash -euc '\
@@ -145,6 +146,8 @@ $(FRAMEWORKS_READY): pyproject.toml constraints.txt constraints-frameworks.txt |
 		$$pip -c constraints.txt torch; \
 		$$pip -c constraints.txt -c constraints-frameworks.txt -e ".[frameworks]"; \
 		$$pip --no-deps --target $(FRAMEWORKS_VENV)/torchtune torchtune==0.6.1 torchao==0.14.1; \
+		$$pip --no-deps --target $(FRAMEWORKS_VENV)/hydra hydra-core==1.3.8 hydra-joblib-launcher==1.2.0 \
+			omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 joblib==1.5.3; \
 		$(FRAMEWORKS_VENV)/bin/python -m tests.frameworks.mend; \
 		touch $@'
 

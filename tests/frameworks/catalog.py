@@ -39,6 +39,12 @@ PROGRAMS: dict[str, Program] = {
     "ddp": Program("torch", "DDP, three buckets", ranks=2),
     "fsdp2": Program("torch", "FSDP2, `fully_shard` per block", ranks=2),
     "tensor_parallel": Program("torch", "tensor parallelism, `parallelize_module`", ranks=2),
+    "dataloader_workers": Program("torch", "`DataLoader` workers: forked, spawned, persistent"),
+    "per_sample_gradients": Program(
+        "torch", "per-sample gradients, and an ensemble (`torch.func`)"
+    ),
+    "jagged_attention": Program("torch", "attention over jagged tensors"),
+    "float8_linear": Program("torch", "a linear layer in float8, scaled by row"),
     "hf_trainer_llama": Program(
         "transformers", "`Trainer(torch_compile=True)`: Llama, evaluate, checkpoint, resume"
     ),
@@ -55,5 +61,11 @@ PROGRAMS: dict[str, Program] = {
     "timm_train": Program("timm", "a ViT and a ConvNeXt, its losses, optimizers, schedules"),
     "torchao_int8": Program("torchao", "int8 weight-only, inference"),
     "diffusers_blocks": Program("diffusers", "`compile_repeated_blocks` of a Flux transformer"),
+    "kornia_augment": Program("kornia", "16 filters and transforms, and a pipeline"),
+    "ray_train": Program("ray", "Ray Train, two workers with DDP"),
+    "notebook_kernel": Program("ipykernel", "a notebook; its kernel is restarted"),
+    "hydra_joblib": Program(
+        "hydra-core", "a sweep, side by side in joblib's processes", beside="hydra"
+    ),
     "torchtune_compile": Program("torchtune", "`compile_model`: a Llama", beside="torchtune"),
 }
