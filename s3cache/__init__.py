@@ -60,8 +60,8 @@ else:
         cache="Cache flush_at_checkpoint Hit Miss NotSaved Saved",
         errors="AccessDeniedError CircuitOpenError ClosedError ConfigError CorruptError "
         "CredentialsError DownloadTimeoutError MissError MissingContainerError NoSpaceError "
-        "PermanentError PreconditionError ReadOnlyError S3CacheError StoreError TransientError "
-        "TruncatedError UnsupportedTorchError UntrustedError",
+        "PermanentError PreconditionError ReadOnlyError S3CacheError StoreError TooLargeError "
+        "TransientError TruncatedError UnsupportedTorchError UntrustedError",
         insight="Difference Explained Explanation explain",
         graph="Graph GraphBreak Report",
         hooks="active check disable enable enabled register_cacheable",

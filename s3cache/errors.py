@@ -20,7 +20,8 @@
             │   └── CredentialsError ... there are none: their source has none, or fails
             ├── MissingContainerError  the bucket or root directory does not exist
             ├── ReadOnlyError        the store was opened for reading only
-            └── NoSpaceError         disk or quota full
+            ├── NoSpaceError         disk or quota full
+            └── TooLargeError        the server, or a proxy before it, takes no object of this size
 
 A missing object is not an error: ``get`` and ``head`` return ``None``.
 """
@@ -49,6 +50,7 @@ __all__ = [
     "ReadOnlyError",
     "S3CacheError",
     "StoreError",
+    "TooLargeError",
     "TransientError",
     "TruncatedError",
     "UnsupportedTorchError",
@@ -284,6 +286,10 @@ class NoSpaceError(PermanentError):
     """The disk, bucket or quota is full."""
 
     reason = Reason.FULL
+
+
+class TooLargeError(PermanentError):
+    """The server, or a proxy before it, takes no object of this size."""
 
 
 # -- from an error to its reason

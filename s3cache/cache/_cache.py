@@ -27,6 +27,7 @@ from s3cache.errors import (
     ConfigError,
     ReadOnlyError,
     Reason,
+    TooLargeError,
     TransientError,
     UntrustedError,
     reason_for,
@@ -500,7 +501,11 @@ class Cache:
 
     def _upload_failed(self, error: Exception) -> None:
         self._counters.count("upload_failures")
-        self._problems.warn("upload", "an upload failed", error)
+        if isinstance(error, TooLargeError):
+            found = "an entry stays on this machine only, and is not sent again"
+            self._problems.warn("too large", found, error)
+        else:
+            self._problems.warn("upload", "an upload failed", error)
 
     def _try_remote(self) -> tuple[RemoteTier | None, Exception | None]:
         """Return the remote tier, or the error that keeps it from opening."""

@@ -16,6 +16,7 @@ from s3cache.errors import (
     PermanentError,
     PreconditionError,
     StoreError,
+    TooLargeError,
     TransientError,
 )
 from s3cache.store._base import (
@@ -177,7 +178,11 @@ class S3Store(Store):
         async def put(client: Any) -> None:
             await (self._create if mode == "create" else self._write)(client, target, body)
 
-        await self._call("put", key, put)
+        try:
+            await self._call("put", key, put)
+        except TooLargeError as error:
+            error.message = f"an object of {len(body)} bytes is {error.message}"
+            raise
 
     async def delete(self, key: str) -> None:
         path = self._path(key)

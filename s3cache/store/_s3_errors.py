@@ -17,6 +17,7 @@ from s3cache.errors import (
     PreconditionError,
     S3CacheError,
     StoreError,
+    TooLargeError,
     TransientError,
     lacks_memory,
 )
@@ -40,7 +41,10 @@ _ENDPOINT = "check endpoint_url, addressing_style, and what stands between (a pr
 _BAD_REQUEST = "expired credentials and a wrong region look like this where the answer has no body"
 _CONDITION = "if it was a conditional write, set conditional_create=check"
 _ARCHIVE = "use a storage class that can be read at once, and exempt the prefix from archiving"
-_TOO_LARGE = "one request holds 5 GiB at most, and some servers allow less"
+_TOO_LARGE = (
+    "raise its limit, such as client_max_body_size of nginx or proxy-body-size of an ingress; S3 "
+    "takes 5 GiB in one request"
+)
 _PASSING = "it should pass by itself; try again"
 _DAMAGED = "the bytes were damaged or cut short on the way; try again"
 _BUSY = "the server asks for fewer requests; try again later"
@@ -73,6 +77,9 @@ _TABLE: dict[type[StoreError], str] = {
         QuotaExceeded XMinioAdminBucketQuotaExceeded | the quota is used up | {_FREE}
         InsufficientStorage XMinioStorageFull 507 | the server is full | {_FREE}
     """,
+    TooLargeError: f"""
+        EntityTooLarge 413 | too large for this server or a proxy before it | {_TOO_LARGE}
+    """,
     PreconditionError: """
         PreconditionFailed 412 | an object is already there | read it
     """,
@@ -85,7 +92,6 @@ _TABLE: dict[type[StoreError], str] = {
         400 | the server refuses the request | {_BAD_REQUEST}
         NotImplemented 501 | the server does not know this request | {_CONDITION}
         InvalidObjectState | the object is in an archive | {_ARCHIVE}
-        EntityTooLarge 413 | the object is too large for this server | {_TOO_LARGE}
         NoRegionError | no region is set | set region=... or AWS_DEFAULT_REGION
         BotoCoreError | the S3 client refuses | see the cause
         refused | the server refuses the request | see its message

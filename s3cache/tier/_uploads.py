@@ -16,6 +16,7 @@ from s3cache.errors import (
     CorruptError,
     NoSpaceError,
     S3CacheError,
+    TooLargeError,
     TransientError,
     UntrustedError,
 )
@@ -65,15 +66,18 @@ class FlushReport:
         remaining: objects that are not uploaded yet; a later process uploads those on the disk.
         in_memory: how many of them are in memory only, and lost when this process ends.
         error: the error of the last failed upload since the last success, if any.
+        too_large: entries of this process that the server or a proxy refuses for their size; they
+            stay on this machine only.
     """
 
     remaining: int
     in_memory: int
     error: Exception | None
+    too_large: int = 0
 
     @property
     def complete(self) -> bool:
-        return self.remaining == 0
+        return self.remaining == self.too_large == 0
 
 
 class Uploads:
@@ -121,6 +125,7 @@ class Uploads:
             set()
         )  # adopted and refused: left to others until our next look
         self._untrusted: set[str] = set()  # adopted, but we must never upload them
+        self._too_large: set[str] = set()  # given up
         self._uploaded: dict[str, Buffer] = {}  # uploaded, with a record still on the disk
         self._removing = asyncio.Lock()
         self._adopting = asyncio.Lock()
@@ -206,7 +211,8 @@ class Uploads:
             with contextlib.suppress(S3CacheError):
                 pending = {*self._disk.pending()}
         remaining = len(pending | self._known())
-        return FlushReport(remaining, len(self._memory), error or self._error)
+        too_large = len(self._too_large)
+        return FlushReport(remaining, len(self._memory), error or self._error, too_large)
 
     def close(self, timeout_s: float) -> None:
         """Stop uploading. Pending uploads stay on the disk for others to adopt."""
@@ -308,7 +314,7 @@ class Uploads:
             self._pause_uploads()
             self._fail("retried", name, exc)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the other uploads go on
-            if not isinstance(exc, CorruptError):
+            if not isinstance(exc, (CorruptError, TooLargeError)):
                 if not await self._give_back(name):
                     self._waiting[name] = None
                     self._refused.add(name)
@@ -338,12 +344,18 @@ class Uploads:
             if entry is None:
                 entry = await asyncio.to_thread(self._verify, name, data, is_adopted)
             is_given_up = await self._publish(name, entry)
-        except CorruptError:  # do not try again
+        except (CorruptError, TooLargeError) as exc:  # do not try again
+            is_sound = isinstance(exc, TooLargeError)
+            if is_sound:
+                self._too_large.add(name)
             if held is not None:
                 self._forget(name, held)
+            elif disk is not None and is_sound:
+                await self._remove_record(disk, name, data)
             elif disk is not None:
                 await disk.deadline.run(lambda: disk.delete(name, data))
             raise
+        self._too_large.discard(name)
         if held is not None:
             self._forget(name, held)
         elif disk is not None:

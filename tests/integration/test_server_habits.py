@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.support.fakes import (
     FakeS3,
     ObjectLock,
     OneWriteASecond,
+    SmallBodies,
     TwoBackEnds,
     serving,
 )
@@ -220,3 +222,31 @@ def test_no_entry_is_lost_if_servers_ignore_the_condition(
         expected.add((f"key{number}", variant))
     assert all(machine.flush(20).complete for machine in fleet)
     assert kept(fake) == expected
+
+
+# -- a limit on bodies
+
+
+def test_an_entry_that_is_too_large_is_given_up_with_one_warning(
+    machines: Callable[..., NewMachine], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """It stays on this machine. Neither this process nor the next sends it again."""
+    fake = SmallBodies(20_000)
+    new = machines(fake)
+    local = str(tmp_path / "shared")
+    first = new(local_dir=local)
+    large = [f"large{number}" for number in range(3)]
+    for key in ("small", *large):
+        first.save(key, entry(key, payload=bytes(50_000 if key in large else 10)))
+    report = first.flush(20)
+    assert (report.remaining, report.too_large, report.complete) == (0, 3, False)
+    first.close()
+    second = new(local_dir=local)
+    assert second.flush(20).complete
+    assert kept(fake) == {("small", "")}
+    assert sorted(set(fake.writes)) == sorted(fake.writes[: len(large) + 1])
+    assert len([path for path in fake.writes if "large" in path]) == len(large)
+    assert all(isinstance(second.lookup(key), Hit) for key in large)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname != "INFO"]
+    assert "client_max_body_size" in warning
+    assert re.search("an object of 50[0-9]{3} bytes is too large", warning)
