@@ -54,6 +54,7 @@ class Credentials:
         self._found: _Found | None = None
         self._failure: S3CacheError | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._programs: list[asyncio.subprocess.Process] = []  # of the running load
         self._pause = Pause(options)
 
     @property
@@ -101,8 +102,10 @@ class Credentials:
         return None
 
     def close(self) -> None:
+        """End a running load, and its program."""
         if self._loading is not None:
             self._loading.cancel()
+        _kill(self._programs)
 
     def _usable(self) -> _Found | None:
         return None if self._found is None or self._found.ends_within(0) else self._found
@@ -120,7 +123,7 @@ class Credentials:
         former = self.keys
         seen = await asyncio.to_thread(self._pause.inputs)  # first: they may change meanwhile
         try:
-            found = await off_loop(lambda: _load(self._options, _LOAD_TIMEOUT_S))
+            found = await off_loop(lambda: _load(self._options, _LOAD_TIMEOUT_S, self._programs))
             if found is None:
                 from botocore.exceptions import NoCredentialsError
 
@@ -140,6 +143,7 @@ class Pause:
     def __init__(self, options: S3Options) -> None:
         self._options = options
         self._seen = ""
+        self._look: asyncio.Task[str] | None = None
         self._pause_s, self._until = 0.0, float("-inf")
 
     @property
@@ -147,7 +151,13 @@ class Pause:
         return time.monotonic() >= self._until
 
     async def is_over_or_moot(self) -> bool:
-        return self.is_over or await asyncio.to_thread(self.inputs) != self._seen
+        if self.is_over:
+            return True
+        look = self._look
+        if look is None or look.done():  # one thread, even if a file system hangs
+            look = self._look = asyncio.ensure_future(asyncio.to_thread(self.inputs))
+        await asyncio.wait([look])
+        return look.result() != self._seen
 
     def begin(self, seen: str, *, is_first: bool) -> None:
         """Begin a pause after a load that began when :meth:`inputs` returned ``seen``."""
@@ -237,8 +247,12 @@ _MFA_FIX = (
 )
 
 
-async def _load(options: S3Options, limit_s: float) -> _Found | None:
+async def _load(
+    options: S3Options, limit_s: float, programs: list[asyncio.subprocess.Process]
+) -> _Found | None:
     """Ask each source of botocore's chain; return the first credentials that have not ended.
+
+    ``programs`` holds those that a source has started, as long as they run.
 
     Raises:
         CredentialsError: a source that is configured has none; botocore asks no other then.
@@ -247,7 +261,7 @@ async def _load(options: S3Options, limit_s: float) -> _Found | None:
     session = new_session(options)
     if options.region is not None:
         session.set_config_variable("region", options.region)  # for STS
-    method, programs = "configuration", list[asyncio.subprocess.Process]()
+    method = "configuration"
     try:
         for provider in _providers(session, programs):
             method = provider.METHOD
@@ -264,7 +278,11 @@ async def _load(options: S3Options, limit_s: float) -> _Found | None:
             fix = _MFA_FIX.format(name=_profile(session))
         raise translate_source(error, source, fix) from None
     finally:
-        await _kill(programs)
+        _kill(programs)
+        for process in programs:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(process.wait(), _KILL_TIMEOUT_S)
+        programs.clear()
 
 
 def _profile(session: Any) -> str:
@@ -301,7 +319,7 @@ async def _ask(provider: Any) -> tuple[Any, Callable[[float], bool]] | None:
 def _providers(session: Any, programs: list[asyncio.subprocess.Process]) -> Iterator[Any]:
     """Yield the sources of botocore's chain, which must not read the terminal.
 
-    The program that uses s3cache may read it. ``programs`` collects those that a source starts.
+    The program that uses s3cache may read it. Append to ``programs`` what a source starts.
     """
 
     async def start(*command: str, **pipes: Any) -> asyncio.subprocess.Process:
@@ -336,13 +354,11 @@ class _PromptError(Exception):
     """The role needs an MFA code, for which botocore would ask on the terminal."""
 
 
-async def _kill(programs: list[asyncio.subprocess.Process]) -> None:
-    for process in programs:
+def _kill(programs: list[asyncio.subprocess.Process]) -> None:
+    for process in [*programs]:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(process.wait(), _KILL_TIMEOUT_S)
 
 
 def credentials_source(options: S3Options, timeout_s: float) -> str | None:
@@ -359,7 +375,7 @@ def credentials_source(options: S3Options, timeout_s: float) -> str | None:
         return "the options access_key and secret_key"
     with quiet_libraries():
         try:
-            found = run_on_new_loop(lambda: _load(options, timeout_s))
+            found = run_on_new_loop(lambda: _load(options, timeout_s, []))
         except Exception as error:
             raise translate(error, op="credentials", store=options.url) from error
     return None if found is None else found.source

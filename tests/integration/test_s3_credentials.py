@@ -28,6 +28,7 @@ from s3cache import FlushReport
 from s3cache.errors import (
     AccessDeniedError,
     CircuitOpenError,
+    ClosedError,
     CredentialsError,
     PermanentError,
     Reason,
@@ -304,6 +305,17 @@ def test_a_program_that_hangs_is_killed(config: Path, tmp_path: Path) -> None:
     with pytest.raises(CredentialsError, match=r"no answer within 0\.5 s"):
         credentials_source(S3Options("bucket", region="us-east-1"), 0.5)
     assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+async def test_a_close_ends_a_program_that_hangs(s3: S3Store, config: Path, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    config.write_text(f"[default]\ncredential_process = sh -c 'echo $$ > {pid}; sleep 600'")
+    call = asyncio.ensure_future(s3.get("key"))
+    await asyncio.to_thread(eventually, lambda: pid.exists() and pid.read_text().strip())
+    await s3.aclose()
+    with pytest.raises(ClosedError):
+        await call
+    await asyncio.to_thread(eventually, lambda: not is_running(int(pid.read_text())), 20)
 
 
 # -- the terminal, and logs of libraries
