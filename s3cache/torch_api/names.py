@@ -468,7 +468,6 @@ BINDERS, FILE = "device_caches", "file_name"
 current_tracing_context = AnyFunction("torch._guards:TracingContext.try_get")
 tracing = AnyFunction("torch._guards:tracing")
 tracing_context = AnyFunction("torch._guards:TracingContext")
-fake_mode = AnyFunction(f"{_FAKE}:FakeTensorMode")
 fake_tensor: Internal[type[Tensor]] = Internal(f"{_FAKE}:FakeTensor")
 shape_env = AnyFunction(f"{_SHAPES}:ShapeEnv")
 source = AnyClass("torch._guards:Source")

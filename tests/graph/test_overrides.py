@@ -218,7 +218,7 @@ def _export(_: Path) -> None:
 
 
 def _package(path: Path) -> None:
-    with torch.package.PackageExporter(path / "package.pt") as exporter:
+    with torch.package.PackageExporter(path / "package.pt") as exporter:  # type: ignore[attr-defined]
         exporter.save_pickle("model", "model.pkl", {"weight": torch.ones(2)})
 
 
@@ -280,7 +280,7 @@ def test_a_replacement_from_before_the_first_look_is_not_forgotten(tmp_path: Pat
 
 
 def _codes_before_and_after_a_change() -> list[list[str]]:
-    torch.layer_norm = _timed
+    torch.layer_norm = _timed  # type: ignore[assignment]
     found = [codes()]
     torch.s3cache_mine = 1  # type: ignore[attr-defined]
     return [*found, codes()]
