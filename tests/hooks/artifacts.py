@@ -16,7 +16,7 @@ from torch.package.package_exporter import PackageExporter
 from torch.package.package_importer import PackageImporter
 
 import s3cache
-from tests.hooks.jobs import account
+from tests.hooks.jobs import account, machine_here
 from tests.support.watch import lowerings
 
 # -- graphs
@@ -275,3 +275,51 @@ def _outcome(step: Callable[[], Any]) -> str:
         return str(step())
     except Exception as exc:
         return f"{type(exc).__name__}: {str(exc)[:60]}"
+
+
+def pieces(url: str) -> list[dict[str, Any]]:
+    """Train a program in two pieces on two machines, and again on each; return what they compile.
+
+    A backend compiles the pieces in one tracing context: one is cached as a whole, the other is
+    refused. Each has a backward that is compiled later.
+    """
+    from torch._inductor.compile_fx import compile_fx
+    from torch.fx.passes.split_module import split_module
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        whole = split_module(gm, gm, lambda node: int("squared" in str(node.target)))
+        for name, piece in whole.named_children():
+            setattr(whole, name, _boxed(compile_fx(piece, inputs)))
+        return whole
+
+    def program(x: Any) -> Any:
+        return squared(x @ x)
+
+    lowered, found = lowerings(), []
+    for name in ("one", "one", "two", "two"):
+        with machine_here(url, name) as cache:
+            lowered.clear()
+            gradients = []
+            for function in (torch.compile(program, backend=backend), program):
+                x = example().requires_grad_()
+                function(x).sum().backward()
+                gradients.append(x.grad)
+            cache.flush()
+            found.append(
+                {
+                    "right": torch.allclose(*gradients),
+                    "lowered": len(lowered),
+                    "hits": account(cache)["torch"].get("autograd_cache_hit", 0),
+                    "saved": cache.stats().saved,
+                }
+            )
+    return found
+
+
+def _boxed(function: Any) -> Any:
+    class Boxed(torch.nn.Module):
+        def forward(self, *inputs: Any) -> Any:
+            out = function(*inputs)
+            return out[0] if isinstance(out, (list, tuple)) else out
+
+    return Boxed()
