@@ -12,7 +12,7 @@ from s3cache import entries, frame
 from s3cache.entries import Replaceable, digest_of
 from s3cache.errors import ConfigError, CorruptError, TransientError
 from s3cache.frame import Frame
-from s3cache.store import MemoryStore, MeteredStore, Store
+from s3cache.store import LONGEST_NAME_BYTES, MemoryStore, MeteredStore, S3Options, Store
 from tests.support.caching import KEY, OTHER, broken, entry, payload
 from tests.support.contract import listed
 from tests.support.faulty import Fault, FaultyStore
@@ -209,3 +209,11 @@ def test_names_spread_over_sixteen_directories() -> None:
     """S3 divides its load by prefix; each new directory costs the local tier a call."""
     names = [entries.first_name(f"key-{number}") for number in range(500)]
     assert {name.split("/")[1] for name in names} == set("0123456789abcdef")
+
+
+def test_no_name_is_longer_than_a_prefix_leaves_room_for() -> None:
+    longest = entries.variant_name("k" * 128, "v" * 64)
+    assert len(longest) == LONGEST_NAME_BYTES
+    options = S3Options("bucket", "p" * (1024 - 1 - LONGEST_NAME_BYTES))
+    with pytest.raises(ConfigError):
+        S3Options("bucket", f"{options.prefix}p")

@@ -352,7 +352,7 @@ def _jobs(names: Sequence[str], last: int) -> list[list[Run]]:
 def bench(out: Output, url: str | None = URL) -> None:
     """Measure your own bucket: small and large requests, one by one; times are medians.
 
-    Objects are written below s3cache-bench/, and removed at the end. If the credentials may not
+    Objects are written below v1/s3cache-bench/, and removed at the end. If the credentials may not
     delete, the output says how many are left.
     """
     from s3cache.manage import programs

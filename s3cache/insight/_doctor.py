@@ -184,8 +184,9 @@ def check_trust(settings: Settings) -> Iterator[Check]:
 
 # -- the remote
 
-#: The object to write: not the name of an entry, and always the same.
-_PROBE = "s3cache-doctor/probe"
+#: The object to write: not the name of an entry, but below the same prefix, because some policies
+#: allow nothing else; and always the same.
+_PROBE = "v1/s3cache-doctor/probe"
 _PROBE_BYTES = 1 << 20
 _TRIES = 5
 _REPEAT_AFTER_S = 1.1
@@ -229,11 +230,12 @@ def _credentials(options: S3Options, timeout_s: float) -> Check:
     return Check("credentials", "ok", f"from {source}")
 
 
-def _wait(work: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
+def _wait(work: Coroutine[Any, Any, _T], timeout_s: float, store: Store | None = None) -> _T:
     try:
         return background().wait(work, timeout_s)
     except concurrent.futures.TimeoutError:
-        raise TransientError(f"no answer within {timeout_s:g} s") from None
+        url, via = (store.url, store.via) if store is not None else ("", "")
+        raise TransientError(f"no answer within {timeout_s:g} s{via}", store=url) from None
 
 
 def check_remote(
@@ -348,7 +350,7 @@ def check_remote(
             yield Check("put", "skipped", "not tried: writing is off")
             return
         try:
-            yield _wait(check(), timeout_s)
+            yield _wait(check(), timeout_s, store)
         except S3CacheError as exc:
             yield _failed(name, exc)
             if name == "put" or (name == "list" and not isinstance(exc, AccessDeniedError)):
@@ -356,6 +358,8 @@ def check_remote(
 
 
 # -- the local directory, and loading code from memory
+
+_FEW_INODES = 1000
 
 
 def check_local_dir(settings: Settings) -> Iterator[Check]:
@@ -368,16 +372,20 @@ def check_local_dir(settings: Settings) -> Iterator[Check]:
         tier = DiskTier(path, max_bytes=most, max_files=settings.local_max_files)
         with contextlib.closing(tier):
             used = tier.usage()
-            free = tier.deadline.call(lambda: shutil.disk_usage(path).free)
+            disk = tier.deadline.call(lambda: os.statvfs(path))
     except S3CacheError as exc:
         works = "works" if isinstance(exc, TransientError) else "you can write"
         yield _failed("local-directory", exc, f"set local_dir to a directory that {works}")
         return
     size = f"{counted(used.files, 'file')}, {counted(used.bytes, 'byte')}"
     yield Check("local-directory", "ok", f"{path}: {size}")
+    free = disk.f_bavail * disk.f_frsize
     if free < min(1 << 30, most):
         found = f"{free >> 20} MiB are free at {path}"
         yield Check("space", "warning", found, "make room, or set local_max_bytes", "full")
+    elif disk.f_files and disk.f_favail < min(_FEW_INODES, settings.local_max_files):
+        found = f"{counted(disk.f_favail, 'inode')} are free at {path}, see 'df -i'"
+        yield Check("space", "warning", found, "remove files there, or set local_dir", "full")
     else:
         yield Check("space", "ok", f"{free >> 30} GiB are free")
 

@@ -286,13 +286,13 @@ _REQUESTS = {
 def bench(url: str | None, *, advance: Callable[[int], object]) -> dict[str, Any]:
     """Time requests to a store, one by one.
 
-    All objects are written below ``s3cache-bench/``, and removed at the end if that is allowed.
+    All objects are written below ``v1/s3cache-bench/``, and removed at the end if that is allowed.
 
     Returns:
         Plain data: ``url``, ``prefix``, ``storage`` with the times of each kind of request, and the
         numbers of objects that were ``removed`` and are ``left``.
     """
-    prefix = f"s3cache-bench/{secrets.token_hex(6)}-"
+    prefix = f"v1/s3cache-bench/{secrets.token_hex(6)}-"
     with open_place(url, to_fill=True) as place:
         store, found = place.store, {}
         background().wait(store.get(f"{prefix}first"), None)

@@ -8,6 +8,7 @@ from a URL. Wrappers are named by their effect; their ``inner`` is the wrapped s
 To write a wrapper, subclass :class:`WrapperStore` and override one method.
 """
 
+from s3cache.store._base import LONGEST_NAME_BYTES as LONGEST_NAME_BYTES
 from s3cache.store._base import MAX_KEY_BYTES as MAX_KEY_BYTES
 from s3cache.store._base import AcceptSize as AcceptSize
 from s3cache.store._base import BreakingStore as BreakingStore

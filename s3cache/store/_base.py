@@ -49,7 +49,10 @@ _T = TypeVar("_T")
 
 # S3 allows 1,024 bytes for prefix and key together:
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html
+MAX_PATH_BYTES = 1024
 MAX_KEY_BYTES = 900
+# No entry has a longer name: v1/<digit>/<128 of a key>.<64 of a variant>
+LONGEST_NAME_BYTES = 198
 
 # Each segment is a file name that no file system confuses with another name.
 _SEGMENT = "[a-z0-9_=-][a-z0-9_.=-]{0,199}"
@@ -103,6 +106,8 @@ def os_errors(op: str, where: str, key: str = "") -> Iterator[None]:
         name = errno.errorcode.get(exc.errno or 0)
         kinds = (kind for kind, names in _OS_ERRORS.items() if name in names.split())
         message = exc.strerror or str(exc)
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            message += ", of bytes or of inodes: see 'df -h' and 'df -i'"
         if exc.filename:
             message += f" ({exc.filename!r})"
         raise next(kinds, PermanentError)(message, op=op, store=where, key=key) from exc
@@ -140,6 +145,11 @@ class Store(Protocol):
     def url(self) -> str:
         """The location of this store for messages, without credentials."""
         ...
+
+    @property
+    def via(self) -> str:
+        """The proxy that requests go through, as words for messages; empty without one."""
+        return ""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -305,6 +315,10 @@ class WrapperStore(Store):
     def url(self) -> str:
         return self.inner.url
 
+    @property
+    def via(self) -> str:
+        return self.inner.via
+
     async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
         return await self._around("get", key, lambda: self.inner.get(key, accept_size))
 
@@ -389,7 +403,7 @@ class RetryingStore(WrapperStore):
                         return await call()
                 return await asyncio.wait_for(call(), timeout_s)
             except asyncio.TimeoutError:
-                problem = f"no answer within {timeout_s:.3g} s"
+                problem = f"no answer within {timeout_s:.3g} s{self.via}"
                 raise TransientError(problem, op=verb, store=self.url, key=key) from None
 
         try:

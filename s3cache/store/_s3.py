@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from s3cache.errors import (
+    ConfigError,
     PermanentError,
     PreconditionError,
     StoreError,
@@ -20,6 +21,7 @@ from s3cache.errors import (
     TransientError,
 )
 from s3cache.store._base import (
+    MAX_PATH_BYTES,
     AcceptSize,
     Buffer,
     NotAccepted,
@@ -120,6 +122,10 @@ class S3Store(Store):
     def url(self) -> str:
         """Bucket, prefix and endpoint; :func:`~s3cache.store.parse_url` reads it back."""
         return self._url
+
+    @property
+    def via(self) -> str:
+        return self._options.via
 
     async def connect(self) -> None:
         """Open the client now, mostly on another thread, so that calls need not wait for it.
@@ -237,7 +243,9 @@ class S3Store(Store):
         except Exception as error:
             if op in ("get", "get_range", "head", "delete") and is_absent(error):
                 return None
-            ours = translate(error, op=op, store=self._url, key=key)
+            ours = translate(
+                error, op=op, store=self._url, key=key, sse=self._options.sse, via=self.via
+            )
             if isinstance(ours, StoreError) and not ours.op:
                 ours.op, ours.store, ours.key = op, self._url, key
             if ours is error:
@@ -246,7 +254,11 @@ class S3Store(Store):
             raise ours from (error if error_status(error) else None)
 
     def _path(self, key: str) -> str:
-        return self._prefix + self._spell(check_key(key))
+        path = self._prefix + self._spell(check_key(key))
+        if (length := len(path.encode())) > MAX_PATH_BYTES:
+            cause = f"has {length} bytes with the prefix, and S3 allows {MAX_PATH_BYTES}"
+            raise ConfigError(f"key {key[:80]!r}", cause, "use a shorter key or prefix")
+        return path
 
     def _spell(self, key: str) -> str:
         """Return the path of a key, or of a prefix of keys, under the store's prefix.

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from s3cache.errors import ClosedError
 from s3cache.store._s3_credentials import Credentials, Pause, new_session, off_loop
-from s3cache.store._s3_errors import distrusts_server, refuses_credentials
+from s3cache.store._s3_errors import (
+    distrusts_server,
+    is_page,
+    page_error,
+    refuses_credentials,
+)
 from s3cache.util import __version__
 from s3cache.util.logs import quiet_libraries
 
@@ -153,6 +158,7 @@ async def _open_client(options: S3Options, credentials: Credentials | None) -> A
     )
     session.events.register_last("before-call.s3", _drop_expect)
     session.events.register_last("before-call.s3.HeadBucket", _follow_no_redirect)
+    session.events.register_last("before-parse.s3", _refuse_page)
     client = session.client(
         "s3",
         region_name=options.region,
@@ -173,6 +179,13 @@ def _follow_no_redirect(params: dict[str, Any], **_: Any) -> None:
     # After a redirect botocore sends HEAD to find the bucket's region. It would repeat this without
     # end if the answer were another redirect.
     params["context"].setdefault("s3_redirect", {})["redirected"] = True
+
+
+def _refuse_page(response_dict: dict[str, Any], **_: Any) -> None:
+    # botocore would return the page as an object.
+    if response_dict["status_code"] in (200, 206) and is_page(response_dict["headers"]):
+        getattr(response_dict["body"], "close", bool)()  # a body that was not read
+        raise page_error()
 
 
 @cache

@@ -7,6 +7,8 @@ this module is cheap before a client exists.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from s3cache.errors import (
     AccessDeniedError,
@@ -38,6 +40,12 @@ _FREE = "raise the quota, add disks or delete objects"
 _CLOCK = "set it (NTP, chrony, 'timedatectl set-ntp true')"
 _REGION = "set region=... to the bucket's own, or endpoint_url=... to the server that holds it"
 _ENDPOINT = "check endpoint_url, addressing_style, and what stands between (a proxy, a portal)"
+_ELSEWHERE = f"{_REGION}; a login portal or a proxy may have answered instead"
+_PAGE = "log in at the portal if there is one, or check endpoint_url and the proxies in between"
+_PROXY = "check proxy=..., S3CACHE_PROXY, HTTP_PROXY, HTTPS_PROXY and NO_PROXY"
+_PROXY_LOGIN = (
+    "set S3CACHE_PROXY to http://user:password@host:port, or correct the proxy's variable"
+)
 _BAD_REQUEST = "expired credentials and a wrong region look like this where the answer has no body"
 _CONDITION = "if it was a conditional write, set conditional_create=check"
 _ARCHIVE = "use a storage class that can be read at once, and exempt the prefix from archiving"
@@ -49,6 +57,7 @@ _PASSING = "it should pass by itself; try again"
 _DAMAGED = "the bytes were damaged or cut short on the way; try again"
 _BUSY = "the server asks for fewer requests; try again later"
 _CERTIFICATES = "set ca_bundle=/path/to/ca.pem or AWS_CA_BUNDLE"
+_BUNDLE = "correct ca_bundle, AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE or the profile's ca_bundle"
 _CONNECT = "check endpoint_url, DNS, firewall and that the server runs"
 
 # Rows are "names | cause | fix". A name is an error code of the server, an HTTP status for codes
@@ -87,7 +96,8 @@ _TABLE: dict[type[StoreError], str] = {
         RequestTimeTooSkewed | this machine's clock is more than 15 minutes off | {_CLOCK}
         PermanentRedirect TemporaryRedirect | the bucket is in another region | {_REGION}
         AuthorizationHeaderMalformed | the region is wrong | {_REGION}
-        301 302 303 307 308 | the server sends us elsewhere, and we do not go | {_REGION}
+        301 302 303 307 308 | the server sends us elsewhere, and we do not go | {_ELSEWHERE}
+        407 | proxy credentials are missing or wrong | {_PROXY_LOGIN}
         404 | the server knows no such address | {_ENDPOINT}
         400 | the server refuses the request | {_BAD_REQUEST}
         NotImplemented 501 | the server does not know this request | {_CONDITION}
@@ -96,6 +106,7 @@ _TABLE: dict[type[StoreError], str] = {
         BotoCoreError | the S3 client refuses | see the cause
         refused | the server refuses the request | see its message
         certificate | the server's certificate is not trusted | {_CERTIFICATES}
+        bundle | the file of trusted certificates cannot be read | {_BUNDLE}
         memory | this process has no memory left for it | give it more
         Exception | unexpected | please report it with its traceback
     """,
@@ -107,11 +118,12 @@ _TABLE: dict[type[StoreError], str] = {
         SlowDown SlowDownRead SlowDownWrite TooManyRequests 429 | too many requests | {_BUSY}
         Throttling ThrottlingException RequestLimitExceeded | too many requests | {_BUSY}
         InternalError ServiceUnavailable | the server failed | {_PASSING}
-        ProxyConnectionError | the proxy does not answer | check proxy=...
+        ProxyConnectionError | the proxy does not answer or does not connect us | {_PROXY}
         SSLError | the TLS handshake failed | {_PASSING}
         ConnectTimeoutError | connecting took too long | {_PASSING}
         ReadTimeoutError TimeoutError | the answer took too long | {_PASSING}
         EndpointConnectionError | cannot connect | {_CONNECT}
+        page | the answer is a web page, not S3's | {_PAGE}
         HTTPClientError ClientError OSError | the connection broke | {_PASSING}
         ResponseParserError ValueError KeyError | the answer is not S3's | {_ENDPOINT}
     """,
@@ -125,6 +137,17 @@ for _kind, _rows in _TABLE.items():
         _ROWS.update(dict.fromkeys(_names.split(), (_kind, _cause, _fix)))
 
 
+_ACTION = re.compile(r"to perform: (\w+:\w+)")
+# Other statuses with a web page say what they mean, such as a load balancer's 502. For botocore, a
+# page under "200 OK" is a 500.
+_PAGES = (400, 401, 403, 404, 405, 500, 511)
+_SSE_C = (
+    "with sse=C, the bucket must not block SSE-C (BlockedEncryptionTypes in its encryption, the "
+    "default on AWS), and an object can be read with its own key only"
+)
+_KMS = "with sse=aws:kms, allow kms:GenerateDataKey and kms:Decrypt on the KMS key too"
+
+
 def _answer(error: Exception) -> tuple[int, str, str]:
     """Return status (0 without an answer), code (empty without a body) and message."""
     # botocore's ClientError has the parsed answer; aiohttp's ClientError does not
@@ -132,32 +155,49 @@ def _answer(error: Exception) -> tuple[int, str, str]:
     if not isinstance(response, dict):
         return 0, "", ""
     metadata, details = response.get("ResponseMetadata", {}), response.get("Error", {})
-    message = str(details.get("Message", ""))
-    region = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region") or details.get("Region")
-    if region:
+    headers, message = _headers(response), str(details.get("Message") or "")
+    if target := headers.get("location") or details.get("Endpoint"):
+        message += f"; it leads to {re.split('[?#]', target)[0]}"  # a query may hold a token
+    if region := headers.get("x-amz-bucket-region") or details.get("Region"):
         message += f"; the bucket's region is {region}"
     return int(metadata.get("HTTPStatusCode", 0)), str(details.get("Code", "")), message
 
 
-def translate(error: Exception, *, op: str, store: str, key: str = "") -> S3CacheError:
-    """Translate ``error`` to an error of s3cache; return our own errors unchanged."""
+def _headers(response: Mapping[str, Any]) -> Mapping[str, str]:
+    headers: Mapping[str, str] = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return headers
+
+
+def translate(
+    error: Exception, *, op: str, store: str, key: str = "", sse: str = "none", via: str = ""
+) -> S3CacheError:
+    """Translate ``error`` to an error of s3cache; return our own errors unchanged.
+
+    Args:
+        sse: the encryption that was asked for.
+        via: names the proxy between this machine and the server, if there is one.
+    """
     if isinstance(error, S3CacheError):
         return error
     status, code, message = _answer(error)
     if not status and not code:
-        names = [kind.__name__ for kind in type(error).__mro__]
-        # The server is not at fault, even if a library wrapped the error.
-        if lacks_memory(error):
-            names = ["memory"]
-        elif distrusts_server(error):
-            names = ["certificate"]
-        kind, cause, fix = next(_ROWS[name] for name in names if name in _ROWS)
-        detail = f"{type(error).__name__}: {error}"
+        kind, cause, fix = _ROWS[_row_of(error)]
+        detail, inner = f"{type(error).__name__}: {error}", _inner(error)
+        if inner is not None and str(inner) not in detail:
+            detail += f": {inner}"  # the words of aiohttp and the system, which botocore drops
+        cause += via
     else:
-        # An error under "200 OK" is a failure after the server sent the status.
-        other = "InternalError" if status >= 500 or status < 300 else "refused"
-        kind, cause, fix = _ROWS.get(code) or _ROWS.get(str(status)) or _ROWS[other]
-        detail = f"{status} {code} {message}"
+        kind, cause, fix = _row_of_answer(status, code)
+        if code == str(status):  # botocore's, for an answer without a body that it can read
+            if status in _PAGES and is_page(_headers(getattr(error, "response", {}))):
+                _, cause, fix = _ROWS["page"]
+            code = ""
+        if action := _ACTION.search(message):
+            fix = f"allow {action[1]}{' on the KMS key' * action[1].startswith('kms:')}"
+        elif fix == _ALLOW and sse != "none":
+            fix += f"; {_SSE_C if sse == 'C' else _KMS}"
+        cause += via if status == 407 else ""
+        detail = " ".join(filter(None, (str(status), code, message)))
     return kind(f"{cause} ({_line(detail)}); {fix}", op=op, store=store, key=key)
 
 
@@ -186,6 +226,51 @@ def distrusts_server(error: Exception) -> bool:
     """Return whether the certificate of the server is not trusted."""
     names = [kind.__name__ for kind in type(error).__mro__]
     return "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error)
+
+
+def _row_of(error: Exception) -> str:
+    """Return the name of the row for an error without an answer."""
+    names, inner = [kind.__name__ for kind in type(error).__mro__], _inner(error)
+    # The server is not at fault, even if a library wrapped the error.
+    if lacks_memory(error):
+        return "memory"
+    if distrusts_server(error):
+        return "certificate"
+    if names[0] == "HTTPClientError" and isinstance(inner, (FileNotFoundError, PermissionError)):
+        return "bundle"
+    if getattr(inner, "status", 0) == 407:
+        return "407"
+    return next(name for name in names if name in _ROWS)
+
+
+def _inner(error: Exception) -> object:
+    return getattr(error, "kwargs", {}).get("error")
+
+
+def _row_of_answer(status: int, code: str) -> tuple[type[StoreError], str, str]:
+    # An error under "200 OK" is a failure after the server sent the status.
+    other = _ROWS["InternalError" if status >= 500 or status < 300 else "refused"]
+    row = _ROWS.get(code) or _ROWS.get(str(status)) or other
+    if code not in ("", str(status), *_ROWS) and issubclass(row[0], PermanentError):
+        row = row[0], *_ROWS["refused"][1:]  # the server's own words say more than its status
+    return row
+
+
+def is_page(headers: Mapping[str, str]) -> bool:
+    """Return whether an answer is a web page, such as that of a login portal.
+
+    Some servers send its type with an empty body, and some objects have it.
+    """
+    return (
+        headers.get("content-type", "").startswith("text/html")
+        and headers.get("content-length") != "0"
+        and headers.keys().isdisjoint(("etag", "x-amz-request-id"))
+    )
+
+
+def page_error() -> StoreError:
+    kind, cause, fix = _ROWS["page"]
+    return kind(f"{cause}; {fix}")
 
 
 def error_status(error: Exception) -> int:

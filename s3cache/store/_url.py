@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from s3cache.errors import ConfigError
-from s3cache.store._base import MAX_KEY_BYTES, MemoryStore, Store
+from s3cache.store._base import LONGEST_NAME_BYTES, MAX_PATH_BYTES, MemoryStore, Store
 from s3cache.store._file import FileStore
 from s3cache.store._s3 import MIN_PART_BYTES, S3Store
 from s3cache.util import options as _options
@@ -43,7 +43,7 @@ ConditionalCreate: TypeAlias = Literal["auto", "native", "check"]
 # The limit of one PUT: https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
 _MAX_PUT_BYTES = 5 * 2**30
 # prefix, "/" and key share the 1,024 bytes of an S3 key
-_MAX_PREFIX_BYTES = 1024 - 1 - MAX_KEY_BYTES
+_MAX_PREFIX_BYTES = MAX_PATH_BYTES - 1 - LONGEST_NAME_BYTES
 # Laxer than AWS's own rules, which Ceph and MinIO can be configured to relax.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
@@ -137,6 +137,12 @@ class S3Options:
         """Return bucket, prefix and endpoint, with ``allow_http`` if needed, to parse again."""
         is_exposed = _is_exposed(self.endpoint, self.proxy)
         return f"{self._place}&allow_http=true" if is_exposed else self._place
+
+    @property
+    def via(self) -> str:
+        """Return the proxy that requests go through, as words for messages; "" without one."""
+        url, name = _proxy_of(self.endpoint or "https://s3.amazonaws.com", self.proxy)
+        return url and f" (through {name}={url.rpartition('@')[2]})"
 
     @property
     def _place(self) -> str:
@@ -338,6 +344,12 @@ def _check_place(options: S3Options) -> None:
         _check_http_url(name, options.endpoint)
     if options.proxy is not None:
         _check_http_url("option proxy", options.proxy, may_hold_credentials=True)
+    name, bundle = "option ca_bundle", options.ca_bundle
+    if bundle is None and not (options.endpoint or "").startswith("http:"):
+        name, bundle = "AWS_CA_BUNDLE", os.environ.get("AWS_CA_BUNDLE")
+    if bundle and not os.access(bundle, os.R_OK):
+        exists = "cannot be read" if os.path.exists(bundle) else "does not exist"
+        raise ConfigError(name, f"names {bundle!r}, which {exists}", "give the path of a PEM file")
 
 
 def _check_http_url(name: str, url: str, *, may_hold_credentials: bool = False) -> None:
@@ -400,12 +412,21 @@ def _is_exposed(endpoint: str | None, proxy: str | None) -> bool:
         return False
     if not _is_loopback(endpoint):
         return True
-    if proxy is None:  # botocore reads one from the environment
-        from urllib.request import getproxies, proxy_bypass
+    url, _ = _proxy_of(endpoint, proxy)
+    return bool(url) and not _is_loopback(url if "//" in url else f"//{url}")
 
-        if not proxy_bypass(urlsplit(endpoint).netloc):
-            proxy = getproxies().get("http")
-    return proxy is not None and not _is_loopback(proxy if "//" in proxy else f"//{proxy}")
+
+def _proxy_of(endpoint: str, proxy: str | None) -> tuple[str, str]:
+    """Return URL and name of the proxy for requests; botocore reads one from the environment."""
+    if proxy is not None:
+        return proxy, "proxy"
+    from urllib.request import getproxies, proxy_bypass
+
+    scheme, host = urlsplit(endpoint)[:2]
+    if not (url := "" if proxy_bypass(host) else getproxies().get(scheme, "")):
+        return "", ""
+    names = (f"{scheme}_proxy", f"{scheme}_proxy".upper())
+    return url, next(filter(os.environ.get, names), "the system's proxy")
 
 
 def _is_loopback(url: str) -> bool:

@@ -417,7 +417,10 @@ class RemoteTier:
             # A request to a server that never answers takes minutes, longer than a caller waits.
             self.breaker.fail()  # the request counts again when it ends
             raise DownloadTimeoutError(
-                f"no answer within {timeout_s:.3g} s", op="get", key=name
+                f"no answer within {timeout_s:.3g} s{self._store.via}",
+                op="get",
+                store=self.url,
+                key=name,
             ) from None
 
     # -- on the loop

@@ -237,5 +237,5 @@ def test_bench_measures_storage_and_removes_its_objects_or_reports_them(
         narrow.rule = refusing("DELETE")
         done = call("bench", "--url", at(narrow.port))
     assert done.code == 0
-    assert "left below s3cache-bench/" in done.out
+    assert "left below v1/s3cache-bench/" in done.out
     assert "large get" in done.out

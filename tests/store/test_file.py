@@ -137,6 +137,7 @@ def test_an_error_of_the_system_becomes_an_s3cache_error(
         directory.write("some/key", b"x")
     assert type(caught.value) is kind
     assert isinstance(caught.value.__cause__, OSError)
+    assert ("inodes" in str(caught.value)) == (number == errno.ENOSPC)
     assert (caught.value.op, caught.value.key, caught.value.store) == (
         "put", "some/key", directory.url
     )  # fmt: skip

@@ -133,3 +133,17 @@ def test_botocore_finds_the_same_proxy(
             S3Options("bucket", endpoint_url=f"http://{host}")
     else:
         assert S3Options("bucket", endpoint_url=f"http://{host}")
+
+
+def test_the_bundle_of_certificates_must_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "ca.pem"
+    with pytest.raises(ConfigError, match=r"option ca_bundle.*does not exist; give the path"):
+        S3Options("bucket", ca_bundle=str(bundle))
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    with pytest.raises(ConfigError, match=r"AWS_CA_BUNDLE.*does not exist"):
+        S3Options("bucket")
+    assert S3Options("bucket", endpoint_url="http://localhost:9000")  # no certificates are used
+    bundle.touch()
+    assert S3Options("bucket", ca_bundle=str(bundle))
