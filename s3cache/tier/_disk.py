@@ -127,6 +127,8 @@ class DiskTier:
         # Threads of a process wait here without polling; the lock on the file must be polled. A
         # forked child needs a new mutex: a thread of the parent may have held the old one.
         self._mutex = threading.Lock()
+        #: How many of our pending objects another program removed before their upload.
+        self.vanished = 0
 
     def _open(self, root: str | os.PathLike[str]) -> None:
         self._files = ObjectFiles(root)
@@ -298,7 +300,7 @@ class DiskTier:
         """
         if self._fits(self._usage + growth):
             return
-        pinned = {*self._pending.all_pending(), key}
+        pinned = {*self._pending.all_pending(), *self._pending.promised, key}
         is_recent = time.time() - self._counted < _COUNTED_EVERY_S
         for number in _LOOKED_AT if is_recent else ():
             if (one_in := self._usage.files // number) > 1:
@@ -394,17 +396,23 @@ class DiskTier:
     def pending_object(self, name: str) -> tuple[bytes, bool] | None:
         """Return the bytes of a pending object, and whether another process saved it.
 
-        Return ``None`` if it is not pending here. If the object is gone, drop its record.
+        Return ``None`` if it is not pending here. If the object is gone, drop its record. If only
+        the record of our own object is gone, as after a cleaner of old files, it is still pending.
         """
         key = self._namespace + name
-        data, is_pending = self._files.read(key), self._pending.holds(key)
+        data, is_pending = self._files.read(key), self._is_pending(key)
         if data is None and is_pending:
             with self._locked():
-                if not self._usage_of(key).files:  # it is not being put right now
+                # Nothing is being put right now, and no other thread has done this.
+                if not self._usage_of(key).files and self._is_pending(key):
+                    self.vanished += key in self._pending.promised
                     self._pending.remove(key)
         if data is None or not is_pending:
             return None
         return data, key in self._pending.adopted
+
+    def _is_pending(self, key: str) -> bool:
+        return key in self._pending.promised or self._pending.holds(key)
 
     @_in_time
     def adopt(self, limit: int | None = None, but: Iterable[str] = ()) -> list[str]:

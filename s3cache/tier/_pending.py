@@ -31,6 +31,7 @@ class Pending:
 
     Attributes:
         adopted: names of our uploads that another process saved.
+        promised: names that this process added and has not removed, even if their files are gone.
     """
 
     def __init__(self, open_root: Callable[[bool], Directory]) -> None:
@@ -42,6 +43,7 @@ class Pending:
     def _forget(self) -> None:
         self._owner, self._lock_fd = "", -1
         self.adopted: set[str] = set()
+        self.promised: set[str] = set()
 
     def add(self, name: str) -> bool:
         """Add ``name`` to the uploads of this process; return False if it was there."""
@@ -50,6 +52,7 @@ class Pending:
         if is_new:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             os.close(os.open(_file_of(name, self._owner), flags, 0o600, dir_fd=root.fd))
+        self.promised.add(name)
         self.adopted.discard(name)
         return is_new
 
@@ -83,6 +86,7 @@ class Pending:
     def remove(self, name: str) -> None:
         self._unlink(_file_of(name, self._owner))
         self.adopted.discard(name)
+        self.promised.discard(name)
 
     def _unlink(self, file: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -25,6 +25,7 @@ from s3cache.stats import Listeners, Step, TransferEvent
 from s3cache.store import Buffer
 from s3cache.tier._disk import DiskTier
 from s3cache.util.logs import logger_of
+from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
     from s3cache.tier._remote import BackgroundLoop
@@ -68,16 +69,19 @@ class FlushReport:
         error: the error of the last failed upload since the last success, if any.
         too_large: entries of this process that the server or a proxy refuses for their size; they
             stay on this machine only.
+        vanished: entries of this process that were removed from the disk before their upload, such
+            as by a cleaner of temporary files; they are lost.
     """
 
     remaining: int
     in_memory: int
     error: Exception | None
     too_large: int = 0
+    vanished: int = 0
 
     @property
     def complete(self) -> bool:
-        return self.remaining == self.too_large == 0
+        return self.remaining == self.too_large == self.vanished == 0
 
 
 class Uploads:
@@ -137,6 +141,7 @@ class Uploads:
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self._pause: asyncio.TimerHandle | None = None
+        self._warned_of = 0  # vanished entries
         self.pause_s = 0.0  # the pause after the last failure; the next failure doubles it
 
     # -- on the caller's thread
@@ -210,9 +215,20 @@ class Uploads:
         if self._disk is not None:
             with contextlib.suppress(S3CacheError):
                 pending = {*self._disk.pending()}
-        remaining = len(pending | self._known())
-        too_large = len(self._too_large)
-        return FlushReport(remaining, len(self._memory), error or self._error, too_large)
+        remaining, vanished = len(pending | self._known()), 0
+        if self._disk is not None and (vanished := self._disk.vanished) > self._warned_of:
+            self._warned_of = vanished
+            logger.warning(
+                "saved entries that vanished from %s before their upload, and are lost: %d; "
+                "another program removed them: set local_dir to a directory that no cleaner of "
+                "temporary files empties %s",
+                self._disk.root,
+                vanished,
+                pointer("local-directory"),
+            )
+        return FlushReport(
+            remaining, len(self._memory), error or self._error, len(self._too_large), vanished
+        )
 
     def close(self, timeout_s: float) -> None:
         """Stop uploading. Pending uploads stay on the disk for others to adopt."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +117,58 @@ def test_an_object_on_disk_supersedes_the_same_object_in_memory(site: Site, remo
     remote.is_open = True
     assert site.uploads.flush(20) == FlushReport(0, 0, None)
     assert remote.objects["one"] == b"new"
+
+
+# -- a cleaner of temporary files
+
+
+def saved_while_the_remote_is_down(site: Site, remote: Remote) -> Path:
+    """Save five objects, of which none is uploaded; return the root of their tier."""
+    assert site.tier is not None
+    remote.is_open = False
+    for number in range(4):
+        site.put(f"busy{number}")
+    eventually(lambda: len(remote.waiting) == 4)
+    for number in range(5):
+        site.put(f"{number}")
+    return Path(site.tier.root)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_objects_that_vanished_are_counted_and_warned_of_once(
+    site: Site, remote: Remote, everything: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = saved_while_the_remote_is_down(site, remote)
+    for number in range(1, 5):
+        (root / "objects" / "ns+" / f"{number}").unlink()
+    if everything:
+        shutil.rmtree(root / "pending")
+    remote.is_open = True
+    report = site.uploads.flush(20)
+    assert (report.remaining, report.vanished, report.complete) == (0, 4, False)
+    assert not site.uploads.flush(20).complete
+    (warning,) = [record.getMessage() for record in caplog.records if "vanished" in record.message]
+    assert f"vanished from {root} before their upload, and are lost: 4" in warning
+    assert "set local_dir" in warning
+    assert remote.objects.keys() == {"busy0", "busy1", "busy2", "busy3", "0"}
+
+
+def test_objects_are_uploaded_even_if_their_records_vanished(site: Site, remote: Remote) -> None:
+    """A record is an empty file, and the oldest one of its object."""
+    root = saved_while_the_remote_is_down(site, remote)
+    shutil.rmtree(root / "pending")
+    remote.is_open = True
+    assert site.uploads.flush(20) == FlushReport(0, 0, None)
+    assert len(remote.objects) == 9
+
+
+def test_objects_that_we_removed_have_not_vanished(site: Site, remote: Remote) -> None:
+    saved_while_the_remote_is_down(site, remote)
+    assert site.tier is not None
+    site.tier.delete("0")
+    remote.is_open = True
+    assert site.uploads.flush(20) == FlushReport(0, 0, None)
+    assert len(remote.objects) == 8
 
 
 # -- closing
