@@ -10,9 +10,9 @@ disk, the network or another process.
     v1/<spread>/<key>._           ... with the variant ""
 
 A key may have several entries (they differ in the guards of a compiled graph); most keys have one.
-So a reader gets ``.0``, one GET, and lists ``<key>.`` only if that entry does not fit; without a
-``.0`` there is no entry. A writer creates ``.0`` unless it exists, and otherwise the object named
-after its variant. Writers of other variants never use this name, so no entry is lost.
+So a reader gets ``.0``, one GET, and lists ``<key>.`` only if that entry does not fit, or to find
+out whether ``.0`` alone was removed. A writer creates ``.0`` unless it exists, and otherwise the
+object named after its variant. Writers of other variants never use this name, so no entry is lost.
 
 ``<spread>`` is one hexadecimal digit of SHA-256(key): it spreads the load over an S3 store's
 partitions (https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html) and

@@ -425,17 +425,20 @@ class CandidateLookup:
         yield from self._offer("local", name, self._attempt(lambda: self._local.load(name)))
 
     def _in_remote(self, remote: RemoteTier) -> Iterator[tuple[Frame, TierName]]:
+        list_names = remote.names
         may_have_landed = self._asks_local and not self._has_first
         if may_have_landed and self._attempt(lambda: bool(self._local.present([self._first]))):
             yield from self._load(self._first)
         if not self._has_first:
-            self._last_error = None
+            before = self._last_error
             first = self._fetch(remote, self._first)
             yield from self._offer("remote", self._first, first)
-            if first is None and not isinstance(self._last_error, (CorruptError, UntrustedError)):
-                return  # no entry exists, or the remote does not answer
+            if first is None and self._last_error is before:  # it is absent
+                list_names = remote.names_without_first
+            elif first is None and not isinstance(self._last_error, (CorruptError, UntrustedError)):
+                return  # the remote does not answer
         fetched = 0
-        for name in self._attempt(lambda: remote.names(self._key, self._left_s())) or ():
+        for name in self._attempt(lambda: list_names(self._key, self._left_s())) or ():
             if self._rejected >= _MAX_REJECTED or fetched >= _MAX_FETCHED:
                 return
             # The copy of this machine has been offered already.

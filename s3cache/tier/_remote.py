@@ -19,6 +19,7 @@ from s3cache.errors import (
     AccessDeniedError,
     ClosedError,
     DownloadTimeoutError,
+    PermanentError,
     StoreError,
     TransientError,
     TruncatedError,
@@ -64,6 +65,8 @@ _BREATHE_S, _MOMENT_S = 0.01, 0.1
 _PROBE_WAIT_S = 0.5
 # For a larger entry, the signature is read first.
 _USUAL_BYTES = 8 << 20
+# How many listings without a name in a row show that the first names have not been removed.
+_IN_VAIN = 16
 # A limit on listings: a writer can put any number of objects under a key.
 _LISTED_AT_MOST = 10_000
 
@@ -329,6 +332,7 @@ class RemoteTier:
         self._leases: Leases | None = None
         self._urgent, self._calm = 0, asyncio.Event()  # the number of callers that wait
         self._stopped = False
+        self._may_save, self._in_vain = settings.mode == "read-write", 0
         self._prefetch_concurrency = settings.download_concurrency
         self._budget = Budget(settings.prefetch_max_bytes)
         self.uploads = Uploads(
@@ -362,6 +366,24 @@ class RemoteTier:
     def names(self, key: str, timeout_s: float) -> list[str]:
         """List the names of all entries under ``key`` except the first name; newest first."""
         return self._wait(self._list(key), entries.name_prefix(key), timeout_s)
+
+    def names_without_first(self, key: str, timeout_s: float) -> list[str]:
+        """List the names under ``key`` although it lacks the first one, if some may exist.
+
+        A rule that removes old objects removes the first name before the others, of many keys. But
+        most keys without it have no entry. So a process that may save, and makes the other names
+        visible again by that, gives up after some listings in vain, and any that may not list.
+        """
+        if self._in_vain >= _IN_VAIN:
+            return []
+        try:
+            names = self.names(key, timeout_s)
+        except StoreError as exc:  # the first name is absent, so this is not a failed lookup
+            logger.debug("other entries under %s cannot be listed: %s", key, exc)
+            self._in_vain = _IN_VAIN if isinstance(exc, PermanentError) else self._in_vain
+            return []
+        self._in_vain = 0 if names or not self._may_save else self._in_vain + 1
+        return names
 
     def prefetch(self, names: Iterable[str]) -> Prefetch:
         """Fetch many objects in the background, except those that are on the disk."""

@@ -224,8 +224,8 @@ class JobProfile:
                 return is_accepted
 
             entry = await fetch(name, accept_some)
-            if isinstance(entry, Frame):
-                its = entries.names_of(entry.header)
+            if isinstance(entry, Frame) or (entry is None and not is_too_large):
+                its = () if entry is None else entries.names_of(entry.header)
                 others.extend(each for each in wanted.get(name, ()) if each not in its)
             return None if is_too_large else entry
 

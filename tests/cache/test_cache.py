@@ -33,7 +33,7 @@ def test_a_machine_finds_the_entries_of_another(machine: Machines) -> None:
 def test_a_key_that_was_never_saved_is_absent(machine: Machines, remote: GatedStore) -> None:
     cache = machine()
     assert miss(cache.lookup(KEY)) == Reason.ABSENT
-    assert remote.calls == [("get", FIRST)]
+    assert remote.calls == [("get", FIRST), ("list", entries.name_prefix(KEY))]
 
 
 def test_one_entry_costs_one_get_and_no_list(machine: Machines) -> None:

@@ -32,7 +32,7 @@ from s3cache.tier.job import JobProfile, program_key
 from s3cache.trust import generate
 from tests.support.caching import entry, open_engine
 from tests.support.scripts import PRELUDE, python, run_script
-from tests.support.stores import names, put
+from tests.support.stores import names, put, remove
 from tests.support.waiting import LONG_S, eventually, in_thread
 
 GRAPHS = [f"{number:02}" * 32 for number in range(12)]
@@ -120,6 +120,18 @@ def test_the_next_machine_finds_every_entry_on_its_disk(machine: Open, store: Ga
     assert [verb for verb, _ in store.calls].count("list") == 1
     assert sorted(store.got()) == sorted([profile, *map(entries.first_name, GRAPHS)])
     assert profiles(store) == [profile]
+
+
+def test_entries_are_fetched_even_if_the_first_names_of_their_keys_were_removed(
+    machine: Open, store: Gated, memory: MemoryStore
+) -> None:
+    run(machine("a", job_profiles=False), variant="a")
+    run(machine("b"), variant="b")
+    for key in GRAPHS:
+        remove(memory, entries.first_name(key))
+    again = machine("c")
+    eventually(lambda: fetched(again) == len(GRAPHS))
+    assert {*run(again, variant="b")} == {"local"}
 
 
 def test_a_lookup_joins_a_download_under_way(machine: Open, store: Gated) -> None:

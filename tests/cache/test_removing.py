@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from s3cache import entries
 from s3cache.cache import Hit, Miss
 from s3cache.errors import AccessDeniedError, ClosedError, ConfigError, ReadOnlyError
-from s3cache.store import MemoryStore
+from s3cache.store import MemoryStore, WrapperStore
+from tests.cache.answers import Machines
 from tests.support.caching import KEY, OTHER, entry, open_cache
-from tests.support.stores import names
+from tests.support.stores import GatedStore, names, put, remove
 
 
 def test_removing_a_key_removes_all_its_variants_and_no_other_key(tmp_path: Path) -> None:
@@ -91,3 +93,62 @@ def test_removing_raises_for_bad_keys_and_closed_caches(tmp_path: Path) -> None:
     cache.close()
     with pytest.raises(ClosedError):
         cache.clear()
+
+
+# -- the first name of a key is removed before the others
+
+
+def with_two_variants(remote: MemoryStore, *keys: str) -> None:
+    """Put two entries under each key, and remove nothing."""
+    for key in keys:
+        put(remote, entries.first_name(key), entry(key, variant="a").data)
+        put(remote, entries.variant_name(key, "b"), entry(key, variant="b").data)
+
+
+@pytest.mark.parametrize("mode", ["read-write", "read-only"])
+def test_variants_are_found_after_the_first_entry_was_removed(machine: Machines, mode: str) -> None:
+    """As a rule of the bucket does, which removes the oldest objects first."""
+    remote = MemoryStore()
+    keys = [f"{number:02}" * 32 for number in range(40)]
+    with_two_variants(remote, *keys)
+    for key in keys:
+        remove(remote, entries.first_name(key))
+    cache = machine("a", remote, mode=mode)
+    for key in keys:
+        found = cache.lookup(key)
+        assert isinstance(found, Hit)
+        assert found.entry.header.variant == "b"
+
+
+def test_ordinary_hits_and_misses_take_one_request(
+    machine: Machines, remote: GatedStore, memory: MemoryStore
+) -> None:
+    """A process that may save learns soon that the first names were not removed."""
+    keys = [f"{number:02}" * 32 for number in range(80)]
+    with_two_variants(memory, keys[0], keys[70])
+    remove(memory, entries.first_name(keys[70]))
+    cache = machine("a")
+    assert isinstance(cache.lookup(keys[0]), Hit)
+    assert remote.calls == [("get", entries.first_name(keys[0]))]
+    assert {cache.lookup(key).reason for key in keys[1:60]} == {"absent"}  # type: ignore[union-attr]
+    assert (remote.count("get"), remote.count("list")) == (60, 16)
+    cache.save(keys[70], entry(keys[70], variant="c"))  # which others see beside the first
+    cache.flush(20)
+    reader = machine("b", mode="read-only")
+    remote.calls.clear()
+    assert isinstance(reader.lookup(keys[70], lambda it: it.header.variant == "b"), Hit)
+    assert {reader.lookup(key).reason for key in keys[1:60]} == {"absent"}  # type: ignore[union-attr]
+    assert remote.count("list") == 1 + 59  # nothing that it saves could help later processes
+
+
+def test_a_key_without_entries_is_absent_even_if_nothing_may_be_listed(
+    machine: Machines, memory: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    class NoList(WrapperStore):
+        async def list_page(self, prefix: str, after: str | None = None) -> Any:
+            raise AccessDeniedError("not allowed", op="list")
+
+    cache = machine("a", NoList(memory), strict=True)
+    assert isinstance(found := cache.lookup(KEY), Miss)
+    assert found.reason == "absent"
+    assert caplog.records == []

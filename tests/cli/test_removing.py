@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from s3cache.cache import Cache, Hit
 from tests.cli.commands import Call, save
 from tests.support.shelves import Shelf
 
@@ -57,6 +58,18 @@ def test_gc_removes_entries_that_meet_all_conditions(call: Call, shelf: Shelf) -
     assert shelf.names == {old, new, later}
     assert call("gc", "--url", shelf.url, "--key", "ne", "--min-size", "1B", "--delete").code == 0
     assert shelf.names == {old, later}
+
+
+def test_what_gc_keeps_is_found_though_the_first_entry_of_its_key_is_gone(
+    call: Call, shelf: Shelf
+) -> None:
+    shelf.add("abc", variant="old", days=100)
+    kept = shelf.add("abc", variant="new", first=False)
+    assert call("gc", "--url", shelf.url, "--older", "90d", "--delete").code == 0
+    assert shelf.names == {kept}
+    assert call("verify", "--url", shelf.url).code == 0
+    with Cache.open(shelf.url, local=False, mode="read-only") as cache:
+        assert isinstance(cache.lookup("abc"), Hit)
 
 
 def test_gc_removes_the_entries_of_a_manifest_and_names_missing_ones(

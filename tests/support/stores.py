@@ -95,6 +95,11 @@ def put(store: Store, name: str, data: Buffer) -> None:
     asyncio.run(store.put(name, data))
 
 
+def remove(store: Store, name: str) -> None:
+    """Remove an object as another program does, such as a rule of the bucket."""
+    asyncio.run(store.delete(name))
+
+
 def names(store: Store) -> list[str]:
     """Return the names of the objects in ``store``."""
 
