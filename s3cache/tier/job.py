@@ -2,8 +2,12 @@
 
 A profile is an entry of kind ``job``. Its key is computed before the first compile. Its section
 ``lookups`` is msgpack: a list of the key and variant of each entry that was used, in order. It is
-signed and verified like every entry, and only lists downloads: each download is verified too. A
-program may have several profiles; the newest trusted one is used.
+signed and verified like every entry, and only lists downloads: each download is verified too.
+
+A program may have several profiles. The newest one is used until the entries that the process uses
+are those of an older one, as with another configuration; then the older one is used, and is saved
+again. So configurations that alternate leave equal profiles with another one between them. A
+process that finds these fetches what all of them name, and the rest once it has used an entry.
 
 Jobs that may only add objects write profiles too, so every profile is a new object. The name of a
 program's first profile is computed, so it can be fetched while the names are listed.
@@ -25,7 +29,7 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgpack  # type: ignore[import-untyped]
@@ -54,11 +58,13 @@ _MAX_FETCHED_BYTES = 1 << 30
 _ENOUGH = 8
 # Profiles per program: we delete all but _KEPT, if we may, and add none to _FULL.
 _KEPT, _FULL = 8, 64
-# How many profiles to try: one that is damaged or not trusted costs a GET.
-_TRIED = 4
+# How many used entries are compared with each profile.
+_COMPARED = 64
 # How much of a program's file is hashed: it may be a large archive.
 _PROGRAM_BYTES = 1 << 20
 _LOCATING_S, _LOCATING_TRIES = 0.1, 600
+# How soon, and at the latest how often, we look whether the first entry was used.
+_LOOK_S, _LOOK_AT_MOST_S = 0.01, 0.5
 
 _PID = os.getpid()  # a forked child has another one
 
@@ -66,10 +72,10 @@ logger = logger_of("storage")
 
 
 class JobProfile:
-    """The lookups of this process, and those that a profile predicted.
+    """The lookups of this process, and those that earlier profiles predict.
 
     Args:
-        reads: whether to fetch the entries that the newest profile names.
+        reads: whether to fetch the entries that a profile names.
         save: saves the result of :meth:`encode`. It is called on another thread after
             ``settled_s`` without a lookup, so that a process that is killed later has saved its
             profile. ``None`` if the process may not write.
@@ -98,20 +104,23 @@ class JobProfile:
         self._key = ""
         self._newest = ""  # the name of the newest profile when this process began
         self._is_full = False
-        self._foreseen: Lookups = {}
+        self._profiles: list[Lookups] = []  # newest first
 
     def encode(self) -> bytes | None:
-        """Return a frame with the lookups so far, or None if the newest profile is good enough.
+        """Return a frame with the lookups so far, or None if a profile is good enough.
 
-        It is if it has all of them, and they are its first ones or more than half of it.
+        It is if it has all of them, and they are its first ones or more than half of it. It must be
+        the newest, unless configurations alternate.
         """
         with self._mutex:
-            foreseen = self._foreseen
+            profiles, used = self._profiles, [*self.lookups][:_COMPARED]
+            foreseen = next(iter(_best(profiles, used)), {})
             lookups = dict.fromkeys([*self.lookups.copy()][: self.max_lookups])
             begun = {*itertools.islice(foreseen, len(lookups))}
             is_foreseen = lookups.keys() <= foreseen.keys() and (
                 2 * len(lookups) > len(foreseen) or lookups.keys() == begun
             )
+            is_foreseen &= foreseen in profiles[:1] or _alternate(profiles)
             if not (self.is_known and self._key and lookups) or self._is_full or is_foreseen:
                 return None
             content: bytes = msgpack.packb([*lookups])
@@ -125,7 +134,7 @@ class JobProfile:
                 schema=_SCHEMA,
                 sections={"lookups": content},
             )
-            self._foreseen, self._newest = lookups, entries.variant_name(self._key, variant)
+            self._profiles, self._newest = [lookups], entries.variant_name(self._key, variant)
             return data
 
     # -- on the loop
@@ -139,7 +148,7 @@ class JobProfile:
         budget: Budget,
         concurrency: int,
     ) -> None:
-        """Fetch the entries that the newest profile names; later save our own profile."""
+        """Fetch the entries that the best profile names; later save our own profile."""
         try:
             for _ in range(_LOCATING_TRIES):
                 if sys.argv[:1] != ["-m"]:  # Python is still looking for the module to run
@@ -153,13 +162,50 @@ class JobProfile:
         except Exception as exc:  # noqa: BLE001 - a task must not fail silently
             self._on_problem(exc)
         self.is_known = True
-        if self._foreseen:
-            await self._fetch(fetch, present, budget, concurrency)
+        await asyncio.gather(
+            self._fetch_likely(
+                lambda likely, profiles: self._fetch(
+                    likely, profiles, fetch, present, budget, concurrency
+                )
+            ),
+            self._save_regularly(),
+        )
+
+    async def _save_regularly(self) -> None:
         count = -1
         while self._key and self._save is not None:
             await asyncio.sleep(self._settled_s)
             if count == (count := len(self.lookups)):
                 await asyncio.to_thread(self._save)
+
+    async def _fetch_likely(
+        self, fetch: Callable[[Lookups, list[Lookups]], Awaitable[None]]
+    ) -> None:
+        """Fetch what the newest profile names, or another one as soon as it is a better match.
+
+        If configurations alternate, fetch only what all profiles name that match as well.
+        """
+        profiles, used = self._profiles, list[tuple[str, str]]()
+        best = profiles if _alternate(profiles) else profiles[:1]
+        done = set[tuple[str, str]]()
+        while best:
+            likely = {each: None for each in best[0] if all(each in it for it in best)}
+            if not likely.keys() <= done:
+                try:
+                    await fetch(likely, profiles)
+                except Exception as exc:  # noqa: BLE001 - a task must not fail silently
+                    self._on_problem(exc)
+                    return
+                done |= likely.keys()
+            is_decided = used and all(it.keys() == likely.keys() for it in best)
+            if is_decided or len(profiles) == 1 or len(used) == _COMPARED:
+                return
+            pause_s = _LOOK_S
+            while len(self.lookups) == len(used):
+                await asyncio.sleep(pause_s)
+                pause_s = min(1.1 * pause_s, _LOOK_AT_MOST_S)
+            used = [*self.lookups][:_COMPARED]
+            best = _best(profiles, used)
 
     async def _load(self, store: Store, admit: TrustCheck | None) -> None:
         async def read(name: str) -> Lookups:
@@ -180,19 +226,21 @@ class JobProfile:
         names = [first] if isinstance(infos, BaseException) else [info.key for info in infos]
         self._is_full = len(names) >= _FULL
         self._newest = next(iter(names), "")
-        for name in names[:_TRIED]:
-            try:
-                if name != first:
-                    found = await read(name)
-                if isinstance(found, BaseException):
-                    raise found
-                self._foreseen = found
-                return
-            except (CorruptError, UntrustedError) as exc:
-                self._on_problem(exc)
+        names = names[:_KEPT]
+        others = (read(name) for name in names if name != first)
+        read_others = iter(await asyncio.gather(*others, return_exceptions=True))
+        for one in (found if name == first else next(read_others) for name in names):
+            if isinstance(one, (CorruptError, UntrustedError)):
+                self._on_problem(one)
+            elif isinstance(one, BaseException):
+                raise one
+            elif one:
+                self._profiles.append(one)
 
     async def _fetch(
         self,
+        likely: Lookups,
+        profiles: list[Lookups],
         fetch: Fetch,
         present: Callable[[list[str]], list[str]],
         budget: Budget,
@@ -202,7 +250,7 @@ class JobProfile:
         wanted: dict[
             str, list[str]
         ] = {}  # names of a key's variants by the name of its first entry
-        for key, variant in self._foreseen:
+        for key, variant in likely:
             names = wanted.setdefault(entries.first_name(key), [])
             names.append(entries.variant_name(key, variant))
         others = list[str]()
@@ -213,7 +261,10 @@ class JobProfile:
 
         async def fetch_some(name: str, accept: AcceptSize) -> Frame | NotAccepted | None:
             is_too_large = False
-            if len(self.lookups) >= _ENOUGH and self._foreseen.keys().isdisjoint([*self.lookups]):
+            if len(self.lookups) >= _ENOUGH and likely.keys().isdisjoint([*self.lookups]):
+                return None
+            used = [*self.lookups][:_COMPARED]
+            if any(_matches(it, used) > _matches(likely, used) for it in profiles):
                 return None
 
             def accept_some(size: int) -> bool:
@@ -231,6 +282,25 @@ class JobProfile:
 
         await Prefetch(wanted).run(fetch_some, either_present, budget, concurrency)
         await Prefetch(others).run(fetch_some, present, budget, concurrency)
+
+
+def _matches(profile: Lookups, used: list[tuple[str, str]]) -> int:
+    return sum(each in profile for each in used)
+
+
+def _best(profiles: list[Lookups], used: list[tuple[str, str]]) -> list[Lookups]:
+    """Return the profiles that name most of the used entries, in the same order."""
+    most = max((_matches(it, used) for it in profiles), default=0)
+    return [it for it in profiles if _matches(it, used) == most]
+
+
+def _alternate(profiles: list[Lookups]) -> bool:
+    """Return whether a profile was saved again after another one."""
+    return any(
+        first.keys() == later.keys()
+        for number, first in enumerate(profiles)
+        for later in profiles[number + 2 :]
+    )
 
 
 def _lookups_of(entry: Frame) -> Lookups:

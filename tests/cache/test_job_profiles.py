@@ -359,6 +359,39 @@ def test_a_stale_profile_costs_the_entries_it_names_and_is_replaced(
     assert len(store.got()) == 2 + len(news), "the first profile is fetched during the listing"
 
 
+def test_configurations_that_alternate_soon_fetch_only_their_own_entries(
+    machine: Open, store: Gated
+) -> None:
+    """The third run finds the profile of the first and saves it again; then nothing is wasted."""
+    shared, ours, theirs = GRAPHS[:2], GRAPHS[2:7], GRAPHS[7:]
+    for number, its in enumerate([ours, theirs, ours, theirs]):
+        run(machine(f"first{number}"), [*shared, *its])
+    count = len(profiles(store))
+    for number, (its, others) in enumerate([(ours, theirs), (theirs, ours), (theirs, ours)]):
+        store.calls.clear()
+        engine = machine(f"later{number}")
+        eventually(lambda engine=engine: fetched(engine) == len(shared))  # type: ignore[misc]
+        assert {looked_up(engine, key) for key in [*shared, its[0]]} <= {"local", "remote"}
+        expected = len([*shared, *its])
+        eventually(lambda engine=engine, n=expected: fetched(engine) == n)  # type: ignore[misc]
+        assert {*run(engine, its[1:])} == {"local"}
+        assert not any(store.got(key) for key in others)
+    assert len(profiles(store)) == count
+
+
+def test_the_profile_of_another_configuration_is_left_for_a_better_one(
+    machine: Open, store: Gated
+) -> None:
+    ours, theirs = GRAPHS[:6], GRAPHS[6:]
+    run(machine("a"), ours)
+    run(machine("b"), theirs)
+    third = machine("c")
+    eventually(lambda: fetched(third) == len(theirs))
+    assert looked_up(third, ours[0]) == "remote"
+    eventually(lambda: fetched(third) == len(GRAPHS))
+    assert {*run(third, ours[1:])} == {"local"}
+
+
 def test_a_run_that_uses_part_of_a_profile_keeps_it(machine: Open, store: Gated) -> None:
     """A job that ended early uses the beginning of its profile, for example."""
     run(machine("a"))
