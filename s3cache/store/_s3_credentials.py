@@ -54,7 +54,7 @@ class Credentials:
         self._found: _Found | None = None
         self._failure: S3CacheError | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._programs: list[asyncio.subprocess.Process] = []  # of the running load
+        self._programs = _Programs()
         self._pause = Pause(options)
 
     @property
@@ -105,7 +105,7 @@ class Credentials:
         """End a running load, and its program."""
         if self._loading is not None:
             self._loading.cancel()
-        _kill(self._programs)
+        self._programs.close()
 
     def _usable(self) -> _Found | None:
         return None if self._found is None or self._found.ends_within(0) else self._found
@@ -247,12 +247,8 @@ _MFA_FIX = (
 )
 
 
-async def _load(
-    options: S3Options, limit_s: float, programs: list[asyncio.subprocess.Process]
-) -> _Found | None:
+async def _load(options: S3Options, limit_s: float, programs: _Programs) -> _Found | None:
     """Ask each source of botocore's chain; return the first credentials that have not ended.
-
-    ``programs`` holds those that a source has started, as long as they run.
 
     Raises:
         CredentialsError: a source that is configured has none; botocore asks no other then.
@@ -278,11 +274,7 @@ async def _load(
             fix = _MFA_FIX.format(name=_profile(session))
         raise translate_source(error, source, fix) from None
     finally:
-        _kill(programs)
-        for process in programs:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(process.wait(), _KILL_TIMEOUT_S)
-        programs.clear()
+        await programs.end()
 
 
 def _profile(session: Any) -> str:
@@ -316,23 +308,15 @@ async def _ask(provider: Any) -> tuple[Any, Callable[[float], bool]] | None:
     return keys, ends_within
 
 
-def _providers(session: Any, programs: list[asyncio.subprocess.Process]) -> Iterator[Any]:
+def _providers(session: Any, programs: _Programs) -> Iterator[Any]:
     """Yield the sources of botocore's chain, which must not read the terminal.
 
-    The program that uses s3cache may read it. Append to ``programs`` what a source starts.
+    The program that uses s3cache may read it.
     """
-
-    async def start(*command: str, **pipes: Any) -> asyncio.subprocess.Process:
-        # In a session of its own it cannot open the terminal as /dev/tty either.
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=subprocess.DEVNULL, start_new_session=True, **pipes
-        )
-        programs.append(process)
-        return process
 
     def without_terminal(provider: Any) -> Any:
         if provider.METHOD == "custom-process":
-            provider._popen = start
+            provider._popen = programs.start
         return provider
 
     for provider in session.get_component("credential_provider").providers:
@@ -354,11 +338,40 @@ class _PromptError(Exception):
     """The role needs an MFA code, for which botocore would ask on the terminal."""
 
 
-def _kill(programs: list[asyncio.subprocess.Process]) -> None:
-    for process in [*programs]:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+class _Programs:
+    """The programs that a load starts, and that end with it at the latest."""
+
+    def __init__(self) -> None:
+        self._running: list[asyncio.subprocess.Process] = []
+        self._is_closed = False
+
+    async def start(self, *command: str, **pipes: Any) -> asyncio.subprocess.Process:
+        # In a session of its own it cannot open the terminal as /dev/tty either.
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=subprocess.DEVNULL, start_new_session=True, **pipes
+        )
+        self._running.append(process)
+        if self._is_closed:
+            self._kill()
+        return process
+
+    async def end(self) -> None:
+        self._kill()
+        for process in self._running:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(process.wait(), _KILL_TIMEOUT_S)
+        self._running.clear()
+
+    def close(self) -> None:
+        """End all, also those that start later; any thread may call it."""
+        self._is_closed = True
+        self._kill()
+
+    def _kill(self) -> None:
+        for process in [*self._running]:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def credentials_source(options: S3Options, timeout_s: float) -> str | None:
@@ -375,7 +388,7 @@ def credentials_source(options: S3Options, timeout_s: float) -> str | None:
         return "the options access_key and secret_key"
     with quiet_libraries():
         try:
-            found = run_on_new_loop(lambda: _load(options, timeout_s, []))
+            found = run_on_new_loop(lambda: _load(options, timeout_s, _Programs()))
         except Exception as error:
             raise translate(error, op="credentials", store=options.url) from error
     return None if found is None else found.source
