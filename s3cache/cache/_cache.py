@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
@@ -98,7 +97,7 @@ class Cache:
         self._policy, self._signer = settings.trust_policy(), settings.signer()
         self._open_remote = None if settings.mode == "off" else open_remote
         self._closed = False
-        self._begin(open_disk(settings, hashlib.sha256(identity.encode()).hexdigest()[:16]))
+        self._begin(open_disk(settings, identity))
         call_in_child(self._begin_in_child)
 
     @classmethod

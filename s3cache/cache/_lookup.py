@@ -27,7 +27,7 @@ from s3cache.frame import Frame, TrustCheck
 from s3cache.settings import Settings
 from s3cache.stats import Counters, TierName
 from s3cache.store import Buffer, ObjectInfo
-from s3cache.tier import DiskTier, RemoteTier
+from s3cache.tier import DiskTier, RemoteTier, namespace_of
 from s3cache.util.logs import Problems
 
 if TYPE_CHECKING:
@@ -236,14 +236,14 @@ class LocalTier:
         self.write(lambda disk: disk.delete(name, data))
 
 
-def open_disk(settings: Settings, namespace: str) -> DiskTier | None:
+def open_disk(settings: Settings, identity: str) -> DiskTier | None:
     """Open the local tier in the first usable directory; None if it is off or none is usable."""
     bounds = {"max_bytes": settings.local_max_bytes, "max_files": settings.local_max_files}
     problem, where = None, "there is no local tier"
     disk: DiskTier | None = None
     for place in settings.local_dirs if settings.local and settings.mode != "off" else ():
         try:
-            disk = DiskTier(place, namespace=namespace, **bounds)
+            disk = DiskTier(place, namespace=namespace_of(identity), remote=identity, **bounds)
         except (ConfigError, StoreError) as exc:
             # If another user owns the default directory, the program is not to blame.
             named = not settings.has_default_local_dir

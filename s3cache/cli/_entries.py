@@ -362,6 +362,8 @@ def push(
             report = cache.flush(timeout)
         with manage.open_place(url, in_tier=True) as local:
             scan, result = _copy(out, local, remote, filters.selection)
+            for other, count in until_done(local.left_for_others()).items():
+                out.note(f"uploads that wait for another URL, {other}: {count}")
     if report.error is not None and report.remaining:
         result.fail(f"{report.remaining} pending uploads", report.error)
     return finish(out, scan, result, _COPIED)

@@ -32,7 +32,7 @@ from s3cache.errors import (
 from s3cache.manage import Place
 from s3cache.settings import Settings, unknown_variables
 from s3cache.store import S3Options, Store, open_store, parse_url
-from s3cache.tier import DiskTier, background
+from s3cache.tier import DiskTier, background, namespace_of
 from s3cache.trust import Policy, pack, sign, signing_key_of
 from s3cache.util.text import counted
 
@@ -44,8 +44,8 @@ Verdict: TypeAlias = Literal["ok", "warning", "fault", "skipped"]
 #: The names of the checks; ``docs/doctor.md`` has a section on each.
 Name: TypeAlias = Literal[
     "settings", "mode", "remote", "credentials", "list", "get", "put", "conditional-put",
-    "read-back", "clock", "latency", "delete", "local-directory", "space", "execution", "torch",
-    "compiler", "trust", "signing",
+    "read-back", "clock", "latency", "delete", "local-directory", "space", "uploads", "execution",
+    "torch", "compiler", "trust", "signing",
 ]  # fmt: skip
 
 
@@ -368,10 +368,15 @@ def check_local_dir(settings: Settings) -> Iterator[Check]:
         yield Check("local-directory", "skipped", "there is no local tier: local=false")
         return
     path, most = settings.local_dir, settings.local_max_bytes
+    identity = ""
+    with contextlib.suppress(ConfigError):  # which another check reports
+        identity = parse_url(settings.url).identity if settings.url else ""
+    bounds = {"max_bytes": most, "max_files": settings.local_max_files}
     try:
-        tier = DiskTier(path, max_bytes=most, max_files=settings.local_max_files)
+        tier = DiskTier(path, namespace=namespace_of(identity), **bounds)
         with contextlib.closing(tier):
             used = tier.usage()
+            left = tier.left_for_others()
             disk = tier.deadline.call(lambda: os.statvfs(path))
     except S3CacheError as exc:
         works = "works" if isinstance(exc, TransientError) else "you can write"
@@ -388,6 +393,12 @@ def check_local_dir(settings: Settings) -> Iterator[Check]:
         yield Check("space", "warning", found, "remove files there, or set local_dir", "full")
     else:
         yield Check("space", "ok", f"{free >> 30} GiB are free")
+    for url, count in left.items():
+        found = f"ended jobs left uploads for another URL, {url}: {count}"
+        fix = "run 's3cache push' with that URL, or spell endpoint_url as before"
+        yield Check("uploads", "warning", found, fix)
+    if not left:
+        yield Check("uploads", "ok", "none are left for another URL")
 
 
 def check_execution(sysctl: Path = Path("/proc/sys/vm/memfd_noexec")) -> Check:

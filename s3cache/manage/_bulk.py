@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import hashlib
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Mapping
@@ -38,7 +37,7 @@ from s3cache.store import (
     open_store,
     parse_url,
 )
-from s3cache.tier import Budget, DiskTier, TierStore, background, read_head
+from s3cache.tier import Budget, DiskTier, TierStore, background, namespace_of, read_head
 from s3cache.trust import Policy, unpack
 from s3cache.util.logs import logger_of
 
@@ -69,6 +68,10 @@ class Place(contextlib.AbstractContextManager["Place"]):
     async def to_upload(self) -> set[str]:
         """Return the pending uploads in a local tier; none for a remote."""
         return await self.store.recorded() if isinstance(self.store, TierStore) else set()
+
+    async def left_for_others(self) -> dict[str, int]:
+        """Count the uploads that wait in a local tier for other remotes, by their URLs."""
+        return await self.store.left_for_others() if isinstance(self.store, TierStore) else {}
 
     def __exit__(self, *_: object) -> None:
         """Close the store within a few seconds."""
@@ -104,7 +107,7 @@ def open_place(
         identity = "" if settings.url is None else parse_url(settings.url, **of_store).identity
         tier = DiskTier(
             settings.local_dir,
-            namespace="" if of_all else hashlib.sha256(identity.encode()).hexdigest()[:16],
+            namespace="" if of_all else namespace_of(identity),
             max_bytes=settings.local_max_bytes,
             max_files=settings.local_max_files,
         )

@@ -149,7 +149,10 @@ class S3Options:
         place = f"s3://{self.bucket}/{quote(self.prefix)}".rstrip("/")
         if (endpoint := self.endpoint) is None:
             return place
-        return f"{place}?endpoint_url={quote(endpoint.rstrip('/'), safe=':/[]')}"
+        scheme, host, path = urlsplit(endpoint)[:3]
+        host = host.lower().removesuffix(":443" if scheme == "https" else ":80")
+        endpoint = f"{scheme}://{host}{path.rstrip('/')}"
+        return f"{place}?endpoint_url={quote(endpoint, safe=':/[]')}"
 
 
 class StoreOptions(TypedDict, total=False):

@@ -4,6 +4,7 @@ Beside ``objects/`` and ``staging/`` (see :class:`~s3cache.store.ObjectFiles`), 
 
     usage               the size of objects/; the lock on every change
     pending/            records of pending uploads, see s3cache.tier._pending
+    remotes/<namespace> the URL that the uploads of a namespace go to
 
 The file ``usage`` is one record (little-endian), ``exact:? counted:i64 bytes:i64 files:i64``. A
 writer locks the file, marks the record as inexact, changes the directory, and writes the record
@@ -19,10 +20,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hashlib
 import os
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -72,6 +75,11 @@ _EVICTED_OF_SOME, _EVICTED_OF_ALL = 16, 512
 _LOOKED_AT, _OLD_PART = (256, 4096), 4
 
 
+def namespace_of(identity: str) -> str:
+    """Return the namespace of the remote with this identity."""
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
 def _in_time(method: _F) -> _F:
     """Make a method raise ``StoreError`` at the deadline, even if the disk hangs."""
 
@@ -98,6 +106,7 @@ class DiskTier:
     Args:
         namespace: separates the names of this tier from those of other tiers in the same root,
             which share its bounds: objects of different remotes may not be equally trusted.
+        remote: the URL that its uploads go to, to name it in messages.
 
     Raises:
         ConfigError: the root is not a private directory of this user.
@@ -110,8 +119,10 @@ class DiskTier:
         max_bytes: int,
         max_files: int,
         namespace: str = "",
+        remote: str = "",
     ) -> None:
         self._namespace = f"{namespace}/" if namespace else ""
+        self._remote = remote
         self._max_bytes, self._max_files = max_bytes, max_files
         self._usage = Usage(0, 0)  # exact while the lock is held
         self._renew()
@@ -265,6 +276,8 @@ class DiskTier:
             raise NoSpaceError(problem, op="put", store=self.url, key=key)
 
         def write() -> bool:
+            if pending:
+                self._note_remote()
             if once and self._files.stat(key) is not None:
                 return False
             with self._files.staged(key, data, durable=pending) as staged, self._locked():
@@ -288,6 +301,18 @@ class DiskTier:
             return True
 
         return self.deadline.call(write, more_s=size / _BYTES_A_SECOND)
+
+    def _note_remote(self) -> None:
+        """Write the URL of the remote once, for processes with another one."""
+        if self._remote and self._namespace:
+            with contextlib.suppress(OSError):
+                remotes = self._files.directory("remotes", make=True)
+                fd = remotes.open_private(self._namespace[:-1], os.O_WRONLY | os.O_CREAT)
+                try:
+                    os.write(fd, self._remote.encode())
+                finally:
+                    close_unshared(fd)
+            self._remote = ""
 
     def _usage_of(self, key: str) -> Usage:
         info = self._files.stat(key)
@@ -388,6 +413,25 @@ class DiskTier:
         """List the pending uploads of all processes in this tier, dead or alive."""
         return {*self._names(self._pending.all_pending())}
 
+    @_in_time
+    def left_for_others(self) -> dict[str, int]:
+        """Count the uploads that dead processes left for other remotes, by the remote's URL.
+
+        They are only uploaded by a process with that URL. It may be the same bucket, under another
+        spelling of its server.
+        """
+        keys = [key for key in self._pending.abandoned() if not key.startswith(self._namespace)]
+        counts = Counter(key.partition("/")[0] for key in keys)
+        return {self._remote_of(namespace): count for namespace, count in counts.items()}
+
+    def _remote_of(self, namespace: str) -> str:
+        with contextlib.suppress(OSError):
+            remotes = self._files.directory("remotes")
+            fd = os.open(namespace, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=remotes.fd)
+            with open(fd, encoding="utf-8", errors="replace") as file:
+                return file.read(_BEGINNING_BYTES)
+        return f"an unknown remote ({namespace})"
+
     def _names(self, keys: Iterable[str]) -> list[str]:
         start = len(self._namespace)
         return [key[start:] for key in keys if key.startswith(self._namespace)]
@@ -478,6 +522,9 @@ class TierStore(Store):
 
     async def recorded(self) -> set[str]:
         return await asyncio.to_thread(self._tier.recorded)
+
+    async def left_for_others(self) -> dict[str, int]:
+        return await asyncio.to_thread(self._tier.left_for_others)
 
     async def atomic_create(self) -> bool:
         return False

@@ -112,6 +112,17 @@ class Pending:
                     pending.setdefault(owner, []).append(_name_of(file))
         return pending
 
+    def abandoned(self) -> list[str]:
+        """List the names that dead processes have left."""
+        names: list[str] = []
+        for owner, its in self._by_owner().items():
+            if its and owner != self._owner:
+                lock_fd = self._open_root(False).try_lock(f"{owner}{_LOCK}")
+                if lock_fd is not None:
+                    close_unshared(lock_fd)
+                    names += its
+        return names
+
     def adopt(
         self, prefix: str = "", limit: int | None = None, but: Container[str] = ()
     ) -> list[str]:

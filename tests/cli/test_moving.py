@@ -144,6 +144,26 @@ def test_push_uploads_the_entries_of_this_machine(call: Call, shelf: Shelf) -> N
     assert call("verify", "--url", shelf.url).code == 0
 
 
+def test_uploads_that_wait_for_another_url_are_named(
+    call: Call, shelf: Shelf, tmp_path: Path
+) -> None:
+    """For example, the server is now named by its address."""
+    elsewhere = f"file://{tmp_path}/elsewhere"
+    save(f"{elsewhere}?create=false", "waiting", exit_timeout_s=0.1, retry_attempts=1)
+    (check,) = [
+        check
+        for check in call("doctor", "--url", shelf.url, "--no-programs", "--json").lines
+        if check["name"] == "uploads"
+    ]
+    assert check["verdict"] == "warning"
+    assert f"uploads for another URL, {elsewhere}: 1" in check["found"]
+    done = call("push", "--url", shelf.url)
+    assert f"uploads that wait for another URL, {elsewhere}: 1" in done.err
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    assert "another URL" not in call("push", "--url", elsewhere).err
+    assert "another URL" not in call("push", "--url", shelf.url).err
+
+
 def test_prefetch_takes_keys_and_a_manifest(call: Call, shelf: Shelf, tmp_path: Path) -> None:
     for key in ("a", "b", "c"):
         shelf.add(key)

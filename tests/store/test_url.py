@@ -214,3 +214,13 @@ def test_different_places_and_encryptions_have_different_identities() -> None:
 )
 def test_identity_is_a_url_of_the_same_place(url: str) -> None:
     assert parse_url(parse_url(url).identity).identity == parse_url(url).identity
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["https://MinIO.example", "HTTPS://minio.example:443/", "https://minio.example//"]
+)
+def test_the_spelling_of_a_server_makes_no_difference(endpoint: str) -> None:
+    """The local tier keeps the entries of different remotes apart."""
+    wanted = "s3://bucket?endpoint_url=https://minio.example"
+    assert parse_url("s3://bucket", endpoint_url=endpoint).identity == wanted
+    assert parse_url(f"{wanted}:9000").identity != wanted

@@ -13,7 +13,7 @@ import pytest
 
 from s3cache.errors import ConfigError, NoSpaceError, ReadOnlyError
 from s3cache.stats import Usage
-from s3cache.tier import DiskTier
+from s3cache.tier import DiskTier, namespace_of
 from tests.tier.disks import MANY, exact, names, on_disk
 
 OpenTier = Callable[..., DiskTier]
@@ -220,3 +220,16 @@ def test_a_disk_that_becomes_read_only(open_tier: OpenTier, small_disk: Path) ->
     for each in (tier, opened_later):
         each.put("c", b"x")
         assert each.usage() == on_disk(root) == Usage(3, 3)
+
+
+def test_uploads_left_for_another_remote_are_counted_with_its_url(tmp_path: Path) -> None:
+    bounds = {"max_bytes": 1 << 20, "max_files": 10}
+    url = "s3://bucket?endpoint_url=http://127.0.0.1:9"
+    there = DiskTier(tmp_path / "t", namespace=namespace_of(url), remote=url, **bounds)
+    here = DiskTier(tmp_path / "t", namespace=namespace_of("s3://bucket"), **bounds)
+    there.put_pending("one", b"data")
+    assert here.left_for_others() == {}, "its process lives, and uploads it"
+    there.close()
+    assert here.left_for_others() == {url: 1}
+    assert here.pending() == []
+    here.close()
