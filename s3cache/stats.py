@@ -42,11 +42,11 @@ FrameCode: TypeAlias = Literal[
 Verb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list", "atomic_create"]
 Step: TypeAlias = Literal["queued", "started", "done", "absent", "retried", "failed"]
 _Counted: TypeAlias = Literal[
+    "contained",
     "led",
     "refused",
     "set_aside",
     "stolen",
-    "superseded",
     "time_saved_s",
     "upload_failures",
     "waits",
@@ -194,14 +194,13 @@ class LevelStats(_Lookups):
     """Lookups and saves at the second level, which is used if the first level has no entry.
 
     Attributes:
-        superseded: saved entries that were removed before their upload, because the entry of the
-            whole graph replaced them.
+        contained: saved entries that are also part of a saved whole graph: they serve other graphs.
         led: compiles for which other processes of this machine could wait.
         waits, waited_s: the number of waits for another process's compile, and their total time.
         stolen: leases that this machine took over because their holder no longer renewed them.
     """
 
-    superseded: int = 0
+    contained: int = 0
     led: int = 0
     waits: int = 0
     waited_s: float = 0.0
@@ -327,8 +326,7 @@ class CacheStats(_Lookups):
         if not (self.lookups or self.bypassed or any(self.fx.hits.values()) or self.recall):
             return f"no graph was looked up in this process{ports}" if ports else _NOTHING
         refused = Counter(self.refused) + Counter(self.fx.refused)
-        # An entry of the second level that a whole graph superseded is removed and never uploaded.
-        shared = self.fx.saved - self.fx.superseded
+        shared = self.fx.saved - self.fx.contained  # those that whole graphs do not replace
         counts = [
             _count_in_words("hit", self.hits),
             _count_in_words("missed", self.misses),

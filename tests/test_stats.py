@@ -45,7 +45,7 @@ def test_counts_are_shown_in_words() -> None:
     )
 
 
-def test_saves_at_the_second_level_are_shown_unless_superseded() -> None:
+def test_saves_at_the_second_level_are_shown_unless_a_whole_graph_contains_them() -> None:
     """For example, a graph without a backward shares its forward alone."""
     counters, second = Counters(), Counters()
     counters.miss(Reason.ABSENT, 0.1)
@@ -53,7 +53,7 @@ def test_saves_at_the_second_level_are_shown_unless_superseded() -> None:
     counters.transferred(TransferEvent("upload", "done", "name", 10))
     words = counters.snapshot(fx=second.level()).in_words()
     assert "0 saved, 1 saved at the second level, 1 uploaded" in words
-    second.count("superseded")
+    second.count("contained")
     words = counters.snapshot(fx=second.level()).in_words()
     assert "0 saved, 1 uploaded" in words
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, get_args
 
 from s3cache import entries, frame
 from s3cache.cache._lookup import (
-    HANDED,
     CandidateLookup,
     Hit,
     LocalTier,
@@ -132,6 +131,7 @@ class Cache:
         self._counters_of: dict[Level, Counters] = {each: Counters() for each in get_args(Level)}
         self._counters = self._counters_of["aot"]
         self._provisional: set[str] = set()  # names saved here that may be superseded
+        self._parts: set[str] = set()  # names of FX graphs saved here, of graphs without an entry
         self._unsent: set[str] = set()  # names that are pending because no remote could be opened
         self._last_report = FlushReport(0, 0, None)
         self._listeners = Listeners()
@@ -145,7 +145,6 @@ class Cache:
             self._listeners.add(self._records.transferred)
         self._remote: RemoteTier | None = None
         self._claims: Claims | None = None
-        self._handed: set[str] = set()  # names that are superseded, and kept until we exit
         self._job = self._new_job()
         self._forget_exit = before_exit(self._at_exit)
 
@@ -197,12 +196,10 @@ class Cache:
         remote: bool = True,
         counters: Counters | None = None,
         claim: Callable[[], Waited | None] | None = None,
-        handed: bool = False,
     ) -> CandidateLookup:
         """Look up the entries under ``key``, so that the caller can choose one; count at ``level``.
 
-        If the caller chooses none, ``claim`` is called and the local tier is searched again. With
-        ``handed``, that search includes entries that other processes have superseded.
+        If the caller chooses none, ``claim`` is called and the local tier is searched again.
         """
         skip = Reason.FORCED if self.settings.recache else None
         if self._closed or self.settings.mode in ("off", "write-only"):
@@ -218,7 +215,6 @@ class Cache:
             self.settings.lookup_timeout_s,
             self._used,
             claim,
-            self._handed if handed else None,
         )
 
     def prefetch(self, keys: Iterable[str]) -> Prefetch:
@@ -287,6 +283,8 @@ class Cache:
         elapsed_s = time.perf_counter() - started
         if durable is not None:
             counters.saved(size, elapsed_s)
+            if level == "fx":
+                self._parts.add(entries.variant_name(key, found.header.variant))
             if remote:
                 self._used(key, found.header.variant)
             return Saved(durable, elapsed_s)
@@ -456,8 +454,6 @@ class Cache:
             self._closed = True
         self._forget_exit()
         self._records.close(_RECORDS_S)
-        for name in self._handed if time.monotonic() < end else ():
-            self._local.write(lambda disk, name=name: disk.delete(HANDED + name))  # type: ignore[misc]
         for tier in (self._remote, self._local.disk):
             if tier is not None:
                 tier.close(max(end - time.monotonic(), _MOMENT_S))
@@ -658,25 +654,29 @@ class Engine(Cache):
         if self._closed or self.settings.mode in ("off", "read-only"):
             return
         self._replaceable.add(entry.digest)
-        header = entry.header
-        is_provisional = entries.variant_name(header.key, header.variant) in self._provisional
         try:
-            found = frame.decode(better)
-            self._write(found, provisional=is_provisional and header.kind == "fx", share=True)
+            self._write(frame.decode(better), provisional=False, share=True)
         except Exception as exc:  # noqa: BLE001 - the former entry is as right
             self._problems.met("save", "an entry could not be replaced", exc)
 
-    def supersede(self, key: str, variant: str, level: Level = "fx") -> None:
-        """Remove a provisional entry, unless its upload is under way.
+    def contain(self, key: str, variant: str) -> None:
+        """Note that a saved FX graph is part of a saved whole graph.
 
-        While this process lives, processes that missed the whole graph can still find it.
+        It stays, because other graphs may share it. The next process does not fetch it early.
         """
+        name = entries.variant_name(key, variant)
+        if name in self._parts:
+            self._parts.discard(name)
+            if self._job is not None:
+                self._job.lookups.pop((key, variant), None)
+            self._counters_of["fx"].count("contained")
+
+    def supersede(self, key: str, variant: str, level: Level) -> None:
+        """Remove a provisional entry, unless its upload is under way."""
         name = entries.variant_name(key, variant)
         if name not in self._provisional:
             return
         self._provisional.discard(name)
-        if self._claims is not None and self._local.hand_over(name):
-            self._handed.add(name)
         try:
             if self._remote is not None:
                 is_removed = self._remote.uploads.cancel_delayed(name)
@@ -685,10 +685,8 @@ class Engine(Cache):
         except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
             self._problems.met("local", "a superseded entry cannot be removed", exc)
         else:
-            if is_removed:
-                if self._job is not None:
-                    self._job.lookups.pop((key, variant), None)
-                self._counters_of[level].count("superseded")
+            if is_removed and self._job is not None:
+                self._job.lookups.pop((key, variant), None)
 
     def count_bypass(self, reasons: Iterable[str], level: Level = "aot") -> None:
         """Count a graph that cannot be cached, by the codes of the reasons."""

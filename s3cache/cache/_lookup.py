@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from s3cache import entries, frame
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
-#: The prefix of superseded entries that are kept for other processes.
-HANDED = "handed/"
 # How long a disk is not used after a failure: it may have room again later.
 _REST_S = 60.0
 
@@ -145,20 +142,9 @@ class LocalTier:
             return entries.verify(name, data, admit=self.check_trust)
         return None
 
-    def hand_over(self, name: str) -> bool:
-        """Keep a copy of an entry for processes that wait for it; return whether it worked."""
+    def load(self, name: str) -> Frame | None:
+        """Return the entry ``name``, or ``None``; see :meth:`verify`."""
         data = self.read(lambda disk: disk.get(name), None)
-        return data is not None and self.write(lambda disk: disk.put(HANDED + name, data))
-
-    def handed(self, key: str) -> list[str]:
-        """Return the names of the entries under ``key`` that other processes have handed over."""
-        prefix = HANDED + entries.name_prefix(key)
-        found = self.read(lambda disk: disk.objects(prefix), [])
-        return [info.key.removeprefix(HANDED) for info in found]
-
-    def load(self, name: str, at: str = "") -> Frame | None:
-        """Return the entry ``name``, or ``None``; see :meth:`verify`. ``at`` is another path."""
-        data = self.read(lambda disk: disk.get(at or name), None)
         return None if data is None else self.verify(name, data)
 
     def verify(self, name: str, data: bytes) -> Frame:
@@ -285,8 +271,6 @@ class CandidateLookup:
     _used: Callable[[str, str], object]  # called with key and variant of the accepted entry
     # Claims a missing entry, or waits for another process; None to do neither.
     _claim: Callable[[], Waited | None] | None = None
-    # Entries that this process has superseded; None to ignore those of other processes.
-    _handed: Container[str] | None = None
 
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self._timeout_s
@@ -394,7 +378,6 @@ class CandidateLookup:
             self._waited = waited = self._attempt(self._claim)
             self._deadline = time.monotonic() + self._timeout_s
             yield from self._in_local()  # another process may have saved it
-            yield from self._in_handed()
             if waited is not None and waited.is_remote and remote is not None:
                 yield from self._in_remote(remote)
             if waited is not None and waited.timed_out:
@@ -412,14 +395,6 @@ class CandidateLookup:
         for info in found if isinstance(found, list) else ():
             if info.key != offered:
                 yield from self._load(info.key)
-
-    def _in_handed(self) -> Iterator[tuple[Frame, TierName]]:
-        own = self._handed
-        names = None if own is None else self._attempt(lambda: self._local.handed(self._key))
-        for name in names or ():
-            if own is not None and name not in own:
-                entry = self._attempt(partial(self._local.load, name, HANDED + name))
-                yield from self._offer("local", name, entry)
 
     def _load(self, name: str) -> Iterator[tuple[Frame, TierName]]:
         yield from self._offer("local", name, self._attempt(lambda: self._local.load(name)))

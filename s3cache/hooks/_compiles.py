@@ -12,7 +12,7 @@ A compile relies on facts about the program that are not in its key. The entry s
 torch's own ``save`` pickles an entry, records it for ``save_cache_artifacts``, and writes it to
 torch's directory. We intercept that write: result, kernels and description become a frame. Results
 that cannot be shared go to torch's directory, as without s3cache. Entries that the second level
-saves while a whole graph is compiled are provisional: the entry of the whole graph replaces them.
+saves while a whole graph is compiled stay: other graphs may share them.
 
 A graph that has no key of ours may have one of torch's. torch saves it under that, as without
 s3cache, and we save only its FX graphs.
@@ -488,9 +488,8 @@ class Compiles:
                 key,
                 frame,
                 level=name,
-                # The entry of the whole graph may soon replace it, unless other machines wait.
-                provisional=not self._has_lease(key)
-                and (bool(left) or (saving.level is FX and self.is_compiling_entry())),
+                # A measured one will soon replace it, unless other machines wait.
+                provisional=bool(left) and not self._has_lease(key),
                 remote=internals.tiers_asked(name).remote,
                 once=saving.level is AOT and self._was_absent(key),
             )
@@ -586,12 +585,10 @@ class Compiles:
         self._engine.record(Event("save", now, elapsed_s, saving.key, size))
         if not internals.tiers_asked("aot").remote and internals.tiers_asked("fx").remote:
             return
-        for graph in graphs_of(saving.result):  # their own entries are no longer needed
+        for graph in graphs_of(saving.result):
             if isinstance(graph, internals.compiled_graph.get()) and graph._fx_graph_cache_key:
                 variant = variant_of(graph.guards_expr, described(None, place_of(graph)))
-                self._engine.supersede(graph._fx_graph_cache_key, variant)
-                if has_triton(graph):
-                    self._kernels.winners.forget(graph._fx_graph_cache_key, variant)
+                self._engine.contain(graph._fx_graph_cache_key, variant)
 
     @contextlib.contextmanager
     def _refusing(self, saving: Save) -> Iterator[None]:

@@ -444,7 +444,6 @@ class Lookups:
                 level.name,
                 **asked._asdict(),
                 claim=partial(self._claim, lookup),
-                handed=level is FX and self._is_compiling_entry(),
             )
             if level is FX and internals.ranks_must_agree():  # they agree on whole graphs only
                 lookup.entries.force_miss(Reason.RANKS)

@@ -136,11 +136,6 @@ class Winners:
         if not watched.is_whole:  # otherwise measuring will not change what is left
             self._watched.append(watched)
 
-    def forget(self, key: str, variant: str) -> None:
-        """Stop watching an entry that another one has superseded."""
-        headers = ((each, each.entry.header) for each in self._watched)
-        self._watched = [each for each, of in headers if (of.key, of.variant) != (key, variant)]
-
     def _measure(
         self,
         is_first: bool,

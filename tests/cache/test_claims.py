@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from s3cache.cache import Engine, Hit, Miss
-from s3cache.stats import Reason, Usage
+from s3cache.stats import Reason
 from s3cache.store import MemoryStore, WrapperStore
 from s3cache.tier import DiskTier, leases
 from s3cache.tier.claims import Claims, Waited
@@ -54,7 +54,7 @@ def looked_up(
         claimed.append(engine.claim(key, bound_s))
         return claimed[-1]
 
-    with engine.candidates(key, "fx", claim=claim, handed=True) as lookup:
+    with engine.candidates(key, "fx", claim=claim) as lookup:
         for hit in lookup:
             lookup.accept(hit)
             break
@@ -80,32 +80,6 @@ def test_the_second_process_waits_for_the_first_and_hits(
     assert second.stats().fx.waits == 1
     assert second.stats().fx.waited_s >= 0.1
     assert first.stats().fx.waits == 0
-
-
-def test_a_late_process_finds_an_entry_that_was_superseded_meanwhile(opened: Open) -> None:
-    """The entry is removed when the engine that saved it closes: nothing needs it then."""
-    first, late, claimed = opened(), opened(), list[Waited | None]()
-    looked_up(first, claimed)
-    assert claimed[0] is not None
-    assert claimed[0].claim is not None
-    first.save(KEY, entry(KEY), level="fx", provisional=True)
-    claimed[0].claim.release(landed=True)
-    first.supersede(KEY, entry(KEY).header.variant)
-    with first.candidates(KEY, "fx") as lookup:
-        assert list(lookup) == []
-    again: list[Waited | None] = []
-    assert isinstance(looked_up(late, again), Hit)
-    assert again[0] is not None
-    assert again[0].claim is not None
-    again[0].claim.release(landed=True)
-    mine: list[Waited | None] = []
-    assert isinstance(looked_up(first, mine), Miss)  # a hit would keep every process from saving it
-    assert mine[0] is not None
-    assert mine[0].claim is not None
-    mine[0].claim.release(landed=False)
-    first.close()
-    assert isinstance(looked_up(late, again), Miss)
-    assert late.stats().local == Usage(0, 0)
 
 
 def test_an_entry_that_several_processes_save_is_uploaded_once(

@@ -9,14 +9,12 @@ import pytest
 
 from s3cache import frame
 from s3cache.cache import Engine
-from s3cache.entries import digest_of
 from s3cache.frame import Frame
 from s3cache.store import MemoryStore
 from tests.support.caching import KEY, entry, open_engine
 from tests.support.stores import names
 from tests.support.waiting import LONG_S
 
-HALF = digest_of({})
 FIRST, BETTER = entry(payload=b"first" * 40), entry(payload=b"better" * 40)
 
 
@@ -71,21 +69,6 @@ def test_an_entry_of_another_machine_is_not_replaced(
     assert found(memory).digest == theirs.digest
     engine.close()
     others.close()
-
-
-def test_a_replaced_half_of_a_graph_still_waits_for_the_whole_graph(
-    engine: Engine, memory: MemoryStore
-) -> None:
-    half, better = (
-        frame.encode(kind="fx", key=HALF, sections={"entry": content}, meta={"components": {}})
-        for content in (b"half", b"better")
-    )
-    engine.save(HALF, half, level="fx", provisional=True)
-    engine.replace(frame.decode(half), better)
-    engine.supersede(HALF, "")
-    assert engine.flush(LONG_S).complete
-    assert names(memory) == []
-    engine.close()
 
 
 @pytest.mark.parametrize("way", ["flush", "close"])

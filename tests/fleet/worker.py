@@ -104,8 +104,6 @@ class Rank:
                 for half in halves:
                     self._half(half)
                 self._engine.save(whole, entry(whole, _BYTES), once=True)
-                for half in halves:
-                    self._engine.supersede(half, "")
             self._steps.tell("has", key=whole)
 
     def _half(self, half: str) -> None:
@@ -122,10 +120,7 @@ class Rank:
             if self._found(half, "fx", claimed) is None:
                 time.sleep(self._compile_s)
                 self._steps.tell("compiled", key=half)
-                shared = claim is not None and claim.end_lease is not None
-                saved = self._engine.save(
-                    half, entry(half, _BYTES), level="fx", provisional=not shared
-                )
+                saved = self._engine.save(half, entry(half, _BYTES), level="fx")
                 landed = isinstance(saved, Saved)
             else:
                 landed = True
@@ -135,7 +130,7 @@ class Rank:
                     claim.release(landed=landed)
 
     def _found(self, key: str, level: Any, claim: Callable[[], Waited | None] | None) -> Hit | None:
-        with self._engine.candidates(key, level, claim=claim, handed=level == "fx") as lookup:
+        with self._engine.candidates(key, level, claim=claim) as lookup:
             for hit in lookup:
                 check(self._steps, key, hit)
                 lookup.accept(hit)

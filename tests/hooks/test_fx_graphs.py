@@ -18,16 +18,14 @@ WAYS = {"forward": 1, "unknown": 1, "unknown forward": 1, "unknown sizes": 1}
 def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> None:
     """A forward with a backward that never runs, and graphs that are bypassed.
 
-    No compile is shared twice: once a whole graph is saved, its FX entries stay on this machine,
-    and a hit requests nothing else.
+    Whole graphs need only their own entry: a hit requests nothing else.
     """
     whole = site.machine("whole").run("fx_programs:train", site.url)
     assert whole["right"]
     assert whole["lowered"] == 3
-    counts = {"hits": 0, "misses": 3, "saved": 3, "superseded": 3, "bypassed": 0}
+    counts = {"hits": 0, "misses": 3, "saved": 3, "contained": 3, "bypassed": 0}
     assert whole["second"] == counts
-    assert _kinds(site) == ["aot", "aot"]
-    assert whole["files"] == 5  # they stay on the disk, as others may be about to read them
+    assert _kinds(site) == ["aot", "aot", "fx", "fx", "fx"]  # other graphs may share them
 
     writer = site.machine("writer").run("fx_programs:at_both_levels", site.url, list(WAYS))
     trained, ways = writer["trained"], writer["ways"]["ways"]
@@ -38,7 +36,7 @@ def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> N
     assert all(way["right"] for way in ways.values())
     assert {name: way["lowered"] for name, way in ways.items()} == WAYS
     assert {name: way["saved"] for name, way in ways.items()} == WAYS
-    assert _kinds(site) == ["aot", "aot", *["fx"] * sum(WAYS.values())]
+    assert _kinds(site) == ["aot", "aot", *["fx"] * (3 + sum(WAYS.values()))]
 
     reader = site.machine("reader", PATH="").run("fx_programs:each_way", site.url, list(WAYS))
     assert all(way["right"] for way in reader["ways"].values())
@@ -51,6 +49,15 @@ def test_a_second_level_hit_compiles_nothing_on_another_machine(site: Site) -> N
     # The counts of whole graphs do not include them.
     assert reader["hits"] == {"local": 0, "remote": 0}
     assert reader["bypass_reasons"]["function"] == 3
+
+
+def test_a_whole_graph_leaves_the_fx_entries_that_it_shares_with_other_graphs(site: Site) -> None:
+    """The forward of one graph is saved alone; another graph hits it and is saved as a whole."""
+    shared = site.machine("writer").run("fx_programs:share_a_forward", site.url)
+    assert shared["lowered"] == 2
+    assert shared["second"]["hits"] == 1
+    reader = site.machine("reader").run("fx_programs:use_the_forward", site.url)
+    assert reader["lowered"] == 0
 
 
 def _kinds(site: Site) -> list[str]:

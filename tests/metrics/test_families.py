@@ -43,7 +43,7 @@ def test_every_count_changes_a_metric() -> None:
     }
     unseen = {name for name, each in less.items() if families(each) == families(stats)}
     # Saved bytes are counted at their upload. Superseded halves were never shared.
-    assert unseen == {"saved_bytes", "fx.superseded"}
+    assert unseen == {"saved_bytes", "fx.contained"}
 
 
 def _without(of: object, name: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def _counts(stats: Any) -> dict[str, int]:
         "misses": sum(stats.misses.values()),
         "saved": stats.saved,
         "half_hits": sum(stats.fx.hits.values()),
-        "halves": stats.fx.saved - stats.fx.superseded,
+        "halves": stats.fx.saved - stats.fx.contained,
         "bypassed": stats.bypassed,
     }
 

@@ -69,7 +69,7 @@ def _tell(folder: str, process: int) -> None:
             "uploaded": stats.uploaded,
             "reasons": dict(stats.bypass_reasons),
             "half_hits": sum(stats.fx.hits.values()),
-            "halves": stats.fx.saved - stats.fx.superseded,
+            "halves": stats.fx.saved - stats.fx.contained,
             "recall": _recall(stats.recall),
         }
     with open(os.path.join(folder, f"{process}.json"), "w", encoding="utf-8") as file:
