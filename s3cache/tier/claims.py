@@ -2,11 +2,13 @@
 
 A claim is a lock on a file in ``claims/`` of the local tier, named by the digest of the key. The
 kernel releases the lock when its holder dies. The file contains the name of the holder
-(``PID@HOST``). A holder that saves an entry removes the file. One that does not writes ``failed``:
-then all waiting processes go on at once, not one after another.
+(``PID@HOST``, and whether it is a fork). A holder that saves an entry removes the file. One that
+does not writes ``failed``: then all waiting processes go on at once, not one after another.
 
 A process that holds a claim waits for no other claim, and no claim is held while user code runs. So
 two processes never wait for each other, and a holder that hangs delays others by the bound, once.
+The bound is lower for a holder that was forked from another process: it may hang for want of a
+thread that only its parent has.
 """
 
 from __future__ import annotations
@@ -22,13 +24,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from s3cache.store import Directory
-from s3cache.util.threads import close_unshared
+from s3cache.util.logs import logger_of
+from s3cache.util.text import pointer
+from s3cache.util.threads import close_unshared, is_forked
 
 if TYPE_CHECKING:
     from s3cache.tier._disk import DiskTier
     from s3cache.tier.leases import Lease
 
+logger = logger_of("lookups")
+
 _FAILED = b"failed"
+_FORK = ", a fork"
 # Between two looks at a claim: about a fifth of the time waited so far.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 _READ_BYTES = 200
@@ -99,9 +106,17 @@ class Waited:
 
 @dataclass(eq=False)
 class Claims:
-    """The claims of one process, in the directory of a disk tier."""
+    """The claims of one process, in the directory of a disk tier.
+
+    Attributes:
+        fork_bound_s: how long we wait at most for a process that was forked from another one.
+        notice_s: after waiting this long, we say once which process we wait for.
+    """
 
     disk: DiskTier
+    fork_bound_s: float = 30.0
+    notice_s: float = 10.0
+    _is_noticed: bool = False
     _given_up: set[str] = field(default_factory=set)  # holders that we no longer wait for
 
     def take(self, key: str, bound_s: float) -> Waited:
@@ -126,10 +141,19 @@ class Claims:
                 claim.release(landed=False)
                 return Waited(None, seconds, holder)
             holder = found.decode(errors="replace") or holder
+            if holder.endswith(_FORK):
+                bound_s = min(bound_s, self.fork_bound_s)
+            if seconds >= self.notice_s and not self._is_noticed:
+                self._is_noticed = True
+                logger.warning(
+                    "waiting since %.0f s, at most %.0f s, for process %s, which compiles a graph "
+                    "that this process needs %s",
+                    *(seconds, bound_s, holder, pointer("waited")),
+                )
             if holder in self._given_up or seconds >= bound_s:
                 self._given_up.add(holder)
                 return Waited(None, seconds, holder, timed_out=True)
-            time.sleep(min(pause_s, bound_s - seconds))
+            time.sleep(min(pause_s, max(bound_s - seconds, 0.0)))
             pause_s = min(1.2 * pause_s, _LONGEST_PAUSE_S)
 
     def wasted_s(self) -> int:
@@ -173,7 +197,8 @@ def _try(root: Directory, name: str) -> tuple[int | None, bytes]:
     fd = root.try_lock(name)
     if fd is not None:
         said = os.pread(fd, _READ_BYTES, 0)
-        _write(fd, f"{os.getpid()}@{socket.gethostname()}".encode())
+        fork = _FORK if is_forked() else ""
+        _write(fd, f"{os.getpid()}@{socket.gethostname()}{fork}".encode())
         return fd, said
     with contextlib.suppress(FileNotFoundError):
         other = root.open_private(name, os.O_RDONLY)

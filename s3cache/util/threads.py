@@ -57,6 +57,17 @@ _PROBE_WAIT_S = 0.5
 logger = logger_of()
 
 
+_first_pid = os.getpid()
+
+
+def is_forked() -> bool:
+    """Return whether this process was forked after s3cache was imported.
+
+    It lacks the threads of its parent, but not what the parent's code knows of them.
+    """
+    return os.getpid() != _first_pid
+
+
 def threads_are_greenlets() -> bool:
     """Return whether gevent has replaced threads: then all run in one system thread.
 

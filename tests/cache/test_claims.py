@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -113,6 +115,40 @@ def test_a_wait_that_times_out_is_the_reason_of_the_miss(opened: Open) -> None:
     found = looked_up(opened(wait_s=0.2), [])
     assert isinstance(found, Miss)
     assert found.reason is Reason.WAITED
+
+
+def test_a_fork_that_hangs_delays_others_by_a_bound_of_its_own_and_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fork may hang in torch, waiting for a thread that only its parent has."""
+
+    def claims() -> Claims:
+        disk = DiskTier(str(tmp_path), max_bytes=2**30, max_files=100)
+        return Claims(disk, fork_bound_s=0.4, notice_s=0.2)
+
+    ready, told = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            claims().take(KEY, LONG_S)
+            os.write(told, b".")
+            time.sleep(LONG_S)
+        finally:
+            os._exit(1)
+    try:
+        os.read(ready, 1)
+        ours = claims()
+        with contextlib.closing(ours.disk):
+            waited = ours.take(KEY, LONG_S)
+            assert waited.timed_out
+            assert 0.4 <= waited.seconds < 5
+            assert ours.take("another", LONG_S).claim is not None
+            assert ours.take(KEY, LONG_S).seconds < 0.4  # it is not waited for again
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    (line,) = caplog.messages
+    assert f"for process {child}@" in line
 
 
 # -- across machines
