@@ -402,6 +402,10 @@ class Counters(_Counts):
     def hit(self, tier: TierName, size: int, seconds: float) -> None:
         self._add(("hits", tier, 1), ("hit_bytes", tier, size), time=("hit_latency", tier, seconds))
 
+    def take_back(self, tier: TierName, size: int) -> None:
+        """Count a hit as a miss: its code raised at its first call."""
+        self._add(("hits", tier, -1), ("hit_bytes", tier, -size), ("misses", Reason.CORRUPT, 1))
+
     def miss(self, reason: Reason, seconds: float) -> None:
         self._add(("misses", reason, 1), time=("miss_latency", "", seconds))
 

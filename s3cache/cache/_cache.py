@@ -25,6 +25,7 @@ from s3cache.errors import (
     ConfigError,
     ReadOnlyError,
     Reason,
+    StoreError,
     TooLargeError,
     TransientError,
     UntrustedError,
@@ -47,7 +48,7 @@ from s3cache.store import Buffer, Store, open_store, parse_url
 from s3cache.tier import DiskTier, FlushReport, Prefetch, RemoteTier, before_exit
 from s3cache.trust import Policy, pack, sign
 from s3cache.util.logs import Problems, logger_of
-from s3cache.util.threads import call_in_child
+from s3cache.util.threads import call_in_child, is_forked
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -60,6 +61,8 @@ logger = logger_of("storage")
 # How long the upload of an entry waits that another may replace: a training step that compiles a
 # forward usually reaches its backward within this time, if at all.
 _PROVISIONAL_S = 60.0
+# How long deleting an entry from the remote may take.
+_DISCARD_S = 10.0
 # Limits on closing, besides the wait for uploads: in all, and for writing the last records.
 _RELEASE_S, _RECORDS_S, _MOMENT_S = 3.0, 0.5, 0.1
 
@@ -620,7 +623,7 @@ class Engine(Cache):
         remote = None
         if asked == "on" or (asked == "auto" and ranks != here):
             remote, _ = self._try_remote()
-        if remote is None:
+        if remote is None or is_forked():  # a fork may hang, and would renew its lease nevertheless
             return Waited(claim)
         try:
             wasted_s = claims.wasted_s()
@@ -658,6 +661,29 @@ class Engine(Cache):
             self._write(frame.decode(better), provisional=False, share=True)
         except Exception as exc:  # noqa: BLE001 - the former entry is as right
             self._problems.met("save", "an entry could not be replaced", exc)
+
+    def set_aside(self, entry: Frame, why: str, *, is_proven: bool) -> str:
+        """Use an entry no more that raised at its first call; return what becomes of it elsewhere.
+
+        No process of this machine uses it again. If it ``is_proven`` that the entry is at fault, it
+        is also deleted from the remote; otherwise the next entry that is saved here replaces it.
+        """
+        self._local.mark(entry, why)
+        remote, error = self._try_remote()
+        if remote is None and error is None:
+            return "it is set aside"
+        if is_proven and remote is not None and self.settings.mode == "read-write":
+            try:
+                remote.discard(entries.names_of(entry.header), entry.digest, _DISCARD_S)
+            except StoreError as exc:
+                error = exc
+            else:
+                return "it is set aside, and deleted from the bucket"
+        why = f" ({error})" if error is not None else ""
+        return (
+            f"it is set aside on this machine, and stays in the bucket{why}: "
+            f"to delete it, run `s3cache rm {entry.header.key}`"
+        )
 
     def contain(self, key: str, variant: str) -> None:
         """Note that a saved FX graph is part of a saved whole graph.

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
+# The prefix of the marks of entries that raised at their first call, by digest.
+_ASIDE = "aside/"
 # How long a disk is not used after a failure: it may have room again later.
 _REST_S = 60.0
 
@@ -117,6 +119,7 @@ class LocalTier:
         self._problems = problems
         self._replaceable = replaceable
         self._unread_until = self._unwritten_until = 0.0
+        self._aside: set[str] | None = None  # digests of entries that are not used, once read
 
     @property
     def read_error(self) -> Exception | None:
@@ -210,6 +213,29 @@ class LocalTier:
     def set_aside(self, entry: Frame, error: Exception) -> None:
         """Treat a sound but unusable entry as damaged: the next save replaces it."""
         self._problems.warn("entry", "an entry cannot be used and is set aside", error)
+        self._drop(entry)
+
+    def mark(self, entry: Frame, why: str) -> None:
+        """Set an entry aside for every process of this machine, also if it is fetched again."""
+        digest = entry.digest.hex()
+        self._marks().add(digest)
+        self._drop(entry)
+        self.write(lambda disk: disk.put(_ASIDE + digest, why.encode()))
+
+    def is_marked(self, entry: Frame) -> bool:
+        """Return whether an entry was marked; if so, the next save replaces it."""
+        is_marked = entry.digest.hex() in self._marks()
+        if is_marked:
+            self._replaceable.add(entry.digest)
+        return is_marked
+
+    def _marks(self) -> set[str]:
+        if self._aside is None:
+            marks = self.read(lambda disk: disk.objects(_ASIDE), [])
+            self._aside = {info.key.removeprefix(_ASIDE) for info in marks}
+        return self._aside
+
+    def _drop(self, entry: Frame) -> None:
         self._replaceable.add(entry.digest)
         for name in entries.names_of(entry.header):
             with contextlib.suppress(CorruptError, UntrustedError):
@@ -332,6 +358,13 @@ class CandidateLookup:
             self._reason = Reason.CORRUPT
             self._local.set_aside(hit.entry, error)
 
+    def take_back(self) -> bool:
+        """Count a lookup that ended with a hit as a miss; return False if it was none."""
+        hit, self._accepted, self._reason = self._accepted, None, Reason.CORRUPT
+        if hit is not None:
+            self._counters.take_back(hit.tier, hit.entry.size)
+        return hit is not None
+
     def fail(self, error: Exception) -> None:
         """Note a failure of the caller's check or of reading an entry.
 
@@ -436,7 +469,11 @@ class CandidateLookup:
             return
         self._has_first |= name == self._first
         own = entries.variant_name(self._key, entry.header.variant)
-        if own not in self._offered:
+        if self._local.is_marked(entry):
+            self._rejected += 1
+            if self._error is None:
+                self._reason = Reason.CORRUPT
+        elif own not in self._offered:
             self._offered.add(own)
             if self._error is None:
                 self._reason = Reason.GUARD  # unless the caller accepts it

@@ -25,15 +25,15 @@ import inspect
 import platform
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from s3cache.artifact import CONDITIONS, Artifact, describe, unpickled, variant_of
-from s3cache.cache import Engine, Saved
+from s3cache.cache import Engine, Hit, Saved
 from s3cache.errors import CorruptError
-from s3cache.frame import decode
+from s3cache.frame import Frame, decode
 from s3cache.graph import (
     FIRST_CALL,
     BypassReason,
@@ -221,6 +221,9 @@ class Compiles:
     _keys: KeyHook
     _kernels: Kernels
     _bypasses: Bypasses
+    watch_graph: Function[None] = field(init=False)  # watches the first call of a graph
+    # Saved entries with code of an FX entry, by its key, until the first call of that code.
+    built_from: dict[str, list[Frame]] = field(default_factory=dict, init=False)
     # Several graphs may be compiled in one context, one after the other (DDPOptimizer), and their
     # backwards later: by AOTAutograd's number, in the order of their lookups.
     contexts: weakref.WeakKeyDictionary[TracingContext, dict[int, Compile | TorchsCompile]] = field(
@@ -321,8 +324,32 @@ class Compiles:
             from s3cache.hooks._devices import collectives_in
 
             collectives = collectives_in(gm)
-        with self._state.claiming(), self._state.changed(collectives=collectives):
-            return self._compile_claimed(original, gm, *args, **kwargs)
+        with self._state.claiming(), self._state.changed(collectives=collectives, fx_hit=None):
+            graph = self._compile_claimed(original, gm, *args, **kwargs)
+            lookup = self._state.fx_hit
+        if isinstance(lookup, Lookup) and (hit := lookup.hit_of(graph)) is not None:
+            self._watch(lookup, hit, graph, gm, args, kwargs)
+        return graph
+
+    def _watch(
+        self,
+        lookup: Lookup,
+        hit: Hit,
+        graph: CompiledGraph,
+        gm: GraphModule,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> None:
+        context, options = self._current()[0], dict(self._state.options)
+        metadata = None if context is None else context.fw_metadata
+
+        def again(values: Sequence[object]) -> Function[object]:
+            from s3cache.hooks._healing import compile_graph
+
+            return compile_graph(options, gm, metadata, args[1:], kwargs, values)
+
+        reusing = bool(kwargs.get("is_backward"))
+        self.watch_graph(lookup, hit, graph, again if args else None, reusing=reusing)
 
     def _compile_claimed(
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
@@ -504,7 +531,7 @@ class Compiles:
             if isinstance(saved, Saved):
                 logger.debug("saved %s (%d bytes%s)", key, len(frame), saving.level.label)
                 if saving.level is AOT:
-                    self._saved_whole(saving, saved, len(frame))
+                    self._saved_whole(saving, saved, frame)
         return is_saved
 
     def _has_lease(self, key: str) -> bool:
@@ -578,11 +605,15 @@ class Compiles:
                 each["device"] = device.partition(":")[0]  # the current device of the rank
         return outputs
 
-    def _saved_whole(self, saving: Save, saved: Saved, size: int) -> None:
+    def _saved_whole(self, saving: Save, saved: Saved, frame: bytes) -> None:
         compile_s = sum(compile_ns(saving.result)) / 1e9
         now, elapsed_s = time.time(), saved.elapsed_s
         self._engine.record(Event("compile", now - elapsed_s, compile_s, saving.key))
-        self._engine.record(Event("save", now, elapsed_s, saving.key, size))
+        self._engine.record(Event("save", now, elapsed_s, saving.key, len(frame)))
+        for graph in graphs_of(saving.result):
+            built = self.built_from.get(getattr(graph, "_fx_graph_cache_key", ""))
+            if built is not None:
+                built.append(decode(frame))
         if not internals.tiers_asked("aot").remote and internals.tiers_asked("fx").remote:
             return
         for graph in graphs_of(saving.result):

@@ -278,7 +278,7 @@ def attach_backward(
                 return lowered
             logger.info("a backward of a hit is lowered again, under the current settings")
             assert compiler is not None
-            with _new_trace(metadata) as fake:
+            with new_trace(metadata) as fake:
                 return compiler(_as_serialized(module), [fake(value) for value in args])
         except Exception:  # the user's program goes on
             logger.warning(
@@ -303,6 +303,17 @@ def attach_backward(
         )
 
     compiled.post_compile = post_compile
+
+
+def lower_backward_again(
+    entry: AOTResult, compiler: Function[Function[object]] | None, values: Sequence[object]
+) -> Function[object]:
+    """Lower the backward of ``entry`` for real values; without a compiler, interpret it."""
+    module = entry.serialized_bw_module
+    if compiler is None:
+        return internals.interpreted(_as_serialized(module))
+    with new_trace(entry.runtime_metadata) as fake:
+        return compiler(_as_serialized(module), [fake(value) for value in values])
 
 
 def _as_serialized(module: BackwardModule) -> GraphModule:
@@ -352,18 +363,20 @@ def _every_operator() -> type[Tracer]:
 
 
 @contextlib.contextmanager
-def _new_trace(metadata: RuntimeMetadata) -> Iterator[Function[object]]:
+def new_trace(metadata: RuntimeMetadata | None = None) -> Iterator[Function[object]]:
     """Set up a compile; yield a function that makes fakes of real values. Sizes are numbers."""
     import torch
 
     mode = internals.fake_mode.get()(shape_env=internals.shape_env.get()())
     context = internals.tracing_context.get()(mode)
-    context.fw_metadata = metadata
+    if metadata is not None:
+        context.fw_metadata = metadata
 
     def fake(value: object) -> object:
         if not isinstance(value, torch.Tensor):
             return value
         return mode.from_tensor(value, static_shapes=True)
 
+    fake.mode = mode  # type: ignore[attr-defined]
     with internals.tracing.get()(context):
         yield fake

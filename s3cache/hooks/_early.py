@@ -80,4 +80,5 @@ class Early:
             ] == settings_of_backward(options, self._version_of, of_threads=compile_.of_threads)
             return early if is_same else lower(module, values)
 
+        internals.hide(lower_late)
         given.update(bw_compiler=lower_late, try_save_cache_entry=None)

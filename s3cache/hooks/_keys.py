@@ -97,6 +97,7 @@ class Patches(contextlib.ExitStack):
         def replacement(*args: object, **kwargs: object) -> object:
             return around(original, *args, **kwargs)
 
+        internals.hide(replacement)
         # Keys describe the original function, which may be the user's.
         vars(replacement)[ORIGINAL_ATTR] = original
         old = vars(owner).get(name, _ABSENT)  # absent if the owner inherits it
@@ -197,6 +198,12 @@ class CompileState(threading.local):
     user_compilers: Mapping[str, object] = field(default_factory=dict)
     # The innermost call of torch into its cache. Calls may be nested.
     current: CacheCall | None = None
+    # Compiles the graph of the innermost call of AOTAutograd again, for real inputs.
+    again: Callable[[Sequence[object]], Function[object]] | None = None
+    # The code of the frame that is recalled.
+    recalled: CodeType | None = None
+    # The lookup that gave the current FX graph, if it was a hit of ours.
+    fx_hit: CacheCall | None = None
     # Restores an option that was set for the current FX graph.
     fx_options: contextlib.ExitStack | None = None
     # The claims of the current compile; None outside of a compile.
@@ -259,6 +266,14 @@ class CompileState(threading.local):
             given = {"inner_compile": inner, "decompositions": kwargs.get("decompositions")}
         compiler = kwargs.get("bw_compiler")
         of_call = {"depth": self.depth + 1, "backward_compiler": compiler, "user_compilers": given}
+        options = dict(self.options)
+
+        def again(values: Sequence[object]) -> Function[object]:
+            from s3cache.hooks._healing import compile_module
+
+            return compile_module(original, options, args, kwargs, values)
+
+        of_call["again"] = again if len(args) > 1 else None
         with self.changed(**of_call), self.claiming():
             return original(*args, **kwargs)
 

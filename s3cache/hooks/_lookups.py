@@ -19,14 +19,17 @@ import os
 import re
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import CodeType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from s3cache.artifact import Artifact, section_of, unpickled
 from s3cache.cache import CandidateLookup, Engine, Hit
 from s3cache.errors import ConfigError, CorruptError, MissError
+from s3cache.frame import Frame
 from s3cache.graph import BypassReason, process_bypass_reasons, unwrap_patch
 from s3cache.hooks._conditions import (
     PLACE,
@@ -36,6 +39,7 @@ from s3cache.hooks._conditions import (
     conditions_of,
     failing_guards,
     graphs_of,
+    lower_backward_again,
     misfits,
     place_of,
 )
@@ -49,14 +53,16 @@ from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.nn import Module
 
     from s3cache.hooks._compiles import Compiles
+    from s3cache.hooks._healing import Outcome
     from s3cache.hooks._kernels import Kernels
     from s3cache.hooks._ranks import Agreement
     from s3cache.hooks._watching import Bypasses
     from s3cache.tier.claims import Waited
-    from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
+    from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph, DynamoObject
 
 logger = logger_of("lookups")
 
@@ -146,9 +152,162 @@ class Lookup(CacheCall):
         self.entries.reject(self.hit, error)
         self.withdraw()
 
+    first: object = None  # the callable that torch has made of the hit, until its first call
+    holder: DynamoObject | None = None  # torch's object that calls it
+    donates: bool = False  # whether the backward may write into inputs that nobody needs then
+
     def hit_of(self, result: object) -> Hit | None:
         """Return the entry that ``result`` was unpickled from, if it is ours."""
         return self.hit if self.result is result else None
+
+
+# How many bytes of inputs that a graph writes to are copied at the first call of an entry.
+_MAX_COPIED = 64 << 20
+
+
+class Inputs:
+    """The inputs of a first call: tells whether they have changed, and keeps none alive."""
+
+    def __init__(self, values: Sequence[object], mutated: Sequence[int] | None) -> None:
+        import torch
+
+        self._tensors = {i: each for i, each in enumerate(values) if isinstance(each, torch.Tensor)}
+        fake = internals.fake_tensor.get()
+        self.are_fake = any(isinstance(each, fake) for each in self._tensors.values())
+        self._values: list[Callable[[], object]] = [
+            weakref.ref(each) if isinstance(each, torch.Tensor) else partial(_same, each)
+            for each in values
+        ]
+        self._before = {i: _state_of(each) for i, each in self._tensors.items()}
+        written = {i: self._tensors[i] for i in self._tensors if mutated is None or i in mutated}
+        size = sum(each.numel() * each.element_size() for each in written.values())
+        self._written = set(written)
+        self._copies = {}
+        if not self.are_fake and size <= _MAX_COPIED:
+            self._copies = {i: each.detach().clone() for i, each in written.items()}
+        self._random = torch.random.get_rng_state()
+        self._of_cuda = None
+        if torch.cuda.is_initialized() and any(  # type: ignore[no-untyped-call]
+            each.is_cuda for each in self._tensors.values()
+        ):
+            self._of_cuda = torch.cuda.get_rng_state()
+        del self._tensors
+
+    def alive(self) -> list[object] | None:
+        """Return the inputs; None if one was freed."""
+        values = [value() for value in self._values]
+        return None if any(values[i] is None for i in self._before) else values
+
+    def have_changed(self) -> bool:
+        """Return whether an input was written to, as far as can be known."""
+        import torch
+
+        for i, before in self._before.items():
+            value = cast("Tensor", self._values[i]())
+            if i not in self._written:
+                if _state_of(value) != before:
+                    return True
+            elif i not in self._copies or not torch.allclose(
+                value.detach(), self._copies[i], rtol=0, atol=0, equal_nan=True
+            ):
+                return True
+        return False
+
+    def restore_random(self) -> None:
+        """Restore the state of random numbers."""
+        import torch
+
+        torch.random.set_rng_state(self._random)
+        if self._of_cuda is not None:
+            torch.cuda.set_rng_state(self._of_cuda)
+
+
+def _same(value: object) -> object:
+    return value
+
+
+def _state_of(tensor: Tensor) -> object:
+    version = None if tensor.is_inference() else tensor._version
+    return version, tensor.shape, tensor.dtype
+
+
+@dataclass(eq=False, kw_only=True)
+class FirstCall:
+    """What answers the first call of an entry's code if it raises; see :mod:`_healing`.
+
+    Attributes:
+        key: of the entry.
+        again: compiles the graph for real inputs, without a cache; None if it is not at hand.
+        mutated: the indices of inputs that the code writes to; None if it may be any.
+        effects: whether the code has effects that must not be repeated.
+        reusing: the code, if it may write into inputs that nobody needs after it.
+        code: of the frame that calls it, if Dynamo compiles that.
+        built: entries of whole graphs that were saved with this code.
+    """
+
+    engine: Engine
+    entry: Frame
+    key: str
+    take_back: Callable[[str], None]  # counts the hit as a miss
+    again: Callable[[Sequence[object]], Function[object]] | None
+    mutated: Sequence[int] | None
+    sources: Sequence[str]
+    effects: bool = False
+    reusing: str = ""
+    code: CodeType | None = None
+    built: list[Frame] = field(default_factory=list)
+
+    def watched(
+        self, function: Function[object], finish: Callable[[Function[object]], None]
+    ) -> Callable[[list[object]], object]:
+        """Return ``function`` for its first call; ``finish`` puts another in its place then."""
+        chosen: Function[object] | None = None
+
+        def first(args: list[object]) -> object:
+            if chosen is not None:
+                return chosen(args)
+            inputs = Inputs(args, self.mutated)
+            if inputs.are_fake:
+                return function(args)
+            try:
+                result = function(args)
+            except Exception as exc:
+                from s3cache.hooks._healing import heal
+
+                hidden = internals.disable_dynamo.get()(heal)
+                outcome = cast("Outcome", hidden(self, inputs, exc, function))
+                settle(outcome.code)
+                if outcome.error is exc:
+                    raise
+                if outcome.error is not None:
+                    raise outcome.error from None
+                return outcome.result
+            settle(function)
+            return result
+
+        def settle(code: Function[object] | None) -> None:
+            nonlocal chosen
+            if code is not None:
+                chosen = code
+                finish(code)
+
+        return internals.boxed(first)
+
+    def has_effects(self) -> bool:
+        """Return whether a repeated call would repeat more than the computation."""
+        from s3cache.hooks._devices import collectives_of
+
+        return self.effects or any(map(collectives_of, self.sources))
+
+    def set_aside(self, why: str, *, is_proven: bool) -> str:
+        """Set the entry aside; return what becomes of it. Dynamo compiles the frame again."""
+        fate = self.engine.set_aside(self.entry, why, is_proven=is_proven)
+        for entry in self.built:
+            self.engine.set_aside(entry, why, is_proven=is_proven)
+        self.take_back(why)
+        if self.code is not None:
+            internals.reset_code.get()(self.code)
+        return fate
 
 
 @dataclass(eq=False)
@@ -225,6 +384,8 @@ class Lookups:
                 self.compiles.begin(lookup)
             lookup.raise_error(strict=self._engine.settings.strict)
             self._refuse_left(lookup)
+            if lookup.first is not None:
+                lookup.holder = internals.holder_of(result, lookup.first)
             return result
 
     @around(internals.should_use_local_cache)
@@ -300,6 +461,7 @@ class Lookups:
                 # A rebuilt callable must behave like one that was compiled here.
                 conditions = conditions_of(entry)
                 if conditions is not None:
+                    lookup.donates = bool(entry.runtime_metadata.bw_donated_idxs)
                     attach_backward(
                         entry, conditions, self._state, self._keys.version_of, lookup.as_before
                     )
@@ -315,7 +477,102 @@ class Lookups:
             _agree(lookup)
         if hit is not None:
             self._accept(lookup, hit, entry)
+            function = self._watched(lookup, hit, entry, cast("Function[object]", function))
         return function
+
+    def _watched(
+        self, lookup: Lookup, hit: Hit, entry: AOTResult, function: Function[object]
+    ) -> Function[object]:
+        """Return the callable of an entry for its first call, and watch that of its backward."""
+        metadata, compiler = entry.runtime_metadata, self._state.backward_compiler
+        if entry.compiled_bw is not None:
+            graph = entry.compiled_bw.result
+            again = None
+            if entry.serialized_bw_module is not None:
+                again = partial(lower_backward_again, entry, compiler)
+            donated = bool(metadata.bw_donated_idxs) or lookup.donates
+            self.watch_graph(lookup, hit, graph, again, reusing=donated)
+        infos = [*enumerate(metadata.input_info)]
+        mutated = [i for i, info in infos if info.mutates_data or info.mutates_metadata]
+        call = self._first_call(
+            lookup,
+            hit,
+            again=self._state.again,
+            # Wrappers may change the numbers of inputs.
+            mutated=None if mutated and entry.dispatch_wrappers else mutated,
+            graphs=graphs_of(entry),
+            effects=bool(metadata.tokens),
+        )
+
+        def finish(code: Function[object]) -> None:
+            lookup.first = None
+            if lookup.holder is not None:
+                lookup.holder.compiled_fn = code
+
+        lookup.first = call.watched(function, finish)
+        return cast("Function[object]", lookup.first)
+
+    def watch_graph(
+        self,
+        lookup: Lookup,
+        hit: Hit,
+        graph: CompiledGraph,
+        again: Callable[[Sequence[object]], Function[object]] | None,
+        *,
+        reusing: bool,
+    ) -> None:
+        """Watch the first call of a loaded graph; then it is called directly."""
+        function = getattr(graph, internals.CALLABLE, None)
+        if function is None:
+            return
+        call = self._first_call(
+            lookup,
+            hit,
+            again=again,
+            mutated=[*graph.mutated_input_idxs],
+            graphs=[graph],
+            reusing=graph.source_code if reusing else "",
+        )
+
+        def finish(code: Function[object]) -> None:
+            setattr(graph, internals.CALLABLE, code)
+            self.compiles.built_from.pop(call.key, None)
+
+        if lookup.level is FX:
+            call.built = self.compiles.built_from.setdefault(call.key, [])
+        setattr(graph, internals.CALLABLE, call.watched(function, finish))
+
+    def _first_call(
+        self,
+        lookup: Lookup,
+        hit: Hit,
+        *,
+        again: Callable[[Sequence[object]], Function[object]] | None,
+        mutated: Sequence[int] | None,
+        graphs: Sequence[CompiledGraph],
+        effects: bool = False,
+        reusing: str = "",
+    ) -> FirstCall:
+        return FirstCall(
+            engine=self._engine,
+            entry=hit.entry,
+            key=str(lookup.key),
+            take_back=partial(self._take_back, lookup),
+            sources=[getattr(graph, "source_code", "") for graph in graphs],
+            code=self._state.recalled or internals.code_in_dynamo(),
+            again=again,
+            mutated=mutated,
+            effects=effects,
+            reusing=reusing,
+        )
+
+    def _take_back(self, lookup: Lookup, why: str) -> None:
+        """Count a hit as a miss: its code raised at its first call."""
+        if lookup.entries is not None and lookup.entries.take_back():
+            self._engine.count_time_saved(-lookup.saved_s)
+            lookup.saved_s, lookup.left = 0.0, ()
+            lookup.rejected.append(lambda: [f"raised at its first call: {why}"])
+            self._ended(lookup)
 
     @around(internals.should_bundle, internals.should_bundle_compiled)
     def _should_bundle(self, asked: Callable[[], bool]) -> bool:
@@ -362,6 +619,7 @@ class Lookups:
                 graph, info = original(*args, **kwargs)
                 if graph is not None and (hit := lookup.hit_of(graph)) is not None:
                     self._accept(lookup, hit, graph)
+                    self._state.fx_hit = lookup
                     if given.get("local") and self.compiles.is_in_torchs_entry():
                         self._keep_for_torch(hit, str(lookup.key))
             except Exception as exc:

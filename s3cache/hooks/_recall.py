@@ -243,7 +243,8 @@ class Recall:
 
             parts: list[Function[object]] = []
             for graph in walk.graphs():
-                part = self._lookups.rebuilt(*graph, candidate.lowered, as_before)
+                with self._state.changed(recalled=frame.code):
+                    part = self._lookups.rebuilt(*graph, candidate.lowered, as_before)
                 if part is None:
                     return None
                 parts.append(part)

@@ -121,8 +121,9 @@ class Session:
             self._patches.install(hooks)
         self._install_loading()
         compiles.install(self._patches)
-        self._lookups.compiles = compiles
+        self._lookups.compiles, compiles.watch_graph = compiles, self._lookups.watch_graph
         self._lookups.install(self._patches)
+        self._patches.callback(internals.skip_package("s3cache"))
         if os.environ.get(TARGET):
             from s3cache.hooks._standins import StandIn
 
@@ -397,6 +398,9 @@ def _print_summary() -> None:
 def _after_fork_in_child() -> None:
     global _mutex
     _mutex = threading.RLock()  # the thread that held it does not exist in the child
+    if _session is not None and internals.ASYNC_COMPILE in sys.modules:
+        with contextlib.suppress(Exception):  # a fork of a program must not fail
+            internals.compile_pool.get().cache_clear()  # its threads do not exist in the child
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -18,6 +18,7 @@ from s3cache.entries import Replaceable
 from s3cache.errors import (
     AccessDeniedError,
     ClosedError,
+    CorruptError,
     DownloadTimeoutError,
     PermanentError,
     StoreError,
@@ -421,6 +422,14 @@ class RemoteTier:
         """Try to delete all objects with ``prefix``; return their names, or raise a failure."""
         return self._loop.wait(self._remove(prefix), None)
 
+    def discard(self, names: Iterable[str], digest: bytes, timeout_s: float) -> None:
+        """Delete the entry with this digest under ``names``.
+
+        Raises:
+            StoreError: the remote does not allow it, or does not answer within ``timeout_s``.
+        """
+        self._wait(self._discard(names, digest), "", timeout_s)
+
     def close(self, timeout_s: float) -> None:
         """Stop and release the connections; unfinished uploads stay pending."""
         end = time.monotonic() + timeout_s
@@ -552,6 +561,13 @@ class RemoteTier:
             if failure is not None:
                 raise failure
         return names
+
+    async def _discard(self, names: Iterable[str], digest: bytes) -> None:
+        for name in names:
+            data = await self._writer.get(name)
+            with contextlib.suppress(CorruptError):
+                if data is not None and frame.decode_head(data).digest == digest:
+                    await self._writer.delete(name)
 
     async def _try_delete(self, name: str) -> StoreError | None:
         try:

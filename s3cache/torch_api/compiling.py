@@ -211,6 +211,44 @@ def boxed(function: Callable[[list[object]], object]) -> Callable[[list[object]]
     return function
 
 
+def hide(function: Function[object]) -> None:
+    """Make Dynamo trace neither a function, a plain one, nor what it calls.
+
+    torch calls our hooks while a compiled program runs: it lowers most backwards then. Dynamo would
+    trace them like functions of the program.
+    """
+    skip = names.frame_action.get().SKIP
+    names.set_strategy.get()(function.__code__, names.frame_strategy.get()(skip, skip))
+
+
+def skip_package(name: str) -> Callable[[], None]:
+    """Make Dynamo trace no function of a package; return a function that ends this."""
+    directories, before = names.skipped_directories.get(), [*names.skipped_directories.get()]
+    names.add_skipped.get()(name)
+    added = [each for each in directories if each not in before]
+
+    def end() -> None:
+        for directory in added:
+            directories.remove(directory)
+        names.apply_skipped.get()()
+
+    return end
+
+
+def code_in_dynamo() -> CodeType | None:
+    """Return the code of the frame that Dynamo traces now, if any."""
+    if "torch._dynamo.symbolic_convert" not in sys.modules:
+        return None
+    translator = getattr(names.translating.get(), names.TRANSLATOR, None)
+    return cast("CodeType | None", getattr(translator, "f_code", None))
+
+
+def holder_of(result: object, function: object) -> object | None:
+    """Return the part of a lookup's result that calls ``function``, if torch has one."""
+    parts = result if isinstance(result, tuple) else (result,)
+    return next((each for each in parts if getattr(each, "compiled_fn", None) is function), None)
+
+
 def inner_compiler(compiler: object) -> object:
     """Return the function inside ``compiler`` that lowers, if Inductor made it; else ``None``.
 

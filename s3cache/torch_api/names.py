@@ -133,6 +133,8 @@ ASYNC_COMPILE = "torch._inductor.async_compile"
 compile_threads = Internal[Callable[[], int]](
     f"{ASYNC_COMPILE}:get_compile_threads", feature=WORKERS
 )
+#: The threads that wait for compilers.
+compile_pool = AnyObject(f"{ASYNC_COMPILE}:AsyncCompile.pool")
 view_replay_enabled = Predicate("torch._C:_is_view_replay_enabled")
 autocast_devices = AnyFunction("torch._C:_autocast_supported_devices")
 attention_priority = Internal[Callable[[], list[int]]]("torch._C:_get_sdp_priority_order")
@@ -263,6 +265,8 @@ PROLOGUE_MESSAGES = Fields(
 
 # -- keys and entries of FX graphs
 
+#: The attribute of a loaded graph with the function that runs its code.
+(CALLABLE,) = Fields(_GRAPH, "current_callable")
 fx_prepare_key = AnyFunction(f"{_FX}.prepare_key")
 fx_check_cacheable = AnyFunction(f"{_FX}._check_can_cache")
 fx_lookup = AnyFunction(f"{_FX}._lookup_graph")
@@ -388,6 +392,10 @@ extern_choice = AnyClass("torch._inductor.select_algorithm:ExternKernelChoice")
 
 compile_fx = AnyFunction(f"{_COMPILE}:compile_fx")
 compile_fx_inner = AnyFunction(f"{_COMPILE}:_compile_fx_inner")
+#: The function around it, which sets up a compile.
+compile_fx_graph = AnyFunction(f"{_COMPILE}:compile_fx_inner")
+#: Inductor's state of the current compile, with its fake mode.
+inductor_state = AnyObject("torch._inductor.virtualized:V")
 inductor_backend = AnyFunction("torch:_TorchCompileInductorWrapper", feature=BACKEND)
 cpp_wrapper_options = AnyFunction(f"{_COMPILE}:get_cpp_wrapper_config")
 #: Creates and returns the directory of torch's own caches, and sets its environment variable.
@@ -493,6 +501,20 @@ Fields(f"{_SHAPES}:ShapeEnv", "guards var_to_sources")
 
 aot_module = AnyFunction("torch._dynamo.backends.common:aot_module_simplified")
 disable_dynamo = Internal[Function[Function[object]]]("torch._dynamo:disable")
+#: Drops what Dynamo has compiled for a code object; and the frame that it traces now.
+reset_code = AnyFunction("torch._C._dynamo.eval_frame:reset_code")
+translating = AnyObject("torch._dynamo.symbolic_convert:tls")
+(TRANSLATOR,) = Fields(
+    "torch._dynamo.symbolic_convert:InstructionTranslator.current_tx", "current_tx"
+)
+#: How Dynamo treats the frames of a code object, and those of the functions that it calls.
+set_strategy = AnyFunction("torch._C._dynamo.eval_frame:set_code_exec_strategy")
+frame_strategy = AnyClass("torch._C._dynamo.eval_frame:_FrameExecStrategy")
+frame_action = AnyObject("torch._C._dynamo.eval_frame:_FrameAction")
+#: Directories of code that Dynamo does not trace.
+skipped_directories = Internal[list[str]]("torch._dynamo.trace_rules:SKIP_DIRS")
+add_skipped = AnyFunction("torch._dynamo.trace_rules:add")
+apply_skipped = AnyFunction("torch._dynamo.trace_rules:_recompile_re")
 count_calls = Internal[Function[int]]("torch._dynamo.utils:count_calls")
 graph_break_reasons = AnyObject("torch._dynamo.utils:graph_break_reasons", feature=WATCHING)
 #: A context that is active while Dynamo, or a late backward, compiles.

@@ -47,7 +47,7 @@ def _compile_all(url: str, name: str) -> tuple[dict[str, Any], dict[str, str]]:
             if not compile_one(graph):
                 wrong.append(graph)
             cache.flush()
-            for path in remote_of(url).rglob("*.*"):
+            for path in remote_of(url).rglob("a*.*"):  # whole graphs
                 objects.setdefault(str(path), graph)
         return {**account(cache), "wrong": wrong}, objects
 

@@ -12,6 +12,12 @@ from tests.support.sites import Site
 pytestmark = pytest.mark.timeout(900)
 
 
+def test_dynamo_traces_no_function_of_s3cache_when_a_backward_is_lowered_late(site: Site) -> None:
+    """Torch calls the hooks while the compiled program runs, and Dynamo sees what runs then."""
+    frames = site.machine("one").run("healing:count_frames", site.url)
+    assert frames["hit"] < frames["miss"] <= frames["alone"]
+
+
 @slow
 def test_a_backward_is_lowered_under_the_settings_of_its_own_program(site: Site) -> None:
     """If they differ from the entry's, it is lowered again: once for all machines (second level).
@@ -31,7 +37,7 @@ def test_a_backward_is_lowered_under_the_settings_of_its_own_program(site: Site)
         {"site": "alone", **strict},
         *({"site": "a"}, {"site": "a"}, {"site": "a", **strict}, {"site": "a", **strict}),
         {"site": "a", **strict, "fault": "settings_digest"},
-        {"site": "a", **strict, "fault": "_new_trace"},
+        {"site": "a", **strict, "fault": "new_trace"},
         *({"site": "b", **strict}, {"site": "b", **strict}, {"site": "b"}),
         *({"site": "c", "options": True}, {"site": "c", "options": True}),
         *({"site": "d", **times}, {"site": "d", **times, "kept": True}),

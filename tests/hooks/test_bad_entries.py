@@ -31,7 +31,6 @@ def test_bad_entries_are_misses_and_are_replaced(site: Site) -> None:
     assert reader["misses"] == {"corrupt": count}
     assert reader["torch"]["autograd_cache_miss"] == reader["saved"] == count
     assert "autograd_cache_hit" not in reader["torch"]
-    assert reader["time_saved_s"] == 0
     assert "an entry cannot be used and is set aside" in ran["stderr"]
     assert ran["replaced"]
 

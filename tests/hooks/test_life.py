@@ -193,3 +193,10 @@ def without_effect(url: str) -> dict[str, Any]:
         "active": s3cache.active() is not None,
         "torch": dict(counters["aot_autograd"]),
     }
+
+
+def test_a_pool_that_is_forked_after_its_parent_compiled_compiles(site: Site) -> None:
+    """The children lack the threads with which torch waits for compilers."""
+    ran = site.machine("one").run("healing:fork_a_pool", site.url)
+    assert ran["codes"] == [0, 0]
+    assert ran["seconds"] < 60

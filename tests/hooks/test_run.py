@@ -184,7 +184,7 @@ def test_uploads_end_with_the_program_and_torchrun_hits(
     assert done.returncode == 0, done.stderr
     assert "('autograd_cache_saved', 1)" in done.stdout
     assert len(site.entries()) == 1
-    summary = "s3cache: 0 hit, 1 missed (1 absent), 0 bypassed, 1 saved, 1 uploaded; 0.0 s of"
+    summary = "s3cache: 0 hit, 1 missed (1 absent), 0 bypassed, 1 saved, 2 uploaded; 0.0 s of"
     assert summary in done.stderr.splitlines()[-1]
 
     # The summary as JSON, with an option of `run`, not of the program.

@@ -99,10 +99,14 @@ class Site:
         shutil.copytree(self.remote, root / "remote")
         return Site(root)
 
-    def entries(self) -> list[Path]:
-        """Return the files of the remote except job profiles, oldest first."""
+    def entries(self, *, halves: bool = False) -> list[Path]:
+        """Return the files of the remote except job profiles, oldest first.
+
+        With ``halves``, include FX graphs, most of which are also part of a whole graph.
+        """
         files = (path for path in (self.remote / "objects").rglob("*") if path.is_file())
         found = [path for path in files if JOB_KEYS not in path.name]
+        found = [path for path in found if halves or not path.name.startswith("f")]
         return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
 

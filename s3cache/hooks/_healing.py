@@ -1,0 +1,212 @@
+"""Entries with code that raises at its first call: answer the call, and set the entry aside.
+
+The graph is compiled again without a cache, and called with the same inputs. If that works, the
+entry is at fault. If it raises too, the program is: its error passes, and the entry stays. A call
+is only answered if it can be repeated: its inputs are alive and unchanged, and the graph has no
+other effects. Otherwise copies of the inputs show whether the entry is at fault, and the error
+passes with a note.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from s3cache.errors import is_device_trouble, is_machine_trouble
+from s3cache.hooks._conditions import new_trace
+from s3cache.torch_api import internals
+from s3cache.util.logs import logger_of
+from s3cache.util.text import pointer
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+    from torch.nn import Module
+
+    from s3cache.hooks._lookups import FirstCall, Inputs
+    from s3cache.torch_api.protocols import Function, RuntimeMetadata
+
+logger = logger_of("lookups")
+
+# Written into generated code where a buffer takes over the memory of an input.
+_REUSE = "# reuse"
+_CALLS = ("call", "partition_0")
+
+
+class Outcome(NamedTuple):
+    """The result of a call or its error, and the code of the next calls; None to try it again."""
+
+    result: object
+    error: Exception | None
+    code: Function[object] | None
+
+
+def heal(call: FirstCall, inputs: Inputs, error: Exception, original: Function[object]) -> Outcome:
+    """Return the outcome of a first call that raised ``error``."""
+    if _is_of_machine(error):
+        return Outcome(None, error, None)
+    engine = call.engine
+    values = inputs.alive()
+    has_changed = values is None or inputs.have_changed() or call.has_effects()
+    has_changed = has_changed or _has_reused(error, call.reusing)
+    may_run = not call.has_effects() and engine.settings.on_miss != "error"
+    result, is_proven = None, False
+    if call.again is not None and values is not None and may_run:
+        inputs.restore_random()
+        try:
+            code = call.again(values)
+            copies = [_copy(value) for value in values] if has_changed else [*values]
+        except Exception as exc:
+            logger.debug("a graph could not be compiled again", exc_info=exc)
+        else:
+            try:
+                result = code(copies)
+            except Exception as exc:  # noqa: BLE001 - the program's own error
+                return Outcome(None, error if has_changed else exc, original)
+            is_proven = True
+        finally:
+            if has_changed:
+                inputs.restore_random()
+    text = f"{type(error).__name__}: {error}"
+    fate = call.set_aside(text, is_proven=is_proven)
+    is_answered = is_proven and not has_changed and not engine.settings.strict
+    what = f"the code of entry {call.key} raised at its first call ({text}); {fate}"
+    logger.warning(
+        "%s. %s %s", what, "The graph was compiled again" if is_answered else "The error is raised",
+        pointer("corrupt"),
+    )  # fmt: skip
+    if not is_answered:
+        note = f"s3cache: {what}; the next call and the next start of this program compile it again"
+        _add_note(error, note)
+        return Outcome(None, error, None)
+    assert call.again is not None
+    assert values is not None
+    return Outcome(result, None, _for_each_shape(call.again, values, code))
+
+
+def _is_of_machine(error: Exception) -> bool:
+    """Return whether the machine or its device is at fault, not code: then nothing can be tried."""
+    import torch
+
+    kinds = torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
+    lacks_memory = "can't allocate memory" in str(error)
+    return (
+        isinstance(error, kinds)
+        or lacks_memory
+        or is_machine_trouble(error)
+        or is_device_trouble(error)
+    )
+
+
+def _has_reused(error: Exception, source: str) -> bool:
+    """Return whether generated code may have written into inputs that it may reuse."""
+    lines, trace = source.splitlines(), error.__traceback__
+    while trace is not None and lines:
+        code = trace.tb_frame.f_code
+        if code.co_filename.endswith(".py") and code.co_name in _CALLS:
+            ran = lines[code.co_firstlineno - 1 : trace.tb_lineno - 1]
+            if any(_REUSE in line or "partition_" in line for line in ran):
+                return True
+        trace = trace.tb_next
+    return False
+
+
+def _copy(value: object) -> object:
+    import torch
+
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _add_note(error: Exception, note: str) -> None:
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    elif error.args and isinstance(error.args[0], str):  # before Python 3.11
+        error.args = f"{error.args[0]}\n{note}", *error.args[1:]
+
+
+def _for_each_shape(
+    again: Callable[[Sequence[object]], Function[object]],
+    values: Sequence[object],
+    code: Function[object],
+) -> Callable[[list[object]], object]:
+    """Return a function for further calls of a frame that Dynamo does not compile again.
+
+    ``code`` is for inputs with the shapes of ``values``.
+    """
+    compiled = {tuple(map(_shape_of, values)): code}
+
+    def call(args: list[object]) -> object:
+        key = tuple(map(_shape_of, args))
+        if key not in compiled:
+            compiled[key] = again(args)
+        return compiled[key](args)
+
+    return internals.boxed(call)
+
+
+def _shape_of(value: object) -> object:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value if isinstance(value, int) else id(value)
+    place = value.dtype, value.device, value.storage_offset(), value.requires_grad
+    return type(value), value.shape, value.stride(), *place
+
+
+# -- compiling again
+
+
+@contextlib.contextmanager
+def _without_caches(options: Mapping[str, object]) -> Iterator[None]:
+    inductor, functorch = internals.inductor_config.get(), internals.functorch_config.get()
+    with (
+        inductor.patch(**options),
+        inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+        functorch.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False),
+    ):
+        yield
+
+
+def compile_module(
+    original: Function[object],
+    options: Mapping[str, object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    values: Sequence[object],
+) -> Function[object]:
+    """Compile a graph from Dynamo again, for real values of all its inputs.
+
+    ``args`` and ``kwargs`` are those of AOTAutograd: the module, its inputs, the compilers.
+    """
+    mod, inputs = cast("Module", args[0]), cast("Sequence[object]", args[1])
+    first = len(values) - len(inputs)  # before them are its own parameters
+    with (
+        _without_caches(options),
+        internals.functorch_config.get().patch(unlift_effect_tokens=True),  # as compile_fx does
+        new_trace() as fake,
+        internals.inductor_state.get().set_fake_mode(fake.mode),  # type: ignore[attr-defined]
+    ):
+        fakes = [fake(value) for value in values[first:]]
+        compiled = cast("Function[object]", original(mod, fakes, *args[2:], **kwargs))
+    takes_list = internals.graph_module_of(mod) is not mod
+
+    def call(given: list[object]) -> object:
+        own = given[first:]
+        return compiled(own) if takes_list else compiled(*own)
+
+    return call
+
+
+def compile_graph(
+    options: Mapping[str, object],
+    gm: GraphModule,
+    metadata: RuntimeMetadata,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    values: Sequence[object],
+) -> Function[object]:
+    """Compile an FX graph again, for real values of its inputs."""
+    with _without_caches(options), new_trace(metadata) as fake:
+        fakes = [fake(value) for value in values]
+        compile_again: Function[Function[object]] = internals.compile_fx_graph.get()
+        return compile_again(internals.copied(gm), fakes, *args, **kwargs)
