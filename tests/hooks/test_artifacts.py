@@ -19,9 +19,8 @@ pytestmark = pytest.mark.timeout(900)
 
 GRAPHS = ["plain", "half", "custom", "replaced"]
 OF_GRAPHS = ["standalone.bin", "standalone unpacked", "standalone aot", "aot_compile", "caches"]
+_FAST = [way for way in OF_GRAPHS if way != "standalone unpacked"]
 OF_PROGRAMS = ["export.pt2", "code.pt2", "package"]
-# torch does not keep a graph of this kind in these ways, with s3cache or without it.
-_UNKEPT = {f"half {way}" for way in OF_GRAPHS if way.startswith("standalone")}
 
 
 def test_torchs_artifacts_of_graphs_that_s3cache_refuses_are_kept(site: Site) -> None:
@@ -29,11 +28,12 @@ def test_torchs_artifacts_of_graphs_that_s3cache_refuses_are_kept(site: Site) ->
 
     A third machine, with another bucket, compiles nothing.
     """
-    arguments = ["plain", "half", "custom"], OF_GRAPHS, False
+    arguments = ["plain", "half", "custom"], _FAST, False
     first = site.machine("first").run("artifacts:keep", site.url, *arguments)
-    assert {name for name, outcome in first["kept"].items() if outcome != "None"} == _UNKEPT
-    assert first["bypass_reasons"] == {"function": 5, "custom-operator": 5}
-    assert first["torch"]["autograd_cache_bypass"] == 4
+    unkept = {name for name, outcome in first["kept"].items() if outcome != "None"}
+    assert unkept == {"half standalone.bin", "half standalone aot"}  # nor by torch alone
+    assert first["bypass_reasons"] == {"function": 4, "custom-operator": 4}
+    assert first["torch"]["autograd_cache_bypass"] == 3
 
     second, folder = site.machine("second"), str(site.root / "second")
     again = second.run("artifacts:keep", site.url, *arguments)
@@ -42,13 +42,12 @@ def test_torchs_artifacts_of_graphs_that_s3cache_refuses_are_kept(site: Site) ->
     assert again["fx"]["saved"] == 0
 
     third = site.machine("third").run("artifacts:use", "memory://empty", *arguments, folder)
-    used = {name: outcome for name, outcome in third["used"].items() if name not in _UNKEPT}
-    assert used.pop("half caches") == ["True", 0]
+    used = {name: outcome for name, outcome in third["used"].items() if name not in unkept}
     assert {name: outcome for name, outcome in used.items() if outcome != ["True", 0]} == {}
 
 
 def test_each_graph_that_is_not_looked_up_is_recorded_with_the_reason(tmp_path: Path) -> None:
-    """Whoever switches a cache off, or makes a key up, finds the reason in ``explain``."""
+    """``explain`` names it: caches that are off, a fresh cache, a refusal in ``aot_compile``."""
     compiled: Any = torch.compile(half, fullgraph=True)
     x = torch.ones(3, 3)
     with s3cache.enabled("memory://recorded", local_dir=str(tmp_path)):
@@ -69,6 +68,7 @@ def test_each_graph_that_is_not_looked_up_is_recorded_with_the_reason(tmp_path: 
     assert next(each.outcome for each in records if each.level == "fx") == "miss"
 
 
+@slow
 def test_one_context_may_have_a_graph_that_is_cached_and_one_that_is_refused(site: Site) -> None:
     """Each backward belongs to its own graph, also when it is compiled later.
 
