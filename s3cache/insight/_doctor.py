@@ -371,9 +371,13 @@ def check_local_dir(settings: Settings) -> Iterator[Check]:
     identity = ""
     with contextlib.suppress(ConfigError):  # which another check reports
         identity = parse_url(settings.url).identity if settings.url else ""
-    bounds = {"max_bytes": most, "max_files": settings.local_max_files}
     try:
-        tier = DiskTier(path, namespace=namespace_of(identity), **bounds)
+        tier = DiskTier(
+            path,
+            namespace=namespace_of(identity),
+            max_bytes=most,
+            max_files=settings.local_max_files,
+        )
         with contextlib.closing(tier):
             used = tier.usage()
             left = tier.left_for_others()

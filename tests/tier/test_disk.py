@@ -223,8 +223,8 @@ def test_a_disk_that_becomes_read_only(open_tier: OpenTier, small_disk: Path) ->
 
 
 def test_uploads_left_for_another_remote_are_counted_with_its_url(tmp_path: Path) -> None:
-    bounds = {"max_bytes": 1 << 20, "max_files": 10}
     url = "s3://bucket?endpoint_url=http://127.0.0.1:9"
+    bounds: dict[str, Any] = {"max_bytes": 1 << 20, "max_files": 10}
     there = DiskTier(tmp_path / "t", namespace=namespace_of(url), remote=url, **bounds)
     here = DiskTier(tmp_path / "t", namespace=namespace_of("s3://bucket"), **bounds)
     there.put_pending("one", b"data")
