@@ -234,6 +234,11 @@ def _digest_of_values(value: Tensor) -> str:
     import torch
 
     with internals.without_modes.get()(), torch.no_grad():
+        if internals.is_wrapper_subclass.get()(value):
+            names, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
+            inner = [(name, getattr(value, name)) for name in names]
+            tensors = [each for each in inner if isinstance(each[1], torch.Tensor)]
+            return " ".join(f"{name}:{_digest_of_values(each)}" for name, each in tensors)
         if type(value) is not torch.Tensor or value.is_sparse or value.is_quantized:
             return repr(value)
         data = value.cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -148,6 +148,7 @@ def devices_of(gm: GraphModule, inputs: Sequence[object]) -> set[str]:
     """Return devices of all tensors in a graph and devices that it names; ``cpu`` if unknown."""
     import torch
 
+    is_wrapper = internals.is_wrapper_subclass.get()
     found: set[str] = set()
     waiting: list[object] = [inputs]
     for _, module in graph_modules(gm):
@@ -167,6 +168,9 @@ def devices_of(gm: GraphModule, inputs: Sequence[object]) -> set[str]:
         elif isinstance(value, str):
             found |= {"cpu"} if value.startswith("cpu") else set()
         elif isinstance(value, torch.Tensor):
+            if is_wrapper(value):
+                inner, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
+                waiting += (getattr(value, name) for name in inner)
             value = value.device
         if isinstance(value, torch.device):
             found.add(value.type if value.type in ("cpu", "meta") else str(value))

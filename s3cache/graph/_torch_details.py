@@ -284,6 +284,7 @@ class CanonicalPickler:
         traced: bool = False,
         device: device | None = None,
     ) -> None:
+        from torch import Tensor, strided
         from torch.fx import GraphModule
 
         self.device = device  # the device to write without its index
@@ -294,8 +295,9 @@ class CanonicalPickler:
         self._inherited = internals.inherited_reducer(pickler)
         self._identity_reducer = internals.same.get()
         self._metadata_of = internals.tensor_metadata.get()
+        self._is_wrapper = internals.is_wrapper_subclass.get()
         self._source, self._fake = internals.source.get(), internals.fake_tensor.get()
-        self._graph = GraphModule
+        self._graph, self._tensor, self._strided = GraphModule, Tensor, strided
         self._mesh, self._script = internals.device_mesh.get(), internals.script_object.get()
         self._state = internals.backward_state.get()
         self._table = internals.given_decompositions.find()
@@ -323,6 +325,8 @@ class CanonicalPickler:
             reduced = self._tensor_text(value)
         elif isinstance(value, self._source):
             reduced = self._source_text(value)
+        elif isinstance(value, self._tensor) and self._is_wrapper(value):
+            reduced = self._subclass_parts(value)
         elif isinstance(value, self._graph):
             reduced = self._graph_parts(value)
         elif type(value) is type(self.device):
@@ -348,6 +352,21 @@ class CanonicalPickler:
             metadata = dataclasses.replace(metadata, device=device)
         text = self.tensor_texts[id(value)] = _metadata_text(metadata)
         return text
+
+    def _subclass_parts(self, value: Tensor) -> tuple[object, ...]:
+        """Return a wrapper subclass as its own metadata, its context, and all that it wraps.
+
+        torch's key leaves the inner tensors to the class, and DTensor's has only the outer sizes:
+        ranks with shards of different sizes would share code.
+        """
+        kind = type(value)
+        names, context = value.__tensor_flatten__()  # type: ignore[attr-defined]
+        inner = [(name, getattr(value, name)) for name in names]
+        if any(map(internals.is_numbered_length, value.shape)):
+            raise UnidentifiedError("is a jagged tensor outside of the inputs", value)
+        fields = [str(getattr(value, name)) for name in ("dtype", "layout", "requires_grad")]
+        sizes = tuple(value.shape), value.stride() if value.layout is self._strided else ()
+        return f"{kind.__module__}.{kind.__qualname__}", fields, sizes, value.device, context, inner
 
     def _source_text(self, source: object) -> str | None:
         """Return the source as an expression, or ``None`` if a part has none.

@@ -87,6 +87,13 @@ def _refuse_nested(value: object) -> object:
     return NotImplemented
 
 
+def is_numbered_length(size: object) -> bool:
+    """Return whether a size is the length of a jagged dimension, numbered in this process."""
+    import torch
+
+    return isinstance(size, torch.SymInt) and size.node.nested_int() is not None
+
+
 def line_for_global() -> Callable[[str, object], str] | None:
     """Return torch's function that formats a global of generated code in keys, if it exists."""
     return None if names.enrich_profiler_metadata.get() else names.format_global.find()
@@ -378,7 +385,14 @@ def branch_free() -> dict[str, object]:
 
 def guard_on_sizes(context: TracingContext, expression: str) -> None:
     """Add a guard that must hold for the sizes of the current compile."""
-    if not context.fake_mode.shape_env.deserialize_symexpr(expression):
+    shape_env, functions = context.fake_mode.shape_env, names.guard_functions.get()
+    # torch's own function cannot make a number of the length of a jagged dimension.
+    sizes = {
+        str(symbol): shape_env.create_symintnode(symbol, hint=int(value))
+        for symbol, value in shape_env.backed_var_to_val.items()
+        if str(symbol) in compile(expression, "", "eval").co_names
+    }
+    if not eval(expression, functions, sizes):  # noqa: S307 - see value_of_symbol
         raise ValueError(f"{expression} does not hold")
 
 

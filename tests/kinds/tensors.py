@@ -69,7 +69,7 @@ def subclass_made_in_the_graph(compile_it: Compile) -> Any:
     return x, compile_it(lambda x: TwoTensor(x + 1, x * 2))(x)
 
 
-@case("tensors", graphs=0, bypassed=1, reasons=("component",), halves=2, slow=True)
+@case("tensors", shows=_subclass_in("outputs"), slow=True)
 def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
     from torch.testing._internal.two_tensor import TwoTensor
 
@@ -88,3 +88,16 @@ def jagged_made_in_the_graph(compile_it: Compile) -> Any:
 
     values, offsets = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 4, 6])
     return values, offsets, compile_it(function)(values, offsets)
+
+
+@case("tensors", graphs=2, shows=_subclass_in("tangents"), slow=True)
+def jagged_training(compile_it: Compile) -> Any:
+    """Batches of other sizes fit the same code; the sum has a guard on the number of elements."""
+    function = compile_it(lambda x: (x * 2).sin())
+    found = []
+    for lengths in ((2, 4), (5, 1, 2), (1, 3)):
+        parts = [torch.arange(3.0 * each).reshape(each, 3) for each in lengths]
+        x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+        function(x).values().sum().backward()
+        found.append([x.grad.values(), compile_it(lambda x: (x * 2).sum())(x)])
+    return found

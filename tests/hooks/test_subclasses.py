@@ -1,0 +1,64 @@
+"""What a tensor subclass holds inside decides which entry it hits, at both levels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.hooks.subclasses import SHARDED
+from tests.support.marks import slow
+from tests.support.sites import Site
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def _check(seen: Sequence[dict[str, Any]], lookups: int) -> None:
+    """Check that programs behave as they do uncompiled, and that the second machine compiles none.
+
+    A wrong entry fails, since its code checks sizes and strides.
+    """
+    first, second = seen
+    for machine in seen:
+        differing = {name: each for name, each in machine["outcomes"].items() if each != "same"}
+        assert differing == {}
+    assert len(first["outcomes"]) == lookups
+    assert first["inductor"]["fxgraph_cache_miss"] > 1
+    assert second["inductor"].get("fxgraph_cache_miss", 0) == 0
+    assert second["misses"] == {}
+    assert second["saved"] == 0
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_ranks_with_different_shards_do_not_share_an_entry(site: Site, backwards: bool) -> None:
+    """Their DTensors have equal sizes; which rank comes first does not matter."""
+    names = ["uneven", "empty"]
+    seen = site.machine("one").run("subclasses:sharded", site.url, names, backwards)
+    _check(seen, 4)
+    assert sum(seen[1]["hits"].values()) == 4
+
+
+@slow
+@pytest.mark.parametrize("backwards", [False, True])
+def test_ranks_hit_entries_for_what_they_hold(site: Site, backwards: bool) -> None:
+    seen = site.machine("one").run("subclasses:sharded", site.url, [*SHARDED], backwards)
+    _check(seen, sum(size for size, _ in SHARDED.values()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        ("Registered", 10),
+        ("Unregistered", 10),
+        pytest.param("Registered", 120, marks=slow),
+        pytest.param("Unregistered", 120, marks=slow),
+    ],
+)
+def test_subclasses_with_random_content_hit_their_own_entries(
+    kind: str, count: int, site: Site
+) -> None:
+    """The outer sizes are always equal. Unregistered classes are cached at the second level."""
+    seen = site.machine("one").run("subclasses:generated", site.url, [*range(count)], kind)
+    _check(seen, count)
+    assert seen[1]["bypassed"] == (count if kind == "Unregistered" else 0)
