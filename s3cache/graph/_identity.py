@@ -77,7 +77,7 @@ class _Identifier:
             return f"version {version}"
         uuid = _uuid_of(value)
         if uuid is not None:
-            return f"{type(value).__module__}.{type(value).__qualname__} {uuid!r}"
+            return f"{type(value).__module__}.{type(value).__qualname__} {constant_text(uuid)}"
         if type(value) is internals.ordered_set.get():
             value = list(internals.inside_of_ordered_set(value))
         if isinstance(value, _CONTAINERS):
@@ -239,19 +239,21 @@ def code_digest(code: types.CodeType) -> str:
         len(code.co_varnames),
         getattr(code, "co_exceptiontable", b"").hex(),
         code.co_names,
-        [_constant_text(constant) for constant in code.co_consts],
+        [constant_text(constant) for constant in code.co_consts],
     ]
     return hashlib.sha256(repr(words).encode(errors="surrogatepass")).hexdigest()[:32]
 
 
-def _constant_text(value: object) -> str:
-    """Return the text of a constant in code; the order of a frozen set differs by process."""
+def constant_text(value: object) -> str:
+    """Return the text of a constant; the order of a set differs by process."""
     if isinstance(value, types.CodeType):
         return code_digest(value)
-    if isinstance(value, frozenset):
-        return f"frozenset {sorted(map(_constant_text, value))}"
-    if isinstance(value, tuple):
-        return f"tuple {list(map(_constant_text, value))}"
+    if isinstance(value, (set, frozenset)):
+        return f"{type(value).__name__} {sorted(map(constant_text, value))}"
+    if type(value) in (tuple, list):
+        return f"{type(value).__name__} {list(map(constant_text, cast('list[object]', value)))}"
+    if type(value) is dict:
+        return f"dict {[*map(constant_text, value.items())]}"
     return f"{type(value).__name__} {value!r}"
 
 

@@ -28,6 +28,7 @@ from s3cache.entries import digest_of
 from s3cache.graph import _graph as graph
 from s3cache.graph import _user_code as code
 from s3cache.graph._graph import Component, graph_modules
+from s3cache.graph._identity import constant_text
 from s3cache.graph._overrides import overrides
 from s3cache.graph._results import BypassReason, Finding, RegisteredVersion
 from s3cache.graph._safety import described_passes
@@ -83,7 +84,12 @@ def read(names: str, **more: object) -> str:
 
 
 def _fields(values: Mapping[str, object]) -> str:
-    return " ".join(f"{name}={value!r}" for name, value in values.items())
+    return " ".join(f"{name}={_text(value)}" for name, value in values.items())
+
+
+def _text(value: object) -> str:
+    is_container = isinstance(value, (tuple, list, dict, set, frozenset))
+    return constant_text(value) if is_container else repr(value)
 
 
 # -- the machine and the installation

@@ -10,11 +10,13 @@ import dataclasses
 import enum
 import functools
 import hashlib
+import io
 import pickle
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from operator import attrgetter
-from types import FunctionType
+from operator import attrgetter, is_
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from s3cache.graph._graph import (
     Component,
@@ -27,7 +29,13 @@ from s3cache.graph._graph import (
 )
 from s3cache.graph._identity import UnidentifiedError, identity
 from s3cache.graph._origin import origin_of
-from s3cache.graph._results import BypassReason, Finding, RegisteredVersion, suggested_fix
+from s3cache.graph._results import (
+    BypassReason,
+    Finding,
+    RegisteredVersion,
+    qualified_name,
+    suggested_fix,
+)
 from s3cache.graph._user_code import context_hash, table_text
 from s3cache.torch_api import internals
 
@@ -47,6 +55,8 @@ if TYPE_CHECKING:
 _LEFT_OUT = frozenset(name for fields in internals.CACHING_OPTIONS for name in fields.names)
 _SCALARS = (type(None), bool, int, float, complex, str)
 _ALL_CHARACTERS = 128 << 10
+_SETS = (set, frozenset, WeakSet)
+_MAPPINGS = (MappingProxyType, WeakKeyDictionary, WeakValueDictionary)
 # Counters of graphs in a process are in no key.
 _OF_THE_PROCESS = frozenset({"aot_id", "precompile_backend_id"})
 
@@ -73,10 +83,11 @@ def torch_components(
             data = canonical(value)
             yield name, Component.of_bytes(data, _value_text(value), _parts_of(value, canonical))
         except Exception as exc:  # noqa: BLE001 - pickling runs code of others
-            yield name, _reasons(name, exc)
+            yield name, _reasons(name, exc, canonical.last_of_user)
 
 
-def _reasons(name: str, error: BaseException) -> list[BypassReason]:
+def _reasons(name: str, error: BaseException, owner: type | None) -> list[BypassReason]:
+    """Return why a component has no bytes; ``owner`` is the user's last class that was pickled."""
     while error.__cause__ is not None:
         error = error.__cause__
     if name in internals.CONFIG_DETAILS.names:
@@ -85,7 +96,9 @@ def _reasons(name: str, error: BaseException) -> list[BypassReason]:
         if isinstance(error, UnidentifiedError):
             fix = suggested_fix(error.about)
             return [BypassReason("config", f"an option of {name} {error}", fix, target=name)]
-    fix = "give its objects a __reduce__ that does not depend on the process"
+    fix = "keep that object out of the compiled function: pass the tensors and numbers in it"
+    if owner is not None:
+        fix = f"give {qualified_name(owner)} a __reduce__ that does not depend on the process"
     return [BypassReason("component", f"{name} has no stable bytes: {error}", fix, target=name)]
 
 
@@ -291,6 +304,7 @@ class CanonicalPickler:
         self.registered_version = registered_version
         self.codes: list[str] = []  # of the graphs in the last value, outermost first
         self.tensor_texts: dict[int, str] = {}  # of tensors in the last value, by id
+        self.last_of_user: type | None = None  # the class of the last object that is the user's
         self._traced = traced
         self._inherited = internals.inherited_reducer(pickler)
         self._identity_reducer = internals.same.get()
@@ -307,7 +321,7 @@ class CanonicalPickler:
 
     def __call__(self, value: object) -> bytes:
         """Return the bytes of ``value``; raise the error of torch's pickler if it has none."""
-        self.codes, self.tensor_texts = [], {}
+        self.codes, self.tensor_texts, self.last_of_user = [], {}, None
         self._pickler.clear_memo()
         self._pickler.fast = True
         if type(value) is list:  # the inputs: to be asked about each costs as much as its text
@@ -315,7 +329,7 @@ class CanonicalPickler:
                 ("a tensor", self._tensor_text(item)) if type(item) is self._fake else item
                 for item in value
             ]
-        data: bytes = self._pickler.dumps(value)
+        data: bytes = self._pickler.dumps(self._ordered(value))
         return data
 
     def _reduce(self, value: object) -> object:
@@ -341,9 +355,59 @@ class CanonicalPickler:
         elif type(value) is self._table:
             table = cast("DecompositionTable", value).table
             reduced = f"decompositions {table_text(table, self.registered_version)}"
+        elif isinstance(value, (*_SETS, *_MAPPINGS)):
+            reduced = self._ordered(value)
         elif "_hash" in getattr(value, "__dict__", ()):
             reduced = _without_hash(value)
-        return self._inherited(value) if reduced is None else (self._identity_reducer, (reduced,))
+        if reduced is not None:
+            return self._identity_reducer, (self._ordered(reduced),)
+        return self._with_ordered_state(value, self._inherited(value))
+
+    def _with_ordered_state(self, value: object, reduced: object) -> object:
+        """Return the reduction of an object with ordered sets in its arguments and its state."""
+        if origin_of(type(value)).kind in ("library", "user"):
+            self.last_of_user = type(value)
+        if reduced is NotImplemented and not isinstance(value, (type, FunctionType)):
+            reduce = self._pickler.dispatch_table.get(type(value))
+            protocol = pickle.DEFAULT_PROTOCOL
+            reduced = value.__reduce_ex__(protocol) if reduce is None else reduce(value)
+        if not isinstance(reduced, tuple):
+            return reduced
+        make, arguments, *more = reduced
+        iterated = (iter([*map(self._ordered, each)]) if each else None for each in more[1:3])
+        return make, self._ordered(arguments), *map(self._ordered, more[:1]), *iterated, *more[3:]
+
+    def _ordered(self, value: object) -> object:
+        """Return ``value`` with lists in place of sets, whose order depends on the hash seed.
+
+        Dictionaries keep their order: code may depend on it.
+        """
+        kind = type(value)
+        if kind is tuple or kind is list:
+            items = [*map(self._ordered, cast("Sequence[object]", value))]
+            is_same = all(map(is_, items, cast("Sequence[object]", value)))
+            return value if is_same else kind(items)
+        if kind is dict:
+            table = cast("dict[object, object]", value)
+            pairs = [(self._ordered(name), self._ordered(item)) for name, item in table.items()]
+            is_same = all(a is c and b is d for (a, b), (c, d) in zip(pairs, table.items()))  # noqa: B905
+            return value if is_same else (kind.__name__, pairs)
+        if isinstance(value, _SETS):
+            about = getattr(value, "__dict__", None) if kind not in _SETS else None
+            return kind.__qualname__, sorted(map(self._bytes_of, value)), self._ordered(about)
+        if isinstance(value, _MAPPINGS):
+            return kind.__qualname__, self._ordered(dict(value))
+        return value
+
+    def _bytes_of(self, value: object) -> bytes:
+        """Return the bytes of a value while another one is pickled."""
+        stream = io.BytesIO()
+        pickler = _Nested(stream)
+        pickler.fast = True
+        pickler.dispatch_table = self._pickler.dispatch_table
+        pickler.reducer_override = self._reduce  # type: ignore[assignment]
+        pickler.dump(self._ordered(value))
+        return stream.getvalue()
 
     def _tensor_text(self, value: Tensor) -> str:
         metadata = self._metadata_of(value)
@@ -432,6 +496,10 @@ class CanonicalPickler:
                 f"an object of {name}, which has code that takes part in tracing", value
             )
         return ""
+
+
+class _Nested(pickle.Pickler):
+    """A pickler with attributes."""
 
 
 @functools.cache

@@ -6,11 +6,13 @@ import functools
 import os
 import socket
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import s3cache
@@ -91,6 +93,73 @@ def offset(x: Tensor) -> Tensor:
     return sum((x + value for value in OFFSETS.values()), x).view(-1)[:2]
 
 
+WORDS = ("alpha", "beta", "gamma", "delta", "epsilon")
+
+
+class Described(Tensor):
+    """A tensor with sets of words, whose order depends on the hash seed."""
+
+    def __new__(cls, inner: Tensor) -> Any:
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Tensor) -> None:
+        self.content = inner
+
+    def __tensor_flatten__(self) -> tuple[list[str], object]:
+        words = Words(WORDS)
+        words.more = {*WORDS}
+        return ["content"], ({*WORDS}, {"by": [frozenset(WORDS)]}, CLASSES, words, Holder(*WORDS))
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], *_: object) -> Described:
+        return Described(inner["content"])
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        plain = [each.content if isinstance(each, Described) else each for each in args]
+        return Described(func(*plain, **(kwargs or {})))
+
+
+class Words(set[str]):
+    """A set with an attribute."""
+
+    more: Any = None
+
+
+class Marked(CustomGraphPass):
+    """A pass with sets in its ``uuid()``."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None: ...
+
+    def uuid(self) -> Any:
+        return "marked", frozenset(WORDS), {"of": {*WORDS}}
+
+
+class Holder:
+    def __init__(self, *items: object) -> None:
+        self.items = {*items, frozenset(items)}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Holder)
+
+    def __hash__(self) -> int:
+        return 1
+
+
+s3cache.register_cacheable(Words, version="1")
+s3cache.register_cacheable(Holder, version="1")
+WORD_SET = frozenset(WORDS)
+CLASSES = weakref.WeakSet([Holder, Words, Marked])
+s3cache.register_cacheable(Described, version="1")
+
+
+def annotated(x: Tensor) -> Tensor:
+    with torch.fx.traceback.annotate({"words": WORD_SET}):
+        return x.sin()
+
+
 def programs() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
     def leaf(*shape: int) -> Tensor:
         return torch.ones(*shape, requires_grad=True)
@@ -106,6 +175,18 @@ def programs() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, A
             )
             for name in policies()
         },
+        "sets in a subclass": lambda: (torch.sin, (Described(torch.ones(3)),), {}),
+        "sets in a pass": lambda: (
+            torch.sin,
+            (torch.ones(3),),
+            {
+                "options": {
+                    "post_grad_custom_post_pass": Marked(),
+                    "joint_custom_pre_pass": Marked(),
+                }
+            },
+        ),
+        "sets in an annotation": lambda: (annotated, (torch.ones(3),), {}),
         "regions": lambda: (regions, (torch.ones(3),), {}),
         "dynamic": lambda: (offset, (leaf(5, 2),), {"dynamic": True}),
         "parametrized": lambda: (

@@ -14,6 +14,7 @@ import torch
 from tests.graph import programs
 from tests.graph.checking import key_of
 from tests.support.machines import ROOT, Machine
+from tests.support.marks import slow
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -66,6 +67,15 @@ def test_keys_do_not_depend_on_process_path_user_or_hash_seed(found: list[dict[s
     for name in ("torch", "here", "seed", "user", "home", "argv", "hash"):
         assert first[name] != second[name], f"both machines have the same {name}"
     assert first["components"] == second["components"]
+
+
+@slow
+@pytest.mark.parametrize("seed", ["3", "4", "5"])
+def test_keys_do_not_depend_on_the_hash_seed(
+    seed: str, found: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    again = Machine(tmp_path / "other", PYTHONHASHSEED=seed).run("tests.graph.programs:report")
+    assert again.result["components"] == found[0]["components"]
 
 
 def test_each_program_has_its_own_key(found: list[dict[str, Any]]) -> None:
