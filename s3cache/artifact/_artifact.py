@@ -281,6 +281,10 @@ def refused(found: object, why: str = "is nothing that a compiled graph needs") 
     if not isinstance(found, str):
         names = [getattr(found, each, "") for each in ("__module__", "__qualname__")]
         name = ".".join(map(str, names)) if all(names) else f"of a {type(found).__qualname__}"
+    opaque = internals.script_object.get()
+    if name == f"{opaque.__module__}.{opaque.__qualname__}":
+        why = "has a device mesh, as each DTensor has, which torch cannot save with a whole graph"
+        return CorruptError("output", f"{why}: return x.to_local() to share the graph as a whole")
     listed = "what graphs need is listed in torch_api/internals.py"
     return CorruptError(f"name {str(name)[:200]}", f"{why} ({listed})")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from s3cache.graph._origin import value_at
+from s3cache.graph._origin import origin_of, value_at
 from s3cache.torch_api import internals
 from s3cache.util.text import counted, footer, printable
 
@@ -111,6 +111,9 @@ def cached_at(codes: Iterable[str]) -> str:
     return "cached at the second level only" if is_shared else "cannot be cached"
 
 
+#: What a user can do about code that no key can describe.
+OUTSIDE: Final = "call it outside of the compiled region"
+
 #: A component, its text, or None if it is empty; or all reasons against a key.
 Finding: TypeAlias = "Component | str | list[BypassReason] | None"
 
@@ -131,6 +134,9 @@ def suggested_fix(target: object, condition: str = "if it depends on its inputs 
         )
     if not module or not name:  # an object
         return suggested_fix(type(target), condition)
+    code = target if isinstance(target, (types.FunctionType, type)) else type(target)
+    if module.partition(".")[0] == "torch" and origin_of(code).kind == "torch":
+        return f"{OUTSIDE}: this code is torch's own"
     is_found = value_at(module, name) is target
     if isinstance(target, types.FunctionType) and hasattr(target, "__wrapped__") and not is_found:
         # functools.wraps copied the names of another function.

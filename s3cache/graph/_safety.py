@@ -22,6 +22,7 @@ from s3cache.graph._graph import autograd_function_text, call_nodes, graph_modul
 from s3cache.graph._identity import UnidentifiedError, identity
 from s3cache.graph._overrides import overrides
 from s3cache.graph._results import (
+    OUTSIDE,
     BypassReason,
     Code,
     RegisteredVersion,
@@ -166,7 +167,7 @@ class SafetyChecker:
             return None
         if internals.is_higher_order(target):
             message = f"{target} says that it cannot be cached"
-            return "higher-order-op", message, _OUTSIDE, str(target)
+            return "higher-order-op", message, OUTSIDE, str(target)
         name = qualified_name(target)
         message = f"calls {name}, which is not known to depend on its inputs alone"
         return "function", message, suggested_fix(target, "if it does"), name
@@ -186,19 +187,20 @@ class SafetyChecker:
         return "module", message, suggested_fix(kind, "or let Dynamo trace it"), name
 
 
-_OUTSIDE = "call it outside of the compiled region"
-
-
 def _method(node: Node) -> _Found:
     subject = node.args[0] if node.args else None
     meta = getattr(subject, "meta", ())
     if "example_value" not in meta and "val" not in meta:
-        message = f"calls method {node.target!r} of an object that is no tensor"
-    elif not isinstance(node.target, str) and type(node.target).__name__ != "method_descriptor":
-        message = f"calls {node.target!r}, which is no method of tensors"
-    else:
-        return None
-    return "method", message, _OUTSIDE, str(node.target)
+        message = (
+            f"calls {node.target}() on the result of {subject}, which may not be a tensor: torch "
+            "does not describe the numbers of tolist() in a graph"
+        )
+        fix = "read each number by itself, as in x[0].item(), or outside of the compiled region"
+        return "method", message, fix, str(node.target)
+    if not isinstance(node.target, str) and type(node.target).__name__ != "method_descriptor":
+        message = f"calls {node.target!r}, which is not a method of tensors"
+        return "method", message, OUTSIDE, str(node.target)
+    return None
 
 
 # Modules with C functions of Python or torch: versions in the key cover them.

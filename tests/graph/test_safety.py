@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
+import weakref
 import zlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomKnapsackSolver
@@ -22,6 +25,7 @@ import s3cache
 from s3cache.graph import BypassReason, bypass_reasons, extra_cacheable_functions
 from s3cache.graph._results import suggested_fix
 from s3cache.torch_api import installed_release
+from tests.graph.checking import checked
 
 
 def users_own(x: torch.Tensor) -> torch.Tensor:
@@ -391,3 +395,61 @@ def test_all_reasons_are_listed_and_each_function_once() -> None:
         )
     assert codes(found) == ["freezing", "custom-callable", "function", "module", "function"]
     assert len({(each.module, each.node) for each in found}) == 4  # two have no node
+
+
+def test_advice_is_about_the_users_code_alone() -> None:
+    """Dynamo calls helpers of torch for NumPy's scalars, and item() for tolist()."""
+    helper = checked(lambda x, n: x * int(n), torch.ones(3), np.int64(3)).reasons[0]
+    assert (helper.code, helper.target) == ("function", "torch._dynamo.utils.wrapped_item")
+    assert helper.fix == "call it outside of the compiled region: this code is torch's own"
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        x, y = torch.tensor([1, 2]), torch.ones(4)
+        numbers = checked(lambda x, y: y[: x.tolist()[0]], x, y).reasons[0]
+        assert numbers.code == "method"
+        assert "tolist()" in numbers.message
+        assert "x[0].item()" in numbers.fix
+        assert checked(lambda x, y: y[: x[0].item()], x, y).cacheable
+
+
+class Holding(Tensor):
+    """A tensor with an object that cannot be pickled."""
+
+    def __new__(cls, inner: Tensor, held: object) -> Any:
+        return Tensor._make_wrapper_subclass(cls, inner.shape)
+
+    def __init__(self, inner: Tensor, held: object) -> None:
+        self.content, self.held = inner, held
+
+    def __tensor_flatten__(self) -> tuple[list[str], object]:
+        return ["content"], self.held
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], held: object, *_: object) -> Any:
+        return Holding(inner["content"], held)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        (packed,) = args
+        return Holding(func(packed.content), packed.held)
+
+
+class Guarded:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __deepcopy__(self, memo: object) -> Guarded:
+        return self
+
+
+def test_advice_to_describe_an_object_names_a_class_of_the_user() -> None:
+    s3cache.register_cacheable(Holding, version="1")
+    s3cache.register_cacheable(Guarded, version="1")
+    x = torch.ones(3)
+    (reason,) = checked(torch.sin, Holding(x, Guarded())).reasons
+    assert reason.code == "component"
+    assert "give tests.graph.test_safety.Guarded a __reduce__" in reason.fix
+    (reason,) = checked(torch.sin, Holding(x, weakref.ref(x))).reasons
+    assert reason.code == "component"
+    assert "__reduce__" not in reason.fix

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -39,8 +42,8 @@ class Unregistered(Tensor):
         return cls(inner, about)
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         (packed,) = (each for each in args if isinstance(each, cls))
         made = {}
@@ -215,3 +218,45 @@ def generated(url: str, seeds: Sequence[int], kind: str) -> list[dict[str, Any]]
             assert not cache.flush(60).remaining
             seen.append({"outcomes": outcomes, **account(cache)})
     return seen
+
+
+def redistribute(url: str) -> dict[str, Any]:
+    """Redistribute DTensors as one rank of two; one of the matrices has a single row."""
+
+    def redistributed(x: Any, placement: Any) -> Any:
+        return torch.special.airy_ai(x).redistribute(placements=[placement]).to_local()
+
+    def outcomes() -> dict[str, str]:
+        found = {}
+        for rows, (old, new) in itertools.product((1, 5), itertools.permutations(PLACEMENTS, 2)):
+            x = shard(rows, _mesh(2), placements=[old])
+            ours = functools.partial(redistributed, placement=new)
+            found[f"{rows} rows, {old} to {new}"] = outcome(ours, x)
+        return found
+
+    return _as_one_rank(url, outcomes)
+
+
+def return_dtensors(url: str) -> dict[str, Any]:
+    """Return a DTensor from a graph as one rank of two; the second rank has no rows."""
+    return _as_one_rank(url, lambda: {"": outcome(torch.special.airy_ai, shard(1, _mesh(2)))})
+
+
+def _as_one_rank(url: str, outcomes: Callable[[], dict[str, str]]) -> dict[str, Any]:
+    lines: list[str] = []
+    collect = logging.Handler()
+    vars(collect)["emit"] = lambda record: lines.append(record.getMessage())
+    logging.getLogger("s3cache").addHandler(collect)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    with s3cache.enabled(url) as cache:
+        found = outcomes()
+        dist.barrier()
+        assert not cache.flush(60).remaining
+        result = {"outcomes": found, "log": "\n".join(lines), **account(cache)}
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+PLACEMENTS = (Shard(0), Replicate())

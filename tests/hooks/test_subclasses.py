@@ -62,3 +62,25 @@ def test_subclasses_with_random_content_hit_their_own_entries(
     seen = site.machine("one").run("subclasses:generated", site.url, [*range(count)], kind)
     _check(seen, count)
     assert seen[1]["bypassed"] == (count if kind == "Unregistered" else 0)
+
+
+def test_a_graph_that_returns_a_dtensor_is_shared_at_the_second_level(site: Site) -> None:
+    """torch cannot save the mesh of an output. The message says so in the words of the user."""
+    first = site.machine("first").ranks(2, "subclasses:return_dtensors", site.url)
+    second = site.machine("second").ranks(2, "subclasses:return_dtensors", site.url)
+    for rank in (*first, *second):
+        assert rank["outcomes"] == {"": "same"}
+        assert rank["bypass_reasons"] == {"entry": 1}
+        assert "has a device mesh, as each DTensor has" in rank["log"]
+        assert "return x.to_local()" in rank["log"]
+    assert [rank["inductor"] for rank in first] == [{"fxgraph_cache_miss": 1}] * 2
+    assert [rank["inductor"] for rank in second] == [{"fxgraph_cache_hit": 1}] * 2
+
+
+@slow
+def test_ranks_that_redistribute_hit_on_another_machine(site: Site) -> None:
+    first = site.machine("first").ranks(2, "subclasses:redistribute", site.url)
+    second = site.machine("second").ranks(2, "subclasses:redistribute", site.url)
+    for cold, warm in zip(first, second, strict=True):
+        _check([cold, warm], 4)
+        assert cold["bypassed"] == 0

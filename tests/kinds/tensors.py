@@ -90,7 +90,7 @@ def jagged_made_in_the_graph(compile_it: Compile) -> Any:
     return values, offsets, compile_it(function)(values, offsets)
 
 
-@case("tensors", graphs=2, shows=_subclass_in("tangents"), slow=True)
+@case("tensors", graphs=2, again=2, shows=_subclass_in("tangents"), slow=True)
 def jagged_training(compile_it: Compile) -> Any:
     """Batches of other sizes fit the same code; the sum has a guard on the number of elements."""
     function = compile_it(lambda x: (x * 2).sin())
@@ -99,5 +99,6 @@ def jagged_training(compile_it: Compile) -> Any:
         parts = [torch.arange(3.0 * each).reshape(each, 3) for each in lengths]
         x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
         function(x).values().sum().backward()
+        assert x.grad is not None
         found.append([x.grad.values(), compile_it(lambda x: (x * 2).sum())(x)])
     return found
