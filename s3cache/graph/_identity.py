@@ -23,7 +23,7 @@ import _s3cache_autoload
 from s3cache.graph._origin import NATIVE, is_code, is_plain, kinds_of_tables, origin_of
 from s3cache.graph._results import RegisteredVersion, qualified_name
 from s3cache.torch_api import internals
-from s3cache.util.snapshot import ABSENT, content_of
+from s3cache.util.snapshot import ABSENT, CALLS, content_of
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 _CONTAINERS = (list, tuple, set, frozenset, dict)
@@ -115,7 +115,7 @@ class _Identifier:
         return f"{kind}({', '.join(texts)})"
 
     def _function(self, function: types.FunctionType, depth: int) -> str:
-        kind, code = origin_of(function).kind, function.__code__
+        kind, code = origin_of(function).kind, CALLS.own_code(function)
         if kind == "torch":
             file = code.co_filename.removeprefix(internals.torch_directory())
             text = f"{file}:{code.co_firstlineno}:{code.co_name}:{code_digest(code)}"

@@ -47,7 +47,7 @@ from s3cache.graph._surface import (
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import TracingContext
 from s3cache.util.importing import when_imported
-from s3cache.util.snapshot import ABSENT, content_of
+from s3cache.util.snapshot import ABSENT, CALLS, content_of
 
 _surface, _operators = Surface(), WatchedOperators()
 _torchs: dict[int, object] = {}  # patterns and functions of torch, by id; kept alive
@@ -84,6 +84,7 @@ def take_baseline(*, early: bool) -> Callable[[], None]:
     _operators.watch(trusted=early)
     if internals.COMPILER in sys.modules:
         return lambda: None
+    CALLS.begin()
     return when_imported(internals.COMPILER, _look_first)
 
 
@@ -150,16 +151,17 @@ def overrides(
     ``traced`` says that the key covers the traced graph; ``again`` is as in :func:`all_overrides`.
     """
     lines: list[str] = []
-    unsafe: list[BypassReason] = []
+    refused: list[tuple[Override, UnidentifiedError]] = []
     try:
         found = all_overrides(again=again)
     except UnidentifiedError as exc:
         return [BypassReason("generator", str(exc), "put torch's own back")]
+    CALLS.check_present(each.value for each in found)
     for each in found:
         try:
             lines.append(f"{each.place}={_text(each, registered, traced=traced)}")
         except UnidentifiedError as exc:
-            unsafe.append(_unsafe(each, exc))
+            refused.append((each, exc))
     if _surface.unknown:
         places = "\n".join(
             f"{place}={digest}" for place, digest in sorted(_surface.unknown.items())
@@ -167,7 +169,7 @@ def overrides(
         lines.append(f"there before: {hashlib.sha256(places.encode()).hexdigest()[:32]}")
     if kept := unused_kept():
         lines.append(f"not removed though unused: {' '.join(kept)}")
-    return unsafe or "\n".join(sorted(lines))
+    return [*_reasons(refused)] or "\n".join(sorted(lines))
 
 
 def _generates(override: Override) -> bool:
@@ -189,7 +191,10 @@ def _text(override: Override, registered: Callable[[object], str | None], *, tra
     if override.how == REPLACED and _is_torchs(value):
         return identity(value, registered)
     if not traced:
-        raise UnidentifiedError("takes part in tracing", value)
+        why = CALLS.why_used(value if override.how == REPLACED else None)
+        if why:
+            raise UnidentifiedError(why, value)
+        return f"not called: {rough_identity(value, registered)}"
     if override.how == ALTERED and isinstance(value, FunctionType):
         return code_digest(value.__code__)
     return rough_identity(value, registered)
@@ -202,6 +207,25 @@ def _is_torchs(value: object) -> bool:
     if value is ABSENT or is_plain(value):
         return True
     return is_code(value) and all(origin_of(part).kind == "torch" for part in parts_of(value))
+
+
+def _reasons(refused: list[tuple[Override, UnidentifiedError]]) -> Iterator[BypassReason]:
+    """Yield a reason for each library, which users cannot change, and for other replacements."""
+    of_libraries: dict[str, list[tuple[Override, UnidentifiedError]]] = {}
+    for override, error in refused:
+        origin = origin_of(next(iter(foreign_parts(override.value)), override.value))
+        if origin.kind == "library" and not _generates(override):
+            _, name, version, _ = origin.name.split()
+            of_libraries.setdefault(f"{name} {version}", []).append((override, error))
+        else:
+            yield _unsafe(override, error)
+    for library, found in of_libraries.items():
+        places = ", ".join(sorted(override.place for override, _ in found))
+        message = (
+            f"{library} has replaced {places}, which {found[0][1]}: each process traces its "
+            "graphs again, and shares only the code that is compiled from them"
+        )
+        yield BypassReason("override", message, target=library)
 
 
 def _unsafe(override: Override, error: UnidentifiedError) -> BypassReason:
@@ -219,7 +243,7 @@ def _unsafe(override: Override, error: UnidentifiedError) -> BypassReason:
     if _generates(override):
         message = f"{place} {override.how} by {what}, which generates code and {error}"
         return BypassReason("generator", message, fix, target=place)
-    message = f"{place} {override.how} by {what}, which takes part in tracing every graph"
+    message = f"{place} {override.how} by {what}, which {error}"
     return BypassReason("override", message, fix, target=place)
 
 
@@ -260,6 +284,7 @@ def forget_kernels() -> None:
     """Forget the records: from now on, replaced kernels are not recorded."""
     global _recorded
     _recorded = _Recorded(is_complete=False)
+    CALLS.end()
     _registered_at.cache_clear()
 
 

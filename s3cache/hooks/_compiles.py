@@ -59,6 +59,7 @@ from s3cache.records import Event
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
+from s3cache.util.snapshot import CALLS
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -183,6 +184,9 @@ def note_conditions(entry: AOTResult, compile_: Compile | None) -> None:
     context = internals.current_tracing_context.get()()
     if compile_ is None or context is None:
         raise _unrecorded("its compile was not observed")
+    if CALLS.called:
+        message = f"{CALLS.called} ran while torch compiled, in place of a function of torch"
+        raise NotSharableError("override", message)
     infos: list[FxInfo] = []
     for graph in graphs_of(entry):
         info: FxInfo | None = getattr(graph, FX_INFO, None)
@@ -266,6 +270,8 @@ class Compiles:
                     was_absent=lookup.entries is not None and lookup.entries.is_absent,
                 )
                 self.contexts.setdefault(context, {})[lookup.number] = compile_
+                if CALLS.is_watching:  # Dynamo may have called a function before it was watched
+                    internals.fake_mode.get().cache_clear()
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             lookup.record_error(exc)
             self._bypasses.failed(logger, "a graph will not be cached as a whole", exc)
@@ -324,7 +330,8 @@ class Compiles:
             from s3cache.hooks._devices import collectives_in
 
             collectives = collectives_in(gm)
-        with self._state.claiming(), self._state.changed(collectives=collectives, fx_hit=None):
+        state = self._state.changed(collectives=collectives, fx_hit=None)
+        with self._state.claiming(), state, CALLS.compiling():
             graph = self._compile_claimed(original, gm, *args, **kwargs)
             lookup = self._state.fx_hit
         if isinstance(lookup, Lookup) and (hit := lookup.hit_of(graph)) is not None:

@@ -40,6 +40,7 @@ from s3cache.store import Buffer
 from s3cache.torch_api import Internal, internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.importing import when_imported
+from s3cache.util.snapshot import CALLS
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -212,6 +213,8 @@ class CompileState(threading.local):
     collectives: Mapping[str, int] | None = None
     # The lookups of the frame that Dynamo traces, if they are recorded.
     lookups: list[CacheCall] | None = None
+    # Entered while torch compiles.
+    observed: Callable[[], contextlib.AbstractContextManager[object]] = CALLS.compiling
     # Kernels of the modules that are being loaded, outermost module first.
     loading: list[set[str]] = field(default_factory=list)
 
@@ -274,7 +277,7 @@ class CompileState(threading.local):
             return compile_module(original, options, args, kwargs, values)
 
         of_call["again"] = again if len(args) > 1 else None
-        with self.changed(**of_call), self.claiming():
+        with self.changed(**of_call), self.claiming(), self.observed():
             return original(*args, **kwargs)
 
 

@@ -6,6 +6,7 @@ only modules that torch has imported: with ``S3CACHE_URL`` set, ``import torch``
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import gc
 import os
@@ -224,8 +225,144 @@ def _inside(function: types.FunctionType) -> tuple[object, ...]:
     return tuple(chain.from_iterable((function.__kwdefaults__ or {}).items()))
 
 
+class Calls:
+    """Which of some functions run while torch compiles.
+
+    A compile that calls none of them does not depend on them. During compiles they have other code,
+    which records the call. torch remembers results from one compile to the next. So a function is
+    watched only if it is in its place before the first compile, and one call counts for all later
+    compiles of the process.
+    """
+
+    def __init__(self) -> None:
+        self.called = ""  # the name of the first function that ran; not empty if that is unknown
+        self._is_new = False  # whether the process has not compiled anything
+        self._compiling = 0
+        # The functions, with their own code and the code that records.
+        self._watched: list[tuple[types.FunctionType, types.CodeType, types.CodeType]] = []
+        self._lock = threading.RLock()
+
+    @property
+    def is_watching(self) -> bool:
+        return bool(self._watched)
+
+    def begin(self) -> None:
+        """Begin in a process that has not compiled anything."""
+        with self._lock:
+            if not self._compiling:
+                self._is_new, self.called = True, ""
+                self._watched.clear()
+
+    def end(self) -> None:
+        """End: compiles are not observed from now on."""
+        self._is_new = False
+        if self._watched:
+            self.called = self.called or "another function"
+
+    def why_used(self, value: object) -> str:
+        """Return why compiles may depend on ``value``; "" if it is watched, and did not run."""
+        functions = _functions_of(value)
+        with self._lock:
+            if not functions or not self._compiling:
+                return "may take part in tracing every graph"
+            watched = {id(each) for each, _, _ in self._watched}
+            new = [each for each in functions if id(each) not in watched]
+            if new and not (self._is_new and self._compiling == 1):
+                return "may have changed what torch remembers of earlier compiles"
+            for function in () if self.called else new:
+                code = _recording(function, len(self._watched))
+                self._watched.append((function, function.__code__, code))
+            self._exchange()
+            return f"ran during a compile, or {self.called} did" if self.called else ""
+
+    def check_present(self, values: Iterable[object]) -> None:
+        """Record that torch's own functions may run again, if a watched one is not among values."""
+        if self._watched and not self.called:
+            present = {id(each) for value in values for each in _functions_of(value)}
+            if any(id(function) not in present for function, _, _ in self._watched):
+                self.called = "another function"
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Record calls in the block, by any thread."""
+        with self._lock:
+            self._compiling += 1
+            self._exchange()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._compiling -= 1
+                self._is_new = False
+                self._exchange()
+
+    def _exchange(self) -> None:
+        is_recording = self._compiling and not self.called
+        for function, own, recording in self._watched:
+            if function.__code__ is not own and function.__code__ is not recording:
+                self.called = self.called or function.__qualname__
+            else:
+                function.__code__ = recording if is_recording else own
+
+    def original(self, number: int) -> types.FunctionType:
+        """Record that a function runs, and return it with its own code."""
+        function, code, _ = self._watched[number]
+        self.called = self.called or f"{function.__module__}.{function.__qualname__}"
+        copy = types.FunctionType(
+            code,
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        copy.__kwdefaults__ = function.__kwdefaults__
+        return copy
+
+    def own_code(self, function: types.FunctionType) -> types.CodeType:
+        """Return the code that a function has outside of compiles."""
+        return next((own for each, own, _ in self._watched if each is function), function.__code__)
+
+
+# Code of a function must have as many closure variables as the function.
+_RECORDING = """
+def make({free}):
+    def recording(*args, **kwargs):
+        lambda: ({free})
+        from s3cache.util import snapshot
+        return snapshot.CALLS.original({number})(*args, **kwargs)
+    return recording.__code__
+"""
+
+
+def _recording(function: types.FunctionType, number: int) -> types.CodeType:
+    names: dict[str, Any] = {}
+    free = "".join(f"v{each}, " for each in range(len(function.__code__.co_freevars)))
+    exec(_RECORDING.format(free=free, number=number), names)  # noqa: S102 - ours
+    old = function.__code__
+    code: types.CodeType = names["make"](*old.co_freevars)
+    return code.replace(
+        co_filename=old.co_filename, co_name=old.co_name, co_firstlineno=old.co_firstlineno
+    )
+
+
+def _functions_of(value: object) -> list[types.FunctionType]:
+    """Return the functions that run if ``value`` is used; none if it may be used without them."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    if type(value) is types.FunctionType:
+        return [value]
+    if type(value) is not type or value.__bases__ != (object,):
+        return []
+    found = [each for each in vars(value).values() if type(each) is types.FunctionType]
+    others = (name for name, each in vars(value).items() if type(each) is not types.FunctionType)
+    is_observed = "__init__" in vars(value) and all(name.startswith("__") for name in others)
+    return found if is_observed else []
+
+
 #: torch's functions, recorded as early as possible.
 FUNCTIONS = Functions()
+#: Functions that replaced some of torch's.
+CALLS = Calls()
 os.register_at_fork(  # so that the lock is free in a child, and the lists are consistent
     before=FUNCTIONS.lock.acquire,
     after_in_parent=FUNCTIONS.lock.release,

@@ -1,0 +1,227 @@
+"""Functions that replaced some of torch's keep only graphs that call them from the first level."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.machines import Machine, remote_url
+
+# Each replacement takes a number, and each program depends on it if it calls the replacement. torch
+# is imported by the jobs.
+
+
+def _no_calls(by: float) -> None:
+    """Replace what vLLM replaces on a processor, in its ways."""
+    import torch
+
+    class Event:
+        def __init__(self, *_: Any) -> None:
+            self.number = by
+
+    numbers = [by]
+
+    def set_num_threads(number: int) -> None:
+        numbers.append(number)
+
+    torch.Tensor.pin_memory = lambda self, *_: self * by  # type: ignore[assignment]
+    torch.Tensor.record_stream = lambda *_: None  # type: ignore[assignment]
+    torch.set_num_threads = set_num_threads
+    torch.Event = Event  # type: ignore[assignment, misc]
+
+
+def _scaled(owner: str, name: str, by: float) -> None:
+    import torch._refs
+
+    place = getattr(torch, owner) if owner else torch
+    original = getattr(place, name)
+    setattr(place, name, lambda *args, **kwargs: original(*args, **kwargs) * by)
+
+
+def _through_another(by: float) -> None:
+    import torch
+
+    _scaled("Tensor", "softmax", by)
+    torch.layer_norm = lambda x, *_: x.softmax(-1)
+
+
+def _class(by: float) -> None:
+    import torch
+
+    torch.finfo = type("finfo", (), {"__init__": lambda self, _: vars(self).update(min=by, max=by)})  # type: ignore[misc]
+
+
+def _sine(x: Any) -> Any:
+    return x.sin() + 1
+
+
+def _pinned(x: Any) -> Any:
+    return x.pin_memory() + 1
+
+
+def _normed(x: Any) -> Any:
+    from torch.nn import functional
+
+    return functional.layer_norm(x, (4,))
+
+
+def _sinc(x: Any) -> Any:
+    import torch
+
+    return torch.sinc(x)
+
+
+def _by_name(x: Any) -> Any:
+    return getattr(x, "soft" + "max")(-1)
+
+
+def _without_nan(x: Any) -> Any:
+    return (x / 0).nan_to_num()
+
+
+_INLINED: dict[str, tuple[Callable[[float], None], Callable[[Any], Any]]] = {
+    "method": (_no_calls, _pinned),
+    "method by name": (functools.partial(_scaled, "Tensor", "softmax"), _by_name),
+}
+_CALLED: dict[str, tuple[Callable[[float], None], Callable[[Any], Any]]] = {
+    "by a function in the graph": (functools.partial(_scaled, "", "layer_norm"), _normed),
+    "by a decomposition": (functools.partial(_scaled, "_prims", "sin"), _sinc),
+    "through another": (_through_another, _normed),
+    "a class": (_class, _without_nan),
+}
+
+
+def _in_fork(work: Callable[[], Any]) -> Any:
+    reads, writes = os.pipe()
+    if not os.fork():
+        found: Any = None
+        try:
+            found = work()
+        except BaseException as exc:
+            found = repr(exc)
+        finally:
+            os.write(writes, json.dumps(found).encode())
+            os._exit(0)
+    os.close(writes)
+    with open(reads, "rb") as pipe:
+        return json.loads(pipe.read())
+
+
+def _compiled(program: Callable[[Any], Any], *, caches: bool = True) -> dict[str, Any]:
+    import torch
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    import s3cache
+
+    cache = s3cache.active()
+    assert cache is not None
+    before = cache.stats()
+    x = torch.linspace(-2, 2, 16).reshape(4, 4).requires_grad_()
+    with (
+        functorch.patch(enable_autograd_cache=caches),
+        inductor.patch(fx_graph_cache=caches, fallback_by_default=True),
+    ):
+        result = torch.compile(program)(x)
+        result.backward(torch.ones_like(result))
+    after = cache.stats()
+    return {
+        "result": f"{result.flatten().tolist()} {x.grad.flatten().tolist()}",  # type: ignore[union-attr]
+        "saved": after.saved - before.saved,
+        "hits": sum(after.hits.values()) - sum(before.hits.values()),
+        "second level": sum(after.fx.hits.values()) + after.fx.saved > 0,
+        "reasons": [*after.bypass_reasons, *after.not_saved],
+    }
+
+
+def _with(
+    replace: Callable[[float], None], by: float, program: Callable[[Any], Any], **kw: Any
+) -> Any:
+    replace(by)
+    return _compiled(program, **kw)
+
+
+def _results() -> dict[str, Any]:
+    """Return what each program gave on another one's cache, and without a cache."""
+
+    importlib.import_module("torch._inductor.compile_fx")  # once for all forks
+    cases = {"nothing": (_no_calls, _sine), **_INLINED, **_CALLED}
+    return {
+        name: [
+            _in_fork(functools.partial(_with, replace, 2.0, program)),
+            _in_fork(functools.partial(_with, replace, 3.0, program)),
+            _in_fork(functools.partial(_with, replace, 3.0, program, caches=False)),
+        ]
+        for name, (replace, program) in cases.items()
+    } | {"history": _in_fork(_history), "late": _in_fork(_late)}
+
+
+def _late() -> list[Any]:
+    """Replace a function after the first compile of the process: torch remembers results."""
+    first = _compiled(_sinc)
+    return [first, _with(_no_calls, 2.0, _sine)]
+
+
+def _history() -> list[Any]:
+    """Put a function back for one compile."""
+    import torch
+
+    original = torch.layer_norm
+    _scaled("", "layer_norm", 5.0)
+    mine, found = torch.layer_norm, [_compiled(_sine)]
+    torch.layer_norm = original
+    found.append(_compiled(_normed))
+    torch.layer_norm = mine
+    return [*found, _compiled(lambda x: x.cos() + 2)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("machine")
+    done = Machine(root).run(f"{__name__}:_results", remote=remote_url(root))
+    found: dict[str, Any] = done.result
+    return found
+
+
+def test_a_replacement_that_no_compile_calls_keeps_no_graph_from_the_first_level(
+    results: dict[str, Any],
+) -> None:
+    first, second, cold = results["nothing"]
+    assert (first["saved"], first["hits"], first["reasons"]) == (1, 0, [])
+    assert (second["saved"], second["hits"]) == (0, 1)
+    assert first["result"] == second["result"] == cold["result"]
+
+
+@pytest.mark.parametrize("name", _INLINED)
+def test_a_replacement_that_dynamo_inlines_is_in_the_graph(
+    name: str, results: dict[str, Any]
+) -> None:
+    first, second, cold = results[name]
+    assert first["saved"] == second["saved"] == 1
+    assert first["result"] != second["result"] == cold["result"]
+
+
+@pytest.mark.parametrize("name", _CALLED)
+def test_a_graph_of_which_the_compile_calls_a_replacement_is_shared_at_the_second_level(
+    name: str, results: dict[str, Any]
+) -> None:
+    """Nothing in the graph says so, and its name is looked up in many ways."""
+    first, second, cold = results[name]
+    assert second["result"] == cold["result"]
+    assert first["saved"] == second["saved"] == second["hits"] == 0
+    assert first["second level"]
+    assert "override" in first["reasons"]
+
+
+def test_a_replacement_that_was_not_there_during_all_compiles_may_have_been_called(
+    results: dict[str, Any],
+) -> None:
+    """torch may remember what its own function returned."""
+    assert [each["saved"] for each in results["late"]] == [1, 0]
+    assert [each["saved"] for each in results["history"]] == [1, 0, 0]
