@@ -245,6 +245,21 @@ def signed(entry: Frame, sign: Callable[[bytes], bytes]) -> bytes:
     return _join(signatures, entry.digest, entry._view[start:end], [entry._view[end:]])
 
 
+def with_variant(entry: Frame, variant: str) -> Frame:
+    """Return an unsigned entry with the content of ``entry`` and another variant."""
+    header = entry.header
+    return decode(
+        encode(
+            kind=header.kind,
+            key=header.key,
+            variant=variant,
+            schema=header.schema,
+            sections={name: entry.section(name) for name in entry.names},
+            meta=header.meta,
+        )
+    )
+
+
 def _join(signatures: bytes, digest: bytes, header: Buffer, payload: list[Buffer]) -> bytes:
     prelude = _FIELDS.pack(MAGIC, VERSION, len(signatures), len(header))
     chunks = [prelude, digest, signatures, header, *payload]

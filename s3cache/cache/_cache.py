@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, get_args
@@ -199,10 +199,13 @@ class Cache:
         remote: bool = True,
         counters: Counters | None = None,
         claim: Callable[[], Waited | None] | None = None,
+        replaced: bool = False,
     ) -> CandidateLookup:
         """Look up the entries under ``key``, so that the caller can choose one; count at ``level``.
 
-        If the caller chooses none, ``claim`` is called and the local tier is searched again.
+        If the caller chooses none, ``claim`` is called and the local tier is searched again. With
+        ``recache``, no entry may be accepted, and only with ``replaced`` the lookup goes through
+        them.
         """
         skip = Reason.FORCED if self.settings.recache else None
         if self._closed or self.settings.mode in ("off", "write-only"):
@@ -217,7 +220,8 @@ class Cache:
             self._problems,
             self.settings.lookup_timeout_s,
             self._used,
-            claim,
+            None if skip else claim,
+            replaced and skip is Reason.FORCED,
         )
 
     def prefetch(self, keys: Iterable[str]) -> Prefetch:
@@ -262,8 +266,12 @@ class Cache:
         provisional: bool = False,
         remote: bool = True,
         once: bool = False,
+        replaces: Sequence[Frame] = (),
     ) -> Saved | NotSaved:
         """Save like :meth:`save`; without ``remote``, on this machine only.
+
+        The entry also takes the place of those in ``replaces``, under their variants. (Most writers
+        may not delete from a bucket.)
 
         With ``once``, keep an entry that another process has saved since the lookup.
         With ``provisional``, upload after a minute, at the next flush or at the exit, so that
@@ -277,6 +285,11 @@ class Cache:
             size = found.size
             if not (self._closed or self.settings.mode in ("off", "read-only")):
                 durable = self._write(found, provisional=provisional, share=remote, once=once)
+                for former in replaces:
+                    self._local.discard(former)
+                    if (variant := former.header.variant) != found.header.variant:
+                        copy = frame.with_variant(found, variant)
+                        self._write(copy, provisional=provisional, share=remote)
         except Exception as exc:
             if not size and not isinstance(exc, MemoryError):
                 raise  # the caller's mistake: a bad entry, or another key

@@ -237,6 +237,10 @@ class LocalTier:
 
     def _drop(self, entry: Frame) -> None:
         self._replaceable.add(entry.digest)
+        self.discard(entry)
+
+    def discard(self, entry: Frame) -> None:
+        """Remove an entry from the disk."""
         for name in entries.names_of(entry.header):
             with contextlib.suppress(CorruptError, UntrustedError):
                 there = self.load(name)
@@ -297,6 +301,8 @@ class CandidateLookup:
     _used: Callable[[str, str], object]  # called with key and variant of the accepted entry
     # Claims a missing entry, or waits for another process; None to do neither.
     _claim: Callable[[], Waited | None] | None = None
+    # Whether to go through the entries even if none may be accepted.
+    _all: bool = False
 
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self._timeout_s
@@ -318,7 +324,7 @@ class CandidateLookup:
         Raises:
             S3CacheError: with ``strict``, the lookup misses for a reason other than absence.
         """
-        candidates = iter(()) if self._skip is not None else self._candidates()
+        candidates = iter(()) if self._skip and not self._all else self._candidates()
         while True:
             started = time.perf_counter()
             try:
@@ -382,12 +388,12 @@ class CandidateLookup:
         if not self._closed:
             self._closed = True
             if hit is None:
-                self._counters.miss(self._reason, self._elapsed_s)
+                self._counters.miss(self._skip or self._reason, self._elapsed_s)
                 if self._waited is not None and self._waited.waste is not None:
                     self._attempt(self._waited.waste)
             else:
                 self._counters.hit(hit.tier, hit.entry.size, self._elapsed_s)
-        return hit or Miss(self._reason, self._elapsed_s, self._error)
+        return hit or Miss(self._skip or self._reason, self._elapsed_s, self._error)
 
     def __enter__(self) -> CandidateLookup:
         return self

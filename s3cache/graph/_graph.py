@@ -168,26 +168,6 @@ def non_leaf_inputs(inputs: Sequence[object]) -> str:
     )
 
 
-def size_bounds() -> str:
-    """Return bounds that the user set for sizes, e.g. by ``mark_dynamic(..., max=8)``.
-
-    Guards are not in a key: a program that hits gets the guards of the entry. If the user set
-    bounds, narrower guards would be an error.
-    """
-    context = internals.current_tracing_context.get()()
-    shape_env = getattr(None if context is None else context.fake_mode, "shape_env", None)
-    found = set()
-    for tracked in getattr(shape_env, "tracked_fakes", None) or ():
-        # A number has no symbolic context, and few sizes have a constraint.
-        constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
-        sizes = tracked.fake.shape if constraints else ()
-        for size, constraint in zip(sizes, constraints, strict=True):
-            bounds = getattr(constraint, "vr", None)
-            if bounds is not None:
-                found.add(f"{size} in [{bounds.lower}, {bounds.upper}]")
-    return " ".join(sorted(found))
-
-
 # -- annotations of nodes, and tensors in the graph itself
 
 

@@ -457,7 +457,7 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("inputs.sharing", _KEYS, lambda of: graph.sharing(of.inputs)),
     ("inputs.places", _KEYS, lambda of: of.storage_offsets),
     ("inputs.non_leaf", _KEYS, lambda of: graph.non_leaf_inputs(of.inputs)),
-    ("inputs.bounds", _KEYS, lambda _: graph.size_bounds()),
+    ("inputs.sizes", _KEYS, lambda of: internals.known_of_sizes(of.gm, of.inputs)),
     (FIRST_CALL, _KEYS, lambda _: "fake" if internals.is_first_call_fake() else ""),
     # code that is not torch's
     ("graph.operators", _AOT, lambda of: code.custom_operators(of.gm, of.version)),

@@ -53,7 +53,7 @@ from s3cache.hooks._conditions import (
     place_of,
 )
 from s3cache.hooks._kernels import LEFT, Kernels, has_triton, portable
-from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches, around
+from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Leading, Patches, around
 from s3cache.hooks._lookups import AOT, FX, LEVELS, Level, Lookup, Result, compile_ns
 from s3cache.records import Event
 from s3cache.torch_api import internals
@@ -233,6 +233,9 @@ class Compiles:
     contexts: weakref.WeakKeyDictionary[TracingContext, dict[int, Compile | TorchsCompile]] = field(
         default_factory=weakref.WeakKeyDictionary, init=False
     )
+
+    # With ``recache``: the entries that the next save under a key replaces.
+    replaced: dict[str, list[Frame]] = field(default_factory=dict, init=False)
 
     def install(self, patches: Patches) -> None:
         patches.install(self)
@@ -449,6 +452,14 @@ class Compiles:
         save = partial(original, key, entry, *args, **kwargs)
         self._run(saving, save, entry, entry.runtime_metadata)
 
+    @around(internals.guards_expression)
+    def _guards_expression(
+        self, original: Function[str | None], shapes: object, *args: object, **kwargs: object
+    ) -> str | None:
+        """Leave sizes out that an option of torch excludes because of earlier calls."""
+        with internals.without_exclusions(shapes):
+            return original(shapes, *args, **kwargs)
+
     @around(internals.pickle_entry)
     def _pickle_entry(
         self, original: Function[bytes | None], entry: AOTResult, *args: object, **kwargs: object
@@ -504,42 +515,93 @@ class Compiles:
 
     def _write(self, original: Callable[[str, bytes], None], key: str, content: bytes) -> None:
         saving = self._state.current
+        write: Callable[[], None] | None = partial(original, key, content)
         # A write outside of a save comes from torch.compiler.load_cache_artifacts.
         if isinstance(saving, Save):
-            is_kept = saving.is_shared and self._share(saving, content)
-            if (is_kept and not self.is_in_torchs_entry()) or not saving.in_directory:
+            write = write if saving.in_directory else None
+            if write is not None and saving.is_shared and self.is_in_torchs_entry():
+                write()
+                write = None
+            if saving.is_shared:
+                self._share(saving, content, write)
                 return
-        original(key, content)
+        if write is not None:
+            write()
 
-    def _share(self, saving: Save, content: bytes) -> bool:
-        """Save the pickle that torch made; return whether it is shared."""
+    def _share(self, saving: Save, content: bytes, otherwise: Callable[[], None] | None) -> None:
+        """Save the pickle that torch made, once Dynamo has accepted its frame.
+
+        If it cannot be saved, ``otherwise`` is called.
+        """
+        key, ready = saving.key, list[Frame]()
+        with self._refusing(saving):
+            unpickled(content)  # if this fails here, it would fail in every other process
+            ready.append(decode(self._artifact(saving, content).encode(key)))
+        if not ready:
+            if otherwise is not None:
+                otherwise()
+            return
+        (entry,) = ready
+        leading, frame = self._state.leading, self._state.frame
+        save = partial(
+            self._save_entry,
+            saving,
+            entry,
+            otherwise,
+            # A measured one will soon replace it, unless other machines wait.
+            provisional=bool(entry.header.meta.get(LEFT)) and not self._has_lease(key),
+            once=saving.level is AOT and self._was_absent(key),
+            asked={level.name: internals.tiers_asked(level.name).remote for level in LEVELS},
+            leading=leading if leading is not None and leading.leads(key) else None,
+            replaces=self.replaced.pop(key, ()),
+        )
+        if frame is None:
+            save()
+            return
+        frame.saves += [save, partial(saving.raise_error, strict=self._engine.settings.strict)]
+
+    def _save_entry(
+        self,
+        saving: Save,
+        entry: Frame,
+        otherwise: Callable[[], None] | None,
+        *,
+        provisional: bool,
+        once: bool,
+        asked: Mapping[str, bool],
+        leading: Leading | None,
+        replaces: Sequence[Frame],
+    ) -> None:
         key, name, is_saved = saving.key, saving.level.name, False
         with internals.shown("s3cache.save", name) as about, self._refusing(saving):
-            unpickled(content)  # if this fails here, it would fail in every other process
-            artifact = self._artifact(saving, content)
-            frame, left = artifact.encode(key), artifact.meta.get(LEFT)
             saved = self._engine.save(
                 key,
-                frame,
+                entry,
                 level=name,
-                # A measured one will soon replace it, unless other machines wait.
-                provisional=bool(left) and not self._has_lease(key),
-                remote=internals.tiers_asked(name).remote,
-                once=saving.level is AOT and self._was_absent(key),
+                provisional=provisional,
+                remote=asked[name],
+                once=once,
+                replaces=replaces,
             )
             is_saved = isinstance(saved, Saved)
-            leading, place = self._state.leading, place_of(saving.result)
-            if is_saved and leading is not None and leading.leads(key):
+            place = place_of(saving.result)
+            if is_saved and leading is not None:
                 # Others need not wait for an entry that serves this rank alone.
                 leading.landed = place is None or place["rank"] is place["alone"] is None
-            if is_saved and left:
-                self._kernels.winners.watch(decode(frame), graphs_of(saving.result))
-            about.update(key=key, bytes=len(frame), saved=is_saved)
+            if is_saved and entry.header.meta.get(LEFT):
+                self._kernels.winners.watch(entry, graphs_of(saving.result))
+            about.update(key=key, bytes=entry.size, saved=is_saved)
             if isinstance(saved, Saved):
-                logger.debug("saved %s (%d bytes%s)", key, len(frame), saving.level.label)
+                logger.debug("saved %s (%d bytes%s)", key, entry.size, saving.level.label)
                 if saving.level is AOT:
-                    self._saved_whole(saving, saved, frame)
-        return is_saved
+                    self._saved_whole(saving, saved, entry)
+                    if asked["aot"] or not asked["fx"]:
+                        self._contain(saving)
+        if not is_saved and otherwise is not None:
+            try:
+                otherwise()
+            except Exception:  # as torch does when it writes there itself
+                logger.info("torch's own directory cannot be written", exc_info=True)
 
     def _has_lease(self, key: str) -> bool:
         leading = self._state.leading
@@ -612,17 +674,17 @@ class Compiles:
                 each["device"] = device.partition(":")[0]  # the current device of the rank
         return outputs
 
-    def _saved_whole(self, saving: Save, saved: Saved, frame: bytes) -> None:
+    def _saved_whole(self, saving: Save, saved: Saved, entry: Frame) -> None:
         compile_s = sum(compile_ns(saving.result)) / 1e9
         now, elapsed_s = time.time(), saved.elapsed_s
         self._engine.record(Event("compile", now - elapsed_s, compile_s, saving.key))
-        self._engine.record(Event("save", now, elapsed_s, saving.key, len(frame)))
+        self._engine.record(Event("save", now, elapsed_s, saving.key, entry.size))
         for graph in graphs_of(saving.result):
             built = self.built_from.get(getattr(graph, "_fx_graph_cache_key", ""))
             if built is not None:
-                built.append(decode(frame))
-        if not internals.tiers_asked("aot").remote and internals.tiers_asked("fx").remote:
-            return
+                built.append(entry)
+
+    def _contain(self, saving: Save) -> None:
         for graph in graphs_of(saving.result):
             if isinstance(graph, internals.compiled_graph.get()) and graph._fx_graph_cache_key:
                 variant = variant_of(graph.guards_expr, described(None, place_of(graph)))

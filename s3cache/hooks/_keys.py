@@ -188,8 +188,42 @@ class Leading:
 
 
 @dataclass(eq=False)
+class FrameCompile:
+    """The compile of a Python frame by Dynamo, with what is done once Dynamo has accepted it.
+
+    Dynamo compares its guards with the user's bounds of sizes after the backend has compiled the
+    graph of the frame. The graph of a frame that ends in an error is not saved. (DDPOptimizer
+    splits a frame into several graphs. Other ranks wait for each of them, so each is saved when the
+    next one is looked up.)
+
+    Attributes:
+        saves: functions that save what the backend has compiled.
+        claims: claims for which an entry may be saved, to release after that.
+    """
+
+    saves: list[Callable[[], object]] = field(default_factory=list)
+    claims: list[Leading] = field(default_factory=list)
+
+    def save(self) -> None:
+        """Save the graphs, and release the claims."""
+        try:
+            while self.saves:
+                self.saves.pop(0)()
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Release the claims."""
+        while self.claims:
+            self.claims.pop(0).end()
+
+
+@dataclass(eq=False)
 class CompileState(threading.local):
     """State of the current compile on this thread. Hooks set and reset its fields."""
+
+    # The Python frame that Dynamo compiles; None outside of Dynamo.
+    frame: FrameCompile | None = None
 
     # The options that ``torch.compile(options=...)`` gave to Inductor.
     options: Mapping[str, object] = field(default_factory=dict)
@@ -250,7 +284,28 @@ class CompileState(threading.local):
             with self.changed(leading=leading):
                 yield
         finally:
-            leading.end()
+            if self.frame is None:
+                leading.end()
+            else:
+                self.frame.claims.append(leading)  # its entry is saved with the frame
+
+    @property
+    def holds_claim(self) -> bool:
+        """Whether this thread holds a claim."""
+        claims = [] if self.frame is None else [*self.frame.claims]
+        claims += [] if self.leading is None else [self.leading]
+        return any(each.claim is not None for each in claims)
+
+    def compile_frame(self, original: Function[object], *args: object, **kwargs: object) -> object:
+        """Compile a frame with Dynamo, then save its graphs; see :class:`FrameCompile`."""
+        frame = FrameCompile()
+        try:
+            with self.changed(frame=frame):
+                result = original(*args, **kwargs)
+            frame.save()
+            return result
+        finally:
+            frame.release()
 
     @around(internals.compile_fx)
     def _compile_fx(self, original: Function[object], *args: object, **kwargs: object) -> object:

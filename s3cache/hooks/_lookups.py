@@ -363,6 +363,8 @@ class Lookups:
                 lookup.agreement = agreement_on(gm, inputs)
             if self.compiles.contexts:  # a hit alone needs no call
                 self.compiles.end()
+            if self._state.frame is not None:
+                self._state.frame.save()
             try:
                 result = original(mod, inputs, config, *args, **kwargs)
             finally:
@@ -702,6 +704,7 @@ class Lookups:
                 level.name,
                 **asked._asdict(),
                 claim=partial(self._claim, lookup),
+                replaced=True,
             )
             if level is FX and internals.ranks_must_agree():  # they agree on whole graphs only
                 lookup.entries.force_miss(Reason.RANKS)
@@ -733,6 +736,9 @@ class Lookups:
                 if not fits:
                     lookup.rejected.append(why)
                     continue
+                if self._engine.settings.recache:
+                    self._replace_later(lookup, result)
+                    continue
                 yield result, content, hit.tier == "local"
                 if lookup.hit is not None:  # torch asks for another one
                     guards = result.guards_expr or ""
@@ -741,11 +747,18 @@ class Lookups:
             lookup.record_error(exc)
             self._bypasses.failed(logger, "a lookup failed and counts as a miss", exc)
 
+    def _replace_later(self, lookup: Lookup, result: Result) -> None:
+        """Let the next save under the key replace the current entry, if it would be used here."""
+        hit, guards = lookup.hit, result.guards_expr
+        if hit is not None and not (guards and failing_guards(guards, lookup.inputs)):
+            self.compiles.replaced.setdefault(str(lookup.key), []).append(hit.entry)
+        lookup.withdraw()
+
     def _claim(self, lookup: Lookup) -> Waited | None:
         """Claim a graph, or wait for the process that compiles it."""
         leading = self._state.leading
         # A process with a claim does not wait; nor does a rank that must answer other ranks.
-        if leading is None or leading.claim is not None or internals.ranks_exchange():
+        if leading is None or self._state.holds_claim or internals.ranks_exchange():
             return None
         if lookup.level is AOT and not self._saves_at_once(lookup):
             return None

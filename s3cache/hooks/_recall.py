@@ -58,13 +58,15 @@ from s3cache.util.text import pointer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from s3cache.frame import Frame as EntryFrame
+
 logger = logger_of("recall")
 
 _MAX_CANDIDATES = 16
 # Components of a graph's key for foreign code: the frame does not describe its behaviour.
 _OF_OTHERS = {
     *("graph.operators", "graph.functions", "graph.subclasses", "graph.versions"),
-    *("graph.constants", "compile.compilers", "inputs.bounds"),
+    *("graph.constants", "compile.compilers"),
 }
 
 
@@ -79,6 +81,7 @@ class _Call:
     settings: str
     compiler: object
     began: float = field(default_factory=time.time)
+    replaces: list[EntryFrame] = field(default_factory=list)  # with ``recache``
 
 
 @dataclass(eq=False)
@@ -206,17 +209,19 @@ class Recall:
 
     def _found(self, call: _Call) -> _Recalled | None:
         """Return a candidate that matches the live objects, if there is one."""
-        candidates: list[Candidate] = []
-        lookup = self._engine.candidates(call.key, "recall")
+        candidates: list[tuple[Candidate, EntryFrame]] = []
+        recache = self._engine.settings.recache
+        lookup = self._engine.candidates(call.key, "recall", replaced=True)
         for hit in lookup:
             try:
-                candidates.append(Candidate.decode(hit.entry))
-                lookup.accept(hit)
+                candidates.append((Candidate.decode(hit.entry), hit.entry))
+                if not recache:
+                    lookup.accept(hit)
             except Exception as exc:  # noqa: BLE001 - whatever it holds
                 lookup.reject(hit, exc)
             if len(candidates) >= _MAX_CANDIDATES:
                 break
-        for candidate in sorted(candidates, key=lambda each: each.wildcards):
+        for candidate, entry in sorted(candidates, key=lambda each: each[0].wildcards):
             if candidate.variant in self._unusable:
                 continue
             try:
@@ -224,7 +229,9 @@ class Recall:
             except Exception as exc:  # noqa: BLE001 - objects that cannot be read any more
                 logger.debug("a candidate for %s does not fit: %r", call.frame.code.co_name, exc)
                 continue
-            if not walk.difference:
+            if not walk.difference and recache:
+                call.replaces.append(entry)
+            elif not walk.difference:
                 return _Recalled(candidate, walk)
             logger.debug("a frame %s differs: %s", call.frame.code.co_name, walk.difference)
         return None
@@ -333,7 +340,8 @@ class Recall:
             return
         self._record("traced", call.frame.code, call.began)
         if self._engine.settings.mode in ("read-write", "write-only"):
-            self._engine.save(call.key, candidate.encode(call.key), level="recall")
+            entry = candidate.encode(call.key)
+            self._engine.save(call.key, entry, level="recall", replaces=call.replaces)
             self._engine.recalls.count("saved")
 
     def _settings(self, call: _Call) -> list[str | None]:
@@ -443,7 +451,7 @@ class Recall:
             recording.sourceless.append(value)
         return original(tx, value)
 
-    @around(internals.automatic_dynamic)
+    @around(internals.update_automatic_dynamic)
     def _automatic_dynamic(
         self, original: Function[object], tx: object, name: str, *args: object, **kwargs: object
     ) -> object:

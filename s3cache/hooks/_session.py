@@ -76,6 +76,7 @@ class Session:
             undo.callback(ports.install(engine.settings.wants_port))
             if engine.settings.recall != "off":
                 undo.callback(when_imported(internals.DYNAMO, self._install_recall))
+            undo.callback(when_imported(internals.DYNAMO, self._install_holding))
             undo.callback(when_imported(internals.COMPILER, self._install))
             cancel = without_collections(internals.HEAVY_MODULES)
             undo.callback(cancel)
@@ -187,6 +188,15 @@ class Session:
         functions.update(more)
         self._patches.callback(lambda: [functions.pop(name, None) for name in more])
         self._loads = True
+
+    def _install_holding(self) -> None:
+        """Install the hook around Dynamo's compiles, before the first of them begins."""
+        state = self._parts[1]
+        self._try(
+            internals.HOLDING,
+            lambda patches: patches.wrap(internals.compile_frame, state.compile_frame),
+            bind=False,
+        )
 
     def _install_recall(self) -> None:
         """Install recall before torch's compiler is imported; it does not need it."""

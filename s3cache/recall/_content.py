@@ -402,6 +402,15 @@ def _shallow(value: object) -> str:
     return _plain(value) if type(value) in _PLAIN else type(value).__qualname__
 
 
+def _mark(name: str, value: object) -> str:
+    """Return the text of an attribute of a tensor, such as a mark for dynamic sizes."""
+    if name == "_specialize_on" and any(cast("dict[int, object]", value).values()):
+        raise UnknownContentError("a size with specializations")
+    if name == "_dynamo_dynamic_range":
+        return f"{name}={sorted(map(repr, cast('set[object]', value)))}"
+    return f"{name}={_shallow(value)}"
+
+
 def _digest(parts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode(errors="surrogatepass")).hexdigest()[:32]
 
@@ -457,7 +466,7 @@ def _tensor_text(tensor: Tensor, *, is_state: bool) -> str:
     state = dict(getattr(tensor, "__dict__", None) or {})
     if is_state or isinstance(tensor, torch.nn.Parameter):  # Dynamo marks them during the trace
         state.pop("_dynamo_static_input_type", None)
-    marks = sorted(f"{name}={_shallow(value)}" for name, value in state.items())
+    marks = sorted(_mark(name, value) for name, value in state.items())
     parts: list[object] = [
         str(tensor.dtype),
         str(tensor.device),

@@ -76,6 +76,11 @@ class Walk:
         for expression in made.expressions:
             if not places.holds(expression):
                 return f"guard {expression}"
+        sizes = {number: both for number, *both in made.sizes}
+        for name, number in made.dynamic:
+            fixed = None if number in symbols else sizes.get(number, ([], []))
+            if dynamo.lets_vary(frame.code, frame.closure, name, places.at(number), fixed):
+                return f"{places.source(number).name} may vary now"
         if made.graphs:
             has_places = made.facts[0] == "True"
             if placement(self._inputs, has_places=has_places) != made.facts[1:]:

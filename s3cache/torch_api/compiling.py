@@ -340,6 +340,72 @@ def name_of_source(source: Any) -> str | None:
         return None
 
 
+def known_of_sizes(gm: GraphModule, inputs: Sequence[object]) -> str:
+    """Return what the current compile knows of the symbols in a graph, and of related symbols.
+
+    That is all that torch can use from now on when it reasons about sizes, in the form in which
+    torch checks it: guards, ranges, equalities, divisibility, assertions, specializations. Values
+    of symbols are not part of it, nor is knowledge of other variables of the program.
+    """
+    context = names.current_tracing_context.get()()
+    shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+    if shapes is None or not shapes.var_to_range:
+        return ""
+    related: set[Any] = _symbols_of_graph(gm, inputs)
+    if not related:
+        return ""
+    asserts = [each.expr for some in shapes.deferred_runtime_asserts.values() for each in some]
+    facts = [(f"{each}", each.free_symbols) for each in shapes.get_nontrivial_guards()]
+    facts += [(f"assert {each}", each.free_symbols) for each in map(shapes.simplify, asserts)]
+    facts += [(f"{each} = 0", each.free_symbols) for each in map(shapes.replace, shapes.divisible)]
+    for symbol, other in {**shapes.replacements, **shapes.unbacked_renamings}.items():
+        facts.append((f"{symbol} = {shapes.replace(other)}", {symbol, *other.free_symbols}))
+    if getattr(shapes, "specializations", None):  # the one that is compiled now is an axiom only
+        facts += [
+            (f"{each} is {known}", each.free_symbols) for each, known in shapes.axioms.items()
+        ]
+    found: set[str] = set()
+    while some := [each for each in facts if not related.isdisjoint(each[1])]:
+        facts = [each for each in facts if related.isdisjoint(each[1])]
+        related = related.union(*(symbols for _, symbols in some))
+        found |= {text for text, _ in some}
+    for symbol in related & shapes.var_to_range.keys():
+        bounds, size = shapes.var_to_range[symbol], symbol in shapes.size_like
+        found.add(f"{symbol} in [{bounds.lower}, {bounds.upper}]{' as a size' if size else ''}")
+    if found and shapes.prefer_deferred_runtime_asserts_over_guards:
+        found.add("deferred")
+    return "; ".join(sorted(found))
+
+
+def _symbols_of_graph(gm: GraphModule, inputs: Sequence[object]) -> set[Any]:
+    """Return the symbols in the inputs of a graph, and those that its nodes introduce."""
+    import torch
+
+    symbols: set[Any] = set()
+    for value in inputs:
+        for number in value.shape if isinstance(value, torch.Tensor) else [value]:
+            if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                symbols |= getattr(getattr(number.node, "expr", None), "free_symbols", set())
+    for module in gm.modules():
+        for node in getattr(getattr(module, "graph", None), "nodes", ()):
+            symbols |= (node.meta.get(names.NEW_SYMBOLS) or {}).keys()
+    return symbols
+
+
+@contextlib.contextmanager
+def without_exclusions(shapes: Any) -> Iterator[None]:
+    """Hide sizes of earlier calls in the block, which ``automatic_dynamic_exclusion_guard`` adds.
+
+    They keep a graph from being used where an earlier one fits. Its code does not depend on them.
+    """
+    excluded = getattr(shapes, "exclusion_constraints", [])
+    shapes.exclusion_constraints = []
+    try:
+        yield
+    finally:
+        shapes.exclusion_constraints = excluded
+
+
 def shape_guards(context: TracingContext) -> Sequence[Any]:
     shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
     return () if shapes is None else cast("Sequence[Any]", shapes.guards)

@@ -7,6 +7,7 @@ a warning says so.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import enum
 import functools
@@ -734,19 +735,63 @@ def asks_for_guards(hooks: Any) -> bool:
 
 def note_sizes(code: types.CodeType, closure: object, values: Iterable[tuple[str, object]]) -> None:
     """Record sizes and numbers of inputs in Dynamo by name, as if it had traced them."""
-    import torch
+    seen = _seen(code, closure)
+    for name, value in () if seen is None else values:
+        if (entry := _size_entry(name, value)) is not None:
+            seen[name] |= entry
 
+
+def _seen(code: types.CodeType, closure: object) -> Any:
+    """Return the sizes that Dynamo has seen in a frame, by name; None if it does not use them."""
     pgo = importlib.import_module("torch._dynamo.pgo")
     if not importlib.import_module("torch._dynamo.config").automatic_dynamic_shapes:
-        return
-    seen = pgo.get_code_state()[pgo.CodeId.make(code, closure)].automatic_dynamic
-    for name, value in values:
-        if isinstance(value, torch.Tensor):
-            seen[name] |= pgo.FrameStateSizeEntry.make_tensor(
-                tuple(value.size()), tuple(value.stride())
-            )
-        elif type(value) in (int, float):
-            seen[name] |= pgo.FrameStateSizeEntry.make_scalar(value)
+        return None
+    return pgo.get_code_state()[pgo.CodeId.make(code, closure)].automatic_dynamic
+
+
+def _size_entry(name: str, value: object) -> Any:
+    """Return what Dynamo would record of an input; None if nothing."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        # While ranks compare sizes, Dynamo returns the entry without merging it into others.
+        table = types.SimpleNamespace(automatic_dynamic={})
+        state = types.SimpleNamespace(all_states=None, local_state=table)
+        trace = types.SimpleNamespace(distributed_state=state)
+        return names.record_automatic_dynamic.get()(trace, name, value)
+    if type(value) in (int, float):
+        return importlib.import_module("torch._dynamo.pgo").FrameStateSizeEntry.make_scalar(value)
+    return None
+
+
+def lets_vary(
+    code: types.CodeType,
+    closure: object,
+    name: str,
+    value: object,
+    fixed: tuple[Sequence[int | None], Sequence[int | None]] | None,
+) -> bool:
+    """Return whether Dynamo would let vary what a candidate has ``fixed``, after earlier calls.
+
+    ``fixed`` has the sizes and strides of a tensor; None stands for a symbol, as for a number.
+    """
+    seen, entry = _seen(code, closure), _size_entry(name, value)
+    if seen is None or entry is None or name not in seen:
+        return False
+    merged = copy.copy(seen[name])
+    merged |= entry
+    if type(value) in (int, float):
+        return fixed is not None and merged.scalar is names.auto_dynamic.get()
+    static = getattr(value, "_dynamo_static_indices", ())
+    sizes, strides = fixed or ((), ())
+    return any(
+        number not in (None, 0, 1) and dim not in static and is_dynamic(dim)
+        for numbers, is_dynamic in (
+            (sizes, merged.is_size_dynamic),
+            (strides, merged.is_stride_dynamic),
+        )
+        for dim, number in enumerate(numbers)
+    )
 
 
 def compiler_of(backend: object) -> Plain | None:
@@ -774,7 +819,11 @@ def compiler_of(backend: object) -> Plain | None:
 
 def options_of_dynamo() -> str | None:
     """Return the options of Dynamo as text; None if one of them has none."""
-    return options_text(importlib.import_module("torch._dynamo.config"))
+    own = options_text(importlib.import_module("torch._dynamo.config"))
+    # Names and values of inputs with sizes that may change.
+    common = importlib.import_module("torch.compiler.config").get_config_copy()
+    sizes = {name: each for name, each in common.items() if name.startswith(_OF_SIZES)}
+    return None if own is None else f"{own}\n{sorted(sizes.items())}"
 
 
 def options_of_compiler(backend: object) -> Mapping[str, object]:
@@ -788,6 +837,7 @@ def options_of_compiler(backend: object) -> Mapping[str, object]:
     return dict(getattr(found, "config", None) or {})
 
 
+_OF_SIZES: Final = ("dynamic_", "unbacked_")
 _numbers = itertools.count()
 
 

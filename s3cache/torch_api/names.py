@@ -27,6 +27,7 @@ LOCKDOWN = "private directories for torch's own caches"
 RANKS = "hits where ranks must agree"
 WORKERS = "bounding compile workers of all ranks together"
 EARLY = "compiling a graph with its backward for all ranks at once"
+HOLDING = "saving only graphs of frames that Dynamo accepted"
 RECALL = "recalling frames without tracing them (recall)"
 PORTS = "torch's remote caches of measurements and profiles (ports)"
 TUNING = "sharing which configurations of kernels are the fastest"
@@ -478,6 +479,10 @@ tracing = AnyFunction("torch._guards:tracing")
 tracing_context = AnyFunction("torch._guards:TracingContext")
 fake_tensor: Internal[type[Tensor]] = Internal(f"{_FAKE}:FakeTensor")
 shape_env = AnyFunction(f"{_SHAPES}:ShapeEnv")
+#: Writes the guards of an entry.
+guards_expression = Internal[Function["str | None"]](
+    f"{_SHAPES}:ShapeEnv.produce_guards_expression"
+)
 source = AnyClass("torch._guards:Source")
 device_mesh = AnyClass("torch.distributed.device_mesh:DeviceMesh")
 #: An input object of a graph as tracing sees it, and the real object.
@@ -495,10 +500,19 @@ overlapping = AnyFunction("torch._C._dynamo.guards:compute_overlapping_tensors")
 Fields("torch._guards:TracingContext", "fakify_first_call fw_metadata guards_context")
 #: The graph that is being compiled, as in ``["3_backward"]``: the number is that of AOTAutograd.
 (GRAPH_NAME,) = Fields("torch._guards:TracingContext", "aot_graph_name")
-Fields(f"{_SHAPES}:ShapeEnv", "guards var_to_sources")
+Fields(
+    f"{_SHAPES}:ShapeEnv",
+    """axioms backed_var_to_val deferred_runtime_asserts divisible get_nontrivial_guards guards
+    prefer_deferred_runtime_asserts_over_guards replace replacements simplify size_like
+    unbacked_renamings var_to_range var_to_sources""",
+)
+#: The key for the unbacked symbols that a node introduces, in its metadata.
+NEW_SYMBOLS = "unbacked_bindings"
 
 # -- Dynamo
 
+#: Compiles a Python frame: its graphs, then its guards.
+compile_frame = AnyFunction("torch._dynamo.convert_frame:_compile")
 aot_module = AnyFunction("torch._dynamo.backends.common:aot_module_simplified")
 disable_dynamo = Internal[Function[Function[object]]]("torch._dynamo:disable")
 #: Drops what Dynamo has compiled for a code object; and the frame that it traces now.
@@ -528,6 +542,9 @@ optimized_module = AnyClass("torch._dynamo.eval_frame:OptimizedModule", feature=
 #: torch's remote cache of profiles, if it shares them; or ``None``.
 remote_profiles = AnyFunction(f"{_PGO}:get_remote_cache", feature=LOCKDOWN)
 update_automatic_dynamic = AnyFunction(f"{_PGO}:update_automatic_dynamic", feature=PROFILES)
+record_automatic_dynamic = AnyFunction(
+    "torch._dynamo.variables.builder:record_automatic_dynamic", feature=RECALL
+)
 put_code_state = AnyFunction("torch._dynamo.convert_frame:put_code_state", feature=PROFILES)
 automatic_dynamic_shapes = Flag("torch._dynamo.config:automatic_dynamic_shapes", feature=PROFILES)
 cache_key_tag = Internal[str]("torch.compiler.config:cache_key_tag", feature=PROFILES)
@@ -541,7 +558,6 @@ profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRA
 
 # -- recall: Dynamo's results for frames
 
-compile_frame = AnyFunction("torch._dynamo.convert_frame:_compile", feature=RECALL)
 check_functions = AnyFunction("torch._dynamo.guards:CheckFunctionManager.__init__", feature=RECALL)
 build_guards = AnyFunction("torch._dynamo.guards:CheckFunctionManager.build_guards", feature=RECALL)
 build_variable = AnyFunction(
@@ -550,7 +566,6 @@ build_variable = AnyFunction(
 build_sourceless = AnyFunction(
     "torch._dynamo.variables.builder:SourcelessBuilder.create", feature=RECALL
 )
-automatic_dynamic = AnyFunction(f"{_PGO}:process_automatic_dynamic", feature=RECALL)
 exceeds_recompile_limit = AnyFunction(
     "torch._dynamo.cache_size:exceeds_recompile_limit", feature=RECALL
 )

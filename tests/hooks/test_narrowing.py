@@ -1,0 +1,154 @@
+"""A hit never narrows a program: it installs no guard that the program's own compile would not.
+
+``python -m tests.hooks.narrowing --level aot|fx|recall`` judges 240 pairs and prints the counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3cache import entries, frame
+from s3cache.frame import Frame
+from s3cache.store import open_store
+from tests.hooks.jobs import machine_here
+from tests.hooks.narrowing import SOME
+from tests.support.machines import Machine
+from tests.support.marks import nightly, slow
+
+LEVELS = ("aot", "fx", "recall")
+
+
+def _judged(root: Path, level: str, count: int = 0) -> dict[str, Any]:
+    job = "tests.hooks.narrowing:judge"
+    found = Machine(root).run(job, level, count, timeout_s=3500, server=0).result
+    return dict(found)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_program_behaves_as_without_the_store_of_another_one(level: str, tmp_path: Path) -> None:
+    """Results, errors and compiles are the same, and guards accept the same sizes."""
+    found = _judged(tmp_path, level)
+    assert found["wrong"] == []
+    assert found["pairs"] == len(SOME[level])
+    assert found["hits"]  # of the pairs with equal knowledge
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("count", [pytest.param(40, marks=slow), pytest.param(240, marks=nightly)])
+def test_no_pair_of_programs_narrows(level: str, count: int, tmp_path: Path) -> None:
+    found = _judged(tmp_path, level, count)
+    assert found["wrong"] == []
+    assert found["pairs"] == count
+    assert found["with an error"]
+    assert found["with a recompile"]
+
+
+# -- a compile that ends in an error
+
+
+def _fails_then_works(url: str) -> list[Any]:
+    """Compile a frame that Dynamo rejects, then one that it accepts; return what is kept."""
+    import torch
+
+    def bounded(x: Any) -> Any:
+        if x.size(0) < 10:
+            pass
+        return x @ x.t()
+
+    def free(x: Any) -> Any:
+        return x @ x.t()
+
+    found: list[Any] = []
+    for name, function in (("rejected", bounded), ("accepted", free)):
+        with machine_here(url, name) as cache:
+            x = torch.ones(5, 4)
+            torch._dynamo.mark_dynamic(x, 0, min=3, max=10)
+            try:
+                torch.compile(function)(x)
+                error = ""
+            except Exception as exc:
+                error = type(exc).__name__
+            cache.flush(30)
+            found.append([error, cache.stats().saved])
+    return found
+
+
+def test_a_compile_that_ends_in_an_error_is_not_saved(tmp_path: Path) -> None:
+    """Dynamo checks the bounds of sizes after the backend has compiled the graph."""
+    url = f"file://{tmp_path}/remote?create=1"
+    job = f"{__name__}:_fails_then_works"
+    found = Machine(tmp_path / "machine").run(job, url, server=0).result
+    assert found == [["ConstraintViolationError", 0], ["", 1]]
+
+
+# -- recache
+
+
+def _replaced(url: str) -> list[Any]:
+    """Plant a variant that fits, compile again with ``recache``; return variants and hits."""
+    import torch
+
+    def sliced(x: Any) -> Any:
+        return x[:, :3] @ x[:3, :]
+
+    async def variants(*, plant: bool) -> list[bool]:
+        """Return for each entry of a whole graph whether it was planted."""
+        async with contextlib.aclosing(open_store(url)) as store:
+            there = []
+            async for info in store.list(entries.NAMES):
+                data = await store.get(info.key)
+                assert data is not None
+                entry = entries.verify(info.key, data)
+                if entry.header.kind != "aot":
+                    continue
+                there.append("planted" in entry.header.meta)
+                if plant:
+                    await store.put(info.key, _planted(entry))
+            return there
+
+    found: list[Any] = []
+    for name, recache, columns in (
+        ("one", False, 8),
+        ("two", True, 8),
+        ("three", False, 9),
+        ("four", True, 3),
+        ("five", False, 8),
+    ):
+        with machine_here(url, name, recache=recache, job_profiles=False) as cache:
+            torch.compile(sliced, dynamic=True)(torch.ones(11, columns))
+            cache.flush(30)
+            hits = sum(cache.stats().hits.values())
+        found.append([hits, asyncio.run(variants(plant=name == "one"))])
+    return found
+
+
+def _planted(entry: Frame) -> bytes:
+    """Return an entry with other guards, which hold here too."""
+    header = entry.header
+    return frame.encode(
+        kind=header.kind,
+        key=header.key,
+        variant="other",
+        schema=header.schema,
+        sections={name: bytes(entry.section(name)) for name in entry.names},
+        meta={**header.meta, "planted": True},
+    )
+
+
+def test_recache_replaces_every_variant_that_would_be_used(tmp_path: Path) -> None:
+    """Other machines use the new entry. One for other sizes stays beside it."""
+    job, url = f"{__name__}:_replaced", f"file://{tmp_path}/remote?create=1"
+    found = Machine(tmp_path / "machine").run(job, url, server=0).result
+    assert found == [
+        [0, [False]],  # and then it is planted
+        [0, [False, False]],
+        [1, [False, False]],
+        [0, [False, False, False]],
+        [1, [False, False, False]],
+    ]
