@@ -288,6 +288,7 @@ def pieces(url: str) -> list[dict[str, Any]]:
 
     def backend(gm: Any, inputs: Any) -> Any:
         whole = split_module(gm, gm, lambda node: int("squared" in str(node.target)))
+        piece: Any
         for name, piece in whole.named_children():
             setattr(whole, name, _boxed(compile_fx(piece, inputs)))
         return whole

@@ -30,9 +30,9 @@ def _no_calls(by: float) -> None:
     def set_num_threads(number: int) -> None:
         numbers.append(number)
 
-    torch.Tensor.pin_memory = lambda self, *_: self * by  # type: ignore[assignment]
-    torch.Tensor.record_stream = lambda *_: None  # type: ignore[assignment]
-    torch.set_num_threads = set_num_threads
+    torch.Tensor.pin_memory = lambda self, *_: self * by  # type: ignore[method-assign]
+    torch.Tensor.record_stream = lambda *_: None  # type: ignore[method-assign]
+    torch.set_num_threads = set_num_threads  # type: ignore[assignment]
     torch.Event = Event  # type: ignore[assignment, misc]
 
 
@@ -54,7 +54,11 @@ def _through_another(by: float) -> None:
 def _class(by: float) -> None:
     import torch
 
-    torch.finfo = type("finfo", (), {"__init__": lambda self, _: vars(self).update(min=by, max=by)})  # type: ignore[misc]
+    def init(self: Any, _: Any) -> None:
+        self.min = self.max = by
+
+    members: dict[str, Any] = {"__init__": init}
+    torch.finfo = type("finfo", (), members)  # type: ignore[misc, assignment]
 
 
 def _sine(x: Any) -> Any:
