@@ -240,7 +240,14 @@ def keep(
         if cache is None:
             return {"kept": found}
         cache.flush()
-        return {"kept": found, **account(cache), "fx": _counts_of_fx(cache)}
+        explained = [each.record for each in s3cache.explain().explanations]
+        unasked = {reason["message"] for each in explained for reason in each.reasons}
+        return {
+            "kept": found,
+            **account(cache),
+            "fx": _counts_of_fx(cache),
+            "ahead": any("AOTInductor" in message for message in unasked),
+        }
 
 
 def use(

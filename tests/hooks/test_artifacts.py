@@ -12,7 +12,7 @@ from torch._inductor.utils import fresh_cache
 import s3cache
 import tests.support.compiler  # noqa: F401
 from tests.hooks.artifacts import half, opaque, plain
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.timeout(900)
 GRAPHS = ["plain", "half", "custom", "replaced"]
 OF_GRAPHS = ["standalone.bin", "standalone unpacked", "standalone aot", "aot_compile", "caches"]
 _FAST = [way for way in OF_GRAPHS if way != "standalone unpacked"]
-OF_PROGRAMS = ["export.pt2", "code.pt2", "package"]
 
 
 def test_torchs_artifacts_of_graphs_that_s3cache_refuses_are_kept(site: Site) -> None:
@@ -83,18 +82,28 @@ def test_one_context_may_have_a_graph_that_is_cached_and_one_that_is_refused(sit
 
 
 @slow
-@pytest.mark.parametrize("ways", [OF_GRAPHS, OF_PROGRAMS])
-def test_what_torch_alone_can_keep_is_kept(site: Site, ways: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("names", "ways"),
+    [
+        (GRAPHS, OF_GRAPHS),
+        (GRAPHS[:3], ["export.pt2", "package"]),
+        (GRAPHS[2:3], ["code.pt2"]),
+        pytest.param(GRAPHS[:2], ["code.pt2"], marks=nightly),  # half a minute of C++ for each
+    ],
+)
+def test_what_torch_alone_can_keep_is_kept(site: Site, names: list[str], ways: list[str]) -> None:
     """Graphs with kernels: kept by torch alone, and on two machines that share a bucket.
 
     Each is used with s3cache and without it.
     """
-    arguments = GRAPHS, ways, True
+    arguments = names, ways, True
     folders = {name: str(site.root / name) for name in ("alone", "first", "second")}
     outcomes: dict[str, Any] = {}
     for name in folders:
         url = None if name == "alone" else site.url
-        outcomes[name] = site.machine(name).run("artifacts:keep", url, *arguments)["kept"]
+        ran = site.machine(name).run("artifacts:keep", url, *arguments)
+        outcomes[name] = ran["kept"]
+        assert ran.get("ahead", "code.pt2" in ways) == ("code.pt2" in ways)  # it is recorded
     assert outcomes["first"] == outcomes["second"] == outcomes["alone"]
 
     def use(name: str, url: str | None, folder: str) -> Any:
@@ -103,7 +112,7 @@ def test_what_torch_alone_can_keep_is_kept(site: Site, ways: list[str]) -> None:
     expected = use("alone-alone", None, folders["alone"])
     assert use("second-with", "memory://empty", folders["second"]) == expected
     if "caches" in ways:  # torch alone does not look up keys of s3cache
-        arguments = GRAPHS, ways[:-1], True
+        arguments = names, ways[:-1], True
         expected = {name: each for name, each in expected.items() if not name.endswith("caches")}
     assert use("first-alone", None, folders["first"]) == expected
     assert use("second-alone", None, folders["second"]) == expected
