@@ -240,7 +240,7 @@ def keep(
         if cache is None:
             return {"kept": found}
         cache.flush()
-        explained = [each.record for each in s3cache.explain().explanations]
+        explained = [each.record for each in s3cache.explain(remote=False).explanations]
         unasked = {reason["message"] for each in explained for reason in each.reasons}
         return {
             "kept": found,
