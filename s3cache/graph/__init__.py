@@ -6,7 +6,6 @@ from s3cache.graph._graph import code_on as code_on
 from s3cache.graph._graph import placement as placement
 from s3cache.graph._graph import reads_storage_offsets as reads_storage_offsets
 from s3cache.graph._graph import storage_offsets as storage_offsets
-from s3cache.graph._identity import code_digest as code_digest
 from s3cache.graph._identity import code_fingerprint as code_fingerprint
 from s3cache.graph._key import FIRST_CALL as FIRST_CALL
 from s3cache.graph._key import Key as Key
@@ -37,3 +36,4 @@ from s3cache.graph._safety import is_custom_function as is_custom_function
 from s3cache.graph._safety import process_bypass_reasons as process_bypass_reasons
 from s3cache.graph._torch_details import unpicklable_options as unpicklable_options
 from s3cache.graph._user_code import context_hashes as context_hashes
+from s3cache.util.snapshot import code_digest as code_digest

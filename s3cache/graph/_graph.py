@@ -13,8 +13,8 @@ from operator import attrgetter, methodcaller
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, cast
 
-from s3cache.graph._identity import code_digest
 from s3cache.torch_api import internals
+from s3cache.util.snapshot import code_digest
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage, device

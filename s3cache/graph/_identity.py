@@ -23,7 +23,7 @@ import _s3cache_autoload
 from s3cache.graph._origin import NATIVE, is_code, is_plain, kinds_of_tables, origin_of
 from s3cache.graph._results import RegisteredVersion, qualified_name
 from s3cache.torch_api import internals
-from s3cache.util.snapshot import ABSENT, CALLS, content_of
+from s3cache.util.snapshot import ABSENT, CALLS, code_digest, constant_text, content_of
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 _CONTAINERS = (list, tuple, set, frozenset, dict)
@@ -223,38 +223,6 @@ def code_fingerprint(code: types.CodeType) -> str:
     """Return a digest of compiled Python code, including its name and names of variables."""
     names = (code.co_name, *code.co_varnames, *code.co_freevars)
     return hashlib.sha256(repr((names, code_digest(code))).encode()).hexdigest()[:32]
-
-
-def code_digest(code: types.CodeType) -> str:
-    """Return a digest of compiled code without its location and the names of its variables.
-
-    Names of arguments are included, because callers may use them.
-    """
-    words: list[object] = [
-        code.co_code.hex(),
-        code.co_argcount,
-        code.co_posonlyargcount,
-        code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount],
-        code.co_flags,
-        len(code.co_varnames),
-        getattr(code, "co_exceptiontable", b"").hex(),
-        code.co_names,
-        [constant_text(constant) for constant in code.co_consts],
-    ]
-    return hashlib.sha256(repr(words).encode(errors="surrogatepass")).hexdigest()[:32]
-
-
-def constant_text(value: object) -> str:
-    """Return the text of a constant; the order of a set differs by process."""
-    if isinstance(value, types.CodeType):
-        return code_digest(value)
-    if isinstance(value, (set, frozenset)):
-        return f"{type(value).__name__} {sorted(map(constant_text, value))}"
-    if type(value) in (tuple, list):
-        return f"{type(value).__name__} {list(map(constant_text, cast('list[object]', value)))}"
-    if type(value) is dict:
-        return f"dict {[*map(constant_text, value.items())]}"
-    return f"{type(value).__name__} {value!r}"
 
 
 def digest_of(inside: Mapping[object, object]) -> str:

@@ -28,12 +28,12 @@ from s3cache.entries import digest_of
 from s3cache.graph import _graph as graph
 from s3cache.graph import _user_code as code
 from s3cache.graph._graph import Component, graph_modules
-from s3cache.graph._identity import constant_text
 from s3cache.graph._overrides import overrides
 from s3cache.graph._results import BypassReason, Finding, RegisteredVersion
 from s3cache.graph._safety import described_passes
 from s3cache.graph._torch_details import CanonicalPickler, torch_components
 from s3cache.torch_api import AnyObject, Fields, internals
+from s3cache.util.snapshot import constant_text
 
 if TYPE_CHECKING:
     from torch import Tensor, device

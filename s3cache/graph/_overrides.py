@@ -22,7 +22,7 @@ from functools import partial
 from types import FunctionType, MethodType
 
 import _s3cache_autoload
-from s3cache.graph._identity import UnidentifiedError, code_digest, identity, rough_identity
+from s3cache.graph._identity import UnidentifiedError, identity, rough_identity
 from s3cache.graph._origin import (
     files_that_register_for_others,
     foreign_parts,
@@ -47,7 +47,7 @@ from s3cache.graph._surface import (
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import TracingContext
 from s3cache.util.importing import when_imported
-from s3cache.util.snapshot import ABSENT, CALLS, content_of
+from s3cache.util.snapshot import ABSENT, CALLS, code_digest, content_of
 
 _surface, _operators = Surface(), WatchedOperators()
 _torchs: dict[int, object] = {}  # patterns and functions of torch, by id; kept alive

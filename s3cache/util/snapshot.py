@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import dis
 import gc
+import hashlib
 import os
 import threading
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, compress
 from operator import attrgetter, is_, is_not, ne
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 #: The marker for a missing object.
 ABSENT = object()
@@ -368,3 +369,38 @@ os.register_at_fork(  # so that the lock is free in a child, and the lists are c
     after_in_parent=FUNCTIONS.lock.release,
     after_in_child=FUNCTIONS.lock.release,
 )
+
+
+# -- text of code and constants, equal in every process
+
+
+def code_digest(code: types.CodeType) -> str:
+    """Return a digest of compiled code without its location and the names of its variables.
+
+    Names of arguments are included, because callers may use them.
+    """
+    words: list[object] = [
+        code.co_code.hex(),
+        code.co_argcount,
+        code.co_posonlyargcount,
+        code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount],
+        code.co_flags,
+        len(code.co_varnames),
+        getattr(code, "co_exceptiontable", b"").hex(),
+        code.co_names,
+        [constant_text(constant) for constant in code.co_consts],
+    ]
+    return hashlib.sha256(repr(words).encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def constant_text(value: object) -> str:
+    """Return the text of a constant; the order of a set differs by process."""
+    if isinstance(value, types.CodeType):
+        return code_digest(value)
+    if isinstance(value, (set, frozenset)):
+        return f"{type(value).__name__} {sorted(map(constant_text, value))}"
+    if type(value) in (tuple, list):
+        return f"{type(value).__name__} {list(map(constant_text, cast('list[object]', value)))}"
+    if type(value) is dict:
+        return f"dict {[*map(constant_text, value.items())]}"
+    return f"{type(value).__name__} {value!r}"
