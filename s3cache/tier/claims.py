@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from s3cache.tier._disk import DiskTier
     from s3cache.tier.leases import Lease
 
-logger = logger_of("lookups")
 
 _FAILED = b"failed"
 _FORK = ", a fork"
@@ -145,7 +144,7 @@ class Claims:
                 bound_s = min(bound_s, self.fork_bound_s)
             if seconds >= self.notice_s and not self._is_noticed:
                 self._is_noticed = True
-                logger.warning(
+                logger_of("lookups").warning(
                     "waiting since %.0f s, at most %.0f s, for process %s, which compiles a graph "
                     "that this process needs %s",
                     *(seconds, bound_s, holder, pointer("waited")),
