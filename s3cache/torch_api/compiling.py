@@ -383,13 +383,28 @@ def _symbols_of_graph(gm: GraphModule, inputs: Sequence[object]) -> set[Any]:
 
     symbols: set[Any] = set()
     for value in inputs:
-        for number in value.shape if isinstance(value, torch.Tensor) else [value]:
+        for number in _numbers_of(value):
             if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 symbols |= getattr(getattr(number.node, "expr", None), "free_symbols", set())
     for module in gm.modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
             symbols |= (node.meta.get(names.NEW_SYMBOLS) or {}).keys()
     return symbols
+
+
+def _numbers_of(value: Any) -> Iterator[object]:
+    """Yield the numbers that describe an input: its layout, and that of all tensors inside."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        yield value
+        return
+    yield from value.shape
+    if value.layout is torch.strided:
+        yield from (*value.stride(), value.storage_offset())
+    if (flatten := getattr(value, "__tensor_flatten__", None)) is not None:
+        for name in flatten()[0]:
+            yield from _numbers_of(getattr(value, name))
 
 
 @contextlib.contextmanager

@@ -49,6 +49,35 @@ def test_no_pair_of_programs_narrows(level: str, count: int, tmp_path: Path) -> 
     assert found["with a recompile"]
 
 
+def _sizes_inside(url: str) -> list[int]:
+    """Compile a branch on a size that only a tensor subclass holds; return hits and misses."""
+    import torch
+
+    def branch(x: Any) -> Any:
+        if x.values().shape[0] < 40:
+            pass
+        return x * 2
+
+    def jagged(*lengths: int) -> Any:
+        rows = [torch.ones(length, 4) for length in lengths]
+        return torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+    found: list[int] = []
+    for name, lengths in (("short", (3, 5)), ("long", (30, 55)), ("longer", (40, 50))):
+        with machine_here(url, name) as cache:
+            torch.compile(branch, dynamic=True)(jagged(*lengths))
+            cache.flush(30)
+            found.append(sum(cache.stats().hits.values()))
+    return found
+
+
+def test_knowledge_of_sizes_inside_a_subclass_is_in_the_key(tmp_path: Path) -> None:
+    """Both branches have one graph: machines that take the same branch share it, others do not."""
+    url = f"file://{tmp_path}/remote?create=1"
+    job = f"{__name__}:_sizes_inside"
+    assert Machine(tmp_path / "machine").run(job, url, server=0).result == [0, 0, 1]
+
+
 # -- a compile that ends in an error
 
 
