@@ -347,6 +347,10 @@ def _check_place(options: S3Options) -> None:
         _check_http_url(name, options.endpoint)
     if options.proxy is not None:
         _check_http_url("option proxy", options.proxy, may_hold_credentials=True)
+    _check_bundle(options)
+
+
+def _check_bundle(options: S3Options) -> None:
     name, bundle = "option ca_bundle", options.ca_bundle
     if bundle is None and not (options.endpoint or "").startswith("http:"):
         name, bundle = "AWS_CA_BUNDLE", os.environ.get("AWS_CA_BUNDLE")

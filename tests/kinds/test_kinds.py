@@ -69,7 +69,7 @@ def test_the_first_machine_compiles_and_saves_a_graph(
         "hits": case.again,
         "misses": case.graphs + case.unsaved,
         "saved": case.graphs,
-        "half_hits": 0,
+        "half_hits": case.shared,
         "halves": case.halves,
         "bypassed": case.bypassed,
     }

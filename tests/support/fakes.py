@@ -45,7 +45,7 @@ class FakeS3:
         self.writes: list[str] = []
         self._parts: dict[str, dict[int, bytes]] = {}
         self._numbers = count()
-        self._time = datetime.now(timezone.utc)
+        self._times: dict[str, datetime] = {}
 
     def __call__(self, request: Request) -> Reply:
         path, _, text = request.target.partition("?")
@@ -79,14 +79,15 @@ class FakeS3:
         conditional = "if-none-match" in request.headers and self.honours(request, key)
         if conditional and key in self.objects:
             return _EXISTS
-        self.objects[key] = data
+        self.objects[key], self._times[key] = data, datetime.now(timezone.utc)
         return Reply(headers={"etag": _etag(data)})
 
     def _read(self, request: Request, key: str) -> Reply:
         data = self.objects.get(key)
         if data is None:
             return error_reply(404, "NoSuchKey")
-        headers = {"etag": _etag(data), "last-modified": format_datetime(self._time, usegmt=True)}
+        modified = format_datetime(self._times[key], usegmt=True)
+        headers = {"etag": _etag(data), "last-modified": modified}
         if request.method == "HEAD":
             return Reply(200, headers, length=len(data))
         if "range" not in request.headers:
@@ -109,7 +110,7 @@ class FakeS3:
         page, rest = keys[: self.page], keys[self.page :]
         listed = "".join(
             f"<Contents><Key>{quote(key)}</Key><Size>{len(self.objects[key])}</Size>"
-            f"<LastModified>{self._time.isoformat()}</LastModified></Contents>"
+            f"<LastModified>{self._times[key].isoformat()}</LastModified></Contents>"
             for key in page
         )
         answer = {"EncodingType": "url", "IsTruncated": str(bool(rest)).lower()}

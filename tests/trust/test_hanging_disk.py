@@ -46,6 +46,7 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "in_time": lambda tier: tier.in_time("claim", lambda root: root.names()),
     "pending": lambda tier: tier.pending(),
     "recorded": lambda tier: tier.recorded(),
+    "left_for_others": lambda tier: tier.left_for_others(),
     "adopt": lambda tier: tier.adopt(),
     "pending_object": lambda tier: tier.pending_object("old"),
     "give_back": lambda tier: tier.give_back("old"),
