@@ -154,7 +154,7 @@ class Lookup(CacheCall):
 
     first: object = None  # the callable that torch has made of the hit, until its first call
     holder: DynamoObject | None = None  # torch's object that calls it
-    donates: bool = False  # whether the backward may write into inputs that nobody needs then
+    donates: bool = False  # whether the backward may write into inputs that are not needed then
 
     def hit_of(self, result: object) -> Hit | None:
         """Return the entry that ``result`` was unpickled from, if it is ours."""
@@ -240,7 +240,7 @@ class FirstCall:
         again: compiles the graph for real inputs, without a cache; None if it is not at hand.
         mutated: the indices of inputs that the code writes to; None if it may be any.
         effects: whether the code has effects that must not be repeated.
-        reusing: the code, if it may write into inputs that nobody needs after it.
+        reusing: the code, if it may write into inputs that are not needed after it.
         code: of the frame that calls it, if Dynamo compiles that.
         built: entries of whole graphs that were saved with this code.
     """

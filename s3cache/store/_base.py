@@ -460,7 +460,7 @@ class RetryingStore(WrapperStore):
 class BreakingStore(WrapperStore):
     """Fails at once with ``CircuitOpenError`` while ``breaker`` is open.
 
-    Failures without an answer count, for want of credentials too; every answer is a success, also
+    Failures without an answer count, also those for lack of credentials; every answer is a success, also
     "denied" and "absent". The ``CircuitOpenError`` has the reason of the last such failure.
     """
 

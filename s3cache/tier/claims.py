@@ -7,7 +7,7 @@ does not writes ``failed``: then all waiting processes go on at once, not one af
 
 A process that holds a claim waits for no other claim, and no claim is held while user code runs. So
 two processes never wait for each other, and a holder that hangs delays others by the bound, once.
-The bound is lower for a holder that was forked from another process: it may hang for want of a
+The bound is lower for a holder that was forked from another process: it may hang for lack of a
 thread that only its parent has.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.hooks.subclasses import SHARDED
-from tests.support.marks import slow
+from tests.support.marks import nightly, slow
 from tests.support.sites import Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -51,8 +51,8 @@ def test_ranks_hit_entries_for_what_they_hold(site: Site, backwards: bool) -> No
     [
         ("Registered", 10),
         ("Unregistered", 10),
-        pytest.param("Registered", 120, marks=slow),
-        pytest.param("Unregistered", 120, marks=slow),
+        pytest.param("Registered", 120, marks=nightly),
+        pytest.param("Unregistered", 120, marks=nightly),
     ],
 )
 def test_subclasses_with_random_content_hit_their_own_entries(
