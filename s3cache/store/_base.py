@@ -460,8 +460,8 @@ class RetryingStore(WrapperStore):
 class BreakingStore(WrapperStore):
     """Fails at once with ``CircuitOpenError`` while ``breaker`` is open.
 
-    Failures without an answer count, also those for lack of credentials; every answer is a success, also
-    "denied" and "absent". The ``CircuitOpenError`` has the reason of the last such failure.
+    Failures without an answer count, and so does a lack of credentials. Every answer is a success,
+    also "denied" and "absent". The ``CircuitOpenError`` has the reason of the last such failure.
     """
 
     def __init__(self, inner: Store, breaker: Breaker) -> None:
