@@ -240,7 +240,9 @@ def keep(
         if cache is None:
             return {"kept": found}
         cache.flush()
-        explained = [each.record for each in s3cache.explain(remote=False).explanations]
+        explained = []
+        with contextlib.suppress(s3cache.ConfigError):  # nothing was compiled here
+            explained = [each.record for each in s3cache.explain(remote=False).explanations]
         unasked = {reason["message"] for each in explained for reason in each.reasons}
         return {
             "kept": found,

@@ -90,9 +90,9 @@ def jagged_made_in_the_graph(compile_it: Compile) -> Any:
     return values, offsets, compile_it(function)(values, offsets)
 
 
-@case("tensors", graphs=2, again=2, shows=_subclass_in("tangents"), slow=True)
+@case("tensors", graphs=4, shows=_subclass_in("tangents"), slow=True)
 def jagged_training(compile_it: Compile) -> Any:
-    """Batches of other sizes fit the same code; the sum has a guard on the number of elements."""
+    """Two graphs, for batches of two and of any number; the third batch fits the latter."""
     function = compile_it(lambda x: (x * 2).sin())
     found = []
     for lengths in ((2, 4), (5, 1, 2), (1, 3)):
