@@ -245,10 +245,11 @@ class Compiles:
     # -- while torch compiles
 
     def end(self) -> None:
-        """End the current compile: another graph is about to be looked up."""
-        context, compile_ = self._current()
-        if context is not None and isinstance(compile_, Compile):
-            compile_.end(context)
+        """End the compiles of other graphs: a graph is about to be looked up."""
+        context = internals.current_tracing_context.get()()
+        for compile_ in () if context is None else self.contexts.get(context, {}).values():
+            if context is not None and isinstance(compile_, Compile):
+                compile_.end(context)
 
     def leave_to_torch(self, lookup: Lookup) -> None:
         """Save what torch compiles after this lookup at the second level only."""

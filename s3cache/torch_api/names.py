@@ -504,7 +504,7 @@ Fields(
     f"{_SHAPES}:ShapeEnv",
     """axioms backed_var_to_val deferred_runtime_asserts divisible get_nontrivial_guards guards
     prefer_deferred_runtime_asserts_over_guards replace replacements simplify size_like
-    unbacked_renamings var_to_range var_to_sources""",
+    suppress_guards unbacked_renamings var_to_range var_to_sources""",
 )
 #: The key for the unbacked symbols that a node introduces, in its metadata.
 NEW_SYMBOLS = "unbacked_bindings"

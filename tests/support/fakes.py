@@ -86,7 +86,7 @@ class FakeS3:
         data = self.objects.get(key)
         if data is None:
             return error_reply(404, "NoSuchKey")
-        modified = format_datetime(self._times[key], usegmt=True)
+        modified = format_datetime(self.modified(key), usegmt=True)
         headers = {"etag": _etag(data), "last-modified": modified}
         if request.method == "HEAD":
             return Reply(200, headers, length=len(data))
@@ -99,6 +99,10 @@ class FakeS3:
         headers["content-range"] = f"bytes {first}-{first + len(part) - 1}/{len(data)}"
         return Reply(206, headers, part)
 
+    def modified(self, key: str) -> datetime:
+        """Return when an object was written; objects that a test planted are new."""
+        return self._times.setdefault(key, datetime.now(timezone.utc))
+
     def order(self, key: str) -> str:
         """Return what listings are sorted by."""
         return key
@@ -110,7 +114,7 @@ class FakeS3:
         page, rest = keys[: self.page], keys[self.page :]
         listed = "".join(
             f"<Contents><Key>{quote(key)}</Key><Size>{len(self.objects[key])}</Size>"
-            f"<LastModified>{self._times[key].isoformat()}</LastModified></Contents>"
+            f"<LastModified>{self.modified(key).isoformat()}</LastModified></Contents>"
             for key in page
         )
         answer = {"EncodingType": "url", "IsTruncated": str(bool(rest)).lower()}
@@ -217,6 +221,10 @@ class DirectoryBucket(FakeS3):
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/s3-express-differences.html
     """
+
+    def modified(self, key: str) -> datetime:
+        """Return when an object was written; objects that a test planted are new."""
+        return self._times.setdefault(key, datetime.now(timezone.utc))
 
     def order(self, key: str) -> str:
         return hashlib.sha256(key.encode()).hexdigest()
