@@ -32,7 +32,8 @@ def test_without_strict_mode_no_fault_reaches_the_program(site: Site) -> None:
         assert steps[name + " after"]["saved"] == 1
     assert ran["stderr"].count("InjectedError: injected") >= 1
 
-    assert steps["key"]["bypass"] == steps["key"]["torch bypass"] == 1
+    # torch caches the graph under its own key.
+    assert steps["key"] == {**MISS, "bypass": 1}
     assert steps["key after"]["saved"] == 1
     # The second level fails; the whole graph is saved anyway.
     assert steps["fx key"] == {**MISS, "miss": 1, "saved": 1}
