@@ -538,7 +538,8 @@ class Lookups:
 
         def finish(code: Function[object]) -> None:
             setattr(graph, internals.CALLABLE, code)
-            self.compiles.built_from.pop(call.key, None)
+            if hasattr(self, "compiles"):  # a frame that is recalled may run without a compiler
+                self.compiles.built_from.pop(call.key, None)
 
         if lookup.level is FX:
             call.built = self.compiles.built_from.setdefault(call.key, [])
