@@ -538,10 +538,10 @@ class Lookups:
 
         def finish(code: Function[object]) -> None:
             setattr(graph, internals.CALLABLE, code)
-            if hasattr(self, "compiles"):  # a frame that is recalled may run without a compiler
+            if lookup.level is FX:
                 self.compiles.built_from.pop(call.key, None)
 
-        if lookup.level is FX:
+        if lookup.level is FX:  # a whole graph may be loaded where torch's compiler is not
             call.built = self.compiles.built_from.setdefault(call.key, [])
         setattr(graph, internals.CALLABLE, call.watched(function, finish))
 

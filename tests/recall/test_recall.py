@@ -89,6 +89,37 @@ def test_graphs_are_shared_with_processes_that_do_not_recall(tmp_path: Path) -> 
     assert [each["misses"] for each in found] == [1, 0], found
 
 
+def _first_backward(url: str) -> tuple[int, list[float], list[str]]:
+    """Train one step; return frames recalled, the gradient, and which compilers were imported."""
+    import sys
+
+    import torch
+
+    import s3cache
+
+    weight = torch.nn.Parameter(torch.ones(3))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (x.exp() * weight).sum()
+
+    with s3cache.enabled(url, recall="on") as cache:
+        torch.compile(loss)(torch.zeros(3)).backward()
+        assert weight.grad is not None
+        assert not cache.flush(60).remaining
+        compilers = {"torch._inductor.compile_fx", "torch._inductor.scheduler"} & {*sys.modules}
+        return cache.stats().recall.recalled, weight.grad.tolist(), sorted(compilers)
+
+
+@pytest.mark.timeout(900)
+def test_the_first_backward_of_a_recalled_frame_needs_no_compiler(tmp_path: Path) -> None:
+    job, url = f"{__name__}:_first_backward", remote_url(tmp_path)
+    for server, expected in ((0, 0), (None, 1)):  # the second imports torch by itself
+        machine = Machine(tmp_path / f"machine-{expected}")
+        recalled, gradient, compilers = machine.run(job, url, server=server).result
+        assert (recalled, gradient) == (expected, [1.0, 1.0, 1.0])
+    assert compilers == []
+
+
 def _reset_and_drop(url: str) -> int:
     """Recall modules that are deleted after a reset; return the number of recalled frames."""
     import gc
