@@ -258,6 +258,7 @@ docs: $(DOCS_READY) ## build the site of the documentation into build/site; half
 
 docs-settings: $(READY) ## update the tables of settings, metrics, reasons and errors in docs/ from the code
 	$(BIN)/python -m infra.docs.settings $(ARGS)
+	$(BIN)/python -m infra.docs.options
 	$(BIN)/python -m infra.docs.reasons
 	$(BIN)/python -m infra.docs.metrics
 

@@ -107,7 +107,8 @@ def autoload() -> None:
         )
         return
     try:
-        from s3cache.util.importing import before_import, when_imported, without_collections
+        from s3cache.seam import features
+        from s3cache.util.importing import before_import, without_collections
         from s3cache.util.snapshot import FUNCTIONS
 
         for names in baseline.values():
@@ -118,7 +119,9 @@ def autoload() -> None:
             _is_waiting = True
             _withdraw.append(without_collections(HEAVY))
             _withdraw += [before_import(module, enable_now) for module in (COMPILER, CODE_CACHES)]
-            _withdraw.append(when_imported(TRITON, _share_triton))
+            for feature in features():
+                if (withdraw := feature.call(feature.waits)) is not None:
+                    _withdraw.append(withdraw)
     except Exception:
         # torch would make an error of the user's program of it.
         logger.warning("not enabled", exc_info=True)
@@ -141,15 +144,6 @@ def enable_now() -> None:
         from s3cache.hooks import enable_by_environment
 
         enable_by_environment()
-
-
-def _share_triton() -> None:
-    """Have Triton's first kernel enable the cache, if the environment does not leave it out."""
-    from s3cache.ports import install_triton
-
-    wanted = os.environ.get("S3CACHE_PORTS") or "auto"
-    if wanted == "auto" or "triton" in wanted.split(","):
-        _withdraw.append(install_triton())
 
 
 def cancel() -> None:

@@ -38,8 +38,8 @@ def main() -> None:
         time_saved_s=stats.time_saved_s,
         uploaded_bytes=stats.uploaded_bytes,
         downloaded_bytes=stats.downloaded_bytes,
-        recalled=stats.recall.recalled,
-        traced=stats.recall.traced,
+        recalled=stats.features["recall"]["recalled"],
+        traced=stats.features["recall"]["traced"],
     )
 
 

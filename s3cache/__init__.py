@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from s3cache.insight import Explained as Explained
     from s3cache.insight import Explanation as Explanation
     from s3cache.insight import explain as explain
+    from s3cache.options import Options as Options
     from s3cache.settings import Mode as Mode
-    from s3cache.settings import Options as Options
     from s3cache.settings import Settings as Settings
     from s3cache.stats import CacheStats as CacheStats
     from s3cache.stats import Listener as Listener
@@ -65,7 +65,8 @@ else:
         insight="Difference Explained Explanation explain",
         graph="Graph GraphBreak Report",
         hooks="active check disable enable enabled register_cacheable",
-        settings="Mode Options Settings",
+        options="Options",
+        settings="Mode Settings",
         stats="CacheStats Listener Reason TransferEvent",
         store="FileLocation MemoryLocation S3Options StoreOptions",
         tier="FlushReport Prefetch PrefetchReport",

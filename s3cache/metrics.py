@@ -83,7 +83,7 @@ class Family:
     def read(self, stats: CacheStats) -> list[Sample]:
         """Return its samples in ``stats``."""
         parts: dict[str, Mapping[Any, Any]]
-        parts = {"level": {"aot": stats, "fx": stats.fx, **stats.ports}, "verb": stats.remote}
+        parts = {"level": {"aot": stats, "fx": stats.fx, **stats.kinds}, "verb": stats.remote}
         of = parts.get(self.labels[0]) if self.labels else None
         values = self.of(stats) if of is None else {k: self.of(v) for k, v in of.items()}
         return [
@@ -158,16 +158,9 @@ FAMILIES: tuple[Family, ...] = (
            "Sizes of the downloaded objects."),
     Family("s3cache.set_aside", "counter", "{entry}", ("tier",), lambda s: s.set_aside,
            "Corrupt entries that were found, by tier."),
-    Family("s3cache.frames", "counter", "{frame}", ("outcome",),
-           lambda s: {"recalled": s.recall.recalled, "traced": s.recall.traced},
-           "Frames that were recalled or traced; none if recall is off."),
-    Family("s3cache.frames.refused", "counter", "{frame}", ("code",), lambda s: s.recall.refused,
-           "Frames that cannot be recalled, by code."),
-    Family("s3cache.frames.saved", "counter", "{frame}", (), lambda s: s.recall.saved,
-           "Frames that were saved."),
-    Family("s3cache.frames.checked", "counter", "{frame}", ("outcome",),
-           lambda s: {"agreed": s.recall.agreed, "disagreed": s.recall.disagreed},
-           "Traces with the same result as recall, or with another; with recall=check."),
+    Family("s3cache.feature.events", "counter", "{event}", ("feature", "event"),
+           lambda s: s.features,
+           "What features count, such as recalled Python frames; see CacheStats.features."),
     Family("s3cache.local.size", "gauge", "By", (), lambda s: s.local and s.local.bytes,
            "Size of the local tier, of all processes of this machine."),
     Family("s3cache.local.files", "gauge", "{file}", (), lambda s: s.local and s.local.files,

@@ -11,11 +11,11 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from s3cache.errors import ConfigError, StoreError
-from s3cache.stats import Port
+from s3cache.seam import features
 from s3cache.store import STORE_OPTIONS, RetryPolicy, StoreOptions
 from s3cache.trust import (
     AUDIENCE,
@@ -30,6 +30,7 @@ from s3cache.util import options as _options
 from s3cache.util.logs import logger_of
 from s3cache.util.options import (
     FLAG,
+    PATH,
     PREFIX,
     Kind,
     choice,
@@ -45,17 +46,18 @@ from s3cache.util.threads import DeadlineExecutor
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from s3cache.options import Options
+
 _T = TypeVar("_T")
 
 Mode: TypeAlias = Literal["read-write", "read-only", "write-only", "off"]
 Trust: TypeAlias = Literal["auto", "off", "prefer", "require"]
 Leases: TypeAlias = Literal["auto", "on", "off"]
-Recall: TypeAlias = Literal["off", "check", "on"]
 OnMiss: TypeAlias = Literal["compile", "wait", "error"]
 
 _MOMENT_S = 0.001  # the minimum of times that must not be zero
 
-_SIGNER = Kind(str, (Signer,))
+_SIGNER = Kind(str, (Signer,), is_path=True)
 
 # Variables that are read elsewhere, not as settings of a cache.
 _NO_SETTINGS = ("AUTOLOAD", "JOB", "STANDIN", "TARGET", "WATCHED")
@@ -103,16 +105,8 @@ def _temporary_local_dir() -> str:
     return os.path.join(place, f"s3cache-{os.geteuid()}")
 
 
-def _parse_ports(text: str) -> str:
-    for name in () if text in ("auto", "off") else text.replace(" ", "").split(","):
-        if name not in get_args(Port):
-            fix = did_you_mean(name, get_args(Port), "use auto, off, or names with commas between")
-            raise ValueError(f"{name!r} is no known compiler", fix)
-    return text.replace(" ", "")
-
-
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class _Settings:
     """The settings of a cache. Times are in seconds, sizes in bytes.
 
     ``docs/configuration.md`` explains every setting. Values may be text, as in environment
@@ -127,13 +121,11 @@ class Settings:
     strict: bool = option(False, FLAG)
     recache: bool = option(False, FLAG)
     summary: bool | str = option(False, flag_or("json"))
-    metrics_file: str | None = option(None)
+    metrics_file: str | None = option(None, PATH)
     record: bool = option(True, FLAG)
     shape_profile: bool = option(False, FLAG)
     job_profiles: bool = option(True, FLAG)
-    recall: Recall = option("off", choice(*get_args(Recall)))
     share_sources: bool = option(False, FLAG)
-    ports: str = option("auto", Kind(_parse_ports, (str,)))
     trust: Trust = option("auto", choice(*get_args(Trust)))
     trusted_keys: str | None = option(None, secret=True)
     revoked: str | None = option(None)
@@ -142,7 +134,7 @@ class Settings:
     audience: str = option(AUDIENCE)
     signature_ttl_s: float = option(0.0, seconds())
     local: bool = option(True, FLAG)
-    local_dir: str = option(_default_local_dir)
+    local_dir: str = option(_default_local_dir, PATH)
     local_max_bytes: int = option(10 << 30, size())
     local_max_files: int = option(50_000, count())
     lookup_timeout_s: float = option(10.0, seconds())
@@ -176,9 +168,9 @@ class Settings:
         spare = [_temporary_local_dir()] if self.has_default_local_dir else []
         return [*dict.fromkeys([self.local_dir, *spare])]
 
-    def wants_port(self, name: str) -> bool:
-        """Return whether to share files of another compiler."""
-        return self.ports == "auto" or name in self.ports.split(",")
+    def of(self, options: type[_T]) -> _T:
+        """Return the settings as the options that a feature has declared."""
+        return cast("_T", self)
 
     @property
     def retry_policy(self) -> RetryPolicy:
@@ -230,53 +222,26 @@ class Settings:
             if isinstance(keys, str):  # nor can a variable choose the audience
                 given["trusted_keys"] = for_audience(keys, given.get("audience", AUDIENCE))
         environment = _options.from_environment(cls, but=known)
-        return cls(**environment, **given), cast("StoreOptions", theirs)
+        return cast("Settings", cls(**environment, **given)), cast("StoreOptions", theirs)
 
 
-class Options(StoreOptions, total=False):
-    """The arguments of :meth:`s3cache.Cache.open` besides the URL; see :class:`Settings`.
+if TYPE_CHECKING:
 
-    ``None`` means not given.
-    """
+    class Settings(_Settings):
+        """The settings of a cache, with those of features."""
 
-    mode: Mode | None
-    strict: bool | str | None
-    recache: bool | str | None
-    summary: bool | str | None
-    metrics_file: str | os.PathLike[str] | None
-    record: bool | str | None
-    shape_profile: bool | str | None
-    job_profiles: bool | str | None
-    recall: Recall | None
-    share_sources: bool | str | None
-    ports: str | None
-    trust: Trust | None
-    trusted_keys: str | None
-    revoked: str | None
-    signing_key: str | os.PathLike[str] | Signer | None
-    signing_timeout_s: float | str | None
-    audience: str | None
-    signature_ttl_s: float | str | None
-    local: bool | str | None
-    local_dir: str | os.PathLike[str] | None
-    local_max_bytes: int | str | None
-    local_max_files: int | str | None
-    lookup_timeout_s: float | str | None
-    on_miss: OnMiss | None
-    wait_s: float | str | None
-    leases: Leases | None
-    download_concurrency: int | str | None
-    upload_concurrency: int | str | None
-    prefetch_max_bytes: int | str | None
-    upload_queue_max_count: int | str | None
-    upload_queue_max_bytes: int | str | None
-    exit_timeout_s: float | str | None
-    retry_attempts: int | str | None
-    attempt_timeout_s: float | str | None
-    retry_timeout_s: float | str | None
-    upload_timeout_s: float | str | None
-    breaker_failures: int | str | None
-    breaker_reset_s: float | str | None
+        def __init__(self, **options: Unpack[Options]) -> None: ...
+
+else:
+    # Each feature declares its own options.
+    Settings = make_dataclass(
+        "Settings",
+        (),
+        bases=(*(feature.options for feature in reversed(features())), _Settings),
+        frozen=True,
+        kw_only=True,
+        namespace={"__doc__": _Settings.__doc__, "__module__": __name__},
+    )
 
 
 def warn_of_unknown_variables() -> None:

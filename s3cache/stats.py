@@ -6,39 +6,17 @@ import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from s3cache.errors import Reason as Reason
+from s3cache.seam import Feature, features
 from s3cache.util.logs import logger_of
-from s3cache.util.text import counted
 
 TierName: TypeAlias = Literal["local", "remote"]
-#: Other compilers with files in the cache.
-Port: TypeAlias = Literal["triton", "torch", "helion", "torchtitan"]
-#: The kinds of entries, which are counted separately: AOTAutograd's whole graphs, Inductor's FX
-#: graphs of a forward or backward, the dynamic sizes of a program, frames of Dynamo, and files of
-#: other compilers.
-Level: TypeAlias = Literal["aot", "fx", "shapes", "recall", Port]
-#: Why a frame cannot be recalled: ``docs/recall.md`` has a section on each.
-FrameCode: TypeAlias = Literal[
-    "aliasing",
-    "backend",
-    "code",
-    "constant",
-    "error",
-    "filter",
-    "global",
-    "graphs",
-    "guard",
-    "modes",
-    "object",
-    "random",
-    "second-level",
-    "settings",
-    "source",
-    "subclass",
-]
+#: The kind of an entry: AOTAutograd's whole graphs (``aot``), Inductor's FX graphs of a forward or
+#: backward (``fx``), and the kinds of features.
+EntryKind: TypeAlias = str
 Verb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list", "atomic_create"]
 Step: TypeAlias = Literal["queued", "started", "done", "absent", "retried", "failed"]
 _Counted: TypeAlias = Literal[
@@ -213,41 +191,6 @@ class LevelStats(_Lookups):
 
 
 @dataclass(frozen=True, slots=True)
-class RecallStats:
-    """Statistics of frames that Dynamo had to compile, if recall is on or checked.
-
-    Attributes:
-        recalled: frames that were recalled without a trace.
-        traced: frames that Dynamo traced; not those that were refused before.
-        saved: frames that were saved.
-        agreed, disagreed: traces with the same result as recall, or with another (``check``).
-        refused: frames that cannot be recalled, by code.
-    """
-
-    recalled: int = 0
-    traced: int = 0
-    saved: int = 0
-    agreed: int = 0
-    disagreed: int = 0
-    refused: Mapping[str, int] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        """Return whether there was any frame; there is none if recall is off."""
-        return self != RecallStats()
-
-    def in_words(self) -> str:
-        """Return ``2 frames recalled, 1 traced``, and the refused or compared frames."""
-        counts = [
-            f"{counted(self.recalled, 'frame')} recalled",
-            f"{self.traced} traced",
-            self.refused and _count_in_words("refused", self.refused),
-            self.agreed and f"{self.agreed} agreed",
-            self.disagreed and f"{self.disagreed} disagreed",
-        ]
-        return ", ".join(str(count) for count in counts if count)
-
-
-@dataclass(frozen=True, slots=True)
 class CacheStats(_Lookups):
     """Counts since the cache was opened (in a forked child: since the fork).
 
@@ -275,8 +218,8 @@ class CacheStats(_Lookups):
             ``half-open``; ``none`` without a remote.
         remote: requests to the remote store by verb; every attempt counts.
         fx: the second level, Inductor's FX graphs.
-        recall: the third level, frames.
-        ports: files of other compilers, by compiler, if it looked up or saved anything.
+        kinds: lookups and saves of the entries of features, by kind, if there were any.
+        features: what features count besides, by feature and name.
     """
 
     not_saved: Mapping[Reason, int] = field(default_factory=dict)
@@ -297,8 +240,8 @@ class CacheStats(_Lookups):
     breaker: str = "none"
     remote: Mapping[Verb, VerbStats] = field(default_factory=dict)
     fx: LevelStats = field(default_factory=LevelStats)
-    recall: RecallStats = field(default_factory=RecallStats)
-    ports: Mapping[str, LevelStats] = field(default_factory=dict)
+    kinds: Mapping[str, LevelStats] = field(default_factory=dict)
+    features: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def in_numbers(self) -> dict[str, Any]:
         """Return the counts of :meth:`in_words` as plain data, by the names of the attributes."""
@@ -316,15 +259,17 @@ class CacheStats(_Lookups):
             "waits": self.fx.waits,
             "waited_s": round(self.fx.waited_s, 3),
             "time_saved_s": round(self.time_saved_s, 3),
-            **({"recall": asdict(self.recall)} if self.recall else {}),
-            **{name: {"hits": dict(of.hits), "saved": of.saved} for name, of in self.ports.items()},
+            **{name: dict(of) for name, of in self.features.items() if any(of.values())},
+            **{kind: {"hits": dict(of.hits), "saved": of.saved} for kind, of in self.kinds.items()},
         }
 
     def in_words(self) -> str:
         """Return one line for people: hits, misses, bypasses, saves and uploads."""
-        ports = "".join(f"; {each}: {of.in_words()}" for each, of in self.ports.items())
-        if not (self.lookups or self.bypassed or any(self.fx.hits.values()) or self.recall):
-            return f"no graph was looked up in this process{ports}" if ports else _NOTHING
+        kinds = "".join(f"; {kind}: {of.in_words()}" for kind, of in self.kinds.items())
+        words = {each.name: each.in_words(self.features.get(each.name, {})) for each in features()}
+        more = "".join(f"; {text}" for text in words.values() if text)
+        if not (self.lookups or self.bypassed or any(self.fx.hits.values()) or more):
+            return f"no graph was looked up in this process{kinds}" if kinds else _NOTHING
         refused = Counter(self.refused) + Counter(self.fx.refused)
         shared = self.fx.saved - self.fx.contained  # those that whole graphs do not replace
         counts = [
@@ -343,8 +288,7 @@ class CacheStats(_Lookups):
         shown = ", ".join(str(count) for count in counts if count)
         has_both = any(self.hits.values()) and self.misses.get(Reason.ABSENT)
         hint = "; `s3cache explain` says why graphs missed where others hit" if has_both else ""
-        frames = f"; {self.recall.in_words()}" if self.recall else ""
-        return f"{shown}{frames}{ports}; {self.time_saved_s:.1f} s of compiling spared{hint}"
+        return f"{shown}{more}{kinds}; {self.time_saved_s:.1f} s of compiling spared{hint}"
 
 
 def _count_in_words(what: str, by_name: Mapping[Any, int], total: int | None = None) -> str:
@@ -358,7 +302,7 @@ def _count_in_words(what: str, by_name: Mapping[Any, int], total: int | None = N
 # -- counting
 
 
-_Stats = TypeVar("_Stats", LevelStats, CacheStats, VerbStats, RecallStats)
+_Stats = TypeVar("_Stats", LevelStats, CacheStats, VerbStats)
 
 
 class _Counts:
@@ -436,15 +380,26 @@ class Counters(_Counts):
         return self._read(CacheStats, **more)
 
 
-class RecallCounters(_Counts):
-    """The running counts behind :class:`RecallStats`."""
+class FeatureCounters(_Counts):
+    """The running counts of a feature."""
 
-    def count(self, name: str, label: str = "") -> None:
-        """Add one to the field ``name``, under ``label`` if it is a mapping."""
-        self._add((name, label, 1))
+    def __init__(self, feature: Feature) -> None:
+        super().__init__()
+        for name in feature.counts:
+            self._counts[name][""] = 0
 
-    def snapshot(self) -> RecallStats:
-        return self._read(RecallStats)
+    def count(self, name: str, label: str = "", number: float = 1) -> None:
+        """Add to the count ``name``, and to that of its ``label``."""
+        self._add((name, "", number), *([(name, label, number)] if label else []))
+
+    def snapshot(self) -> dict[str, float]:
+        """Return all counts by name, those of labels as ``name:label``."""
+        with self._mutex:
+            return {
+                f"{name}:{label}" if label else name: number
+                for name, labels in self._counts.items()
+                for label, number in labels.items()
+            }
 
 
 class Meter(_Counts):

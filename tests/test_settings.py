@@ -11,9 +11,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
+from infra.docs import options
 from s3cache.cache import Cache
 from s3cache.errors import ConfigError
-from s3cache.settings import Options, Settings, warn_of_unknown_variables
+from s3cache.options import Options
+from s3cache.settings import Settings, warn_of_unknown_variables
 from s3cache.store import STORE_OPTIONS, FileLocation, S3Options, StoreOptions
 
 
@@ -158,6 +160,11 @@ def test_without_a_home_the_local_directory_is_in_the_temporary_directory(
     assert Settings().local_dir == str(tmp_path / f"s3cache-{os.geteuid()}")
 
 
+def test_the_file_of_typed_arguments_is_up_to_date() -> None:
+    """``make docs-settings`` writes it."""
+    assert options.FILE.read_text(encoding="utf-8") == options.generated()
+
+
 def test_the_typed_arguments_are_all_settings() -> None:
     """A misspelt argument of ``Cache.open`` is a type error, and a correct one is not."""
     settings = {each.name for each in dataclasses.fields(Settings)}
@@ -171,9 +178,10 @@ def test_the_types_of_arguments_match_those_of_settings(of: type) -> None:
     typed = get_type_hints(Options)
     # get_type_hints of the class fails in Python 3.10 because of ``_: KW_ONLY``.
     written = {field.name: field.type for field in dataclasses.fields(of)}
-    fields = get_type_hints(
-        SimpleNamespace(__annotations__=written), vars(sys.modules[of.__module__])
-    )
+    names: dict[str, Any] = {}  # that declarations may use; features declare options
+    for base in of.__mro__:
+        names |= vars(sys.modules[base.__module__])
+    fields = get_type_hints(SimpleNamespace(__annotations__=written), names)
     for name in fields.keys() & typed.keys():
         taken, held = set(_alternatives(typed[name])), set(_alternatives(fields[name]))
         assert held | {NoneType} <= taken, name

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.stats import Counters, HistogramSnapshot, Reason, RecallCounters, TransferEvent
+from s3cache.features.recall import FEATURE
+from s3cache.stats import Counters, FeatureCounters, HistogramSnapshot, Reason, TransferEvent
 from s3cache.store import MemoryStore
 from tests.support.caching import KEY, entry, open_cache
 from tests.support.faulty import FaultyStore
@@ -60,19 +61,19 @@ def test_saves_at_the_second_level_are_shown_unless_a_whole_graph_contains_them(
 
 def test_frames_are_counted_in_words_if_recall_is_on() -> None:
     """If recall is off, frames are not mentioned."""
-    counters, frames = Counters(), RecallCounters()
-    off = counters.snapshot(recall=frames.snapshot())
+    counters, frames = Counters(), FeatureCounters(FEATURE)
+    off = counters.snapshot(features={"recall": frames.snapshot()})
     assert "frame" not in off.in_words()
     assert "recall" not in off.in_numbers()
     for name, label in (("recalled", ""), ("recalled", ""), ("traced", ""), ("refused", "object")):
         frames.count(name, label)
-    on = counters.snapshot(recall=frames.snapshot())
+    on = counters.snapshot(features={"recall": frames.snapshot()})
     assert "; 2 frames recalled, 1 traced, 1 refused (1 object); " in on.in_words()
     numbers = json.loads(json.dumps(on.in_numbers()))["recall"]
-    assert (numbers["recalled"], numbers["refused"]) == (2, {"object": 1})
+    assert (numbers["recalled"], numbers["refused"]) == (2, 1)
     frames.count("disagreed")
     frames.count("agreed")
-    assert frames.snapshot().in_words().endswith(", 1 agreed, 1 disagreed")
+    assert FEATURE.in_words(frames.snapshot()).endswith(", 1 agreed, 1 disagreed")
 
 
 def test_no_count_is_lost_between_threads() -> None:

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Final
 from s3cache import frame
 from s3cache.errors import CorruptError
 from s3cache.frame import Frame
-from s3cache.stats import Level
+from s3cache.stats import EntryKind
 from s3cache.store import Buffer
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
@@ -67,7 +67,7 @@ _CODE = "code"
 class Artifact:
     """The content of an entry of a compiled graph, see the module."""
 
-    kind: Level
+    kind: EntryKind
     entry: Buffer
     kernels: Mapping[str, Buffer]  # images by id
     meta: Mapping[str, object]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from s3cache import entries, frame
 from s3cache.cache._lookup import (
@@ -33,15 +33,15 @@ from s3cache.errors import (
 )
 from s3cache.frame import Frame
 from s3cache.records import Event, Record, Recorder, Run
-from s3cache.settings import Options, Settings, warn_of_unknown_variables
+from s3cache.seam import features, kinds
+from s3cache.settings import Settings, warn_of_unknown_variables
 from s3cache.stats import (
     CacheStats,
     Counters,
-    Level,
+    EntryKind,
+    FeatureCounters,
     Listener,
     Listeners,
-    Port,
-    RecallCounters,
     TransferEvent,
 )
 from s3cache.store import Buffer, Store, open_store, parse_url
@@ -53,6 +53,7 @@ from s3cache.util.threads import call_in_child, is_forked
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from s3cache.options import Options
     from s3cache.tier.claims import Claim, Claims, Waited
     from s3cache.tier.job import JobProfile
 
@@ -130,8 +131,10 @@ class Cache:
     def _begin(self, disk: DiskTier | None) -> None:
         """Create the state that belongs to one process."""
         self._mutex = threading.Lock()
-        self.recalls = RecallCounters()
-        self._counters_of: dict[Level, Counters] = {each: Counters() for each in get_args(Level)}
+        self.counts = {each.name: FeatureCounters(each) for each in features()}
+        self._counters_of: dict[EntryKind, Counters] = {
+            kind: Counters() for kind in ("aot", "fx", "shapes", *kinds())
+        }
         self._counters = self._counters_of["aot"]
         self._provisional: set[str] = set()  # names saved here that may be superseded
         self._parts: set[str] = set()  # names of FX graphs saved here, of graphs without an entry
@@ -193,7 +196,7 @@ class Cache:
     def _candidates(
         self,
         key: str,
-        level: Level = "aot",
+        level: EntryKind = "aot",
         *,
         local: bool = True,
         remote: bool = True,
@@ -262,7 +265,7 @@ class Cache:
         key: str,
         entry: Frame | Buffer,
         *,
-        level: Level = "aot",
+        level: EntryKind = "aot",
         provisional: bool = False,
         remote: bool = True,
         once: bool = False,
@@ -397,9 +400,9 @@ class Cache:
         """Return the counts so far. They remain after the cache is closed."""
         usage = self._local.read(DiskTier.usage, None)
         more: dict[str, object] = {"local": usage, "fx": self._counters_of["fx"].level()}
-        more["recall"] = self.recalls.snapshot()
-        ports = {each: self._counters_of[each].level() for each in get_args(Port)}
-        more["ports"] = {each: of for each, of in ports.items() if of.lookups or of.saved}
+        more["features"] = {each.name: self.counts[each.name].snapshot() for each in features()}
+        levels = {kind: self._counters_of[kind].level() for kind in kinds()}
+        more["kinds"] = {kind: of for kind, of in levels.items() if of.lookups or of.saved}
         if (remote := self._remote) is not None:
             more |= {"pending": remote.uploads.pending, "breaker": remote.breaker.state}
             more |= {"remote": remote.metered.snapshot()}
@@ -598,7 +601,7 @@ class Engine(Cache):
         """Whether a remote is configured; it may not answer."""
         return self._open_remote is not None
 
-    def claim(self, key: str, bound_s: float, level: Level = "fx") -> Waited | None:
+    def claim(self, key: str, bound_s: float, level: EntryKind = "fx") -> Waited | None:
         """Claim a compile by the key of its entry, or wait until another process has done it.
 
         Return None if processes share nothing, or if the disk fails. Only level ``fx`` is leased.
@@ -710,7 +713,7 @@ class Engine(Cache):
                 self._job.lookups.pop((key, variant), None)
             self._counters_of["fx"].count("contained")
 
-    def supersede(self, key: str, variant: str, level: Level) -> None:
+    def supersede(self, key: str, variant: str, level: EntryKind) -> None:
         """Remove a provisional entry, unless its upload is under way."""
         name = entries.variant_name(key, variant)
         if name not in self._provisional:
@@ -727,7 +730,7 @@ class Engine(Cache):
             if is_removed and self._job is not None:
                 self._job.lookups.pop((key, variant), None)
 
-    def count_bypass(self, reasons: Iterable[str], level: Level = "aot") -> None:
+    def count_bypass(self, reasons: Iterable[str], level: EntryKind = "aot") -> None:
         """Count a graph that cannot be cached, by the codes of the reasons."""
         self._counters_of[level].bypassed(reasons)
 

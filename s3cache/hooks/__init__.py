@@ -7,6 +7,7 @@ they compile, ``_ranks`` makes them agree on hits.
 """
 
 from s3cache.hooks._kernels import private_directory as private_directory
+from s3cache.hooks._session import Session as Session
 from s3cache.hooks._session import active as active
 from s3cache.hooks._session import check as check
 from s3cache.hooks._session import disable as disable

@@ -42,6 +42,7 @@ from s3cache.graph import (
     settings_digest,
     storage_offsets,
 )
+from s3cache.hooks._calls import AOT, FX, LEVELS, Lookup, Save, compile_ns
 from s3cache.hooks._conditions import (
     PLACE,
     Conditions,
@@ -53,8 +54,7 @@ from s3cache.hooks._conditions import (
     place_of,
 )
 from s3cache.hooks._kernels import LEFT, Kernels, has_triton, portable
-from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Leading, Patches, around
-from s3cache.hooks._lookups import AOT, FX, LEVELS, Level, Lookup, Result, compile_ns
+from s3cache.hooks._keys import CompileState, KeyHook, Leading, Patches, around
 from s3cache.records import Event
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
@@ -203,17 +203,6 @@ def note_conditions(entry: AOTResult, compile_: Compile | None) -> None:
         "of_threads": compile_.of_threads,
     }
     setattr(entry, CONDITIONS, conditions)
-
-
-@dataclass(eq=False, kw_only=True)
-class Save(CacheCall):
-    """One call of torch's ``save``."""
-
-    level: Level
-    key: str
-    result: Result
-    is_shared: bool  # whether we save it; otherwise torch does, unchanged
-    in_directory: bool = True  # whether torch's directory gets results that cannot be shared
 
 
 @dataclass(eq=False)

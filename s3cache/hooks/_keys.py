@@ -36,7 +36,7 @@ from s3cache.graph import (
     take_baseline,
     unpicklable_options,
 )
-from s3cache.store import Buffer
+from s3cache.hooks._calls import CacheCall, FxKeying
 from s3cache.torch_api import Internal, internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.importing import when_imported
@@ -107,45 +107,6 @@ class Patches(contextlib.ExitStack):
             self.callback(delattr, owner, name)
         else:
             self.callback(setattr, owner, name, old)
-
-
-@dataclass(eq=False)
-class CacheCall:
-    """One call of torch into its cache, from start to end.
-
-    torch swallows errors of its cache. The first one is kept here, so that strict mode can raise it
-    where torch no longer swallows errors.
-    """
-
-    inputs: Sequence[object] = ()  # of the graph, once its key is computed
-    key: str | None = None  # of the graph, if it has one
-    reasons: tuple[BypassReason, ...] = ()  # why the graph has no key
-    # Whether torch computes its own key now, because the graph has none of ours; and that key.
-    alone: bool = False
-    torch_key: str | None = None
-    error: Exception | None = None  # the first error
-    kernels: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt, if any
-    modules: dict[str, str] = field(default_factory=dict)  # its Python code, by torch's paths
-    code_of: Callable[[str], CodeType | None] = lambda _: None  # its code, compiled
-    has_triton: bool = False  # whether it has Triton kernels
-
-    @property
-    def codes(self) -> str:
-        """The codes of the reasons, without duplicates."""
-        return " ".join(dict.fromkeys(reason.code for reason in self.reasons))
-
-    def record_error(self, error: Exception) -> None:
-        """Keep ``error`` if it is the first."""
-        self.error = self.error or error
-
-    def raise_error(self, *, strict: bool) -> None:
-        """Raise the first error, if there is one, in strict mode."""
-        if strict and self.error is not None:
-            raise self.error
-
-
-class FxKeying(CacheCall):
-    """One call of Inductor for the key of an FX graph."""
 
 
 _Call = TypeVar("_Call", bound=CacheCall)

@@ -24,13 +24,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 from s3cache.artifact import Artifact, section_of, unpickled
-from s3cache.cache import CandidateLookup, Engine, Hit
+from s3cache.cache import Engine, Hit
 from s3cache.errors import ConfigError, CorruptError, MissError
 from s3cache.frame import Frame
 from s3cache.graph import BypassReason, process_bypass_reasons, unwrap_patch
+from s3cache.hooks._calls import (
+    AOT,
+    FX,
+    LEVELS,
+    Candidate,
+    FxKeying,
+    Level,
+    Lookup,
+    Result,
+    compile_ns,
+)
 from s3cache.hooks._conditions import (
     PLACE,
     Place,
@@ -43,11 +54,10 @@ from s3cache.hooks._conditions import (
     misfits,
     place_of,
 )
-from s3cache.hooks._keys import CacheCall, CompileState, FxKeying, KeyHook, Patches, around
+from s3cache.hooks._keys import CompileState, KeyHook, Patches, around
 from s3cache.records import Record
-from s3cache.stats import Level as LevelName
 from s3cache.stats import Reason
-from s3cache.torch_api import Internal, internals
+from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
@@ -59,106 +69,16 @@ if TYPE_CHECKING:
     from s3cache.hooks._compiles import Compiles
     from s3cache.hooks._healing import Outcome
     from s3cache.hooks._kernels import Kernels
-    from s3cache.hooks._ranks import Agreement
     from s3cache.hooks._watching import Bypasses
     from s3cache.tier.claims import Waited
-    from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph, DynamoObject
+    from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
 
 logger = logger_of("lookups")
 
-#: The result of a compile at a level.
-Result: TypeAlias = "AOTResult | CompiledGraph"
-#: A candidate of torch's lookup: result, its pickle, whether it is from the local tier.
-Candidate: TypeAlias = tuple[Result, bytes, bool]
 #: Why a graph with a key is not looked up: see ``KeyHook.is_shared``.
 _OF_TORCH = BypassReason("torch", "it is compiled inside torch's fresh_cache(), or has another key")
 # How many rejected entries of a key are recorded.
 _MAX_REJECTED = 16
-
-
-class Level(NamedTuple):
-    """A level of torch's caches, with the internals of torch that both levels have."""
-
-    name: LevelName
-    label: str  # in logs
-    result: Internal[type[AOTResult]] | Internal[type[CompiledGraph]]
-    candidates: Internal[Function[Iterator[Candidate]]]
-    write: Internal[Function[None]]
-    asks_remote: Internal[Function[bool]]
-    remote_cache: Internal[Function[object]]
-    uses_torchs_remote: Internal[Function[bool]]  # according to torch's own options
-
-
-AOT = Level(
-    "aot",
-    "",
-    internals.aot_result,
-    internals.iterate_over_candidates,
-    internals.write_to_local_cache,
-    internals.should_use_remote_cache,
-    internals.remote_cache,
-    internals.uses_remote_cache,
-)
-FX = Level(
-    "fx",
-    ", second level",
-    internals.compiled_graph,
-    internals.fx_candidates,
-    internals.fx_write_to_local_cache,
-    internals.should_use_remote_fx_here,
-    internals.fx_remote_cache,
-    internals.should_use_remote_fx_cache,
-)
-LEVELS = (AOT, FX)
-
-
-def compile_ns(result: Result) -> tuple[int, int]:
-    """Return how long the forward and the backward took to compile."""
-    if isinstance(result, internals.compiled_graph.get()):
-        return int(result._time_taken_ns or 0), 0
-    whole = cast("AOTResult", result)
-    return int(whole.forward_time_taken_ns), int(whole.backward_time_taken_ns)
-
-
-@dataclass(eq=False, kw_only=True)
-class Lookup(CacheCall):
-    """One lookup of torch."""
-
-    level: Level
-    sources: Sequence[object] = ()  # Dynamo's sources of the inputs
-    number: int = -1  # AOTAutograd's number of the graph
-    agreement: Agreement | None = None  # of ranks on a hit, if they have to agree
-    entries: CandidateLookup | None = None  # under its key, once torch asks for them
-    hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is ours
-    result: object = None  # unpickled from the hit
-    # For a graph that was not traced: whether settings are unchanged since it was compiled.
-    as_before: Callable[[], bool] | None = None
-    about: dict[str, object] = field(default_factory=dict)  # shown in torch's traces
-    saved_s: float = 0.0  # seconds of compiling that the accepted entry has saved
-    left: Sequence[tuple[str, str]] = ()  # its kernels that must still be measured, and why
-    # For each entry that was not used, a function that returns the reasons.
-    rejected: list[Callable[[], Iterable[str]]] = field(default_factory=list)
-
-    def withdraw(self) -> None:
-        """Forget the current entry: torch no longer checks or rebuilds it."""
-        self.hit, self.result, self.kernels = None, None, None
-
-    def reject(self, error: Exception) -> None:
-        """Set the current entry aside because it cannot be used."""
-        assert self.entries is not None
-        assert self.hit is not None
-        self.record_error(error)
-        self.rejected.append(lambda: [f"cannot be used: {error}"])
-        self.entries.reject(self.hit, error)
-        self.withdraw()
-
-    first: object = None  # the callable that torch has made of the hit, until its first call
-    holder: DynamoObject | None = None  # torch's object that calls it
-    donates: bool = False  # whether the backward may write into inputs that are not needed then
-
-    def hit_of(self, result: object) -> Hit | None:
-        """Return the entry that ``result`` was unpickled from, if it is ours."""
-        return self.hit if self.result is result else None
 
 
 # How many bytes of inputs that a graph writes to are copied at the first call of an entry.

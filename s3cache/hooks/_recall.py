@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from s3cache.cache import Engine
 from s3cache.entries import RECALL_KEYS
+from s3cache.features.recall import RecallOptions, RecallReason
 from s3cache.graph import (
     code_fingerprint,
     instruction_sets,
@@ -47,7 +48,6 @@ from s3cache.recall import (
     unpacked,
 )
 from s3cache.records import Event
-from s3cache.stats import FrameCode
 from s3cache.torch_api import dynamo, installed_version, internals
 from s3cache.torch_api.protocols import DynamoObject, Function
 from s3cache.util import __version__
@@ -110,12 +110,13 @@ class Recall:
         ready: Callable[[], None],
     ) -> None:
         self._engine, self._state, self._keys = engine, state, keys
+        self._counts = engine.counts["recall"]
         self._lookups, self._bypasses, self._ready = lookups, bypasses, ready
         self._stack = _Stack()
         self._unusable: set[str] = set()
         self._is_ready = False
         self._patches = Patches()
-        self._checks = engine.settings.recall == "check"
+        self._checks = engine.settings.of(RecallOptions).recall == "check"
         # Code that resumes after a graph break, by its function: shared by all instances.
         self._resumes: weakref.WeakKeyDictionary[types.CodeType, dict[bytes, types.CodeType]] = (
             weakref.WeakKeyDictionary()
@@ -137,7 +138,7 @@ class Recall:
                 if found is not None and not self._checks:
                     result = self._rebuilt(call, found)
                     if result is not None:
-                        self._engine.recalls.count("recalled")
+                        self._counts.count("recalled")
                         self._record("recalled", call.frame.code, call.began)
                         return result
         if call is None:
@@ -151,7 +152,7 @@ class Recall:
             self._stack.recordings.pop()
             outer = self._stack.recordings[-1:]
             self._state.lookups = outer[0].lookups if outer else None
-        self._engine.recalls.count("traced")
+        self._counts.count("traced")
         with self._guarded("a frame is not kept for recall"):
             self._ended(call, recording, result, found)
         return result
@@ -333,7 +334,7 @@ class Recall:
             if found.candidate.outcome == candidate.outcome and (
                 _guards_of(found.candidate) == _guards_of(candidate)
             ):
-                self._engine.recalls.count("agreed")
+                self._counts.count("agreed")
                 self._record("agreed", call.frame.code, call.began)
             else:
                 self._disagreed(call, "tracing gives another result")
@@ -342,7 +343,7 @@ class Recall:
         if self._engine.settings.mode in ("read-write", "write-only"):
             entry = candidate.encode(call.key)
             self._engine.save(call.key, entry, level="recall", replaces=call.replaces)
-            self._engine.recalls.count("saved")
+            self._counts.count("saved")
 
     def _settings(self, call: _Call) -> list[str | None]:
         """Return digests of the settings under which a backward would be lowered now.
@@ -360,14 +361,14 @@ class Recall:
             ]
 
     def _disagreed(self, call: _Call, why: str) -> None:
-        self._engine.recalls.count("disagreed")
+        self._counts.count("disagreed")
         self._record("disagreed", call.frame.code, call.began)
         logger.warning("recall of %s would have been wrong: %s", call.frame.code.co_name, why)
 
     def _refuse(
-        self, reason: FrameCode, why: str, code: types.CodeType, began: float | None = None
+        self, reason: RecallReason, why: str, code: types.CodeType, began: float | None = None
     ) -> None:
-        self._engine.recalls.count("refused", reason)
+        self._counts.count("refused", reason)
         self._record(f"refused: {reason}", code, began)
         name, more = code.co_name, pointer(reason)
         logger.info("a frame is not recalled (%s): %s %s %s", reason, name, why, more)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import _s3cache_autoload
-from s3cache import metrics, ports
+from s3cache import metrics
 from s3cache.cache import Cache, Engine, current_cache, set_current
 from s3cache.errors import S3CacheError, UnsupportedTorchError, code_of
 from s3cache.graph import Report
@@ -25,6 +25,7 @@ from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, watch_
 from s3cache.hooks._lookups import Lookups
 from s3cache.hooks._starting import parse_templates_later
 from s3cache.hooks._watching import Bypasses, Progress, checked
+from s3cache.seam import features
 from s3cache.settings import TARGET, WATCHED, is_strict_by_environment
 from s3cache.torch_api import check_names, internals, require
 from s3cache.torch_api.protocols import Function
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from s3cache.hooks._winners import Winners
-    from s3cache.settings import Options
+    from s3cache.options import Options
 
 logger = logger_of()
 
@@ -61,7 +62,7 @@ class Session:
         self._locked = Patches()  # separate: they stay even if no hook can be installed
         self._early_failures: list[Exception] = []
         self._loads = False
-        self._undo = undo = contextlib.ExitStack()
+        self.undo = undo = contextlib.ExitStack()
         undo.callback(engine.close)
         undo.callback(self._locked.close)
         if supported:
@@ -71,10 +72,12 @@ class Session:
             lock = functools.partial(lock_down, engine, self._locked, supported=supported)
             undo.callback(when_imported(internals.CODE_CACHES, lock))
             lock_triton = functools.partial(lock_down_triton, engine.policy.digest, self._locked)
-            undo.callback(when_imported(ports.TRITON, lock_triton))
+            undo.callback(when_imported(internals.TRITON, lock_triton))
         if supported:
-            undo.callback(ports.install(engine.settings.wants_port))
-            if engine.settings.recall != "off":
+            for feature in features():
+                if feature.is_used(engine.settings):
+                    feature.call(feature.installs, self, strict=engine.settings.strict)
+            if getattr(engine.settings, "recall", "off") != "off":
                 undo.callback(when_imported(internals.DYNAMO, self._install_recall))
             undo.callback(when_imported(internals.DYNAMO, self._install_holding))
             undo.callback(when_imported(internals.COMPILER, self._install))
@@ -87,7 +90,7 @@ class Session:
 
     def close(self) -> None:
         """Restore torch and finish the uploads."""
-        self._undo.close()
+        self.undo.close()
 
     def _install(self) -> None:
         try:

@@ -27,10 +27,11 @@ from s3cache.graph import (
     Report,
     take_baseline,
 )
-from s3cache.hooks._keys import CacheCall, CompileState, KeyHook, Patches, Registry, around
+from s3cache.hooks._calls import CacheCall
+from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, around
 from s3cache.hooks._lookups import users_line
 from s3cache.records import Record
-from s3cache.stats import Level
+from s3cache.stats import EntryKind
 from s3cache.torch_api import internals
 from s3cache.util.logs import logger_of
 from s3cache.util.text import command, pointer
@@ -59,7 +60,7 @@ class Bypasses:
 
     def record(
         self,
-        level: Level,
+        level: EntryKind,
         reasons: Sequence[BypassReason],
         gm: GraphModule | None = None,
         *,

@@ -30,7 +30,7 @@ from s3cache.util.text import footer, printable
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from s3cache.settings import Options
+    from s3cache.options import Options
 
 _REASONS = {str(reason): reason.text for reason in Reason}
 # A miss is compared with the lookups of this many latest runs.

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import get_args
 
 from s3cache.entries import RECALL_KEYS, SHAPE_KEYS, key_of
 from s3cache.insight._explain import Explanation, reasons_of
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
-from s3cache.stats import Port, Reason
+from s3cache.seam import kinds
+from s3cache.stats import Reason
 from s3cache.util import __version__
 from s3cache.util.text import counted, escape, footer, printable
 
@@ -27,6 +27,8 @@ EXPECTED = frozenset(
     map(str, (Reason.ABSENT, Reason.GUARD, Reason.DISABLED, Reason.FORCED, Reason.RANKS))
 )
 
+#: The kinds of entries that features look up.
+_KINDS = frozenset(kinds())
 _REFUSED = "refused: "  # the outcome of a frame, followed by the code
 
 
@@ -106,7 +108,7 @@ def sum_up(runs: Sequence[Run]) -> Totals:
     frames = Counter(event.ended for event in events if event.event == "frame")
     ports: dict[str, Counter[str]] = {}
     for each in records:
-        if each.level in get_args(Port):
+        if each.level in _KINDS:
             ports.setdefault(each.level, Counter())[name_of(each.outcome, each.reason)] += 1
     return Totals(
         dict(outcomes.most_common()),
@@ -171,7 +173,7 @@ def is_counted(record: Record) -> bool:
 
     A miss of an FX graph does not count if its whole graph missed.
     """
-    if record.level in get_args(Port):
+    if record.level in _KINDS:
         return False
     return record.outcome == "hit" or not record.of_whole
 

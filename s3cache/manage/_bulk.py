@@ -27,7 +27,7 @@ from s3cache.errors import (
 )
 from s3cache.frame import Frame, Head
 from s3cache.manage._selection import Item, Selection
-from s3cache.settings import Options, Settings
+from s3cache.settings import Settings
 from s3cache.store import (
     FileLocation,
     ObjectInfo,
@@ -43,6 +43,8 @@ from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from s3cache.options import Options
 
 _CLOSE_S = 5.0
 # How many objects are processed together, which bounds the memory.

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from s3cache.features.recall import RecallReason
 from s3cache.graph import origin_of_file, placement
 from s3cache.recall._candidate import (
     Candidate,
@@ -25,7 +26,6 @@ from s3cache.recall._content import (
     UnknownContentError,
     is_environment,
 )
-from s3cache.stats import FrameCode
 from s3cache.torch_api import dynamo, internals
 from s3cache.torch_api.dynamo import NotPlainError, Scope, Source, SourceWriter
 
@@ -41,7 +41,7 @@ _OF_NO_OBJECT = frozenset(
 class RefusedError(Exception):
     """A frame cannot be recalled; ``code`` is the short reason."""
 
-    def __init__(self, code: FrameCode, message: str) -> None:
+    def __init__(self, code: RecallReason, message: str) -> None:
         super().__init__(message)
         self.code = code
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from s3cache.errors import ConfigError
+from s3cache.features.ports import PortOptions
 from s3cache.graph import device_fields
 from s3cache.hooks import check
 from s3cache.settings import TARGET, Settings
@@ -198,4 +199,4 @@ def _format(value: Any, other: Any) -> str:
 
 
 def _ports() -> str:
-    return "triton" if Settings.load()[0].wants_port("triton") else "off"
+    return "triton" if Settings.load()[0].of(PortOptions).wants_port("triton") else "off"

@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from s3cache.errors import UnsupportedTorchError
+from s3cache.seam import features
 from s3cache.torch_api.protocols import Function
 
 T = TypeVar("T")
@@ -182,13 +183,16 @@ def require(feature: str = "") -> None:
     Raises:
         UnsupportedTorchError: the installed torch lacks a name that it should have.
     """
-    for declaration in declarations:
+    for declaration in [*declarations]:
         if declaration.feature == feature:
             declaration.bind()
 
 
 def survey() -> list[Row]:
-    """Return a row for every declared name. Imports torch's compiler."""
+    """Return a row for every declared name, those of features too. Imports torch's compiler."""
+    for each in features():
+        if each.torch:
+            import_module(each.torch)
     return [row for declaration in declarations for row in declaration.rows()]
 
 

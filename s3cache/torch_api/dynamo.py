@@ -24,7 +24,7 @@ from s3cache.torch_api import names
 from s3cache.torch_api.registries import options_text
 
 if TYPE_CHECKING:
-    from s3cache.stats import FrameCode
+    from s3cache.features.recall import RecallReason
 
 #: A place where Dynamo found an object: a variable, an attribute of the object at a source, ...
 Source: TypeAlias = Any
@@ -89,7 +89,7 @@ _STATE = re.compile(r"\._(parameters|buffers)\['[^']*'\]$")
 class NotPlainError(Exception):
     """A part of a frame cannot be expressed as plain data; ``code`` is its kind."""
 
-    def __init__(self, code: FrameCode, message: str) -> None:
+    def __init__(self, code: RecallReason, message: str) -> None:
         super().__init__(message)
         self.code = code
 

@@ -29,7 +29,6 @@ WORKERS = "bounding compile workers of all ranks together"
 EARLY = "compiling a graph with its backward for all ranks at once"
 HOLDING = "saving only graphs of frames that Dynamo accepted"
 RECALL = "recalling frames without tracing them (recall)"
-PORTS = "torch's remote caches of measurements and profiles (ports)"
 TUNING = "sharing which configurations of kernels are the fastest"
 STAND_IN = "compiling for a GPU that is not there (s3cache warm --target)"
 
@@ -586,17 +585,6 @@ post_compile_hit = AnyFunction(f"{_CODE}:FxGraphCache.cache_hit_post_compile", f
 boxed_bool = AnyClass("torch._inductor.utils:BoxedBool", feature=RECALL)
 boxed_index = AnyClass("torch._inductor.cudagraph_utils:BoxedDeviceIndex", feature=RECALL)
 Fields(_RESULT, "sanitized_aot_config", feature=RECALL)
-
-# -- torch's own remote caches
-
-_REMOTE = "torch._inductor.remote_cache"
-remote_cache_backend = AnyClass(f"{_REMOTE}:RemoteCacheBackend", feature=PORTS)
-measured_caches = (
-    AnyClass(f"{_REMOTE}:RemoteAutotuneCache", feature=PORTS),
-    AnyClass(f"{_REMOTE}:RemoteBundledAutotuneCache", feature=PORTS),
-)
-profile_caches = (AnyClass(f"{_REMOTE}:RemoteDynamoPGOCache", feature=PORTS),)
-Fields(f"{_REMOTE}:RemoteCache", "backend_override_cls", feature=PORTS)
 
 # -- computations on the device
 

@@ -31,10 +31,12 @@ class Kind:
     Attributes:
         parse: parses text; raises ``ValueError`` with the problem and the fix, as one phrase each.
         types: the types of values from code. Numbers have the same range as text.
+        is_path: whether a path from code may also be an ``os.PathLike``.
     """
 
     parse: Callable[[str], Any]
     types: tuple[type, ...]
+    is_path: bool = False
 
 
 def option(default: Any = MISSING, kind: Kind | None = None, *, secret: bool = False) -> Any:
@@ -209,6 +211,8 @@ def _base64(text: str) -> bytes:
 
 #: Any text.
 TEXT = Kind(str, (str,))
+#: The path of a file or directory.
+PATH = Kind(str, (str,), is_path=True)
 #: True or false.
 FLAG = flag_or()
 #: The bytes of a key; base64 in text.

@@ -74,6 +74,8 @@ MARKS = (
     "mark_unbacked(x, 0, max=8)",
     "mark_static(x, 0)",
 )
+#: Marks of frames that are recalled at all.
+MARKS_OF_RECALL = ("", *(mark for mark in MARKS if "mark_dynamic" in mark))
 STANCES = ("default", "fail_on_recompile", "eager_on_recompile")
 SIZES = ((5, 50), (50, 5), (6, 9, 12), (12, 5, 30, 5), (8, 64, 3), (5, 5, 1, 40), (2, 13, 7))
 OPTIONS = (
@@ -134,8 +136,11 @@ def pairs(count: int, level: str) -> list[tuple[Program, Program]]:
             for _ in range(2)
         )
         if level == "recall":  # a frame with other code is another frame
-            other = replace(other, branch=one.branch)
-        if draw.random() < 0.5:
+            one = replace(one, mark=draw.choice(MARKS_OF_RECALL), stance="default")
+            other = replace(one, sizes=other.sizes, stance=other.stance)
+            if draw.random() < 0.3:
+                other = replace(other, mark=draw.choice(MARKS_OF_RECALL))
+        elif draw.random() < 0.5:
             other = replace(other, option=one.option, mark=one.mark)
         add(one, other)
     draw.shuffle(some)
@@ -270,13 +275,13 @@ class Judge:
             found = behaviour(
                 program,
                 self._functions[program.branch],
-                lambda: cache.stats().recall.recalled,
+                lambda: cache.stats().features["recall"]["recalled"],
             )
             cache.flush(30)
             stats = cache.stats()
             level = stats.fx if self._level == "fx" else stats
             self.hits[mode] += sum(level.hits.values())
-            self.hits["recalled"] += stats.recall.recalled
+            self.hits["recalled"] += stats.features["recall"]["recalled"]
         return found
 
 

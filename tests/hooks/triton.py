@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from s3cache.hooks._calls import CacheCall
 from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._keys import CacheCall, CompileState, Patches
+from s3cache.hooks._keys import CompileState, Patches
 
 KERNEL = "KERNELHASH"
 

@@ -9,7 +9,6 @@ from s3cache.stats import (
     HistogramSnapshot,
     LevelStats,
     Reason,
-    RecallStats,
     Usage,
     VerbStats,
 )
@@ -61,8 +60,8 @@ def counted() -> CacheStats:
             52.5,
             53,
         ),
-        recall=RecallStats(44, 45, 46, 47, 48, {"object": 49}),
-        ports={"triton": LevelStats({"remote": 54}, {Reason.ABSENT: 55}, 56)},
+        features={"recall": {"recalled": 44, "refused:object": 49}},
+        kinds={"triton": LevelStats({"remote": 54}, {Reason.ABSENT: 55}, 56)},
     )
 
 

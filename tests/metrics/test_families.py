@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from s3cache.metrics import FAMILIES, families
-from s3cache.stats import HistogramSnapshot, LevelStats, RecallStats, Usage
+from s3cache.stats import HistogramSnapshot, LevelStats, Usage
 from tests.metrics.counts import counted
 
 
@@ -30,7 +30,7 @@ def test_names_follow_the_rules_of_both_ecosystems() -> None:
 def test_every_count_changes_a_metric() -> None:
     """Each count is removed in turn, and this changes a metric."""
     stats = counted()
-    parts: dict[str, Any] = {"fx": stats.fx, "recall": stats.recall}
+    parts: dict[str, Any] = {"fx": stats.fx}
     less = {
         each.name: dataclasses.replace(stats, **_without(stats, each.name))
         for each in dataclasses.fields(stats)
@@ -57,7 +57,7 @@ def _blank(value: object) -> Any:
         return "closed"
     if isinstance(value, (int, float)):
         return 0
-    blank = {LevelStats: LevelStats(), RecallStats: RecallStats(), Usage: None}
+    blank = {LevelStats: LevelStats(), Usage: None}
     return blank.get(type(value), HistogramSnapshot())
 
 

@@ -74,9 +74,9 @@ def _kept(base: Program, refused: Counter[str]) -> str:
     directory = tempfile.mkdtemp(prefix="s3cache-recall-")
     with s3cache.enabled(local_dir=directory, recall="on") as cache:
         compiled(base)
-        stats = cache.stats().recall
-    refused.update(stats.refused)
-    return directory if stats.saved and not stats.refused else ""
+        counts = cache.stats().features["recall"]
+    refused.update({name: int(n) for name, n in counts.items() if name.startswith("refused:")})
+    return directory if counts["saved"] and not counts["refused"] else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

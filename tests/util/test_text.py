@@ -11,9 +11,10 @@ from typing import get_args
 import pytest
 
 from s3cache import errors
+from s3cache.features.recall import RecallReason
 from s3cache.graph import BypassReason, Code
 from s3cache.insight import Name
-from s3cache.stats import FrameCode, Reason
+from s3cache.stats import Reason
 from s3cache.trust import Cause
 from s3cache.util.text import command, footer, pointer, sections, sections_on
 from tests.support.pages import ROOT
@@ -25,7 +26,7 @@ SOURCES = {
 MEMBERS = [
     *(("reason", str(reason)) for reason in Reason),
     *(("bypass", code) for code in get_args(Code)),
-    *(("frame", code) for code in get_args(FrameCode)),
+    *(("frame", code) for code in get_args(RecallReason)),
     *(("error", name) for name in errors.__all__),
     *(("check", name) for name in get_args(Name)),
 ]

@@ -48,12 +48,6 @@ class _Metrics(dict[str, list[float]]):
         self["GraphLowering.run"] = _lowered
 
 
-def _recall(stats: Any) -> dict[str, int]:
-    names = ("recalled", "traced", "saved", "agreed", "disagreed")
-    refused = {f"refused: {code}": count for code, count in stats.refused.items()}
-    return {**{name: getattr(stats, name) for name in names}, **refused}
-
-
 def _tell(folder: str, process: int) -> None:
     if os.getpid() != process:  # a forked child that ends as the program does
         return
@@ -70,7 +64,7 @@ def _tell(folder: str, process: int) -> None:
             "reasons": dict(stats.bypass_reasons),
             "half_hits": sum(stats.fx.hits.values()),
             "halves": stats.fx.saved - stats.fx.contained,
-            "recall": _recall(stats.recall),
+            "recall": dict(stats.features.get("recall", {})),
         }
     with open(os.path.join(folder, f"{process}.json"), "w", encoding="utf-8") as file:
         json.dump(counts, file)

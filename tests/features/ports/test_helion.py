@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from s3cache.testing import Outcome
-from tests.ports.installed import machine, needs
+from tests.features.ports.installed import machine, needs
 from tests.support.machines import remote_url
 from tests.support.marks import slow
 
@@ -18,7 +18,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Outcome
     root = tmp_path_factory.mktemp("helion")
     one, two = (
         machine(root / name, "helion", "triton").run(
-            "tests.ports.helion_jobs:run", *kernels, remote=remote_url(root)
+            "tests.features.ports.helion_jobs:run", *kernels, remote=remote_url(root)
         )
         for name, kernels in (("one", ["add", "other"]), ("two", ["sum"]))
     )
@@ -30,7 +30,7 @@ def test_a_configuration_is_found_on_a_second_machine(outcomes: tuple[Outcome, O
     one, two = outcomes
     assert (one.result["before"], one.result["after"]) == (None, "second")
     assert two.result["before"] == "second"
-    assert two.stats.ports["helion"].hits == {"local": 1, "remote": 1}
+    assert two.stats.kinds["helion"].hits == {"local": 1, "remote": 1}
 
 
 def test_a_search_begins_with_configurations_of_other_machines(

@@ -7,9 +7,9 @@ import inspect
 import pytest
 
 from s3cache.errors import StoreError
-from s3cache.ports.torchtitan import Storage
-from tests.ports.conftest import Start
-from tests.ports.installed import needs
+from s3cache.features.ports.torchtitan import Storage
+from tests.features.ports.conftest import Start
+from tests.features.ports.installed import needs
 
 
 def test_it_obeys_the_contract_of_a_storage_adapter(start: Start) -> None:
@@ -35,7 +35,7 @@ def test_another_machine_loads_the_latest_artifact(start: Start) -> None:
     assert not one.flush(10).remaining
     two = start("two")
     assert Storage("model").load("trace") == b"first"
-    assert two.stats().ports["torchtitan"].hits["remote"] == 1
+    assert two.stats().kinds["torchtitan"].hits["remote"] == 1
     again = start("one")
     Storage("model").save("trace", b"second")
     assert not again.flush(10).remaining

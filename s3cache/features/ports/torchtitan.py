@@ -2,7 +2,7 @@
 
 ::
 
-    storage = s3cache.ports.torchtitan.Storage("llama3-8b")
+    storage = s3cache.features.ports.torchtitan.Storage("llama3-8b")
     precompile_fx_trace_save(..., storage=storage)
 
 torchtitan makes its own ``DiskStorageAdapter`` in its trainer, so a program has to pass this one.
@@ -11,7 +11,7 @@ torchtitan makes its own ``DiskStorageAdapter`` in its trainer, so a program has
 from __future__ import annotations
 
 from s3cache.errors import StoreError
-from s3cache.ports._files import Files, running_engine
+from s3cache.features.ports._files import Files, running_engine
 
 _FILE = "artifact"
 

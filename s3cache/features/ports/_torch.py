@@ -14,8 +14,9 @@ import os
 import platform
 from typing import Any
 
-from s3cache.ports._files import Files, device_here
-from s3cache.torch_api import installed_version, internals
+from s3cache.features.ports import _names as names
+from s3cache.features.ports._files import Files, device_here
+from s3cache.torch_api import installed_version
 
 _REDIS = "TORCHINDUCTOR_REDIS_URL", "TORCHINDUCTOR_REDIS_HOST"
 _FILE = "value"
@@ -25,7 +26,7 @@ def install_backends(undo: contextlib.ExitStack) -> None:
     """Set the backend of each cache class that has none."""
     if any(map(os.environ.get, _REDIS)):
         return
-    for caches, measured in ((internals.measured_caches, True), (internals.profile_caches, False)):
+    for caches, measured in ((names.measured_caches, True), (names.profile_caches, False)):
         backend = _backend(measured=measured)
         for each in caches:
             cache = each.get()
@@ -43,7 +44,7 @@ def _backend(*, measured: bool) -> type[Any]:
         device = device_here() if measured else platform.python_version()
         return device and files.key(installed_version(), device, key)
 
-    class Backend(internals.remote_cache_backend.get()):  # type: ignore[misc]
+    class Backend(names.remote_cache_backend.get()):  # type: ignore[misc]
         def _get(self, key: str) -> bytes | None:
             found = files.get(ours) if (ours := key_of(key)) else None
             return None if found is None else found.get(_FILE)

@@ -1,9 +1,8 @@
-"""The caches of other compilers, over the same tiers: local first, verified, uploaded later.
+"""Install each adapter when its compiler is imported.
 
-Each adapter is imported and installed when its compiler is imported. Compilers that are not
-installed are not waited for. Programs may name the modules ``triton``, ``helion`` and
-``torchtitan``; torch uses ``_torch`` if its own options ask for remote caches. ``_files`` describes
-the entries of all of them.
+Compilers that are not installed are not waited for. Programs may name the modules ``triton``,
+``helion`` and ``torchtitan``; torch uses ``_torch`` if its own options ask for remote caches.
+``_files`` describes the entries of all of them.
 """
 
 from __future__ import annotations
@@ -13,28 +12,41 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
+from s3cache.features.ports import PortOptions
 from s3cache.util.importing import before_import, when_imported
 from s3cache.util.logs import logger_of
 
+if TYPE_CHECKING:
+    from s3cache.hooks import Session
+
 logger = logger_of("storage")
 
-#: The module of Triton that decides which class keeps its files.
-TRITON = "triton.runtime.cache"
+# The module of Triton that decides which class keeps its files.
+_TRITON = "triton.runtime.cache"
 _TORCH, _HELION = "torch._inductor.remote_cache", "helion"
 _BACKEND, _CACHE = "HELION_REMOTE_CACHE_BACKEND", "HELION_AUTOTUNE_CACHE"
 
 
-def install(wants: Callable[[str], bool]) -> Callable[[], None]:
-    """Install each wanted adapter when its compiler is imported; return a function to undo it."""
-    undo = contextlib.ExitStack()
+def install(session: Session) -> None:
+    """Install each wanted adapter when its compiler is imported."""
+    wants, undo = session.engine.settings.of(PortOptions).wants_port, contextlib.ExitStack()
+    session.undo.callback(undo.close)
     if wants("triton") and _is_installed("triton"):
         undo.callback(install_triton())
     if wants("torch"):
         undo.callback(when_imported(_TORCH, lambda: _install_torch(undo)))
     if wants("helion") and _is_installed(_HELION):
         undo.callback(before_import(_HELION, lambda: _name_backend(undo)))
-    return undo.close
+
+
+def share_triton_later() -> Callable[[], None] | None:
+    """Let Triton's first kernel enable the cache that the environment names."""
+    wanted = os.environ.get("S3CACHE_PORTS") or "auto"
+    if wanted != "auto" and "triton" not in wanted.split(","):
+        return None
+    return install_triton()
 
 
 def _is_installed(package: str) -> bool:
@@ -50,7 +62,7 @@ def install_triton() -> Callable[[], None]:
 
     def begin() -> None:
         try:
-            from s3cache.ports.triton import CacheManager, knobs
+            from s3cache.features.ports.triton import CacheManager, knobs
 
             if knobs.cache.manager_class is None:
                 knobs.cache.manager_class = CacheManager
@@ -58,25 +70,26 @@ def install_triton() -> Callable[[], None]:
         except Exception as exc:  # noqa: BLE001 - an unknown Triton keeps its own files
             logger.warning("Triton's files are not shared: %s", exc)
 
-    undo.callback(when_imported(TRITON, begin))
+    undo.callback(when_imported(_TRITON, begin))
     return undo.close
 
 
 def _install_torch(undo: contextlib.ExitStack) -> None:
     try:
-        from s3cache.ports._torch import install_backends
+        from s3cache.features.ports._torch import install_backends
 
         install_backends(undo)
     except Exception as exc:  # noqa: BLE001 - an unknown torch
-        from s3cache.torch_api.names import PORTS
+        from s3cache.features.ports._names import FEATURE
 
-        logger.warning("%s is off: %s", PORTS, exc)
+        logger.warning("%s is off: %s", FEATURE, exc)
 
 
 def _name_backend(undo: contextlib.ExitStack) -> None:
     """Set the environment variables that name our backend, unless the program has set them."""
     if os.environ.get(_BACKEND) or os.environ.get(_CACHE):
         return
-    os.environ[_BACKEND], os.environ[_CACHE] = "s3cache.ports.helion.Backend", "RemoteAutotuneCache"
+    os.environ[_BACKEND] = f"{__package__}.helion.Backend"
+    os.environ[_CACHE] = "RemoteAutotuneCache"
     for name in (_BACKEND, _CACHE):
         undo.callback(os.environ.pop, name, None)

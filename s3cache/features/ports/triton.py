@@ -7,7 +7,7 @@ are not there, once per group, and stores what it finds in the directory, as if 
 compiled it. Triton's own interface for remote backends would ask for each file on every start.
 
 ``enable()`` sets ``triton.knobs.cache.manager_class``. Processes without torch can set
-``TRITON_CACHE_MANAGER=s3cache.ports.triton:CacheManager``.
+``TRITON_CACHE_MANAGER=s3cache.features.ports.triton:CacheManager``.
 
 Triton's key covers a kernel's source and callees, types, constants, options, target, Triton's own
 code, the version of ``ptxas``, and most variables that change code. Our key adds the other
@@ -38,7 +38,7 @@ from triton import knobs as knobs
 from triton.runtime.cache import FileCacheManager
 
 from s3cache.errors import S3CacheError
-from s3cache.ports._files import Files, device_here, host_here, running_engine
+from s3cache.features.ports._files import Files, device_here, host_here, running_engine
 
 if TYPE_CHECKING:
     from s3cache.tier.claims import Claim

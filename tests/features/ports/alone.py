@@ -9,7 +9,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
-from tests.ports.kernels import add
+from tests.features.ports.kernels import add
 
 _make = CUDABackend.make_cubin
 _made: list[object] = []

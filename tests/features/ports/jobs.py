@@ -17,7 +17,7 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 
 import s3cache
-from tests.ports import standin
+from tests.features.ports import standin
 
 _FLOAT = torch.float32
 _LAUNCHER = """
@@ -34,7 +34,7 @@ def _steps(**more: Any) -> dict[str, Any]:
 def kernel(arch: int = 90) -> dict[str, Any]:
     """Compile one kernel."""
     standin.install(arch)
-    from tests.ports.kernels import add
+    from tests.features.ports.kernels import add
 
     compiled = add.warmup(_FLOAT, _FLOAT, _FLOAT, 1024, BLOCK=128, grid=(1,))
     return _steps(hash=compiled.hash)
@@ -45,7 +45,7 @@ def measured(name: str = standin.H100) -> dict[str, Any]:
     standin.install(name=name)
     from triton.runtime.jit import MockTensor
 
-    from tests.ports.kernels import tuned
+    from tests.features.ports.kernels import tuned
 
     tensor = MockTensor(_FLOAT)
     tuned.run(tensor, tensor, tensor, 1024, grid=(1,), warmup=True)
@@ -184,7 +184,7 @@ def unnamed() -> dict[str, int]:
 
 
 def _saved(cache: Any) -> int:
-    counts = cache.stats().ports.get("triton")
+    counts = cache.stats().kinds.get("triton")
     return 0 if counts is None else counts.saved
 
 
@@ -195,7 +195,7 @@ def _compile() -> Any:
 def _source() -> Any:
     from triton.compiler import ASTSource
 
-    from tests.ports.kernels import add
+    from tests.features.ports.kernels import add
 
     types = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}
     return ASTSource(add, types, {(4,): 128})

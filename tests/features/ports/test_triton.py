@@ -18,7 +18,7 @@ import pytest
 from s3cache import frame
 from s3cache.testing import Outcome, ProgramError
 from s3cache.trust import generate
-from tests.ports.installed import machine, needs
+from tests.features.ports.installed import machine, needs
 from tests.support.machines import ROOT, remote_url
 from tests.support.marks import cases, slow
 
@@ -36,7 +36,7 @@ def steps(outcome: Outcome) -> dict[str, int]:
 def run(root: Path, name: str, job: str, *arguments: Any, **settings: Any) -> Outcome:
     packages = ("triton", "liger_kernel", "fla")
     return machine(root / name, *packages).run(
-        f"tests.ports.jobs:{job}", *arguments, remote=remote_url(root), settings=settings
+        f"tests.features.ports.jobs:{job}", *arguments, remote=remote_url(root), settings=settings
     )
 
 
@@ -54,10 +54,10 @@ def test_a_second_machine_compiles_and_measures_nothing(
     """Jobs use a kernel, the winner of a measurement, a C library, and kernels of Liger and FLA."""
     first = run(tmp_path, "one", job)
     assert first.result["ptxas"]
-    assert first.stats.ports["triton"].saved >= entries
+    assert first.stats.kinds["triton"].saved >= entries
     second = run(tmp_path, "two", job)
     assert steps(second) == {}
-    assert second.stats.ports["triton"].misses == {}
+    assert second.stats.kinds["triton"].misses == {}
     assert second.result.items() <= first.result.items()
 
 
@@ -71,13 +71,15 @@ def test_processes_of_a_machine_compile_a_kernel_once(tmp_path: Path, ended: str
     def start(name: str) -> Outcome:
         rank = machine(tmp_path / name, "triton", **local)
         try:
-            return rank.run("tests.ports.jobs:claimed", name, ended, remote=remote_url(tmp_path))
+            return rank.run(
+                "tests.features.ports.jobs:claimed", name, ended, remote=remote_url(tmp_path)
+            )
         except ProgramError as exc:
             return exc.outcome
 
     with ThreadPoolExecutor() as pool:
         one, two = pool.map(start, ("one", "two"))
-    triton = two.stats.ports["triton"]
+    triton = two.stats.kinds["triton"]
     if ended == "compiled":
         assert (one.result["ptxas"], steps(two), triton.misses) == (1, {}, {})
         assert triton.hits["local"] == 1
@@ -92,7 +94,7 @@ def test_a_restart_on_the_same_machine_does_no_lookups(tmp_path: Path) -> None:
     run(tmp_path, "one", "kernel")
     again = run(tmp_path, "one", "kernel")
     assert steps(again) == {}
-    assert again.stats.ports == {}
+    assert again.stats.kinds == {}
 
 
 @slow
@@ -101,7 +103,7 @@ def test_measurements_are_not_shared_with_another_device(tmp_path: Path) -> None
     run(tmp_path, "one", "measured")
     other = run(tmp_path, "two", "measured", _A100)
     assert steps(other)["measured"] == 2
-    assert other.stats.ports["triton"].hits == {"local": 0, "remote": 1}  # the kernel
+    assert other.stats.kinds["triton"].hits == {"local": 0, "remote": 1}  # the kernel
 
 
 @slow
@@ -124,7 +126,7 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path: Path) -> None:
     found.write_bytes(content)
     second = run(tmp_path, "two", "kernel")
     assert second.result["ptxas"] == 1
-    assert second.stats.ports["triton"].misses == {"corrupt": 1}
+    assert second.stats.kinds["triton"].misses == {"corrupt": 1}
     assert steps(run(tmp_path, "three", "kernel")) == {}  # the entry was replaced
 
 
@@ -148,20 +150,20 @@ def test_a_policy_refuses_unsigned_kernels(tmp_path: Path) -> None:
     run(tmp_path, "one", "kernel")
     trusted = generate("ci").public_text()
     there = machine(tmp_path / "two", "triton")
-    url, job = remote_url(tmp_path), "tests.ports.jobs:kernel"
+    url, job = remote_url(tmp_path), "tests.features.ports.jobs:kernel"
     there.run(job, remote=f"file://{tmp_path}/other?create=1")  # leaves unsigned files
     wary = there.run(job, remote=url, settings={"trust": "require", "trusted_keys": trusted})
     assert wary.result["ptxas"] == 1
-    assert wary.stats.ports["triton"].refused
+    assert wary.stats.kinds["triton"].refused
 
 
 @slow
 def test_an_upload_survives_a_kill(tmp_path: Path) -> None:
     url, one = remote_url(tmp_path), machine(tmp_path / "one", "triton")
     with pytest.raises(ProgramError) as killed:
-        one.run("tests.ports.jobs:killed", remote=url)
+        one.run("tests.features.ports.jobs:killed", remote=url)
     assert killed.value.outcome.exit_code == -signal.SIGKILL
-    one.run("tests.ports.jobs:nothing", remote=url)
+    one.run("tests.features.ports.jobs:nothing", remote=url)
     assert steps(run(tmp_path, "two", "kernel")) == {}
 
 
@@ -170,7 +172,7 @@ def test_an_upload_survives_a_kill(tmp_path: Path) -> None:
 def test_the_port_can_be_disabled(tmp_path: Path, ports: str) -> None:
     seen = run(tmp_path, "one", "kernel", ports=ports)
     assert seen.result["ptxas"] == 1
-    assert seen.stats.ports == {}
+    assert seen.stats.kinds == {}
     assert not [*(tmp_path / "remote").rglob("triton-*")]
 
 
@@ -179,21 +181,21 @@ def test_the_environment_enables_the_port_with_the_first_kernel(tmp_path: Path) 
     """The program does not use torch.compile or s3cache. A program without kernels imports no
     modules of the cache."""
     there = machine(tmp_path / "one", "triton", S3CACHE_URL=remote_url(tmp_path))
-    assert there.run("tests.ports.jobs:without_kernels").result == []
-    assert there.run("tests.ports.jobs:kernel").result["ptxas"] == 1
+    assert there.run("tests.features.ports.jobs:without_kernels").result == []
+    assert there.run("tests.features.ports.jobs:kernel").result["ptxas"] == 1
     assert os.listdir(tmp_path / "remote")
     other = machine(tmp_path / "two", "triton", S3CACHE_URL=remote_url(tmp_path))
-    assert steps(other.run("tests.ports.jobs:kernel")) == {}
+    assert steps(other.run("tests.features.ports.jobs:kernel")) == {}
 
 
 @slow
 def test_a_program_without_torch_can_set_the_cache_manager(tmp_path: Path) -> None:
     """One variable names our manager for Triton, another one the cache for s3cache."""
-    manager = {"TRITON_CACHE_MANAGER": "s3cache.ports.triton:CacheManager"}
+    manager = {"TRITON_CACHE_MANAGER": "s3cache.features.ports.triton:CacheManager"}
     compiled = []
     for name in ("one", "two"):
         there = machine(tmp_path / name, "triton", S3CACHE_URL=remote_url(tmp_path), **manager)
-        command = [sys.executable, "-m", "tests.ports.alone"]
+        command = [sys.executable, "-m", "tests.features.ports.alone"]
         compiled.append(subprocess.check_output(command, env=there.environment, text=True))
     assert compiled == ["1\n", "0\n"]
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 def run(root: Path, name: str, job: str, *arguments: Any, **environment: str) -> Outcome:
     url = remote_url(root)
     return Machine(root / name, **environment).run(
-        f"tests.ports.torch_jobs:{job}",
+        f"tests.features.ports.torch_jobs:{job}",
         *arguments,
         remote=url,
         server={"one": 0, "two": 1}.get(name, 2),
@@ -40,7 +40,7 @@ def test_a_profile_of_sizes_is_found(tmp_path: Path) -> None:
     first = run(tmp_path, "one", "sizes", **variables)
     second = run(tmp_path, "two", "sizes", **variables)
     assert (first.result, second.result) == (2, 1)
-    assert second.stats.ports["torch"].hits["remote"] == 1
+    assert second.stats.kinds["torch"].hits["remote"] == 1
 
 
 @slow

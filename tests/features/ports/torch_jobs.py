@@ -25,7 +25,7 @@ def winner(device: str) -> dict[str, Any]:
     found: Any = cache.get("kernel")
     cache.put("kernel", {"num_warps": 4})
     enabled = s3cache.active()
-    counts = None if enabled is None else enabled.stats().ports.get("torch")
+    counts = None if enabled is None else enabled.stats().kinds.get("torch")
     hits = 0 if counts is None else sum(counts.hits.values())
     return {"found": found and found["num_warps"], "hits": hits}
 

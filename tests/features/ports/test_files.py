@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from s3cache.cache import Engine
-from s3cache.ports._files import Files
+from s3cache.features.ports._files import Files
 from s3cache.trust import generate
-from tests.ports.conftest import Start
+from tests.features.ports.conftest import Start
 
 _FILES = Files("helion", newest=True)
 _KEY = _FILES.key("list")
@@ -56,7 +56,7 @@ def test_a_list_of_entries_counts_no_hit_or_miss(start: Start) -> None:
     one = start("one")
     put(one, "a")
     newest(1)
-    assert one.stats().ports["helion"].lookups == 0
+    assert one.stats().kinds["helion"].lookups == 0
 
 
 def test_untrusted_entries_are_not_listed(start: Start) -> None:

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 import _s3cache_autoload
 from s3cache.errors import CorruptError
+from s3cache.features.ports import PortOptions
 from s3cache.settings import TARGET
 from s3cache.util.logs import logger_of
 
 # The rest is imported at the first lookup: a program may import a compiler and never use it.
 if TYPE_CHECKING:
     from s3cache.cache import CandidateLookup, Engine, Hit
-    from s3cache.stats import Port
     from s3cache.tier.claims import Claim, Waited
 
 logger = logger_of("storage")
@@ -53,7 +53,7 @@ class Files:
         newest: compare all variants under a key, and use the newest. Otherwise they are equivalent.
     """
 
-    def __init__(self, kind: Port, *, newest: bool = False) -> None:
+    def __init__(self, kind: str, *, newest: bool = False) -> None:
         self._kind, self._newest = kind, newest
 
     def key(self, *parts: str) -> str:
@@ -159,7 +159,11 @@ class Files:
 
     def _engine(self) -> Engine | None:
         engine = running_engine()
-        return engine if engine is not None and engine.settings.wants_port(self._kind) else None
+        return (
+            engine
+            if engine is not None and engine.settings.of(PortOptions).wants_port(self._kind)
+            else None
+        )
 
     def _look_up(
         self, engine: Engine, key: str, hold: Callable[[Claim], object] | None

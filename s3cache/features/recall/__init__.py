@@ -1,0 +1,77 @@
+"""Recall: Dynamo's result for a Python frame from another process, without tracing it again.
+
+*Promises*: a frame is recalled only if everything that Dynamo read is as it was. If not, or if
+anything fails, it is traced as without recall.
+
+*Subscribes to*: no event; it replaces functions of Dynamo when that is imported, and looks the
+graphs of a frame up like any graph.
+
+*Without it*: Dynamo traces each frame in each process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from s3cache.seam import Feature
+from s3cache.util.options import choice, option
+from s3cache.util.text import counted
+
+Recall: TypeAlias = Literal["off", "check", "on"]
+#: Why a frame cannot be recalled: ``docs/recall.md`` has a section on each.
+RecallReason: TypeAlias = Literal[
+    "aliasing",
+    "backend",
+    "code",
+    "constant",
+    "error",
+    "filter",
+    "global",
+    "graphs",
+    "guard",
+    "modes",
+    "object",
+    "random",
+    "second-level",
+    "settings",
+    "source",
+    "subclass",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallOptions:
+    """The options of recall."""
+
+    recall: Recall = option("off", choice(*get_args(Recall)))
+
+
+def _in_words(counts: Mapping[str, float]) -> str:
+    """Return ``2 frames recalled, 1 traced``, and the refused or compared frames."""
+    if not any(counts.values()):
+        return ""
+    refused = {name.partition(":")[2]: n for name, n in counts.items() if "refused:" in name}
+    names = ", ".join(f"{number} {code}" for code, number in sorted(refused.items()))
+    parts = [
+        f"{counted(int(counts['recalled']), 'frame')} recalled",
+        f"{counts['traced']} traced",
+        refused and f"{counts['refused']} refused ({names})",
+        counts["agreed"] and f"{counts['agreed']} agreed",
+        counts["disagreed"] and f"{counts['disagreed']} disagreed",
+    ]
+    return ", ".join(str(part) for part in parts if part)
+
+
+FEATURE = Feature(
+    name="recall",
+    does="recalling frames without tracing them",
+    options=RecallOptions,
+    kinds=("recall",),
+    # ``recalled``: without a trace; ``traced``: by Dynamo; ``saved``; ``agreed``, ``disagreed``:
+    # traces with the same result as recall, or another (``check``); ``refused``: by reason.
+    counts=("recalled", "traced", "saved", "agreed", "disagreed", "refused"),
+    in_words=_in_words,
+    is_used=lambda settings: settings.recall != "off",
+)

@@ -1,0 +1,176 @@
+"""The seam between the core and its features.
+
+The core is what a hit and a miss of torch's graphs need on a plain machine. Everything else is a
+feature: a folder in ``s3cache/features/`` with its hooks, settings and names of torch. The core
+imports none of them and has no ``if`` for any of them. It announces a few events, and a feature
+subscribes to those that it needs.
+
+A feature is declared in the ``__init__`` of its folder, which costs a fraction of a millisecond.
+Its code is imported only where the feature is in use. A feature that cannot be imported is not
+there. A feature that fails is off alone, with one warning; strict mode raises the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from s3cache.errors import MissError
+from s3cache.util.logs import logger_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+logger = logger_of()
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a feature that has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """What the core knows of a feature. Functions are named like entry points, ``module:name``.
+
+    Attributes:
+        name: of its folder, of its tests, and in warnings.
+        does: what is off without it, for warnings: ``sharing files of other compilers``.
+        options: a dataclass of its settings, declared with :func:`s3cache.util.options.option`.
+        is_used: whether these :class:`~s3cache.settings.Settings` use it.
+        kinds: its kinds of entries, whose lookups are counted apart.
+        counts: the names of what else it counts; a name before ``:`` has labels.
+        in_words: describes its counts in the summary.
+        waits: called at the end of ``import torch`` in a process whose environment names a cache;
+            returns a function that ends what it has begun.
+        begins: called with each :class:`~s3cache.cache.Engine` that opens, and again in a fork.
+        installs: called with each session, the replaced functions of torch and the engine.
+        torch: the module that declares its names of torch; see ``s3cache.torch_api``.
+    """
+
+    name: str
+    does: str
+    options: type = NoOptions
+    kinds: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
+    in_words: Callable[[Mapping[str, float]], str] = lambda _: ""
+    is_used: Callable[[Any], bool] = lambda _: True
+    waits: str = ""
+    begins: str = ""
+    installs: str = ""
+    torch: str = ""
+
+    def call(self, function: str, *args: object, strict: bool = False) -> Any:
+        """Call one of the feature's functions, if it has it; if that fails, the feature is off."""
+        if not function:
+            return None
+        try:
+            module, _, name = function.partition(":")
+            return getattr(import_module(module), name)(*args)
+        except Exception as exc:
+            if strict:
+                raise
+            logger.warning("%s is off: %s", self.does, exc)
+            return None
+
+
+@functools.cache
+def features() -> tuple[Feature, ...]:
+    """Return the features that can be imported, in the order of the list."""
+    found = []
+    with contextlib.suppress(ImportError):
+        for name in import_module("s3cache.features").FEATURES:
+            with contextlib.suppress(ImportError):
+                found.append(import_module(f"s3cache.features.{name}").FEATURE)
+    return tuple(found)
+
+
+def kinds() -> tuple[str, ...]:
+    """Return the kinds of entries of all features."""
+    return tuple(kind for feature in features() for kind in feature.kinds)
+
+
+class _Event(Generic[P, R]):
+    """The functions that subscribed to an event, in the order of the features."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+        self._subscribed: list[Callable[P, R]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._subscribed)
+
+    def subscribe(self, function: Callable[P, R]) -> Callable[[], None]:
+        """Call ``function`` at each event; return a function that ends this."""
+        self._subscribed.append(function)
+
+        def end() -> None:
+            with contextlib.suppress(ValueError):  # it failed, and is off
+                self._subscribed.remove(function)
+
+        return end
+
+    def _call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+        try:
+            return function(*args, **kwargs)
+        except Exception as exc:  # noqa: BLE001 - the program goes on without the feature
+            self._failed(function, exc)
+            return None
+
+    def _failed(self, function: Callable[P, R], error: Exception) -> None:
+        """Turn a subscriber off that has failed; raise what the program must see."""
+        if self._strict or isinstance(error, MissError):
+            raise error
+        with contextlib.suppress(ValueError):
+            self._subscribed.remove(function)
+        name = f"{function.__module__}.{getattr(function, '__qualname__', '')}"
+        logger.warning("%s failed and is off: %s", name, error, exc_info=error)
+
+
+class Notice(_Event[P, object]):
+    """An event that features are informed of."""
+
+    def tell(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call all subscribers."""
+        for function in [*self._subscribed]:
+            self._call(function, *args, **kwargs)
+
+
+class Question(_Event[P, "R | None"], Generic[P, R]):
+    """An event at which a feature may answer; ``None`` leaves the answer to others."""
+
+    def ask(self, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """Return the first answer."""
+        for function in [*self._subscribed]:
+            answer = self._call(function, *args, **kwargs)
+            if answer is not None:
+                return answer
+        return None
+
+    def ask_all(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        """Yield each answer."""
+        for function in [*self._subscribed]:
+            answer = self._call(function, *args, **kwargs)
+            if answer is not None:
+                yield answer
+
+
+class Span(_Event[P, contextlib.AbstractContextManager[object]]):
+    """A span of time in which features run a context."""
+
+    @contextlib.contextmanager
+    def around(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[None]:
+        """Enter the contexts of all subscribers."""
+        if not self._subscribed:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            for function in [*self._subscribed]:
+                context = self._call(function, *args, **kwargs)
+                if context is not None:
+                    stack.enter_context(context)
+            yield
