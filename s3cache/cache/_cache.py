@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from s3cache import entries, frame
+from s3cache.cache._events import CacheEvents
 from s3cache.cache._lookup import (
     CandidateLookup,
     Hit,
@@ -131,6 +132,7 @@ class Cache:
     def _begin(self, disk: DiskTier | None) -> None:
         """Create the state that belongs to one process."""
         self._mutex = threading.Lock()
+        self.events = CacheEvents(strict=self.settings.strict)
         self.counts = {each.name: FeatureCounters(each) for each in features()}
         self._counters_of: dict[EntryKind, Counters] = {
             kind: Counters() for kind in ("aot", "fx", "shapes", *kinds())
@@ -541,12 +543,12 @@ class Engine(Cache):
 
     def _begin(self, disk: DiskTier | None) -> None:
         super()._begin(disk)
-        #: Functions to call before we wait for uploads: they may save entries.
-        self.finishing: list[Callable[[], None]] = []
+        for feature in features():
+            if feature.is_used(self.settings):
+                feature.call(feature.begins, self, strict=self.settings.strict)
 
     def _finish(self) -> None:
-        for each in self.finishing:
-            each()
+        self.events.finishing.tell()
         self._save_job()
 
     def _new_job(self) -> JobProfile | None:

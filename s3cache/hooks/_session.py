@@ -20,6 +20,7 @@ from s3cache.graph import Report
 from s3cache.hooks._compiles import Compiles
 from s3cache.hooks._conditions import deserialize_backward
 from s3cache.hooks._directories import lock_down, lock_down_triton, remember_installation
+from s3cache.hooks._events import CompileEvents
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, watch_registrations
 from s3cache.hooks._lookups import Lookups
@@ -58,6 +59,7 @@ class Session:
     def __init__(self, engine: Engine, *, supported: bool = True) -> None:
         self.engine = engine
         self.supported = supported
+        self.events = CompileEvents(strict=engine.settings.strict)
         self._patches = Patches()
         self._locked = Patches()  # separate: they stay even if no hook can be installed
         self._early_failures: list[Exception] = []
@@ -118,15 +120,15 @@ class Session:
             )
 
     def _install_hooks(self) -> None:
-        engine, state, keys, bypasses, kernels = self._parts
-        compiles = Compiles(engine, state, keys, kernels, bypasses)
+        engine, state, keys, bypasses = self.engine, self.state, self.keys, self.bypasses
+        self.compiles = compiles = Compiles(engine, state, keys, self.kernels, bypasses)
         # The hooks that the cache requires: all of them, or none.
         for hooks in (state, keys):
             self._patches.install(hooks)
-        self._install_loading()
+        self.install_loading()
         compiles.install(self._patches)
-        self._lookups.compiles, compiles.watch_graph = compiles, self._lookups.watch_graph
-        self._lookups.install(self._patches)
+        self.lookups.compiles, compiles.watch_graph = compiles, self.lookups.watch_graph
+        self.lookups.install(self._patches)
         self._patches.callback(internals.skip_package("s3cache"))
         if os.environ.get(TARGET):
             from s3cache.hooks._standins import StandIn
@@ -135,7 +137,7 @@ class Session:
             StandIn(bypasses).install(self._patches)
 
         # Features that can fail alone.
-        feature, directory = self._try, engine.settings.local_dir
+        feature, directory = self.install_part, engine.settings.local_dir
         feature(internals.TORCH_KEY, lambda _: remember_installation(directory))
         feature(internals.KEY_LOGS, lambda p: p.wrap(internals.fx_debug_lines, keys.debug_lines))
         feature(
@@ -157,35 +159,43 @@ class Session:
     def _lower_early(self, patches: Patches, compiles: Compiles) -> None:
         from s3cache.hooks._early import Early
 
-        _, state, keys, _, _ = self._parts
-        patches.install(Early(state, compiles, keys.version_of))
-        patches.callback(setattr, self._lookups, "lowers_early", False)
-        self._lookups.lowers_early = True
+        patches.install(Early(self.state, compiles, self.keys.version_of))
+        patches.callback(setattr, self.lookups, "lowers_early", False)
+        self.lookups.lowers_early = True
 
     @functools.cached_property
-    def _parts(self) -> tuple[Engine, CompileState, KeyHook, Bypasses, Kernels]:
-        state = CompileState()
+    def state(self) -> CompileState:
+        return CompileState()
+
+    @functools.cached_property
+    def keys(self) -> KeyHook:
+        return KeyHook(registry, self.state)
+
+    @functools.cached_property
+    def bypasses(self) -> Bypasses:
+        return Bypasses(self.engine)
+
+    @functools.cached_property
+    def kernels(self) -> Kernels:
         share_sources = self.engine.settings.share_sources
-        kernels = Kernels(state, self._new_winners, share_sources=share_sources)
-        return self.engine, state, KeyHook(registry, state), Bypasses(self.engine), kernels
+        return Kernels(self.state, self._new_winners, share_sources=share_sources)
 
     def _new_winners(self, kernels: Kernels) -> Winners:
         from s3cache.hooks._winners import Winners
 
         winners = Winners(self.engine, kernels)
-        self._try(internals.TUNING, winners.install, bind=True)
+        self.install_part(internals.TUNING, winners.install, bind=True)
         return winners
 
     @functools.cached_property
-    def _lookups(self) -> Lookups:
-        engine, state, keys, bypasses, kernels = self._parts
-        return Lookups(engine, state, keys, bypasses, kernels)
+    def lookups(self) -> Lookups:
+        return Lookups(self.engine, self.state, self.keys, self.bypasses, self.kernels)
 
-    def _install_loading(self) -> None:
+    def install_loading(self) -> None:
         """Install the hooks that make a callable of an entry, once."""
         if self._loads:
             return
-        self._patches.install(self._parts[-1])
+        self._patches.install(self.kernels)
         self._patches.wrap(internals.deserialize_backward, deserialize_backward)
         functions, more = internals.guard_functions.get(), internals.branch_free()
         functions.update(more)
@@ -194,8 +204,8 @@ class Session:
 
     def _install_holding(self) -> None:
         """Install the hook around Dynamo's compiles, before the first of them begins."""
-        state = self._parts[1]
-        self._try(
+        state = self.state
+        self.install_part(
             internals.HOLDING,
             lambda patches: patches.wrap(internals.compile_frame, state.compile_frame),
             bind=False,
@@ -207,15 +217,16 @@ class Session:
         def install(patches: Patches) -> None:
             from s3cache.hooks._recall import Recall
 
-            engine, state, keys, bypasses, _ = self._parts
-            recall = Recall(engine, state, keys, self._lookups, bypasses, self._install_loading)
+            engine, state, keys, bypasses = self.engine, self.state, self.keys, self.bypasses
+            recall = Recall(engine, state, keys, self.lookups, bypasses, self.install_loading)
             recall.install(patches)
 
-        self._try(internals.RECALL, install, bind=False)
+        self.install_part(internals.RECALL, install, bind=False)
 
-    def _try(
+    def install_part(
         self, feature: str, install: Callable[[Patches], object], *, bind: bool = True
     ) -> None:
+        """Install hooks that can fail alone; a warning then names what is off."""
         patches = Patches()
         try:
             if bind:

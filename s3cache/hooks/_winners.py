@@ -91,8 +91,7 @@ class Winners:
                 patches.wrap(each, partial(self._measure, each is internals.measure))
         if internals.first_launch.find() is not None:
             patches.wrap(internals.first_launch, self._launch)
-        self._engine.finishing.append(self.seal)
-        patches.callback(self._engine.finishing.remove, self.seal)
+        patches.callback(self._engine.events.finishing.subscribe(self.seal))
         self._is_on = True
 
     # -- what a hit still measures, and what torch remembers
