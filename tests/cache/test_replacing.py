@@ -76,7 +76,7 @@ def test_replacements_made_while_finishing_are_uploaded(
     engine: Engine, memory: MemoryStore, way: str
 ) -> None:
     engine.save(KEY, FIRST, provisional=True)
-    engine.finishing.append(lambda: engine.replace(FIRST, bytes(BETTER.data)))
+    engine.events.finishing.subscribe(lambda: engine.replace(FIRST, bytes(BETTER.data)))
     getattr(engine, way)(LONG_S)
     assert found(memory).digest == BETTER.digest
     engine.close()
