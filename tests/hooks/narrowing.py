@@ -140,6 +140,8 @@ def pairs(count: int, level: str) -> list[tuple[Program, Program]]:
             other = replace(one, sizes=other.sizes, stance=other.stance)
             if draw.random() < 0.3:
                 other = replace(other, mark=draw.choice(MARKS_OF_RECALL))
+        elif draw.random() < 0.4:  # these know the same, so that most of them hit
+            other = replace(one, sizes=other.sizes, stance=other.stance)
         elif draw.random() < 0.5:
             other = replace(other, option=one.option, mark=one.mark)
         add(one, other)
