@@ -21,7 +21,6 @@ class Options(StoreOptions, total=False):
     summary: bool | str | None
     metrics_file: str | os.PathLike[str] | None
     record: bool | str | None
-    shape_profile: bool | str | None
     job_profiles: bool | str | None
     share_sources: bool | str | None
     trust: Literal["auto", "off", "prefer", "require"] | None

@@ -135,7 +135,7 @@ class Cache:
         self.events = CacheEvents(strict=self.settings.strict)
         self.counts = {each.name: FeatureCounters(each) for each in features()}
         self._counters_of: dict[EntryKind, Counters] = {
-            kind: Counters() for kind in ("aot", "fx", "shapes", *kinds())
+            kind: Counters() for kind in ("aot", "fx", *kinds())
         }
         self._counters = self._counters_of["aot"]
         self._provisional: set[str] = set()  # names saved here that may be superseded

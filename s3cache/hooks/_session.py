@@ -143,12 +143,6 @@ class Session:
         feature(
             internals.TRACES, lambda _: None
         )  # warns only: traces check for the names themselves
-        if engine.settings.shape_profile:
-            from s3cache.hooks._profiles import ShapeProfiles
-
-            feature(
-                internals.PROFILES, lambda patches: patches.install(ShapeProfiles(engine, bypasses))
-            )
         if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
             feature(internals.WORKERS, _bound_workers, bind=False)
         if os.environ.get("WORLD_SIZE", "1") != "1" and engine.settings.on_miss == "wait":

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from s3cache.entries import RECALL_KEYS, SHAPE_KEYS, key_of
+from s3cache.entries import RECALL_KEYS, key_of
 from s3cache.insight._explain import Explanation, reasons_of
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
 from s3cache.seam import kinds
@@ -164,7 +164,7 @@ def _unused(run: Run) -> Iterator[int]:
     for event in run.events:
         if (event.event, event.ended) == ("download", "done"):
             key = key_of(event.name)
-            if key not in looked_up and not key.startswith((SHAPE_KEYS, RECALL_KEYS)):
+            if key not in looked_up and not key.startswith(RECALL_KEYS):
                 yield event.size
 
 
@@ -186,7 +186,7 @@ def name_of(outcome: str, reason: str) -> str:
 def manifest(runs: Sequence[Run]) -> str:
     """Return the keys that ``runs`` hit, and those of entries they saved, one per line.
 
-    It leaves out misses that were not saved. Shape profiles and frames are not recorded.
+    It leaves out misses that were not saved. Frames are not recorded.
     """
     hits = (each.key for run in runs for each in run.records if each.outcome == "hit" and each.key)
     saves = (each.name for run in runs for each in run.events if each.event == "save")

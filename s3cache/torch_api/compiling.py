@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         KeyPickler,
         Reducer,
         RuntimeMetadata,
-        ShapeState,
         TracingContext,
     )
 
@@ -559,32 +558,6 @@ def describe_break(reason: Any) -> dict[str, str]:
     stack = reason.user_stack
     where = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "an unknown place"
     return {"reason": reason.reason.strip().partition("\n")[0], "where": where}
-
-
-def changing(state: ShapeState) -> tuple[tuple[bool, ...] | None, tuple[bool, ...] | None]:
-    """Return which sizes and strides change; ``None`` if unknown, such as for a number."""
-    changes = names.auto_dynamic.get()
-    sizes, strides = (
-        tuple(dim is changes for dim in dims) if isinstance(dims, tuple) else None
-        for dims in (state.size, state.stride)
-    )
-    return sizes, strides
-
-
-def with_changing(
-    state: ShapeState, sizes: tuple[bool, ...] | None, strides: tuple[bool, ...] | None
-) -> ShapeState:
-    """Return a copy of the state with the result of :func:`changing` for another state.
-
-    A number stays unchanged: it has no tuple of sizes.
-    """
-    changes, made = names.auto_dynamic.get(), copy.copy(state)
-    for name, flags in (("size", sizes), ("stride", strides)):
-        dims: object = getattr(made, name)
-        if isinstance(dims, tuple) and flags is not None and len(dims) == len(flags):
-            marked = (changes if flag else dim for dim, flag in zip(dims, flags, strict=True))
-            setattr(made, name, tuple(marked))
-    return made
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 # Features that can be off alone: the names that only they need are declared with them.
 TORCH_KEY = "remembering torch's hash of its own source"
 KEY_LOGS = "showing key components in torch's logs"
-PROFILES = "sharing which sizes change (shape_profile)"
 TEMPLATES_LATER = "parsing templates of kernels at their first use"
 WATCHING = "watching a program for s3cache check and warm"
 TRACES = "showing lookups and saves in torch's traces"
@@ -540,14 +539,12 @@ optimized_module = AnyClass("torch._dynamo.eval_frame:OptimizedModule", feature=
 )
 #: torch's remote cache of profiles, if it shares them; or ``None``.
 remote_profiles = AnyFunction(f"{_PGO}:get_remote_cache", feature=LOCKDOWN)
-update_automatic_dynamic = AnyFunction(f"{_PGO}:update_automatic_dynamic", feature=PROFILES)
+update_automatic_dynamic = AnyFunction(f"{_PGO}:update_automatic_dynamic", feature=RECALL)
 record_automatic_dynamic = AnyFunction(
     "torch._dynamo.variables.builder:record_automatic_dynamic", feature=RECALL
 )
-put_code_state = AnyFunction("torch._dynamo.convert_frame:put_code_state", feature=PROFILES)
-automatic_dynamic_shapes = Flag("torch._dynamo.config:automatic_dynamic_shapes", feature=PROFILES)
-cache_key_tag = Internal[str]("torch.compiler.config:cache_key_tag", feature=PROFILES)
-auto_dynamic = AnyObject(f"{_PGO}:auto_dynamic", feature=PROFILES)
+cache_key_tag = Internal[str]("torch.compiler.config:cache_key_tag", feature=RECALL)
+auto_dynamic = AnyObject(f"{_PGO}:auto_dynamic", feature=RECALL)
 
 # -- traces of compiles
 

@@ -50,10 +50,7 @@ PythonModules: TypeAlias = Any
 RuntimeMetadata: TypeAlias = Any
 #: ``torch.distributed.Store``: keys and values that all processes of a group share.
 SharedStore: TypeAlias = Any
-#: Dynamo's record of one input: a number, or a tensor's sizes and strides.
-ShapeState: TypeAlias = Any
 #: torch's state of the current compile on this thread.
 TracingContext: TypeAlias = Any
-Translator: TypeAlias = Any
 TritonBundle: TypeAlias = Any
 TritonFile: TypeAlias = Any

@@ -312,7 +312,7 @@ def test_all_variants_that_were_used_are_fetched(machine: Open, store: Gated) ->
 
 
 def test_entries_that_an_unclosed_lookup_accepted_are_fetched(machine: Open) -> None:
-    """Lookups of shape profiles and recalled frames may accept several entries."""
+    """Lookups of recalled frames may accept several entries."""
     run(machine("a", job_profiles=False), GRAPHS[:2])
     second = machine("b")
     for key in GRAPHS[:2]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.entries import JOB_KEYS, RECALL_KEYS, SHAPE_KEYS
+from s3cache.entries import JOB_KEYS, RECALL_KEYS
 from s3cache.records import Record
 from s3cache.trust import generate
 from tests.cli.commands import Call, save
@@ -34,7 +34,7 @@ def test_ls_filters_and_sorts_entries(call: Call, shelf: Shelf, tmp_path: Path) 
     shelf.add("a1", size=10, days=9)
     name = shelf.add("a2", size=5000, torch="2.12.0", device="cpu cuda")
     shelf.put(name, signed_by(shelf.files.read(name) or b"", generate("ci")))
-    shelf.add("b1", size=900, kind="shapes", days=1, tag="mine")
+    shelf.add("b1", size=900, kind="other", days=1, tag="mine")
     record(tmp_path / "local", Record("aot", "hit", "a2"), Record("aot", "miss", "a1"))
 
     def keys(*arguments: str) -> list[str]:
@@ -53,7 +53,7 @@ def test_ls_filters_and_sorts_entries(call: Call, shelf: Shelf, tmp_path: Path) 
     assert keys("--min-size", "4KB") == keys("--device", "cuda") == keys("--signer", "ci") == ["a2"]
     assert keys("--max-size", "500B") == ["a1"]
     assert keys("--never-hit", "--sort", "age") == ["b1", "a1"]
-    assert keys("--kind", "shapes") == keys("--tag", "mine") == ["b1"]
+    assert keys("--kind", "other") == keys("--tag", "mine") == ["b1"]
     assert keys("--torch", "2.12") == ["a2"]
     assert keys("--torch", "2.1") == keys("--kind", "test", "--older", "10d") == []
     assert len(keys("--limit", "1")) == 1
@@ -63,7 +63,7 @@ def test_recalled_frames_have_a_kind_and_do_not_count_as_never_hit(
     call: Call, shelf: Shelf
 ) -> None:
     """Records do not contain the hits of recalled frames and of profiles."""
-    for begin, kind in ((RECALL_KEYS, "recall"), (SHAPE_KEYS, "shapes"), (JOB_KEYS, "job")):
+    for begin, kind in ((RECALL_KEYS, "recall"), (JOB_KEYS, "job")):
         shelf.add(begin + "0" * 64, kind=kind)
     (found,) = call("ls", "--url", shelf.url, "--json", "--kind", "recall").lines
     assert found["key"] == RECALL_KEYS + "0" * 64
@@ -98,13 +98,13 @@ def test_commands_that_only_read_create_no_directory(
 
 
 def test_long_lines_show_the_header_and_the_problem(call: Call, shelf: Shelf) -> None:
-    shelf.add("good", kind="shapes", torch="2.12.1", tag="mine")
+    shelf.add("good", kind="other", torch="2.12.1", tag="mine")
     shelf.damage(shelf.add("bad", size=999), at=70)
     done = call("ls", "--url", shelf.url, "--long", "--sort", "size")
     bad, good = done.out.splitlines()
     assert "?" in bad
     assert "digest" in bad
-    assert good.split()[4:] == ["shapes", "2.12.1", "-", "mine", "-", "good", "0"]
+    assert good.split()[4:] == ["other", "2.12.1", "-", "mine", "-", "good", "0"]
 
 
 def test_local_entries_of_all_remotes_are_listed(call: Call, shelf: Shelf) -> None:
@@ -123,7 +123,7 @@ def test_local_entries_of_all_remotes_are_listed(call: Call, shelf: Shelf) -> No
     ("by", "groups"),
     [
         ("age", {"below 1 day": 1, "below 7 days": 1, "30 days or more": 2}),
-        ("kind", {"test": 2, "shapes": 1, "(not readable)": 1}),
+        ("kind", {"test": 2, "other": 1, "(not readable)": 1}),
         ("size", {"below 1 MiB": 4}),
         ("torch", {"2.13.0+cpu": 2, "2.12.0": 1, "(not readable)": 1}),
         ("tag", {"mine": 1, "(none)": 2, "(not readable)": 1}),
@@ -133,7 +133,7 @@ def test_entries_and_sizes_are_summed_up(
     call: Call, shelf: Shelf, by: str, groups: dict[str, int]
 ) -> None:
     shelf.add("a")
-    shelf.add("b", days=5, kind="shapes", tag="mine")
+    shelf.add("b", days=5, kind="other", tag="mine")
     shelf.add("c", days=50, torch="2.12.0", size=70 << 10)
     name = shelf.add("d")
     shelf.damage(name, at=70)

@@ -41,7 +41,7 @@ def test_clear_removes_nothing_without_yes(call: Call, shelf: Shelf) -> None:
 
 def test_gc_removes_entries_that_meet_all_conditions(call: Call, shelf: Shelf) -> None:
     old, new = shelf.add("old", days=100), shelf.add("new")
-    old_torch = shelf.add("fx", kind="shapes", torch="2.12.0", days=100)
+    old_torch = shelf.add("fx", kind="other", torch="2.12.0", days=100)
     damaged = shelf.add("damaged")
     shelf.damage(damaged, at=70)
     later = shelf.add("later")
@@ -116,7 +116,7 @@ def test_clear_keeps_local_entries_that_are_not_uploaded_yet(call: Call, tmp_pat
 
 def test_gc_keeps_the_latest_up_to_a_size(call: Call, shelf: Shelf) -> None:
     """The size counts only the entries that other options choose."""
-    other = shelf.add("other", kind="shapes", size=9000, days=9)
+    other = shelf.add("other", kind="other", size=9000, days=9)
     latest = [shelf.add(f"k{days}", size=1000, days=days) for days in range(4)]
     done = call("gc", "--kind", "test", "--keep", "3KB", "--url", shelf.url, "--delete")
     assert done.out.startswith("2 entries removed")

@@ -56,7 +56,7 @@ def names(url: str, step: int) -> list[dict[str, Any]]:
             internal.bind()
         warnings.messages.clear()
         try:
-            ran = _compiled(url, shape_profile=True)
+            ran = _compiled(url)
             outcome = {"hits": sum(ran["hits"].values()), "right": ran["right"]}
         except Exception as exc:
             outcome = {"raised": repr(exc)}

@@ -264,7 +264,7 @@ class Judge:
     def _run(self, program: Program, url: str, mode: str = "read-write") -> list[Any]:
         import torch
 
-        options: dict[str, Any] = {"mode": mode, "job_profiles": False, "shape_profile": False}
+        options: dict[str, Any] = {"mode": mode, "job_profiles": False}
         options["record"] = False
         if self._level == "recall":
             options["recall"] = "on"

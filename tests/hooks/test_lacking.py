@@ -14,7 +14,6 @@ pytestmark = pytest.mark.timeout(900)
 
 # The features that every process with the settings of the job uses.
 USED = {
-    internals.PROFILES,
     "torch's remote caches of measurements and profiles (ports)",
     internals.WATCHING,
     internals.KEY_LOGS,

@@ -134,7 +134,7 @@ def _with_a_cache(
     directory: str, history: History, calls: tuple[Call, ...]
 ) -> tuple[list[Any], int, int]:
     FxGraphCache.clear()  # before s3cache is enabled: later this would clear its entries too
-    with s3cache.enabled(local_dir=directory, shape_profile=False) as cache:
+    with s3cache.enabled(local_dir=directory) as cache:
         found, compiles = _compiled(history, calls)
         stats = cache.stats()
     return found, compiles, sum(stats.hits.values()) + sum(stats.fx.hits.values())
