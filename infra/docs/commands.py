@@ -15,7 +15,8 @@ _HEAD = """\
 
 <!-- Written by `make commands` from the commands themselves: change those. -->
 
-`s3cache` is installed with the package; `python -m s3cache` is the same program. `--url` or
+`pip install 'torch-s3cache[cli]'` installs `s3cache`; `python -m s3cache` is the same program. Of the
+commands, `run` alone also works without the extra `cli`. `--url` or
 `S3CACHE_URL` names the cache; `S3CACHE_*` variables set the rest
 ([Configuration](configuration.md)). `s3cache COMMAND --help` shows the text of this page, and
 `s3cache --install-completion` makes the shell complete commands and options.
@@ -38,7 +39,7 @@ Progress is shown on a terminal only. No command unpickles an entry or loads a k
 
 def reference() -> str:
     """Return the text of ``docs/commands.md``."""
-    from s3cache.cli import app
+    from s3cache.cli._app import app
 
     parts = [_HEAD]
     for command in app.registered_commands:

@@ -1,8 +1,8 @@
 """The command line: ``s3cache ...`` and ``python -m s3cache ...``.
 
-Commands are functions, several to a module, listed here in the order of ``--help``. They parse
-arguments and show results; other packages do the work. :func:`main` runs a command, and turns its
-errors into one line and an exit code.
+Commands are functions, several to a module, listed in ``_app.py``. They parse arguments and show
+results; other packages do the work. :func:`main` runs a command, and turns its errors into one line
+and an exit code. All but ``run`` need Typer, which the extra ``cli`` installs.
 """
 
 from __future__ import annotations
@@ -11,57 +11,11 @@ import logging
 import os
 import sys
 
-import typer
-
-from s3cache.cli import _entries, _machine
-from s3cache.cli._options import redacted, with_groups
 from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError, code_of
-from s3cache.util import __version__
-from s3cache.util.text import command, pointer, printable
+from s3cache.util.text import command, pointer, printable, redacted
 
-_COMMANDS = (
-    *(_machine.run, _machine.check, _machine.warm, _machine.version, _machine.doctor),
-    *(_entries.stats, _machine.report, _entries.ls, _entries.du, _entries.inspect),
-    *(_machine.explain, _entries.verify, _entries.rm, _entries.clear, _entries.gc),
-    *(_entries.pull, _entries.push, _entries.prefetch, _entries.mirror),
-    *(_machine.target, _machine.bench, _machine.keygen),
-)
-# Arguments after the name of a program belong to the program.
-_OF_A_PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 # Exit codes, documented in ``docs/commands.md``.
 _FOUND, _USAGE, _STORE, _INTERRUPTED = 1, 2, 3, 130
-
-app = typer.Typer(
-    name="s3cache",
-    help="A shared compile cache for torch.compile in S3-compatible storage.",
-    epilog="--url or S3CACHE_URL names the cache; S3CACHE_* variables set the rest. "
-    "Exit codes: 0 success, 1 problems found or work left, 2 bad arguments or settings, "
-    "3 the store or the disk failed, 130 interrupted.",
-    no_args_is_help=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _version(is_asked: bool) -> None:
-    if is_asked:
-        sys.stdout.write(f"s3cache {__version__}\n")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    _: bool = typer.Option(
-        False, "--version", help="Show the version and exit.", is_eager=True, callback=_version
-    ),
-) -> None:
-    pass  # its docstring would replace the help of the app
-
-
-for _command in _COMMANDS:
-    _context = _OF_A_PROGRAM if _command in (_machine.run, _machine.check) else None
-    app.command(_command.__name__, context_settings=_context)(with_groups(_command))
 
 
 class _Retries(logging.Handler):
@@ -76,7 +30,7 @@ def main(arguments: list[str]) -> int:
         logger.addHandler(_Retries())
         logger.setLevel(logging.INFO)
     try:
-        code = app(args=arguments, prog_name="s3cache", standalone_mode=False)
+        code = _call(arguments)
         sys.stdout.flush()
     except S3CacheError as exc:
         is_found = isinstance(exc, (CorruptError, UntrustedError))
@@ -101,6 +55,21 @@ def main(arguments: list[str]) -> int:
             return _fail(f"{message()} (see s3cache --help)", _USAGE)
         raise
     return code if isinstance(code, int) else 0
+
+
+def _call(arguments: list[str]) -> object:
+    try:
+        from s3cache.cli._app import app
+    except ModuleNotFoundError as exc:
+        if exc.name not in ("typer", "click"):
+            raise
+        if arguments[:1] == ["run"]:
+            from s3cache.cli._run import run_without_typer
+
+            run_without_typer(arguments[1:])
+        fix = "run: pip install 'torch-s3cache[cli]' (s3cache run works without it)"
+        raise ConfigError("the command line", f"needs {exc.name}", fix) from None
+    return app(args=arguments, prog_name="s3cache", standalone_mode=False)
 
 
 def _fail(text: str, code: int) -> int:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from typer import Argument, Option
 
-from s3cache.cli._options import URL, Output, duration_s, given, named_file, redacted, size_text
+from s3cache.cli._run import arguments_of, run_program
+from s3cache.cli._options import URL, Output, duration_s, given, named_file, size_text
 from s3cache.errors import ConfigError
 from s3cache.records import JOB, Run, in_jobs, job_here, ranks_in_words, recorded
 from s3cache.settings import Settings
@@ -24,7 +25,7 @@ from s3cache.store import parse_url
 from s3cache.trust import Algorithm, VerifyKey, generate
 from s3cache.util import __version__
 from s3cache.util.text import command as command_on
-from s3cache.util.text import counted, footer, pointer, sections, sections_on
+from s3cache.util.text import counted, footer, pointer, redacted, sections, sections_on
 
 # -- programs
 
@@ -33,16 +34,6 @@ PROGRAM: list[str] = Argument(
 )
 MODULE: bool = Option(False, "-m", help="A module, not a script.")
 COMMAND: bool = Option(False, "-c", help="Code, not a script.")
-
-
-def _arguments(program: list[str], *, module: bool, command: bool) -> list[str]:
-    """Return the arguments with which Python runs a program."""
-    if module and command:
-        raise ConfigError("option -c", "cannot be used with -m", "omit one of them")
-    kind = ["-m"] if module else ["-c"] if command else []
-    if not kind and program[0] != "-" and not os.path.exists(program[0]):
-        raise ConfigError(f"script {program[0]}", "does not exist", "give another, or -m or -c")
-    return [*kind, *program]
 
 
 def run(
@@ -60,50 +51,7 @@ def run(
     in child processes. Every process that compiles prints its hits and misses in one line at the
     end (S3CACHE_SUMMARY=0: no line).
     """
-    arguments = _arguments(program, module=module, command=command)
-    settings, of_store = Settings.load(url)
-    if settings.url is not None:
-        parse_url(settings.url, **of_store)
-    settings.trust_policy()
-    _check_autoload()
-    environment = {**os.environ, "S3CACHE_AUTOLOAD": "1"}
-    if url is not None:
-        environment["S3CACHE_URL"] = url
-    if as_json:
-        environment["S3CACHE_SUMMARY"] = "json"
-    environment.setdefault("S3CACHE_SUMMARY", "1")
-    if not job_here():  # else the ranks already belong to a job
-        environment[JOB] = secrets.token_hex(4)
-    os.execve(  # noqa: S606 - it is what it was asked to run
-        sys.executable, [sys.executable, *_interpreter_options(), *arguments], environment
-    )
-
-
-def _check_autoload() -> None:
-    """Raise ConfigError if ``import torch`` in the program would not turn s3cache on."""
-    switch = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-    if os.environ.get(switch, "1") != "1":
-        raise ConfigError(
-            f"environment variable {switch}",
-            f"is {os.environ[switch]!r}, which keeps torch from loading s3cache",
-            "unset it, or call s3cache.enable() in the program",
-        )
-    if not metadata.entry_points(group="torch.backends", name="s3cache"):
-        raise ConfigError(
-            "s3cache",
-            "is on the path, but is not installed: torch does not find it",
-            "install it (pip install torch-s3cache), or call s3cache.enable() in the program",
-        )
-
-
-def _interpreter_options() -> list[str]:
-    """Return the options of the Python interpreter, such as ``-u`` and ``-X``."""
-    *options, command = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
-    if command != sys.argv[0]:  # not a script, but the argument of -m: `-u -m s3cache`
-        last = re.match("-([A-Za-z]*?)[cm]", command if command[0] == "-" else options.pop())
-        if last is not None and last[1]:
-            options.append(f"-{last[1]}")
-    return options
+    run_program(program, url=url, as_json=as_json, module=module, command=command)
 
 
 _ENDS = {
@@ -136,7 +84,7 @@ def check(
     from s3cache.manage.programs import check_program
 
     found = check_program(
-        _arguments(program, module=module, command=command),
+        arguments_of(program, module=module, command=command),
         quiet_s=duration_s("--quiet", quiet) or float("inf"),
         timeout_s=duration_s("--timeout", timeout) or float("inf"),
         graphs=graphs or float("inf"),

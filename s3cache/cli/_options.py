@@ -111,25 +111,6 @@ def _jsonable(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
-_WORD = re.compile(r"[^\s'\"()<>]*(?:://|@)[^\s'\"()<>]*")
-_SECRET = re.compile(r"secret|passw|token|access_?key|credential|signature", re.IGNORECASE)
-_SCHEMES = ("s3", "file", "memory", "http", "https")
-
-
-def redacted(text: str) -> str:
-    """Return ``text`` without the passwords in URLs, even if the URLs are misspelt."""
-
-    def shorter(match: re.Match[str]) -> str:
-        word = match[0]
-        scheme, separator, rest = word.partition("://")
-        before, _, query = rest.partition("?")
-        if "@" not in word and not _SECRET.search(query) and ":" not in before.partition("/")[0]:
-            return word
-        return f"{scheme}://…" if separator and scheme in _SCHEMES else "…"
-
-    return _WORD.sub(shorter, text)
-
-
 def size_text(size: float) -> str:
     """Format a size for people: ``1.5 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

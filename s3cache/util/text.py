@@ -45,6 +45,25 @@ def escape(words: str) -> str:
     return escape_html(printable_lines(words))
 
 
+_WORD = re.compile(r"[^\s'\"()<>]*(?:://|@)[^\s'\"()<>]*")
+_SECRET = re.compile(r"secret|passw|token|access_?key|credential|signature", re.IGNORECASE)
+_SCHEMES = ("s3", "file", "memory", "http", "https")
+
+
+def redacted(text: str) -> str:
+    """Return ``text`` without the passwords in URLs, even if the URLs are misspelt."""
+
+    def shorter(match: re.Match[str]) -> str:
+        word = match[0]
+        scheme, separator, rest = word.partition("://")
+        before, _, query = rest.partition("?")
+        if "@" not in word and not _SECRET.search(query) and ":" not in before.partition("/")[0]:
+            return word
+        return f"{scheme}://…" if separator and scheme in _SCHEMES else "…"
+
+    return _WORD.sub(shorter, text)
+
+
 # -- sections of the documentation
 
 #: The kinds of codes: why a lookup missed or a save was refused, why a graph was bypassed, why a

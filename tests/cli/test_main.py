@@ -9,14 +9,16 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import s3cache
 from infra.docs.commands import reference
-from s3cache.cli._options import Output, redacted
+from s3cache.cli._options import Output
 from s3cache.errors import ConfigError
+from s3cache.util.text import redacted
 from tests.cli.commands import Call, save
 from tests.support.scripts import modules_after, python
 from tests.support.shelves import Shelf
@@ -63,6 +65,50 @@ def test_the_installed_command_is_the_same_program(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert (done.returncode, done.stdout) == (0, "True None False\n"), done.stderr
+
+
+@pytest.fixture
+def without_typer(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that calls commands where Typer cannot be imported."""
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(name='typer')")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        variables = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "S3CACHE_LOCAL": "0"}
+        return python("-m", "s3cache", *arguments, env={**os.environ, **variables}, cwd=tmp_path)
+
+    return run
+
+
+def test_programs_run_without_typer(
+    without_typer: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """A job does not need the extra ``cli``. Arguments after the program's name are its own."""
+    shows = "import os, sys; print(os.environ['S3CACHE_SUMMARY'], sys.argv)"
+    options = ["--url", "memory://x", "--json", "-c"]
+    done = without_typer("run", *options, shows, "--json", "-m", "--", "x")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "json ['-c', '--json', '-m', '--', 'x']\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ls", "--url", "memory://x"], "pip install 'torch-s3cache[cli]'"),
+        (["--help"], "pip install 'torch-s3cache[cli]'"),
+        ([], "pip install 'torch-s3cache[cli]'"),
+        (["run"], "s3cache run: has no program"),
+        (["run", "--what", "x.py"], "unrecognized arguments: --what"),
+    ],
+)
+def test_without_typer_other_commands_say_what_to_install(
+    without_typer: Callable[..., subprocess.CompletedProcess[str]],
+    arguments: list[str],
+    message: str,
+) -> None:
+    done = without_typer(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert message in line
 
 
 @pytest.mark.parametrize(

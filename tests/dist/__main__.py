@@ -4,7 +4,8 @@
 
 Installs the wheel into an empty environment, outside of the checkout. Runs there the README's first
 program, the backend that torch finds by its entry point, a program that torch enables s3cache for,
-``python -m s3cache run``, and ``s3cache explain``, which prints text of the documentation.
+``python -m s3cache run``, and, with the extra ``cli``, ``s3cache explain``, which prints text of the
+documentation.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def check_installed(wheel: Path, place: Path) -> None:
     python = str(place / "venv" / "bin" / "python")
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     constraints = str(ROOT / "constraints.txt")
-    subprocess.run([*pip, "install", "--quiet", "-c", constraints, str(wheel)], check=True)
+    install = [*pip, "install", "--quiet", "-c", constraints]
+    subprocess.run([*install, str(wheel)], check=True)
     subprocess.run([*pip, "check"], check=True)
 
     program = programs(ROOT / "README.md")[0]
@@ -140,7 +142,6 @@ def check_installed(wheel: Path, place: Path) -> None:
     script.write_text(program.replace(f'enable("{url}")', "active()"))
     silent = place / "silent.py"
     silent.write_text(SILENT)
-    check_explained(str(place / "venv" / "bin" / "s3cache"), place)
     for what, arguments, source in (
         ("the backend", [str(backend)], backend),
         ("torch by itself", [str(silent)], silent),
@@ -148,6 +149,13 @@ def check_installed(wheel: Path, place: Path) -> None:
     ):
         lines = run(python, *arguments, place=place, S3CACHE_URL=url)
         check_output(what, lines, source.read_text())
+
+    command = str(place / "venv" / "bin" / "s3cache")
+    done = subprocess.run([command, "version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert "pip install 'torch-s3cache[cli]'" in done.stderr, done
+    subprocess.run([*install, f"{wheel}[cli]"], check=True)
+    check_explained(command, place)
 
 
 def check_explained(command: str, place: Path) -> None:
