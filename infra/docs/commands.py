@@ -15,9 +15,9 @@ _HEAD = """\
 
 <!-- Written by `make commands` from the commands themselves: change those. -->
 
-`pip install 'torch-s3cache[cli]'` installs `s3cache`; `python -m s3cache` is the same program. Of the
-commands, `run` alone also works without the extra `cli`. `--url` or
-`S3CACHE_URL` names the cache; `S3CACHE_*` variables set the rest
+`pip install 'torch-s3cache[cli]'` installs `s3cache`; `python -m s3cache` is the same program.
+`run` alone works without the extra `cli`. `--url` or `S3CACHE_URL` names the cache; `S3CACHE_*`
+variables set the rest
 ([Configuration](configuration.md)). `s3cache COMMAND --help` shows the text of this page, and
 `s3cache --install-completion` makes the shell complete commands and options.
 

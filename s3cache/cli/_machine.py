@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
-import secrets
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,12 +14,11 @@ from pathlib import Path
 
 from typer import Argument, Option
 
-from s3cache.cli._run import arguments_of, run_program
 from s3cache.cli._options import URL, Output, duration_s, given, named_file, size_text
+from s3cache.cli._run import arguments_of, run_program
 from s3cache.errors import ConfigError
-from s3cache.records import JOB, Run, in_jobs, job_here, ranks_in_words, recorded
+from s3cache.records import Run, in_jobs, ranks_in_words, recorded
 from s3cache.settings import Settings
-from s3cache.store import parse_url
 from s3cache.trust import Algorithm, VerifyKey, generate
 from s3cache.util import __version__
 from s3cache.util.text import command as command_on
