@@ -312,11 +312,6 @@ def decode(data: Buffer, *, admit: TrustCheck | None = None) -> Frame:
     return found
 
 
-def decode_header(first_bytes: Buffer, *, admit: TrustCheck | None = None) -> Header:
-    """Return the header; arguments and errors are those of :func:`decode_head`."""
-    return decode_head(first_bytes, admit=admit).header
-
-
 def decode_head(first_bytes: Buffer, *, admit: TrustCheck | None = None) -> Head:
     """Read the head from the first bytes of a frame, such as a ranged read.
 

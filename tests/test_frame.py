@@ -13,7 +13,7 @@ import zstandard
 
 from s3cache import frame
 from s3cache.errors import ConfigError, CorruptError, TruncatedError
-from s3cache.frame import PRELUDE_BYTES, decode, decode_header, encode
+from s3cache.frame import PRELUDE_BYTES, decode, decode_head, encode
 from tests.support.frames import NOISE, TEXT, seal, sha256, small_frame
 
 
@@ -63,7 +63,7 @@ class TestRoundTrip:
             raise KeyError
 
         no_header = seal(b"\xc1")
-        for read in (decode, decode_header, frame.decode_head):
+        for read in (decode, decode_head):
             with pytest.raises(KeyError):
                 read(no_header, admit=refuse)
             with pytest.raises(CorruptError, match="not valid msgpack"):
@@ -82,13 +82,13 @@ def test_two_reads_of_any_size_are_enough_for_a_header() -> None:
     data = small_frame()
     for size in range(PRELUDE_BYTES):
         with pytest.raises(TruncatedError) as caught:
-            decode_header(data[:size])
+            decode_head(data[:size])
         assert caught.value.needed == PRELUDE_BYTES
     for size in range(PRELUDE_BYTES, len(data)):
         try:
-            header = decode_header(data[:size])
+            header = decode_head(data[:size]).header
         except TruncatedError as error:
-            header = decode_header(data[: error.needed])
+            header = decode_head(data[: error.needed]).header
         assert header == decode(data).header
 
 
@@ -168,6 +168,6 @@ class TestMistakes:
 
     @pytest.mark.parametrize("data", ["text", None, memoryview(small_frame() * 2)[::2]])
     def test_only_contiguous_buffers_are_read(self, data: Any) -> None:
-        for read in (decode, decode_header):
+        for read in (decode, decode_head):
             with pytest.raises(ConfigError, match="frame"):
                 read(data)

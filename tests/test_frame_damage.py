@@ -13,7 +13,7 @@ import pytest
 
 from s3cache import frame
 from s3cache.errors import ConfigError, CorruptError, TruncatedError
-from s3cache.frame import PRELUDE_BYTES, decode, decode_header, encode
+from s3cache.frame import PRELUDE_BYTES, decode, decode_head, encode
 from tests.support.frames import (
     header_fields,
     seal,
@@ -55,7 +55,7 @@ class TestDamage:
     )
     def test_bytes_without_the_frame_magic_are_not_truncated_frames(self, text: bytes) -> None:
         """A caller reads more bytes after a TruncatedError, but here more bytes would not help."""
-        for read in (decode, decode_header):
+        for read in (decode, decode_head):
             with pytest.raises(CorruptError, match="frame magic") as caught:
                 read(text)
             assert not isinstance(caught.value, TruncatedError)
@@ -158,7 +158,7 @@ class TestForgery:
 
     @pytest.mark.parametrize(("message", "header"), FORGED_HEADERS + FORGED_BYTES)
     def test_a_header_with_one_wrong_field_is_refused(self, message: str, header: Any) -> None:
-        for read in (decode, decode_header):
+        for read in (decode, decode_head):
             with pytest.raises(CorruptError, match=message):
                 read(seal(header))
 
@@ -246,17 +246,17 @@ class TestLimits:
             return seal(header_fields(sections=records))
 
         most = (2 << 30) - len(claiming("none", (2 << 30, 2 << 30)))
-        assert decode_header(claiming("none", (most, most))).sections[0].raw_size == most
+        assert decode_head(claiming("none", (most, most))).header.sections[0].raw_size == most
         with pytest.raises(CorruptError, match="frame takes 2147483649 bytes"):
-            decode_header(claiming("none", (most + 1, most + 1)))
+            decode_head(claiming("none", (most + 1, most + 1)))
         large = 2 << 20, 1 << 30
-        decode_header(claiming("zstd", large, large))
+        decode_head(claiming("zstd", large, large))
         with pytest.raises(CorruptError, match="sizes: not"):
-            decode_header(claiming("zstd", large, (2 << 20, (1 << 30) + 1)))
+            decode_head(claiming("zstd", large, (2 << 20, (1 << 30) + 1)))
         most = 1000 * 100 + (64 << 10)
-        decode_header(claiming("zstd", (100, most)))
+        decode_head(claiming("zstd", (100, most)))
         with pytest.raises(CorruptError, match="section '0'"):
-            decode_header(claiming("zstd", (100, most + 1)))
+            decode_head(claiming("zstd", (100, most + 1)))
 
     def test_too_large_sections_are_refused_before_they_are_read(self) -> None:
         size = (2 << 30) + 1

@@ -6,7 +6,6 @@ goes through the entries under it. ``_conditions`` and ``_kernels`` check and lo
 they compile, ``_ranks`` makes them agree on hits.
 """
 
-from s3cache.hooks._kernels import private_directory as private_directory
 from s3cache.hooks._session import Session as Session
 from s3cache.hooks._session import active as active
 from s3cache.hooks._session import check as check

@@ -21,10 +21,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from s3cache.errors import ConfigError, StoreError
-from s3cache.hooks._kernels import own_directory, private_directory
 from s3cache.hooks._keys import Patches
-from s3cache.store import Directory
+from s3cache.store import Directory, own_directory
 from s3cache.torch_api import internals
+from s3cache.util.directories import private_directory
 from s3cache.util.logs import logger_of
 from s3cache.util.threads import DeadlineExecutor, close_unshared
 

@@ -28,7 +28,6 @@ import os
 import re
 import stat
 import sys
-import tempfile
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,9 +40,10 @@ from s3cache.artifact import check_image, hidden_places, hidden_source, without_
 from s3cache.errors import ConfigError, CorruptError
 from s3cache.hooks._conditions import REMEMBERED, NotSharableError
 from s3cache.hooks._keys import CompileState, around
-from s3cache.store import Buffer, Directory, is_writable_by_others, make_parents
+from s3cache.store import Buffer, own_directory
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
+from s3cache.util.directories import is_writable_by_others, private_directory
 
 if TYPE_CHECKING:
     from s3cache.hooks._winners import Winners
@@ -482,86 +482,3 @@ def check_triton_directory(base: str, kernel: str) -> None:
         raise PermissionError(
             errno.EACCES, f"kernels of Triton are not loaded from where others may write: {exc}"
         ) from exc
-
-
-# -- directories for compilers and loaders, which open files by name
-
-
-def check_way(path: str) -> None:
-    """Check that no other user can replace ``path``, for code that opens files by name.
-
-    A user who owns a directory or may write to it may rename what is in it (with the sticky bit,
-    only files of their own); the owner of a symbolic link may replace it where they may write.
-
-    Raises:
-        ConfigError: a directory or link on the way to ``path`` belongs neither to us nor to root,
-            or others may write to such a directory, and it has no sticky bit.
-        OSError: a directory above it is missing.
-    """
-    # The owner of "/" controls every path. In a container that does not map root, it is not user 0.
-    owners = {os.geteuid(), 0, os.lstat("/").st_uid}
-    above = os.path.dirname(os.path.join(os.getcwd(), path.rstrip("/")))
-    os.stat(above)  # fails for circular links
-    for at, status in _steps(above):
-        mode = status.st_mode
-        problem = fix = ""
-        if status.st_uid not in owners:
-            problem = f"belongs to user id {status.st_uid}"
-            fix = "give a directory outside of that user's directories"
-        elif stat.S_ISDIR(mode) and not mode & stat.S_ISVTX and is_writable_by_others(status):
-            problem = f"can be written by others (mode {stat.S_IMODE(mode):04o})"
-            fix = f"run: chmod go-w {at}, or chmod +t {at}"
-        if problem:
-            raise ConfigError(
-                f"directory {path}",
-                f"could be replaced by other users: {at} on the way to it {problem}",
-                fix,
-            )
-
-
-def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield each directory and link on the way from the root to ``path``."""
-    above = os.path.dirname(path)
-    if above != path:
-        yield from _steps(above)
-    status = os.lstat(path)
-    yield path, status
-    if stat.S_ISLNK(status.st_mode):
-        yield from _steps(os.path.join(above, os.readlink(path)))
-
-
-def own_directory(path: str) -> Directory:
-    """Open a directory that no other user can write to or replace; create it if it is missing.
-
-    Raises:
-        ConfigError, OSError: other users can.
-    """
-    make_parents(os.path.abspath(path))
-    check_way(path)  # before it is opened
-    return Directory.at(path, make=True)
-
-
-def private_directory() -> tuple[str, Callable[[], None]]:
-    """Create a directory that no other user can replace; return it and a function to remove it.
-
-    It is below the temporary directory where that is safe, else in the next best place.
-
-    Raises:
-        ConfigError, OSError: there is no such place.
-    """
-    problem: Exception | None = None
-    for place in (None, os.path.expanduser("~"), "/tmp", "/var/tmp"):  # noqa: S108 - looked at
-        try:
-            made = tempfile.TemporaryDirectory(prefix="s3cache-", dir=place)
-        except OSError as exc:
-            problem = problem or exc
-            continue
-        path = os.path.realpath(made.name)
-        try:
-            check_way(path)
-            return path, made.cleanup
-        except (ConfigError, OSError) as exc:
-            made.cleanup()
-            problem = problem or exc
-    assert problem is not None
-    raise problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from s3cache.graph import origin_of_file, placement
@@ -224,4 +224,3 @@ def _fit(expected: list[int | None], found: Any) -> bool:
 
 
 _NOTHING = types.ModuleType("nothing")
-Variables = Mapping[str, object]

@@ -28,9 +28,8 @@ from s3cache.store._base import os_errors as os_errors
 from s3cache.store._file import Directory as Directory
 from s3cache.store._file import FileStore as FileStore
 from s3cache.store._file import ObjectFiles as ObjectFiles
-from s3cache.store._file import is_writable_by_others as is_writable_by_others
-from s3cache.store._file import make_parents as make_parents
 from s3cache.store._file import mark_used as mark_used
+from s3cache.store._file import own_directory as own_directory
 from s3cache.store._s3 import S3Store as S3Store
 from s3cache.store._s3 import concurrently as concurrently
 from s3cache.store._s3_credentials import credentials_source as credentials_source

@@ -39,6 +39,7 @@ from s3cache.store._base import (
     is_key,
     os_errors,
 )
+from s3cache.util.directories import check_way, is_writable_by_others, make_parents
 from s3cache.util.threads import DeadlineExecutor, close_unshared, open_unshared
 
 _T = TypeVar("_T")
@@ -55,35 +56,6 @@ _MAX_TRANSFER_S = 600.0
 # -- directories
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def is_writable_by_others(status: os.stat_result) -> bool:
-    """Return whether users other than the owner may write: others, or a group with members.
-
-    A user's private group (the default of useradd, with umask 002) has the user's number and no
-    other members.
-    """
-    if status.st_mode & stat.S_IWOTH or not status.st_mode & stat.S_IWGRP:
-        return bool(status.st_mode & stat.S_IWOTH)
-    if status.st_gid != status.st_uid:
-        return True
-    import grp  # rarely needed: few directories are writable by a group
-    import pwd
-
-    try:
-        members = grp.getgrgid(status.st_gid).gr_mem
-        return members not in ([], [pwd.getpwuid(status.st_uid).pw_name])
-    except KeyError:  # a group without a name has no other members
-        return False
-
-
-def make_parents(path: str) -> None:
-    """Make the missing directories above ``path``, never writable by others."""
-    above = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(above):
-        make_parents(above)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(above, 0o755)
 
 
 class Directory:
@@ -245,6 +217,17 @@ def _check_directory(status: os.stat_result, path: str) -> None:
         fix = f"run: chmod go-w {path}"
     if problem:
         raise ConfigError(f"directory {path}", problem, fix)
+
+
+def own_directory(path: str) -> Directory:
+    """Open a directory that no other user can write to or replace; create it if it is missing.
+
+    Raises:
+        ConfigError, OSError: other users can.
+    """
+    make_parents(os.path.abspath(path))
+    check_way(path)  # before it is opened
+    return Directory.at(path, make=True)
 
 
 # -- objects

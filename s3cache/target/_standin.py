@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from s3cache.errors import ConfigError
-from s3cache.hooks import private_directory
 from s3cache.settings import STANDIN
+from s3cache.util.directories import private_directory
 
 # Other major releases have other functions, and structures with another layout.
 _MAJOR = 13

@@ -73,7 +73,7 @@ def framed(content: object) -> bytes:
 
 
 def read(content: object) -> dict[str, Any]:
-    found = description(frame.decode_header(framed(content)))
+    found = description(frame.decode_head(framed(content)).header)
     assert found is not None
     return found
 
@@ -130,7 +130,7 @@ def refuse(event, arguments):
 sys.addaudithook(refuse)
 from s3cache import frame
 from s3cache.artifact import description
-print(description(frame.decode_header(open(sys.argv[1], "rb").read())))
+print(description(frame.decode_head(open(sys.argv[1], "rb").read()).header))
 """
 
 

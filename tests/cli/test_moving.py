@@ -23,7 +23,7 @@ def other(tmp_path: Path) -> Shelf:
 
 
 def variants(shelf: Shelf) -> set[tuple[str, str]]:
-    headers = [frame.decode_header(shelf.files.read(name) or b"") for name in shelf.names]
+    headers = [frame.decode_head(shelf.files.read(name) or b"").header for name in shelf.names]
     return {(header.key, header.variant) for header in headers}
 
 

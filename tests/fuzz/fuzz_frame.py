@@ -21,7 +21,7 @@ import atheris
 
 with atheris.instrument_imports(include=["s3cache"]):
     from s3cache.errors import CorruptError
-    from s3cache.frame import PRELUDE_BYTES, decode, decode_header, encode, signed
+    from s3cache.frame import PRELUDE_BYTES, decode, decode_head, encode, signed
     from s3cache.trust import Algorithm, generate, pack, sign, unpack
     from tests.support.forging import encoded, resealed, split, with_section_digests
 
@@ -61,7 +61,7 @@ def seeds() -> dict[str, bytes]:
 
 def read(data: bytes) -> None:
     with contextlib.suppress(CorruptError):
-        decode_header(data)
+        decode_head(data)
     try:
         found = decode(data)
         sections = {name: bytes(found.section(name)) for name in found.names}
