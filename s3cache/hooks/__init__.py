@@ -6,6 +6,11 @@ goes through the entries under it. ``_conditions`` and ``_kernels`` check and lo
 they compile, ``_ranks`` makes them agree on hits.
 """
 
+from s3cache.hooks._calls import AOT as AOT
+from s3cache.hooks._calls import Lookup as Lookup
+from s3cache.hooks._conditions import conditions_of as conditions_of
+from s3cache.hooks._keys import Patches as Patches
+from s3cache.hooks._keys import around as around
 from s3cache.hooks._session import Session as Session
 from s3cache.hooks._session import active as active
 from s3cache.hooks._session import check as check

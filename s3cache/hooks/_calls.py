@@ -118,7 +118,7 @@ class Lookup(CacheCall):
     entries: CandidateLookup | None = None  # under its key, once torch asks for them
     hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is ours
     result: object = None  # unpickled from the hit
-    # For a graph that was not traced: whether settings are unchanged since it was compiled.
+    # Whether settings are as at the compile of the forward, if this is known without their digest.
     as_before: Callable[[], bool] | None = None
     about: dict[str, object] = field(default_factory=dict)  # shown in torch's traces
     saved_s: float = 0.0  # seconds of compiling that the accepted entry has saved

@@ -196,8 +196,8 @@ class CompileState(threading.local):
     current: CacheCall | None = None
     # Compiles the graph of the innermost call of AOTAutograd again, for real inputs.
     again: Callable[[Sequence[object]], Function[object]] | None = None
-    # The code of the frame that is recalled.
-    recalled: CodeType | None = None
+    # The code that calls the graph, if Dynamo does not trace it now.
+    caller: CodeType | None = None
     # The lookup that gave the current FX graph, if it was a hit of ours.
     fx_hit: CacheCall | None = None
     # Restores an option that was set for the current FX graph.
@@ -206,8 +206,6 @@ class CompileState(threading.local):
     leading: Leading | None = None
     # How often the current FX graph calls each collective, in a job of several ranks.
     collectives: Mapping[str, int] | None = None
-    # The lookups of the frame that Dynamo traces, if they are recorded.
-    lookups: list[CacheCall] | None = None
     # Entered while torch compiles.
     observed: Callable[[], contextlib.AbstractContextManager[object]] = CALLS.compiling
     # Kernels of the modules that are being loaded, outermost module first.

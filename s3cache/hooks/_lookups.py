@@ -54,6 +54,7 @@ from s3cache.hooks._conditions import (
     misfits,
     place_of,
 )
+from s3cache.hooks._events import CompileEvents
 from s3cache.hooks._keys import CompileState, KeyHook, Patches, around
 from s3cache.records import Record
 from s3cache.stats import Reason
@@ -239,6 +240,7 @@ class Lookups:
     _keys: KeyHook
     _bypasses: Bypasses
     _kernels: Kernels
+    _events: CompileEvents
     compiles: Compiles = field(init=False)  # once torch's compiler is imported
     lowers_early: bool = False  # whether a backward is lowered with its forward
 
@@ -298,8 +300,7 @@ class Lookups:
                     self._ended(lookup)
                 else:
                     self._bypasses.record("aot", [_OF_TORCH], gm)
-            if self._state.lookups is not None:
-                self._state.lookups.append(lookup)
+            self._events.looked_up.tell(lookup)
             if lookup.reasons:
                 self.compiles.leave_to_torch(lookup)
             elif not internals.is_hit(result) and self._keys.is_shared(lookup.key):
@@ -319,40 +320,22 @@ class Lookups:
                 self._bypasses.record("aot", [*process_bypass_reasons()])
         return answer
 
-    def rebuilt(
-        self,
-        key: str,
-        inputs: Sequence[object],
-        sources: Sequence[object],
-        lowered: Sequence[str | None],
-        as_before: Callable[[], bool],
-    ) -> Function[object] | None:
-        """Return the callable of an untraced graph under ``key``; None on a miss.
-
-        ``lowered`` are digests of the settings of its backward, without and with threads.
-        ``as_before`` returns whether the settings are unchanged since this call.
-        """
-        self._keys.know(key)
-        lookup = Lookup(level=AOT, key=key, inputs=inputs, sources=sources)
-        with (
-            self._state.entered(lookup),
-            internals.untraced(),
-            internals.shown("s3cache.lookup", "aot") as lookup.about,
-        ):
+    @contextlib.contextmanager
+    def searching(self, lookup: Lookup) -> Iterator[Iterator[Candidate]]:
+        """Search the entries under a key that torch did not compute here, as if it asked."""
+        self._keys.know(str(lookup.key))
+        with self._state.entered(lookup), internals.shown("s3cache.lookup", "aot") as lookup.about:
             try:
-                for result, _, _ in self._entries(lookup):
-                    conditions = conditions_of(result)
-                    if conditions is None or not internals.fits_untraced(result, inputs):
-                        continue
-                    if conditions["lowered"] == lowered[conditions["of_threads"]]:
-                        lookup.as_before = as_before
-                    wrap = cast("Function[object]", unwrap_patch(internals.wrap_post_compile.get()))
-                    return internals.call_untraced(result, partial(self._wrap_post_compile, wrap))
-                return None
+                yield self._entries(lookup)
             finally:
                 self._ended(lookup)
                 lookup.raise_error(strict=self._engine.settings.strict)
                 self._refuse_left(lookup)
+
+    def make_callable(self, result: AOTResult, *args: object) -> Function[object]:
+        """Make a callable of the current entry, as torch does."""
+        original = cast("Function[object]", unwrap_patch(internals.wrap_post_compile.get()))
+        return cast("Function[object]", self._wrap_post_compile(original, result, *args))
 
     @around(internals.evaluate_guards)
     def _evaluate_guards(self, original: Function[bool], *args: object, **kwargs: object) -> bool:
@@ -482,7 +465,7 @@ class Lookups:
             key=str(lookup.key),
             take_back=partial(self._take_back, lookup),
             sources=[getattr(graph, "source_code", "") for graph in graphs],
-            code=self._state.recalled or internals.code_in_dynamo(),
+            code=self._state.caller or internals.code_in_dynamo(),
             again=again,
             mutated=mutated,
             effects=effects,

@@ -79,8 +79,6 @@ class Session:
             for feature in features():
                 if feature.is_used(engine.settings):
                     feature.call(feature.installs, self, strict=engine.settings.strict)
-            if getattr(engine.settings, "recall", "off") != "off":
-                undo.callback(when_imported(internals.DYNAMO, self._install_recall))
             undo.callback(when_imported(internals.DYNAMO, self._install_holding))
             undo.callback(when_imported(internals.COMPILER, self._install))
             cancel = without_collections(internals.HEAVY_MODULES)
@@ -183,7 +181,7 @@ class Session:
 
     @functools.cached_property
     def lookups(self) -> Lookups:
-        return Lookups(self.engine, self.state, self.keys, self.bypasses, self.kernels)
+        return Lookups(self.engine, self.state, self.keys, self.bypasses, self.kernels, self.events)
 
     def install_loading(self) -> None:
         """Install the hooks that make a callable of an entry, once."""
@@ -204,18 +202,6 @@ class Session:
             lambda patches: patches.wrap(internals.compile_frame, state.compile_frame),
             bind=False,
         )
-
-    def _install_recall(self) -> None:
-        """Install recall before torch's compiler is imported; it does not need it."""
-
-        def install(patches: Patches) -> None:
-            from s3cache.hooks._recall import Recall
-
-            engine, state, keys, bypasses = self.engine, self.state, self.keys, self.bypasses
-            recall = Recall(engine, state, keys, self.lookups, bypasses, self.install_loading)
-            recall.install(patches)
-
-        self.install_part(internals.RECALL, install, bind=False)
 
     def install_part(
         self, feature: str, install: Callable[[Patches], object], *, bind: bool = True

@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from s3cache.torch_api import Internal, installed_release, names
 from s3cache.torch_api.registries import has_code_of_torch
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         TracingContext,
     )
 
-_R = TypeVar("_R")
 
 # -- keys of whole graphs
 
@@ -690,62 +689,6 @@ def stand_in_for_metadata() -> None:
         context.fw_metadata = object()
 
 
-# -- graphs that were not traced here
-
-
-class _Debug:
-    """A stand-in for ``torch._inductor.debug``, which compiled graphs use on every call.
-
-    An import of the real module replaces it.
-    """
-
-    RECORD_GRAPH_EXECUTION = False
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(importlib.import_module("torch._inductor.debug"), name)
-
-
-def _stand_in_for_debug() -> None:
-    inductor = importlib.import_module("torch._inductor")
-    if "debug" not in vars(inductor):
-        vars(inductor)["debug"] = _Debug()
-
-
-@contextlib.contextmanager
-def untraced() -> Iterator[None]:
-    """Set up the context for rebuilding an entry without a trace."""
-    mode = names.fake_mode.get()(shape_env=names.shape_env.get()())
-    with names.tracing.get()(names.tracing_context.get()(mode)):
-        yield
-
-
-def fits_untraced(result: Any, inputs: Sequence[object]) -> bool:
-    """Return whether the guards on sizes in torch's entry hold for real inputs."""
-    if not result.guards_expr:
-        return True
-    values = [value for value in inputs if type(value) is int]
-    shapes = names.shape_env.get()()
-    return bool(shapes.evaluate_guards_expression(result.guards_expr, values))
-
-
-def call_untraced(result: Any, wrap: Function[object]) -> Function[object]:
-    """Make a callable of an entry; the frame that calls it has the guards."""
-    _stand_in_for_debug()
-    result.guards_expr = None
-    inductor = names.inductor_config.get()
-    boxed = {
-        "cudagraphs": names.boxed_bool.get()(bool(inductor.triton.cudagraphs)),
-        "boxed_forward_device_index": names.boxed_index.get()(None),
-    }
-    wrapped = wrap(result, [], result.sanitized_aot_config, boxed)
-    compiled = cast("Function[object]", wrapped)
-
-    def forward(*inputs: object) -> object:
-        return compiled([*inputs])
-
-    return forward
-
-
 # -- rebuilding a graph without importing Inductor's lowerings
 #
 # Generated code imports two names from those modules, which few graphs use: we look them up at
@@ -798,32 +741,3 @@ def light(source: str) -> tuple[str, dict[str, object]]:
     for line, shorter in _LINES.items():
         source = source.replace(line, shorter, 1)
     return source, {"_s3cache_kernels": LateKernels(), "_s3cache_align": late_align}
-
-
-_GRAPH: Final = "torch._inductor.graph"
-_STAND_IN: Final = "_s3cache_graph"
-
-
-class _GraphLowering:
-    """A stand-in for Inductor's class, which tests use to show the code of a graph."""
-
-    save_output_code = None
-
-
-def without_graph(function: Function[_R]) -> Function[_R]:
-    """Return ``function`` without its use of Inductor's graph class, unless that is imported."""
-    return function if _GRAPH in sys.modules else _without_graph(function)
-
-
-@functools.cache
-def _without_graph(function: Function[_R]) -> Function[_R]:
-    if not isinstance(function, FunctionType) or "graph" not in function.__code__.co_names:
-        return function
-    module = ModuleType(f"torch._inductor.{_STAND_IN}")
-    vars(module)["GraphLowering"] = _GraphLowering
-    sys.modules[module.__name__] = module
-    names = tuple(_STAND_IN if name == "graph" else name for name in function.__code__.co_names)
-    code = function.__code__.replace(co_names=names)
-    copy = FunctionType(code, function.__globals__, function.__name__)
-    copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    return copy

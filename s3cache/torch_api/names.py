@@ -27,7 +27,6 @@ RANKS = "hits where ranks must agree"
 WORKERS = "bounding compile workers of all ranks together"
 EARLY = "compiling a graph with its backward for all ranks at once"
 HOLDING = "saving only graphs of frames that Dynamo accepted"
-RECALL = "recalling frames without tracing them (recall)"
 TUNING = "sharing which configurations of kernels are the fastest"
 STAND_IN = "compiling for a GPU that is not there (s3cache warm --target)"
 
@@ -539,49 +538,12 @@ optimized_module = AnyClass("torch._dynamo.eval_frame:OptimizedModule", feature=
 )
 #: torch's remote cache of profiles, if it shares them; or ``None``.
 remote_profiles = AnyFunction(f"{_PGO}:get_remote_cache", feature=LOCKDOWN)
-update_automatic_dynamic = AnyFunction(f"{_PGO}:update_automatic_dynamic", feature=RECALL)
-record_automatic_dynamic = AnyFunction(
-    "torch._dynamo.variables.builder:record_automatic_dynamic", feature=RECALL
-)
-cache_key_tag = Internal[str]("torch.compiler.config:cache_key_tag", feature=RECALL)
-auto_dynamic = AnyObject(f"{_PGO}:auto_dynamic", feature=RECALL)
 
 # -- traces of compiles
 
 event_log = AnyFunction("torch._dynamo.utils:get_chromium_event_logger", feature=TRACES)
 trace_log = Internal[Logger]("torch._logging._internal:trace_log", feature=TRACES)
 profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRACES)
-
-# -- recall: Dynamo's results for frames
-
-check_functions = AnyFunction("torch._dynamo.guards:CheckFunctionManager.__init__", feature=RECALL)
-build_guards = AnyFunction("torch._dynamo.guards:CheckFunctionManager.build_guards", feature=RECALL)
-build_variable = AnyFunction(
-    "torch._dynamo.variables.builder:VariableBuilder.__call__", feature=RECALL
-)
-build_sourceless = AnyFunction(
-    "torch._dynamo.variables.builder:SourcelessBuilder.create", feature=RECALL
-)
-exceeds_recompile_limit = AnyFunction(
-    "torch._dynamo.cache_size:exceeds_recompile_limit", feature=RECALL
-)
-guards_state = AnyClass("torch._dynamo.output_graph:OutputGraphGuardsState", feature=RECALL)
-Fields(
-    "torch._dynamo.output_graph:OutputGraphGuardsState",
-    """local_scope global_scope torch_function_mode_stack guard_on_key_order
-    input_source_to_sizes_strides dual_level functorch_layers current_device global_state_guard
-    _guards _aotautograd_guards skip_guards_check name_of_builtins_dict_key_in_fglobals""",
-    feature=RECALL,
-)
-DDP_OPTIMIZER = "torch._dynamo.backends.distributed"
-compile_parts = AnyFunction(f"{DDP_OPTIMIZER}:DDPOptimizer.compile_fn", feature=RECALL)
-compiler_config = AnyFunction(
-    "torch:_TorchCompileInductorWrapper.get_compiler_config", feature=RECALL
-)
-post_compile_hit = AnyFunction(f"{_CODE}:FxGraphCache.cache_hit_post_compile", feature=RECALL)
-boxed_bool = AnyClass("torch._inductor.utils:BoxedBool", feature=RECALL)
-boxed_index = AnyClass("torch._inductor.cudagraph_utils:BoxedDeviceIndex", feature=RECALL)
-Fields(_RESULT, "sanitized_aot_config", feature=RECALL)
 
 # -- computations on the device
 

@@ -3,7 +3,7 @@
 *Promises*: a frame is recalled only if everything that Dynamo read is as it was. If not, or if
 anything fails, it is traced as without recall.
 
-*Subscribes to*: no event; it replaces functions of Dynamo when that is imported, and looks the
+*Subscribes to*: ``looked_up``. It replaces functions of Dynamo when that is imported, and looks the
 graphs of a frame up like any graph.
 
 *Without it*: Dynamo traces each frame in each process.
@@ -74,4 +74,6 @@ FEATURE = Feature(
     counts=("recalled", "traced", "saved", "agreed", "disagreed", "refused"),
     in_words=_in_words,
     is_used=lambda settings: settings.recall != "off",
+    installs=f"{__name__}._hooks:install",
+    torch=f"{__name__}._names",
 )

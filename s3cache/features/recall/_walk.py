@@ -7,12 +7,12 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from s3cache.features.recall import _dynamo as dynamo
+from s3cache.features.recall._candidate import Candidate
+from s3cache.features.recall._content import Contents, is_environment, tensor_guarded
+from s3cache.features.recall._dynamo import Places, Tree
+from s3cache.features.recall._recording import Frame, _alias, digest, is_dense
 from s3cache.graph import origin_of_file, placement
-from s3cache.recall._candidate import Candidate
-from s3cache.recall._content import Contents, is_environment, tensor_guarded
-from s3cache.recall._recording import Frame, _alias, digest, is_dense
-from s3cache.torch_api import dynamo
-from s3cache.torch_api.dynamo import Places, Tree
 
 
 class Walk:

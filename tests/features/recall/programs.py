@@ -17,7 +17,7 @@ import abc, collections, contextlib, contextvars, copy, dataclasses, enum, funct
 import operator, os, random, string, sys, threading, types, typing, warnings, weakref
 import numpy as np, torch, torch.nn as nn, torch.nn.functional as F
 from torch import Tensor
-from tests.recall.given import *
+from tests.features.recall.given import *
 """
 
 

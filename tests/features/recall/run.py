@@ -1,6 +1,6 @@
 """Change one thing that Dynamo read: the frame that was traced before must not be recalled.
 
-    python -m tests.recall.run [--recall on|check|precompile] [--jobs 2] [FAMILY or NAME ...]
+    python -m tests.features.recall.run [--recall on|check|precompile] [--jobs 2] [NAME ...]
 
 Each program runs in its variant A (twice, on two machines with one store) and in its variant B. If
 the change can be made while it runs, it also runs as A that becomes B, and must then compile as
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tests.recall.programs import Program, all_programs
+from tests.features.recall.programs import Program, all_programs
 from tests.support import compiled
 from tests.support.machines import SERVERS, Machine, remote_url
 
@@ -85,7 +85,7 @@ class _Fleet:
         place, url = str(self._root / "programs"), remote_url(self._root)
         file = self._root / "wanted.json"  # too long for an argument of a process
         file.write_text(json.dumps(parts), encoding="utf-8")
-        serve = "tests.recall.serving:serve", url, place, str(file), self._jobs
+        serve = "tests.features.recall.serving:serve", url, place, str(file), self._jobs
         done = machine.run(*serve, timeout_s=7000, server=self._started % SERVERS)
         plans = [plan for _, plan in wanted]
         return [
@@ -203,7 +203,8 @@ def sample(count: int) -> list[Program]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge the programs, and print the verdicts."""
-    parser = argparse.ArgumentParser(prog="python -m tests.recall.run", description=__doc__)
+    prog = "python -m tests.features.recall.run"
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument(
         "words", nargs="*", help="parts of the names of programs; by default, all programs"
     )

@@ -20,8 +20,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from s3cache.torch_api import names
-from s3cache.torch_api.registries import options_text
+from s3cache.features.recall import _names
+from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
     from s3cache.features.recall import RecallReason
@@ -329,7 +329,7 @@ class Scope:
 
     def holds(self, expression: str) -> bool:
         """Return whether a guard on sizes, a Python expression, holds."""
-        functions = {**names.guard_functions.get(), **self._closure}
+        functions = {**internals.guard_functions.get(), **self._closure}
         return bool(eval(expression, {**functions, **self._outer}))  # noqa: S307 - of a verified entry
 
 
@@ -447,7 +447,7 @@ class Tree:
             "torch.fx.experimental.symbolic_shapes"
         )._ShapeGuardsHelper([*self.expressions])
         ordered = importlib.import_module("torch.utils._ordered_set").OrderedSet
-        graph = names.guards_state.get()(
+        graph = _names.guards_state.get()(
             local_scope=dict(variables),
             global_scope=names_,
             torch_function_mode_stack=[],
@@ -758,7 +758,7 @@ def _size_entry(name: str, value: object) -> Any:
         table = types.SimpleNamespace(automatic_dynamic={})
         state = types.SimpleNamespace(all_states=None, local_state=table)
         trace = types.SimpleNamespace(distributed_state=state)
-        return names.record_automatic_dynamic.get()(trace, name, value)
+        return _names.record_automatic_dynamic.get()(trace, name, value)
     if type(value) in (int, float):
         return importlib.import_module("torch._dynamo.pgo").FrameStateSizeEntry.make_scalar(value)
     return None
@@ -781,7 +781,7 @@ def lets_vary(
     merged = copy.copy(seen[name])
     merged |= entry
     if type(value) in (int, float):
-        return fixed is not None and merged.scalar is names.auto_dynamic.get()
+        return fixed is not None and merged.scalar is _names.auto_dynamic.get()
     static = getattr(value, "_dynamo_static_indices", ())
     sizes, strides = fixed or ((), ())
     return any(
@@ -819,7 +819,7 @@ def compiler_of(backend: object) -> Plain | None:
 
 def options_of_dynamo() -> str | None:
     """Return the options of Dynamo as text; None if one of them has none."""
-    own = options_text(importlib.import_module("torch._dynamo.config"))
+    own = internals.options_text(importlib.import_module("torch._dynamo.config"))
     # Names and values of inputs with sizes that may change.
     common = importlib.import_module("torch.compiler.config").get_config_copy()
     sizes = {name: each for name, each in common.items() if name.startswith(_OF_SIZES)}
@@ -848,4 +848,4 @@ def unique_name(kind: str) -> str:
 
 def disabled(function: Callable[..., object]) -> Callable[..., object]:
     """Hide a function from Dynamo."""
-    return names.disable_dynamo.get()(function, reason="do not trace Dynamo-compiled graph")
+    return internals.disable_dynamo.get()(function, reason="do not trace Dynamo-compiled graph")

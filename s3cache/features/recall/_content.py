@@ -21,8 +21,8 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, cast
 
+from s3cache.features.recall import _dynamo as dynamo
 from s3cache.graph import code_digest, is_torch_file, origin_of, origin_of_file, unwrap_patch
-from s3cache.torch_api import dynamo
 from s3cache.util.snapshot import content_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from s3cache.features.recall import RecallReason
-from s3cache.graph import origin_of_file, placement
-from s3cache.recall._candidate import (
+from s3cache.features.recall import _dynamo as dynamo
+from s3cache.features.recall._candidate import (
     Candidate,
     constants_in,
     names_in,
@@ -20,14 +20,15 @@ from s3cache.recall._candidate import (
     portable,
     renamed,
 )
-from s3cache.recall._content import (
+from s3cache.features.recall._content import (
     NOT_COMPARED,
     Contents,
     UnknownContentError,
     is_environment,
 )
-from s3cache.torch_api import dynamo, internals
-from s3cache.torch_api.dynamo import NotPlainError, Scope, Source, SourceWriter
+from s3cache.features.recall._dynamo import NotPlainError, Scope, Source, SourceWriter
+from s3cache.graph import origin_of_file, placement
+from s3cache.torch_api import internals
 
 # Sources without an object before the frame runs, or that are checked as part of the process.
 _OF_NO_OBJECT = frozenset(

@@ -1,7 +1,7 @@
 """Recall returns traced frames, but none for which something that Dynamo read has changed.
 
 ``make test-all`` runs programs of the table that were wrong once, and ``make test-nightly`` all
-programs; ``python -m tests.recall.run`` prints the verdicts.
+programs; ``python -m tests.features.recall.run`` prints the verdicts.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.recall.programs import Program, all_programs
-from tests.recall.run import judge
+from tests.features.recall.programs import Program, all_programs
+from tests.features.recall.run import judge
 from tests.support.machines import Machine, remote_url
 from tests.support.marks import nightly, slow
 

@@ -25,30 +25,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from s3cache.cache import Engine
 from s3cache.entries import RECALL_KEYS
-from s3cache.features.recall import RecallOptions, RecallReason
+from s3cache.features.recall import RecallOptions, RecallReason, _names
+from s3cache.features.recall import _dynamo as dynamo
+from s3cache.features.recall._candidate import Candidate, renamed, restored, unpacked
+from s3cache.features.recall._graphs import rebuilt, without_graph
+from s3cache.features.recall._recording import Frame, Recording, RefusedError
+from s3cache.features.recall._walk import Walk
 from s3cache.graph import (
     code_fingerprint,
     instruction_sets,
     settings_digest,
     settings_text,
 )
-from s3cache.hooks._keys import CompileState, KeyHook, Patches, around
-from s3cache.hooks._lookups import Lookups
-from s3cache.hooks._watching import Bypasses
-from s3cache.recall import (
-    Candidate,
-    Frame,
-    Recording,
-    RefusedError,
-    Walk,
-    renamed,
-    restored,
-    unpacked,
-)
+from s3cache.hooks import Lookup, Patches, Session, around
 from s3cache.records import Event
-from s3cache.torch_api import dynamo, installed_version, internals
+from s3cache.torch_api import installed_version, internals
 from s3cache.torch_api.protocols import DynamoObject, Function
 from s3cache.util import __version__
 from s3cache.util.importing import when_imported
@@ -100,18 +92,11 @@ class _Stack(threading.local):
 class Recall:
     """Hooks into Dynamo; see the module."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        state: CompileState,
-        keys: KeyHook,
-        lookups: Lookups,
-        bypasses: Bypasses,
-        ready: Callable[[], None],
-    ) -> None:
-        self._engine, self._state, self._keys = engine, state, keys
+    def __init__(self, session: Session) -> None:
+        self._session, engine = session, session.engine
+        self._engine, self._state, self._keys = engine, session.state, session.keys
         self._counts = engine.counts["recall"]
-        self._lookups, self._bypasses, self._ready = lookups, bypasses, ready
+        self._bypasses = session.bypasses
         self._stack = _Stack()
         self._unusable: set[str] = set()
         self._is_ready = False
@@ -145,13 +130,10 @@ class Recall:
             return original(*args, **kwargs)
         recording = Recording(call.frame)
         self._stack.recordings.append(recording)
-        self._state.lookups = recording.lookups
         try:
             result = original(*args, **kwargs)
         finally:
             self._stack.recordings.pop()
-            outer = self._stack.recordings[-1:]
-            self._state.lookups = outer[0].lookups if outer else None
         self._counts.count("traced")
         with self._guarded("a frame is not kept for recall"):
             self._ended(call, recording, result, found)
@@ -165,7 +147,7 @@ class Recall:
         if dynamo.asks_for_guards(given["hooks"]):
             self._refuse("filter", "has user functions that filter guards or frames", code)
             return None
-        limit, _ = internals.exceeds_recompile_limit.get()(given["cache_size"], given["compile_id"])
+        limit, _ = _names.exceeds_recompile_limit.get()(given["cache_size"], given["compile_id"])
         if limit:
             return None
         compiler = dynamo.compiler_of(given["compiler_fn"])
@@ -190,7 +172,7 @@ class Recall:
             installed_version(),
             platform.python_version(),
             platform.machine(),
-            internals.cache_key_tag.get(),
+            _names.cache_key_tag.get(),
             instruction_sets(),
             settings,
             options,
@@ -251,8 +233,8 @@ class Recall:
 
             parts: list[Function[object]] = []
             for graph in walk.graphs():
-                with self._state.changed(recalled=frame.code):
-                    part = self._lookups.rebuilt(*graph, candidate.lowered, as_before)
+                with self._state.changed(caller=frame.code):
+                    part = rebuilt(self._session, *graph, candidate.lowered, as_before)
                 if part is None:
                     return None
                 parts.append(part)
@@ -389,7 +371,7 @@ class Recall:
                 raise
             self._bypasses.failed(logger, what, exc)
 
-    @around(internals.compiler_config)
+    @around(_names.compiler_config)
     def _compiler_config(self, original: Function[object], backend: DynamoObject) -> object:
         """Answer torch.compile's question to Inductor without importing Inductor."""
         if internals.COMPILER in sys.modules:
@@ -403,7 +385,7 @@ class Recall:
     ) -> object:
         if self._state.rebuilding is None or internals.COMPILER in sys.modules:
             return original(*args, **kwargs)
-        return internals.without_graph(original)(*args, **kwargs)
+        return without_graph(original)(*args, **kwargs)
 
     def install(self, patches: Patches) -> None:
         """Install every hook; hooks into modules that are not imported yet follow later.
@@ -414,15 +396,16 @@ class Recall:
         patches.install(self)
 
         def around_parts() -> None:
-            patches.wrap(internals.compile_parts, self._compile_parts)
+            patches.wrap(_names.compile_parts, self._compile_parts)
 
-        patches.callback(when_imported(internals.DDP_OPTIMIZER, around_parts))
+        patches.callback(when_imported(_names.DDP_OPTIMIZER, around_parts))
+        patches.callback(self._session.events.looked_up.subscribe(self._looked_up))
 
     def _make_ready(self) -> None:
         """Install the hooks that make a callable of an entry, unless they are installed."""
-        self._ready()
+        self._session.install_loading()
         if not self._is_ready:
-            self._patches.wrap(internals.post_compile_hit, self._post_compile_hit)
+            self._patches.wrap(_names.post_compile_hit, self._post_compile_hit)
             self._is_ready = True
 
     def _compile_parts(
@@ -438,7 +421,11 @@ class Recall:
 
     # -- while Dynamo traces
 
-    @around(internals.build_variable)
+    def _looked_up(self, lookup: Lookup) -> None:
+        for recording in self._stack.recordings[-1:]:
+            recording.lookups.append(lookup)
+
+    @around(_names.build_variable)
     def _build_variable(
         self, original: Function[object], builder: DynamoObject, value: object
     ) -> object:
@@ -446,13 +433,13 @@ class Recall:
             recording.reads.append((builder.source, value))
         return original(builder, value)
 
-    @around(internals.build_sourceless)
+    @around(_names.build_sourceless)
     def _build_sourceless(self, original: Function[object], tx: object, value: object) -> object:
         for recording in self._stack.recordings[-1:]:
             recording.sourceless.append(value)
         return original(tx, value)
 
-    @around(internals.update_automatic_dynamic)
+    @around(_names.update_automatic_dynamic)
     def _automatic_dynamic(
         self, original: Function[object], tx: object, name: str, *args: object, **kwargs: object
     ) -> object:
@@ -460,7 +447,7 @@ class Recall:
             recording.dynamic.append(name)
         return original(tx, name, *args, **kwargs)
 
-    @around(internals.build_guards)
+    @around(_names.build_guards)
     def _build_guards(
         self,
         original: Function[object],
@@ -478,7 +465,7 @@ class Recall:
             recording.candidate.expressions = [*manager.shape_code_parts.python_code_parts.exprs]
         return built
 
-    @around(internals.check_functions)
+    @around(_names.check_functions)
     def _check_functions(
         self, original: Function[None], manager: object, *args: DynamoObject, **kwargs: DynamoObject
     ) -> None:
@@ -492,6 +479,15 @@ class Recall:
             except Exception as exc:  # noqa: BLE001 - the frame is compiled all the same
                 recording.refuse(exc)
         original(manager, *args, **kwargs)
+
+
+def install(session: Session) -> None:
+    """Install recall when Dynamo is imported, before torch's compiler: it does not need it."""
+
+    def begin() -> None:
+        session.install_part(_names.FEATURE, Recall(session).install, bind=False)
+
+    session.undo.callback(when_imported(internals.DYNAMO, begin))
 
 
 def _whole(content: bytes) -> types.CodeType:

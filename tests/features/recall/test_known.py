@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from s3cache.entries import RECALL_KEYS
-from tests.recall.programs import Program, all_programs
-from tests.recall.run import _differs, _Fleet, judge
+from tests.features.recall.programs import Program, all_programs
+from tests.features.recall.run import _differs, _Fleet, judge
 from tests.support.marks import nightly, slow
 
 # A limit for hangs: processes wait for one another on a busy machine.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from s3cache.recall._candidate import Candidate
-from s3cache.recall._content import Contents
+from s3cache.features.recall._candidate import Candidate
+from s3cache.features.recall._content import Contents
 
 HERE = {b"HOME": b"/root", b"ACT": b"relu"}
 

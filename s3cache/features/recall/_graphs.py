@@ -1,0 +1,128 @@
+"""Load the graph of a frame that was not traced, without importing Inductor."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from s3cache.features.recall import _names
+from s3cache.hooks import AOT, Lookup, conditions_of
+from s3cache.torch_api import internals
+from s3cache.torch_api.protocols import Function
+
+if TYPE_CHECKING:
+    from s3cache.hooks import Session
+
+_R = TypeVar("_R")
+
+
+def rebuilt(
+    session: Session,
+    key: str,
+    inputs: Sequence[object],
+    sources: Sequence[object],
+    lowered: Sequence[str | None],
+    as_before: Callable[[], bool],
+) -> Function[object] | None:
+    """Return the callable of an untraced graph under ``key``; None on a miss.
+
+    ``lowered`` are digests of the settings of its backward, without and with threads.
+    ``as_before`` returns whether the settings are unchanged since this call.
+    """
+    lookups = session.lookups
+    lookup = Lookup(level=AOT, key=key, inputs=inputs, sources=sources)
+    with untraced(), lookups.searching(lookup) as candidates:
+        for result, _, _ in candidates:
+            conditions = conditions_of(result)
+            if conditions is None or not fits_untraced(result, inputs):
+                continue
+            if conditions["lowered"] == lowered[conditions["of_threads"]]:
+                lookup.as_before = as_before
+            return call_untraced(result, lookups.make_callable)
+    return None
+
+
+class _Debug:
+    """A stand-in for ``torch._inductor.debug``, which compiled graphs use on every call.
+
+    An import of the real module replaces it.
+    """
+
+    RECORD_GRAPH_EXECUTION = False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(importlib.import_module("torch._inductor.debug"), name)
+
+
+def _stand_in_for_debug() -> None:
+    inductor = importlib.import_module("torch._inductor")
+    if "debug" not in vars(inductor):
+        vars(inductor)["debug"] = _Debug()
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Set up the context for rebuilding an entry without a trace."""
+    mode = internals.fake_mode.get()(shape_env=internals.shape_env.get()())
+    with internals.tracing.get()(internals.tracing_context.get()(mode)):
+        yield
+
+
+def fits_untraced(result: Any, inputs: Sequence[object]) -> bool:
+    """Return whether the guards on sizes in torch's entry hold for real inputs."""
+    if not result.guards_expr:
+        return True
+    values = [value for value in inputs if type(value) is int]
+    shapes = internals.shape_env.get()()
+    return bool(shapes.evaluate_guards_expression(result.guards_expr, values))
+
+
+def call_untraced(result: Any, wrap: Function[object]) -> Function[object]:
+    """Make a callable of an entry; the frame that calls it has the guards."""
+    _stand_in_for_debug()
+    result.guards_expr = None
+    inductor = internals.inductor_config.get()
+    boxed = {
+        "cudagraphs": _names.boxed_bool.get()(bool(inductor.triton.cudagraphs)),
+        "boxed_forward_device_index": _names.boxed_index.get()(None),
+    }
+    compiled = wrap(result, [], result.sanitized_aot_config, boxed)
+
+    def forward(*inputs: object) -> object:
+        return compiled([*inputs])
+
+    return forward
+
+
+_GRAPH: Final = "torch._inductor.graph"
+_STAND_IN: Final = "_s3cache_graph"
+
+
+class _GraphLowering:
+    """A stand-in for Inductor's class, which tests use to show the code of a graph."""
+
+    save_output_code = None
+
+
+def without_graph(function: Function[_R]) -> Function[_R]:
+    """Return ``function`` without its use of Inductor's graph class, unless that is imported."""
+    return function if _GRAPH in sys.modules else _without_graph(function)
+
+
+@functools.cache
+def _without_graph(function: Function[_R]) -> Function[_R]:
+    if not isinstance(function, FunctionType) or "graph" not in function.__code__.co_names:
+        return function
+    module = ModuleType(f"torch._inductor.{_STAND_IN}")
+    vars(module)["GraphLowering"] = _GraphLowering
+    sys.modules[module.__name__] = module
+    names = tuple(_STAND_IN if name == "graph" else name for name in function.__code__.co_names)
+    code = function.__code__.replace(co_names=names)
+    copy = FunctionType(code, function.__globals__, function.__name__)
+    copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return copy
