@@ -70,7 +70,7 @@ def _option(parameter: inspect.Parameter, info: OptionInfo) -> tuple[str, str]:
     kind = parameter.annotation
     names = ", ".join(info.param_decls or [f"--{parameter.name.replace('_', '-')}"])
     shown, default = names, info.default
-    if kind is not bool:
+    if kind not in (bool, bool | None):
         literals = (each for each in (kind, *get_args(kind)) if get_origin(each) is Literal)
         choices = "|".join(get_args(next(literals, None)))
         shown = f"{names} {info.metavar or choices or 'NUMBER'}".replace("|", "\\|")

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
 from s3cache.cli import _entries, _machine
-from s3cache.cli._options import with_groups
-from s3cache.util import __version__
+from s3cache.cli._options import Output, with_groups
 
 _COMMANDS = (
-    *(_machine.run, _machine.check, _machine.warm, _machine.version, _machine.doctor),
-    *(_entries.stats, _machine.report, _entries.ls, _entries.du, _entries.inspect),
-    *(_machine.explain, _entries.verify, _entries.rm, _entries.clear, _entries.gc),
-    *(_entries.pull, _entries.push, _entries.prefetch, _entries.mirror),
-    *(_machine.target, _machine.bench, _machine.keygen),
+    *(_machine.run, _machine.check, _machine.warm, _machine.doctor, _entries.stats),
+    *(_machine.report, _machine.explain, _entries.ls, _entries.inspect, _entries.verify),
+    *(_entries.rm, _entries.pull, _entries.push, _entries.mirror),
+    *(_machine.target, _machine.keygen),
 )
 # Arguments after the name of a program belong to the program.
 _OF_A_PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -35,14 +31,18 @@ app = typer.Typer(
 
 def _version(is_asked: bool) -> None:
     if is_asked:
-        sys.stdout.write(f"s3cache {__version__}\n")
+        Output(json=False).table((), _machine.versions().items())
         raise typer.Exit
 
 
 @app.callback()
 def _root(
     _: bool = typer.Option(
-        False, "--version", help="Show the version and exit.", is_eager=True, callback=_version
+        False,
+        "--version",
+        help="Show versions, for bug reports.",
+        is_eager=True,
+        callback=_version,
     ),
 ) -> None:
     pass  # its docstring would replace the help of the app

@@ -26,7 +26,6 @@ from s3cache.cli._options import (
     given,
     items_of,
     json_text,
-    named_in,
     note_missing,
     size_bytes,
     size_text,
@@ -115,16 +114,31 @@ def _age_text(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def du(
+def stats(
     filters: Filters,
     where: Where,
     out: Output,
-    by: _Group = Option("age", help="Group by; all but age and size read each entry's header."),
+    by: _Group | None = Option(
+        None, help="Sum up by group; all but age and size read each entry's header."
+    ),
 ) -> int:
-    """Sum up the number and the size of entries, largest sum first."""
+    """Count the entries in the remote and in the local tier, and pending uploads.
+
+    With --local, count the local tier only. With --by or a condition, sum up the number and the
+    size of entries in the remote (with --local, in the local tier) by group, else by age, largest
+    sum first. Processes that compile count their own hits and misses, and print them at the end
+    with S3CACHE_SUMMARY=1.
+    """
+    if by is None and filters.selection == manage.Selection():
+        _show_totals(where, out)
+        return 0
+    return _show_sums(filters.selection, where, out, by or "age")
+
+
+def _show_sums(selection: manage.Selection, where: Where, out: Output, by: _Group) -> int:
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     with where.open() as place, out.progress("entries") as advance:
-        scan = manage.Scan(place, filters.selection, headers=by not in ("age", "size"))
+        scan = manage.Scan(place, selection, headers=by not in ("age", "size"))
         for item in items_of(scan):
             if by == "age":
                 name = next(name for name, days in _AGES.items() if item.age_s < days * _DAY_S)
@@ -150,12 +164,7 @@ def du(
     return code
 
 
-def stats(where: Where, out: Output) -> None:
-    """Count the entries in the remote and in the local tier, and pending uploads.
-
-    With --local, count the local tier only. Processes that compile count their own hits and misses,
-    and print them at the end with S3CACHE_SUMMARY=1.
-    """
+def _show_totals(where: Where, out: Output) -> None:
     found: dict[str, Any] = {}
     settings, _ = Settings.load(where.url)
     if settings.local:
@@ -196,7 +205,7 @@ def verify(filters: Filters, where: Where, out: Output) -> int:
     """Read every entry completely and check all digests; with trusted keys, also signatures.
 
     Exits with 1 if an entry is damaged, misplaced or not trusted. To remove such entries:
-    s3cache gc --unreadable --untrusted --delete.
+    s3cache rm --unreadable --untrusted --delete.
     """
     with where.open() as place, out.progress("verified") as advance:
         scan = manage.Scan(place, filters.selection)
@@ -328,18 +337,25 @@ def _verdict(head: Head, policy: Policy) -> str:
 
 # -- copying
 
+KEYS: list[str] | None = Argument(None, metavar="[KEY...]", help="Whole keys.", show_default=False)
 _COPIED = "{done} copied ({size}), {present} were there, {failed} failed"
 _NO_ENTRY = "v1/0/-"  # no entry has this name
 
 
-def pull(filters: Filters, out: Output, url: str | None = URL) -> int:
+def pull(
+    filters: Filters,
+    out: Output,
+    keys: list[str] | None = KEYS,
+    url: str | None = URL,
+) -> int:
     """Copy entries from the remote into this machine's local tier, and verify them.
 
     Existing entries stay, and an interrupted pull can be repeated. The local tier keeps its bounds:
     the least recently used entries are evicted.
     """
+    chosen = _chosen(filters, keys)
     with manage.open_place(url) as remote, manage.open_place(url, in_tier=True) as local:
-        return finish(out, *_copy(out, remote, local, filters.selection), _COPIED)
+        return finish(out, *_copy(out, remote, local, chosen), _COPIED)
 
 
 def push(
@@ -385,6 +401,15 @@ def mirror(
         return finish(out, *_copy(out, here, there, filters.selection), _COPIED)
 
 
+def _chosen(filters: Filters, keys: list[str] | None) -> manage.Selection:
+    """Return the conditions, with ``keys`` beside those of a manifest."""
+    from s3cache.entries import check_key
+
+    chosen = filters.selection
+    named = frozenset(map(check_key, keys or ()))
+    return replace(chosen, manifest=named | (chosen.manifest or frozenset())) if named else chosen
+
+
 def _copy(
     out: Output, source: manage.Place, target: manage.Place, selection: manage.Selection
 ) -> tuple[manage.Scan, manage.BatchResult]:
@@ -393,72 +418,34 @@ def _copy(
         return scan, until_done(manage.copy(scan, target, advance))
 
 
-def prefetch(
-    out: Output,
-    keys: list[str] | None = Argument(None, metavar="[KEY...]", help="Whole keys."),
-    manifest: str | None = given("FILE", "Keys, one to a line; - for stdin."),
-    url: str | None = URL,
-) -> int:
-    """Copy the entries of some keys into this machine's local tier, like pull by whole keys."""
-    from s3cache.entries import check_key
-
-    named = () if manifest is None else named_in("--manifest", manifest)
-    wanted = frozenset([*map(check_key, keys or ()), *named])
-    if not wanted:
-        raise ConfigError("s3cache prefetch", "has no keys", "give some, or --manifest FILE")
-    selection = manage.Selection(manifest=wanted)
-    with manage.open_place(url) as remote, manage.open_place(url, in_tier=True) as local:
-        return finish(out, *_copy(out, remote, local, selection), _COPIED)
-
-
 # -- removing
 
 
 def rm(
-    where: Where,
-    out: Output,
-    keys: list[str] = Argument(..., metavar="KEY...", help="Whole keys."),
-    dry_run: bool = Option(False, "--dry-run", help="Only list what would be removed."),
-) -> int:
-    """Remove all entries under some keys, from the remote or with --local from the local tier.
-
-    Needs credentials that may delete. Other machines keep copies in their local tiers.
-    """
-    from s3cache.entries import check_key
-
-    selection = manage.Selection(manifest=frozenset(map(check_key, keys)))
-    return _remove(out, where, selection, dry_run, "omit --dry-run")
-
-
-def clear(
-    where: Where,
-    out: Output,
-    yes: bool = Option(False, "--yes", help="Remove them; else they are only counted."),
-) -> int:
-    """Remove all entries, from the remote or with --local from the local tier.
-
-    Without --yes it only counts them. Needs credentials that may delete.
-    """
-    return _remove(out, where, manage.Selection(), not yes, "give --yes")
-
-
-def gc(
     filters: Filters,
     where: Where,
     out: Output,
+    keys: list[str] | None = KEYS,
+    everything: bool = Option(False, "--all", help="All entries."),
     keep: str | None = given("SIZE", "Keep the latest of them, up to this size in all: 100GB."),
-    delete: bool = Option(False, "--delete/--dry-run", help="Remove them; else only count them."),
+    delete: bool | None = Option(
+        None, "--delete/--dry-run", help="Remove them; or only list and count them."
+    ),
 ) -> int:
-    """Remove entries that are old, large, of an old torch, never hit, unreadable or not trusted.
+    """Remove entries, from the remote or with --local from the local tier.
 
-    Without --delete it only counts them. Needs at least one condition, and credentials that may
-    delete. --keep bounds the size of a bucket, or of the local tier: the entries with the oldest
-    change (in the local tier: use) are removed first. A lifecycle rule of the bucket removes by
-    age. Only this machine's hits are known: use --never-hit with --older or --local.
+    Give keys: all entries under them are removed, unless --dry-run is given. Or give conditions,
+    --keep or --all: the entries that meet all conditions are only counted, unless --delete is
+    given. Needs credentials that may delete. Other machines keep copies in their local tiers.
+    --keep bounds the size of a bucket, or of the local tier: the entries with the oldest change (in
+    the local tier: use) are removed first. A lifecycle rule of the bucket removes by age. Only this
+    machine's hits are known: use --never-hit with --older or --local.
     """
-    chosen = filters.selection
-    if chosen == manage.Selection() and keep is None:
-        raise ConfigError("s3cache gc", "has no condition", "give one, such as --older 90d")
+    chosen = _chosen(filters, keys)
+    is_by_key = filters.selection == manage.Selection() and keep is None and not everything
+    if is_by_key and not keys:
+        fix = "give some, or one such as --older 90d, or --all"
+        raise ConfigError("s3cache rm", "has no key and no condition", fix)
     if chosen.never_hit is not None and chosen.older < 0 and not where.local:
         cause = "only knows this machine's hits"
         raise ConfigError("option --never-hit", cause, "give --older 30d, too")
@@ -467,7 +454,8 @@ def gc(
             scan = manage.Scan(place, chosen)
             age_s = until_done(manage.age_beyond(scan, size_bytes("--keep", keep)))
         chosen = replace(chosen, older=max(chosen.older, age_s))
-    return _remove(out, where, chosen, not delete, "give --delete")
+    dry_run = not (is_by_key if delete is None else delete)
+    return _remove(out, where, chosen, dry_run, "omit --dry-run" if is_by_key else "give --delete")
 
 
 def _remove(out: Output, where: Where, selection: manage.Selection, dry_run: bool, how: str) -> int:

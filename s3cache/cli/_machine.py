@@ -294,12 +294,44 @@ def _jobs(names: Sequence[str], last: int) -> list[list[Run]]:
 # -- the bucket, the setup and keys
 
 
-def bench(out: Output, url: str | None = URL) -> None:
-    """Measure your own bucket: small and large requests, one by one; times are medians.
+def doctor(
+    out: Output,
+    url: str | None = URL,
+    write: bool = Option(True, "--write/--no-write", help="Write a test object, and remove it."),
+    programs: bool = Option(True, help="Also start torch and the compiler."),
+    timeout: float = Option(15.0, help="Seconds for any one check of the remote.", min=0.1),
+    bench: bool = Option(
+        False, "--bench", help="Measure the bucket instead: small and large requests, one by one."
+    ),
+) -> int:
+    """Check settings, credentials, permissions, latency, clock, disk, torch, compiler and trust.
 
-    Objects are written below v1/s3cache-bench/, and removed at the end. If the credentials may not
-    delete, the output says how many are left.
+    Each check prints a verdict and, for a problem, a fix and the command that explains it.
+    Exits with 1 if there is a fault. Every check ends in bounded time.
+    The times of --bench are medians. Its objects are written below v1/s3cache-bench/, and removed
+    at the end. If the credentials may not delete, the output says how many are left.
     """
+    if bench:
+        _bench(out, url)
+        return 0
+    from s3cache.insight import examine
+
+    verdicts: Counter[str] = Counter()
+    for check in examine(url, may_write=write, programs=programs, timeout_s=timeout):
+        verdicts[check.verdict] += 1
+        found, fix = redacted(check.found), redacted(check.fix)
+        if out.json:
+            out.record(replace(check, found=found, fix=fix))
+            continue
+        out.line(f"{check.verdict:8} {check.name}: {found}")
+        if fix:
+            out.line(f"{'':8} fix: {fix}{f' {pointer(*check.codes)}' if check.codes else ''}")
+    out.note(", ".join(counted(verdicts[each], each) for each in ("fault", "warning")))
+    return 1 if verdicts["fault"] else 0
+
+
+def _bench(out: Output, url: str | None) -> None:
+    """Show the times of requests to the bucket."""
     from s3cache.manage import programs
 
     with out.progress("measured") as advance:
@@ -322,42 +354,14 @@ def bench(out: Output, url: str | None = URL) -> None:
         out.note(f"{counted(found['removed'], 'object')} written and removed again")
 
 
-def doctor(
-    out: Output,
-    url: str | None = URL,
-    write: bool = Option(True, "--write/--no-write", help="Write a test object, and remove it."),
-    programs: bool = Option(True, help="Also start torch and the compiler."),
-    timeout: float = Option(15.0, help="Seconds for any one check of the remote.", min=0.1),
-) -> int:
-    """Check settings, credentials, permissions, latency, clock, disk, torch, compiler and trust.
-
-    Each check prints a verdict and, for a problem, a fix and the command that explains it.
-    Exits with 1 if there is a fault. Every check ends in bounded time.
-    """
-    from s3cache.insight import examine
-
-    verdicts: Counter[str] = Counter()
-    for check in examine(url, may_write=write, programs=programs, timeout_s=timeout):
-        verdicts[check.verdict] += 1
-        found, fix = redacted(check.found), redacted(check.fix)
-        if out.json:
-            out.record(replace(check, found=found, fix=fix))
-            continue
-        out.line(f"{check.verdict:8} {check.name}: {found}")
-        if fix:
-            out.line(f"{'':8} fix: {fix}{f' {pointer(*check.codes)}' if check.codes else ''}")
-    out.note(", ".join(counted(verdicts[each], each) for each in ("fault", "warning")))
-    return 1 if verdicts["fault"] else 0
-
-
 _PACKAGES = (
     *("torch", "triton", "aioboto3", "aiobotocore", "botocore", "aiohttp", "msgpack"),
     *("zstandard", "tenacity", "pynacl", "typer"),
 )
 
 
-def version(out: Output) -> None:
-    """Print the versions of s3cache and its dependencies, for a bug report."""
+def versions() -> dict[str, str]:
+    """Return the versions of s3cache and its dependencies, for a bug report."""
     found = {
         "s3cache": __version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -370,10 +374,7 @@ def version(out: Output) -> None:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
-    if out.json:
-        out.record(found)
-    else:
-        out.table((), found.items())
+    return found
 
 
 def keygen(

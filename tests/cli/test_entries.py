@@ -1,4 +1,4 @@
-"""``s3cache ls``, ``du`` and ``verify`` list, sum up and check entries."""
+"""``s3cache ls``, ``stats`` and ``verify`` list, sum up and check entries."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_filter_without_matches_logs_a_warning(
     call: Call, shelf: Shelf, caplog: pytest.LogCaptureFixture
 ) -> None:
     shelf.add("a", torch="2.12.0")
-    for command in ("ls", "du", "verify", "gc"):
+    for command in ("ls", "stats", "verify", "rm"):
         done = call(command, "--url", shelf.url, "--kind", "tset", "--torch", "2.12", "--json")
         assert (done.code, done.err) == (0, "")
     assert caplog.messages == ["no entry has --kind tset"] * 4
@@ -85,9 +85,9 @@ def test_commands_that_only_read_create_no_directory(
 ) -> None:
     """A misspelt URL is an error, even with ``create=true``."""
     missing = tmp_path / "missing"
-    for command in ("ls", "du", "stats", "verify", "pull"):
+    for command in ("ls", "stats", "stats --by=size", "verify", "pull"):
         for url in (f"file://{missing}", f"file://{missing}?create=true"):
-            done = call(command, "--url", url)
+            done = call(*command.split(), "--url", url)
             assert done.code == 3, command
             assert str(missing) in done.err
     assert call("mirror", f"file://{missing}", shelf.url).code == 3
@@ -116,7 +116,7 @@ def test_local_entries_of_all_remotes_are_listed(call: Call, shelf: Shelf) -> No
     assert len(call("ls", "--url", shelf.url, "--json").lines) == 1
 
 
-# -- du
+# -- stats
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_entries_and_sizes_are_summed_up(
     name = shelf.add("d")
     shelf.damage(name, at=70)
     shelf.put(name, shelf.files.read(name) or b"", days=60)
-    found = call("du", "--by", by, "--url", shelf.url, "--json").json
+    found = call("stats", "--by", by, "--url", shelf.url, "--json").json
     assert {each[by]: each["entries"] for each in found["groups"]} == groups
     assert found["entries"] == 4
     sizes = [each["bytes"] for each in found["groups"]]

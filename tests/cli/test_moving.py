@@ -164,15 +164,15 @@ def test_uploads_that_wait_for_another_url_are_named(
     assert "another URL" not in call("push", "--url", shelf.url).err
 
 
-def test_prefetch_takes_keys_and_a_manifest(call: Call, shelf: Shelf, tmp_path: Path) -> None:
+def test_pull_takes_keys_and_a_manifest(call: Call, shelf: Shelf, tmp_path: Path) -> None:
     for key in ("a", "b", "c"):
         shelf.add(key)
     manifest = tmp_path / "keys"
     manifest.write_text("# of yesterday's run\nb  # large\n\nc\n")
-    found = call("prefetch", "a", "--manifest", manifest, "--url", shelf.url, "--json")
+    found = call("pull", "a", "--manifest", manifest, "--url", shelf.url, "--json")
     assert found.code == 0
     assert found.json["done"] == 3
-    again = call("prefetch", "a", "absent", "--url", shelf.url)
+    again = call("pull", "a", "absent", "--url", shelf.url)
     assert again.code == 1
     assert "absent: there is no such entry" in again.out
     assert "0 copied (0 B), 1 were there" in again.out
@@ -221,11 +221,11 @@ def test_commands_work_on_a_bucket(
     assert call("rm", "key1", "--url", remote).code == 0
     with Gate(moto_port) as narrow:
         narrow.rule = refusing("DELETE")
-        done = call("clear", "--url", at(narrow.port), "--yes")
+        done = call("rm", "--all", "--url", at(narrow.port), "--delete")
     assert (done.code, done.out) == (3, "")
     assert "needs the operator's role" in done.err
     assert len(done.err.splitlines()) == 1
-    assert call("clear", "--url", remote, "--yes", "--json").json["done"] == 11
+    assert call("rm", "--all", "--url", remote, "--delete", "--json").json["done"] == 11
 
 
 def test_a_push_to_a_missing_server_or_bucket_fails_early(
@@ -246,7 +246,7 @@ def test_a_push_to_a_missing_server_or_bucket_fails_early(
 def test_bench_measures_storage_and_removes_its_objects_or_reports_them(
     call: Call, at: Callable[[int], str], moto_port: int
 ) -> None:
-    found = call("bench", "--url", at(moto_port), "--json").json
+    found = call("doctor", "--bench", "--url", at(moto_port), "--json").json
     assert list(found["storage"]) == ["small_put", "small_get", "miss", "large_put", "large_get"]
     assert all(times["median_s"] > 0 for times in found["storage"].values())
     large = found["storage"]["large_get"]
@@ -255,7 +255,7 @@ def test_bench_measures_storage_and_removes_its_objects_or_reports_them(
     assert (found["removed"], found["left"]) == (written, 0)
     with Gate(moto_port) as narrow:
         narrow.rule = refusing("DELETE")
-        done = call("bench", "--url", at(narrow.port))
+        done = call("doctor", "--bench", "--url", at(narrow.port))
     assert done.code == 0
     assert "left below v1/s3cache-bench/" in done.out
     assert "large get" in done.out

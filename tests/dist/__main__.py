@@ -151,7 +151,7 @@ def check_installed(wheel: Path, place: Path) -> None:
         check_output(what, lines, source.read_text())
 
     command = str(place / "venv" / "bin" / "s3cache")
-    done = subprocess.run([command, "version"], capture_output=True, text=True, check=False)
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done
     assert "pip install 'torch-s3cache[cli]'" in done.stderr, done
     subprocess.run([*install, f"{wheel}[cli]"], check=True)

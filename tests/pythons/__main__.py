@@ -38,7 +38,7 @@ def interpreter(version: str) -> str | None:
 def requirements() -> list[str]:
     """Return the requirements of s3cache and its tests, without those of torch's tests."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")  # tomllib is newer than 3.10
-    lists = re.findall(r"(?ms)^(?:dependencies|testing|test) = \[\n(.*?)^\]", text)
+    lists = re.findall(r"(?ms)^(?:dependencies|cli|testing|test) = \[\n(.*?)^\]", text)
     found = re.findall(r'"(([\w-]+)[^"]*)"', "".join(lists))
     return [requirement for requirement, name in found if name not in NOT_NEEDED]
 
