@@ -68,8 +68,6 @@ _FILLING, _FILLED = "torch._inductor.lowering", "torch._inductor.utils"
 COMPILER, CODE_CACHES = "torch._inductor.compile_fx", "torch._inductor.codecache"
 #: Where Triton decides how its files are kept; programs may use it without torch's compiler.
 TRITON = "triton.runtime.cache"
-#: Modules that import much of torch.
-HEAVY = "torch", "torch._dynamo", "torch._dynamo.repro.after_dynamo", COMPILER
 
 _WORDS = {"": None, "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -108,7 +106,7 @@ def autoload() -> None:
         return
     try:
         from s3cache.seam import features
-        from s3cache.util.importing import before_import, without_collections
+        from s3cache.util.importing import before_import
         from s3cache.util.snapshot import FUNCTIONS
 
         for names in baseline.values():
@@ -117,7 +115,6 @@ def autoload() -> None:
         # further than this, and pay nothing for the rest.
         if not _is_cancelled:
             _is_waiting = True
-            _withdraw.append(without_collections(HEAVY))
             _withdraw += [before_import(module, enable_now) for module in (COMPILER, CODE_CACHES)]
             for feature in features():
                 if (withdraw := feature.call(feature.waits)) is not None:

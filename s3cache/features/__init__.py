@@ -1,3 +1,3 @@
 """The features, in the order in which they are called; ``s3cache/seam.py`` explains them."""
 
-FEATURES = ("recall", "ports")
+FEATURES = ("startup", "recall", "ports")

@@ -24,13 +24,12 @@ from s3cache.hooks._events import CompileEvents
 from s3cache.hooks._kernels import Kernels
 from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, watch_registrations
 from s3cache.hooks._lookups import Lookups
-from s3cache.hooks._starting import parse_templates_later
 from s3cache.hooks._watching import Bypasses, Progress, checked
 from s3cache.seam import features
 from s3cache.settings import TARGET, WATCHED, is_strict_by_environment
 from s3cache.torch_api import check_names, internals, require
 from s3cache.torch_api.protocols import Function
-from s3cache.util.importing import import_later, when_imported, without_collections
+from s3cache.util.importing import when_imported
 from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
 
@@ -81,12 +80,6 @@ class Session:
                     feature.call(feature.installs, self, strict=engine.settings.strict)
             undo.callback(when_imported(internals.DYNAMO, self._install_holding))
             undo.callback(when_imported(internals.COMPILER, self._install))
-            cancel = without_collections(internals.HEAVY_MODULES)
-            undo.callback(cancel)
-            undo.callback(when_imported(internals.COMPILER, cancel))  # few are left by then
-            undo.callback(parse_templates_later())
-            for each in internals.NETWORKX_USERS:
-                undo.callback(import_later(each, "networkx"))
 
     def close(self) -> None:
         """Restore torch and finish the uploads."""

@@ -11,7 +11,6 @@ from typing import Final
 
 from _s3cache_autoload import CODE_CACHES as CODE_CACHES
 from _s3cache_autoload import COMPILER as COMPILER
-from _s3cache_autoload import HEAVY as HEAVY_MODULES
 from _s3cache_autoload import TRITON as TRITON
 from _s3cache_autoload import makes_code as makes_code
 from s3cache.torch_api import AnyFunction, Release, installed_release, installed_version

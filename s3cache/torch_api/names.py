@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 # Features that can be off alone: the names that only they need are declared with them.
 TORCH_KEY = "remembering torch's hash of its own source"
 KEY_LOGS = "showing key components in torch's logs"
-TEMPLATES_LATER = "parsing templates of kernels at their first use"
 WATCHING = "watching a program for s3cache check and warm"
 TRACES = "showing lookups and saves in torch's traces"
 # Their users have a fallback.
@@ -152,13 +151,6 @@ format_global = AnyFunction(f"{_PICKLER}._format_global_for_cache_key", since=(2
 sanitized = AnyFunction(f"{_CACHE}:sanitize_gm_for_cache")
 torch_key = AnyFunction(f"{_CODE}:torch_key", feature=TORCH_KEY)
 set_key = AnyFunction(f"{_CODE}:torch_key.set", feature=TORCH_KEY)
-TEMPLATES = "torch._inductor.codegen.common"
-template_environment = AnyFunction(f"{TEMPLATES}:jinja2_env", feature=TEMPLATES_LATER)
-#: Modules that rarely use networkx. Its import takes a tenth of a second.
-NETWORKX_USERS = tuple(
-    f"torch._functorch._activation_checkpointing.{name}"
-    for name in ("graph_info_provider", "knapsack_evaluator")
-)
 codegen = AnyClass("torch.fx.graph:CodeGen")
 #: The part of torch's key for context functions of checkpointed regions; it refuses some.
 context_hashes = Internal[Function[list[object]]](f"{_CACHE}:_collect_context_fn_hashes")

@@ -9,14 +9,14 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder, SourceLoader
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import CodeType, FunctionType, ModuleType
-from typing import Any, TypeAlias, cast
+from types import ModuleType
+from typing import TypeAlias
 
 _Callback: TypeAlias = Callable[[], None]
 
@@ -59,24 +59,25 @@ def without_collections(names: Iterable[str]) -> _Callback:
     return cancel
 
 
-def import_later(importer: str, name: str) -> _Callback:
-    """Make ``importer`` import ``name`` at its first use in a function, not at its own import.
+def when_found(name: str, change: Callable[[Loader], object]) -> _Callback:
+    """Call ``change`` with the loader of module ``name`` before it executes the module.
 
-    Both are names of modules. If the import of ``importer`` needs ``name`` for more than
-    annotations of functions, it is executed again, normally. Returns a function that cancels this.
+    Nothing happens if the module is imported already. Returns a function that cancels this.
     """
-    if importer in sys.modules or name in sys.modules:
-        return lambda: None
-    return _Finder(importer, None, None, name).withdraw
+    return (lambda: None) if name in sys.modules else _Finder(name, None, None, change).withdraw
 
 
 class _Finder(MetaPathFinder):
     """Waits on the import path for one module, and leaves the path before it acts."""
 
     def __init__(
-        self, name: str, before: _Callback | None, after: _Callback | None, later: str = ""
+        self,
+        name: str,
+        before: _Callback | None,
+        after: _Callback | None,
+        change: Callable[[Loader], object] = lambda _: None,
     ) -> None:
-        self._name, self._before, self._after, self._later = name, before, after, later
+        self._name, self._before, self._after, self._change = name, before, after, change
         sys.meta_path.insert(0, self)
 
     def withdraw(self) -> None:
@@ -96,8 +97,7 @@ class _Finder(MetaPathFinder):
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
             _call_after(spec.loader, self._after)
-            if self._later and isinstance(spec.loader, SourceLoader):
-                _leave_out(self._later, spec.loader)
+            self._change(spec.loader)
         return spec
 
 
@@ -151,91 +151,3 @@ def _collect_as_usual() -> None:
 
 
 os.register_at_fork(after_in_child=_collect_as_usual)  # the child may lack the importing thread
-
-
-# -- deferred imports of modules
-
-
-class _StandIn(ModuleType):
-    """A stand-in for a module in another module's namespace; imports it at the first use."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        vars(self)["annotations"] = []
-
-    def __getattr__(self, attribute: str) -> object:
-        found = vars(self).get("annotations")
-        if found is None:
-            return getattr(import_module(self.__name__), attribute)
-        found.append(_Annotation(attribute))
-        return cast("object", found[-1])
-
-    def __setattr__(self, attribute: str, value: object) -> None:
-        setattr(import_module(self.__name__), attribute, value)
-
-    def __delattr__(self, attribute: str) -> None:
-        delattr(import_module(self.__name__), attribute)
-
-
-class _Annotation(str):
-    """An attribute of the stand-in while the importer is executed: usable in annotations only."""
-
-    __slots__ = ()
-
-
-def _leave_out(name: str, loader: SourceLoader) -> None:
-    """Make ``loader`` execute its module without importing ``name``, if possible."""
-    execute, get_code = loader.exec_module, loader.get_code
-
-    def execute_without(module: ModuleType) -> None:
-        def get_rest(fullname: str) -> CodeType | None:
-            code, names = get_code(fullname), vars(module)
-            before = {**names}
-            if code is None or name in sys.modules or find_spec(name) is None:
-                return code
-            try:
-                _execute_without(name, code, names)
-            except Exception:  # noqa: BLE001 - as ever then
-                names.clear()
-                names.update(before)
-                return code
-            return compile("", code.co_filename, "exec")
-
-        loader.exec_module = execute  # type: ignore[method-assign]
-        loader.get_code = get_rest  # type: ignore[method-assign]
-        try:
-            execute(module)
-        finally:
-            loader.get_code = get_code  # type: ignore[method-assign]
-
-    loader.exec_module = execute_without  # type: ignore[method-assign]
-
-
-def _execute_without(name: str, code: CodeType, names: dict[str, Any]) -> None:
-    stand_in, said = _StandIn(name), f"{name}, later"
-    code = code.replace(co_names=tuple(said if each == name else each for each in code.co_names))
-    sys.modules[said] = stand_in
-    try:
-        exec(code, names)  # noqa: S102 - as a loader does
-    finally:
-        del sys.modules[said]
-    (alias,) = (each for each, value in names.items() if value is stand_in)
-    found = vars(stand_in).pop("annotations")
-    for function in _functions_in(names) if found else ():
-        for argument, value in function.__annotations__.items():
-            if type(value) is _Annotation:  # as if annotations were not evaluated
-                function.__annotations__[argument] = f"{alias}.{value}"
-                found.remove(value)
-    if found or alias == said:  # it needs more of the module, or uses this name
-        raise ValueError(name)
-
-
-def _functions_in(names: Mapping[str, Any]) -> Iterator[FunctionType]:
-    for holder in (names, *(vars(each) for each in names.values() if isinstance(each, type))):
-        for value in holder.values():
-            if type(value) in (staticmethod, classmethod):
-                value = value.__func__
-            elif type(value) is property:
-                value = value.fget
-            if type(value) is FunctionType and value.__globals__ is names:
-                yield value

@@ -1,7 +1,4 @@
-"""Defer work in the import of torch's compiler that a hit does not need.
-
-Each of these may fail alone, and silently: torch then does the work at import.
-"""
+"""Templates of kernels that are parsed at their first use."""
 
 from __future__ import annotations
 
@@ -10,13 +7,16 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from s3cache.torch_api import internals
+from s3cache.features.startup._names import TEMPLATES, template_environment
 from s3cache.util.importing import when_imported
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
     from s3cache.torch_api.protocols import Function
+
+
+_COMPILER = "torch._inductor.compile_fx"
 
 
 def parse_templates_later() -> Callable[[], None]:
@@ -29,14 +29,14 @@ def parse_templates_later() -> Callable[[], None]:
 
     def begin() -> None:
         with contextlib.suppress(Exception):  # of another torch
-            environment = internals.template_environment.get()()
+            environment = template_environment.get()()
             if environment is not None:
                 names: dict[str, object] = environment.__dict__
                 names["from_string"] = _deferring(environment)
                 undo.callback(names.pop, "from_string", None)
 
-    undo.callback(when_imported(internals.TEMPLATES, begin))
-    undo.callback(when_imported(internals.COMPILER, undo.close))
+    undo.callback(when_imported(TEMPLATES, begin))
+    undo.callback(when_imported(_COMPILER, undo.close))
     return undo.close
 
 

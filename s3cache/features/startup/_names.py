@@ -1,0 +1,10 @@
+"""Names of torch, and modules whose import can do less."""
+
+from __future__ import annotations
+
+from s3cache.torch_api import AnyFunction
+
+TEMPLATES = "torch._inductor.codegen.common"
+template_environment = AnyFunction(
+    f"{TEMPLATES}:jinja2_env", feature="parsing templates of kernels at their first use"
+)
