@@ -4,7 +4,7 @@
 
 Replaces the text between ``<!-- bench:NAME -->`` and ``<!-- /bench:NAME -->`` in that page by the
 tables of docs/benchmarks/NAME.json, for each such file. With ``--check`` it writes nothing, and
-ends with status 1 if the page is out of date.
+ends with status 1 if the page is out of date. ``make bench-storage`` fills its block by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ COMMANDS = {
     "warm_start": "make bench",
     "signed": "make bench-signed",
     "keys": "make bench-keys",
-    "storage": "make bench-storage",
 }
 
 
@@ -69,6 +68,15 @@ def fill(page: str, name: str, text: str) -> str:
     if count != 1:
         raise ValueError(f"found {count} bench:{name} blocks, not 1")
     return filled
+
+
+def fill_page(name: str, results: str, command: str, *, parts: int) -> None:
+    """Put the file of ``results`` into its block of the page, if it has so many parts."""
+    document = json.loads(Path(results).read_text(encoding="utf-8"))
+    if len(document["results"]) == parts:
+        page = ROOT / "docs/benchmarks.md"
+        text = render(document, command)
+        page.write_text(fill(page.read_text(encoding="utf-8"), name, text), encoding="utf-8")
 
 
 def main() -> int:

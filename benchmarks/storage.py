@@ -3,10 +3,11 @@
     make bench-storage [ARGS="--parts throughput,save --rounds 9"]
 
 Contenders take turns in a shuffled order, in one process or one after the other. So the ratios hold
-on a busy machine, although the times do not. Prints tables, writes every sample as JSON, and ends
-with status 1 if a bar is missed. Without a gateway (see infra/README.md), the parts that need one
-are skipped. If only some parts run, the JSON keeps its results of the others, provided that they
-are from a machine like this one.
+on a busy machine, although the times do not. Prints tables, writes every sample as JSON below
+build/, and ends with status 1 if a bar is missed. Without a gateway (see infra/README.md), the
+parts that need one are skipped. If only some parts run, the JSON keeps its results of the others,
+provided that they are from a machine like this one. When it has all parts, they go into
+docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import _lookup
 import _memory
 import _save
 import _trust
+import render
 from _harness import Gateway, Result, all_met, parts_of, write_results
 
 # Lookups come late: ext4 without a journal creates files slowly after 100,000 were removed.
@@ -50,6 +52,7 @@ def main() -> int:
     if options.json:
         others: list[Result] | None = None if set(options.parts) == set(PARTS) else []
         write_results(options.json, _environment(), results, others=others)
+        render.fill_page("storage", options.json, "make bench-storage", parts=len(PARTS))
     return int(not all_met(results))
 
 
@@ -108,7 +111,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--memory-bytes", type=int, default=2 << 30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--json", default="docs/benchmarks/storage.json", help="file for the results; '' for none"
+        "--json", default="build/benchmarks/storage.json", help="file for the results; '' for none"
     )
     return parser.parse_args()
 
