@@ -117,7 +117,7 @@ def _program(
             noise = random.Random(key).randbytes(ENTRY_BYTES)
             cache.save(key, frame.encode(kind="bench", key=key, sections={"0": noise}))
         assert isinstance(cache, Engine)
-        while not cache.knows_job:
+        while not cache.parts["job_profile"].is_known:
             time.sleep(0.01)
         assert cache.flush().complete
         return 0.0

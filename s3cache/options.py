@@ -21,7 +21,6 @@ class Options(StoreOptions, total=False):
     summary: bool | str | None
     metrics_file: str | os.PathLike[str] | None
     record: bool | str | None
-    job_profiles: bool | str | None
     share_sources: bool | str | None
     trust: Literal["auto", "off", "prefer", "require"] | None
     trusted_keys: str | None
@@ -52,3 +51,4 @@ class Options(StoreOptions, total=False):
     breaker_reset_s: float | str | None
     recall: Literal["off", "check", "on"] | None
     ports: str | None
+    job_profiles: bool | str | None

@@ -43,11 +43,14 @@ class Feature:
         options: a dataclass of its settings, declared with :func:`s3cache.util.options.option`.
         is_used: whether these :class:`~s3cache.settings.Settings` use it.
         kinds: its kinds of entries, whose lookups are counted apart.
+        hints: prefixes of keys of its entries that name other entries. They are not counted, and
+            given up where they may not be uploaded.
         counts: the names of what else it counts; a name before ``:`` has labels.
         in_words: describes its counts in the summary.
         waits: called at the end of ``import torch`` in a process whose environment names a cache;
             returns a function that ends what it has begun.
-        begins: called with each :class:`~s3cache.cache.Engine` that opens, and again in a fork.
+        begins: called with each :class:`~s3cache.cache.Engine` that opens, and again in a fork; its
+            result is in ``Engine.parts``, by the feature's name.
         installs: called with each session, the replaced functions of torch and the engine.
         torch: the module that declares its names of torch; see ``s3cache.torch_api``.
     """
@@ -56,6 +59,7 @@ class Feature:
     does: str
     options: type = NoOptions
     kinds: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
     in_words: Callable[[Mapping[str, float]], str] = lambda _: ""
     is_used: Callable[[Any], bool] = lambda _: True
@@ -92,6 +96,12 @@ def features() -> tuple[Feature, ...]:
 def kinds() -> tuple[str, ...]:
     """Return the kinds of entries of all features."""
     return tuple(kind for feature in features() for kind in feature.kinds)
+
+
+@functools.cache
+def hints() -> tuple[str, ...]:
+    """Return the prefixes of keys of the hints of all features."""
+    return tuple(prefix for feature in features() for prefix in feature.hints)
 
 
 class _Event(Generic[P, R]):

@@ -123,7 +123,6 @@ class _Settings:
     summary: bool | str = option(False, flag_or("json"))
     metrics_file: str | None = option(None, PATH)
     record: bool = option(True, FLAG)
-    job_profiles: bool = option(True, FLAG)
     share_sources: bool = option(False, FLAG)
     trust: Trust = option("auto", choice(*get_args(Trust)))
     trusted_keys: str | None = option(None, secret=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from s3cache import entries, frame
 from s3cache.cache._events import CacheEvents
@@ -34,7 +34,7 @@ from s3cache.errors import (
 )
 from s3cache.frame import Frame
 from s3cache.records import Event, Record, Recorder, Run
-from s3cache.seam import features, kinds
+from s3cache.seam import features, hints, kinds
 from s3cache.settings import Settings, warn_of_unknown_variables
 from s3cache.stats import (
     CacheStats,
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
     from s3cache.options import Options
     from s3cache.tier.claims import Claim, Claims, Waited
-    from s3cache.tier.job import JobProfile
 
 logger = logger_of("storage")
 
@@ -153,7 +152,6 @@ class Cache:
             self._listeners.add(self._records.transferred)
         self._remote: RemoteTier | None = None
         self._claims: Claims | None = None
-        self._job = self._new_job()
         self._forget_exit = before_exit(self._at_exit)
 
     def _begin_in_child(self) -> None:
@@ -224,7 +222,7 @@ class Cache:
             counters or self._counters_of[level],
             self._problems,
             self.settings.lookup_timeout_s,
-            self._used,
+            self.events.used.tell,
             None if skip else claim,
             replaced and skip is Reason.FORCED,
         )
@@ -307,7 +305,7 @@ class Cache:
             if level == "fx":
                 self._parts.add(entries.variant_name(key, found.header.variant))
             if remote:
-                self._used(key, found.header.variant)
+                self.events.used.tell(key, found.header.variant)
             return Saved(durable, elapsed_s)
         counters.not_saved(reason, elapsed_s)
         if self.settings.strict and error is not None:
@@ -498,21 +496,11 @@ class Cache:
                 )
                 if self.settings.mode != "read-only":
                     self._remote.uploads.start(self._unsent)
-                if self._job is not None:
-                    self._remote.follow(self._job)
+                self.events.remote_opened.tell(self._remote)
             return None if self._closed else self._remote
 
-    def _new_job(self) -> JobProfile | None:
-        """Return the job profile of this process, or None."""
-        return None
-
-    def _used(self, key: str, variant: str) -> None:
-        """Note for the job profile that an entry was used or saved."""
-        if (job := self._job) is not None and len(job.lookups) < job.max_lookups:
-            job.lookups[key, variant] = None
-
     def _count_transfer(self, event: TransferEvent) -> None:
-        if not entries.key_of(event.name).startswith(entries.JOB_KEYS):
+        if not entries.key_of(event.name).startswith(hints()):
             self._counters.transferred(event)
 
     def _upload_failed(self, error: Exception) -> None:
@@ -535,59 +523,31 @@ class Cache:
 class Engine(Cache):
     """A :class:`Cache` with what torch's hooks need: levels, candidates, records."""
 
-    #: The job profile is saved after this long without a lookup.
-    settled_s = 30.0
-
     candidates = Cache._candidates
     save = Cache._save
 
     def _begin(self, disk: DiskTier | None) -> None:
         super()._begin(disk)
+        #: What features keep for this process, by their names.
+        self.parts: dict[str, Any] = {}
         for feature in features():
             if feature.is_used(self.settings):
-                feature.call(feature.begins, self, strict=self.settings.strict)
-
-    def _finish(self) -> None:
-        self.events.finishing.tell()
-        self._save_job()
-
-    def _new_job(self) -> JobProfile | None:
-        settings, mode = self.settings, self.settings.mode
-        if not settings.job_profiles or self._open_remote is None:
-            return None
-        from s3cache.tier.job import JobProfile
-
-        return JobProfile(
-            reads=mode != "write-only" and not settings.recache and self._local.is_writable,
-            save=None if mode == "read-only" else self._save_job,
-            settled_s=self.settled_s,
-            max_bytes=settings.local_max_bytes // 2,
-            on_problem=lambda exc: self._problems.warn("job", "a job profile is not used", exc),
-        )
-
-    @property
-    def knows_job(self) -> bool:
-        """Whether we have looked for the newest job profile of this program."""
-        return self._job is not None and self._job.is_known
-
-    def _save_job(self) -> None:
-        """Save the job profile of this process, unless it is known."""
-        if self._job is None or self._closed or self.settings.mode in ("off", "read-only"):
-            return
-        try:
-            if (data := self._job.encode()) is not None:
-                self._write(frame.decode(data), provisional=False, share=True)
-        except Exception as exc:  # noqa: BLE001 - the next process waits longer, no more
-            self._problems.warn("job", "the job profile is not saved", exc)
+                strict = self.settings.strict
+                self.parts[feature.name] = feature.call(feature.begins, self, strict=strict)
 
     def flush(self, timeout_s: float | None = None) -> FlushReport:
-        """Flush like :meth:`Cache.flush`, after saving finished entries and the job profile."""
-        self._finish()
+        """Flush like :meth:`Cache.flush`, after saving finished entries."""
+        self.events.finishing.tell()
         return super().flush(timeout_s)
 
     def _at_exit(self) -> None:
-        self._finish()
+        self.events.finishing.tell()
         super()._at_exit()
+
+    @property
+    def local(self) -> LocalTier:
+        """The local tier; its disk may be missing."""
+        return self._local
 
     @property
     def policy(self) -> Policy:
@@ -670,13 +630,16 @@ class Engine(Cache):
         (reason,) = counters.level().misses
         return f"{reason} ({causes})" if causes else str(reason)
 
+    def keep(self, entry: Frame) -> None:
+        """Save an entry like :meth:`save`, without counting it; raise if that fails."""
+        if not (self._closed or self.settings.mode in ("off", "read-only")):
+            self._write(entry, provisional=False, share=True)
+
     def replace(self, entry: Frame, better: Buffer) -> None:
         """Replace ``entry`` with a frame of the same variant, here and in the remote."""
-        if self._closed or self.settings.mode in ("off", "read-only"):
-            return
         self._replaceable.add(entry.digest)
         try:
-            self._write(frame.decode(better), provisional=False, share=True)
+            self.keep(frame.decode(better))
         except Exception as exc:  # noqa: BLE001 - the former entry is as right
             self._problems.met("save", "an entry could not be replaced", exc)
 
@@ -711,8 +674,7 @@ class Engine(Cache):
         name = entries.variant_name(key, variant)
         if name in self._parts:
             self._parts.discard(name)
-            if self._job is not None:
-                self._job.lookups.pop((key, variant), None)
+            self.events.dropped.tell(key, variant)
             self._counters_of["fx"].count("contained")
 
     def supersede(self, key: str, variant: str, level: EntryKind) -> None:
@@ -729,8 +691,8 @@ class Engine(Cache):
         except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
             self._problems.met("local", "a superseded entry cannot be removed", exc)
         else:
-            if is_removed and self._job is not None:
-                self._job.lookups.pop((key, variant), None)
+            if is_removed:
+                self.events.dropped.tell(key, variant)
 
     def count_bypass(self, reasons: Iterable[str], level: EntryKind = "aot") -> None:
         """Count a graph that cannot be cached, by the codes of the reasons."""

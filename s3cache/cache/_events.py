@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from s3cache.seam import Notice
+
+if TYPE_CHECKING:
+    from s3cache.tier import RemoteTier
 
 
 class CacheEvents:
     """The events of one process of a cache.
 
     Attributes:
+        used: an entry was accepted by a lookup, or saved to be shared: its key and variant.
+        dropped: an entry that was used is not needed by itself: its key and variant.
+        remote_opened: this process has opened the remote.
         finishing: uploads are about to be waited for; subscribers may still save entries.
     """
 
     def __init__(self, *, strict: bool) -> None:
+        self.used: Notice[[str, str]] = Notice(strict=strict)
+        self.dropped: Notice[[str, str]] = Notice(strict=strict)
+        self.remote_opened: Notice[[RemoteTier]] = Notice(strict=strict)
         self.finishing: Notice[[]] = Notice(strict=strict)

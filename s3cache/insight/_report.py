@@ -41,7 +41,7 @@ class Totals:
         hits, misses, bypasses: the numbers of lookups in all.
         spared_s: the time in seconds that compiling the hits took when they were compiled.
         waited_s: the time in seconds that compiling threads waited for lookups.
-        unused, unused_bytes: entries that a job profile or a prefetch fetched and that their
+        unused, unused_bytes: entries that were fetched before a lookup and that their
             process did not look up.
         frames: the number of frames by outcome: ``recalled``, ``traced``, ``refused: CODE``,
             ``agreed`` or ``disagreed``; most frequent first, and empty if recall is off.

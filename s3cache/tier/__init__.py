@@ -4,6 +4,7 @@ from s3cache.tier._disk import DiskTier as DiskTier
 from s3cache.tier._disk import TierStore as TierStore
 from s3cache.tier._disk import namespace_of as namespace_of
 from s3cache.tier._prefetch import Budget as Budget
+from s3cache.tier._prefetch import Fetch as Fetch
 from s3cache.tier._prefetch import Prefetch as Prefetch
 from s3cache.tier._prefetch import PrefetchReport as PrefetchReport
 from s3cache.tier._remote import BackgroundLoop as BackgroundLoop

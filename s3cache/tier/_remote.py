@@ -26,6 +26,7 @@ from s3cache.errors import (
     TruncatedError,
 )
 from s3cache.frame import Frame, Head, TrustCheck
+from s3cache.seam import hints
 from s3cache.settings import Settings
 from s3cache.stats import Listeners, TransferEvent
 from s3cache.store import (
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from s3cache.tier.claims import Waited
-    from s3cache.tier.job import JobProfile
     from s3cache.tier.leases import Lease, Leases
 
 _T = TypeVar("_T")
@@ -313,8 +313,8 @@ class RemoteTier:
         on_problem: Callable[[Exception], None],
     ) -> None:
         self._store = store
-        self._present, self._land, self._disk = present, land, disk
-        self._check_trust = check_trust
+        self._land, self._disk = land, disk
+        self.present, self.check_trust = present, check_trust
         self._listeners = listeners
         self._replaceable = replaceable
         self._loop = background()
@@ -324,7 +324,7 @@ class RemoteTier:
         writes = replace(reads, total_timeout_s=limit_s, attempt_timeout_s=limit_s)
         #: The circuit breaker before reads.
         self.breaker = Breaker(settings.breaker_failures, settings.breaker_reset_s)
-        self._reader = BreakingStore(RetryingStore(self.metered, reads), self.breaker)
+        self.reader = BreakingStore(RetryingStore(self.metered, reads), self.breaker)
         # No breaker: a failed upload is kept, and tried again after a pause.
         self._writer = RetryingStore(self.metered, writes)
         # Used on the loop only.
@@ -334,8 +334,8 @@ class RemoteTier:
         self._urgent, self._calm = 0, asyncio.Event()  # the number of callers that wait
         self._stopped = False
         self._may_save, self._in_vain = settings.mode == "read-write", 0
-        self._prefetch_concurrency = settings.download_concurrency
-        self._budget = Budget(settings.prefetch_max_bytes)
+        self.concurrency = settings.download_concurrency
+        self.budget = Budget(settings.prefetch_max_bytes)
         self.uploads = Uploads(
             self._loop,
             self._verify,
@@ -392,17 +392,17 @@ class RemoteTier:
         prefetch.future = self._loop.submit(self._prefetch(prefetch))
         return prefetch
 
-    def follow(self, job: JobProfile) -> None:
-        """Fetch the entries in a profile of this program, and save our own profile later."""
+    def begin(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Run ``work`` on the loop in the background, until the tier is closed."""
         with contextlib.suppress(ClosedError):
-            self._loop.submit(self._follow(job))
+            self._loop.submit(self._until_stop(work))
 
     def lease(self, key: str, bound_s: float) -> Waited:
         """Lease ``key`` for this machine, or wait until another machine has uploaded its entry."""
         if self._leases is None:
             from s3cache.tier.leases import Leases, me
 
-            self._leases = Leases(self._reader, me())
+            self._leases = Leases(self.reader, me())
         work = self._leases.take(key, lambda: self._is_there(key), bound_s)
         return self._loop.wait(work, bound_s + _LEASE_S)
 
@@ -416,7 +416,7 @@ class RemoteTier:
         await lease.end((lambda: self._is_there(key)) if landed else None)
 
     async def _is_there(self, key: str) -> bool:
-        return await self._reader.head(entries.first_name(key)) is not None
+        return await self.reader.head(entries.first_name(key)) is not None
 
     def remove(self, prefix: str) -> list[str]:
         """Try to delete all objects with ``prefix``; return their names, or raise a failure."""
@@ -469,12 +469,12 @@ class RemoteTier:
             self._calm.clear()
 
     async def _load_now(self, name: str, *, suspect: bool) -> Frame | None:
-        if self._check_trust is not None:
+        if self.check_trust is not None:
             if not suspect:
                 answer = await self._join(name, lambda size: size <= _USUAL_BYTES)
                 if not isinstance(answer, NotAccepted):
                     return answer
-            if await read_head(self._reader, name, self._check_trust) is None:
+            if await read_head(self.reader, name, self.check_trust) is None:
                 return None
         while isinstance(answer := await self._join(name), NotAccepted):
             pass
@@ -496,7 +496,7 @@ class RemoteTier:
     async def _download(self, name: str, admit: AcceptSize | None) -> Frame | NotAccepted | None:
         self._listeners.emit(TransferEvent("download", "started", name))
         try:
-            data = await self._reader.get(name, admit)
+            data = await self.reader.get(name, admit)
             if isinstance(data, NotAccepted):  # the caller may start it again
                 return data
             entry = None if data is None else await self._landed(name, data)
@@ -518,21 +518,14 @@ class RemoteTier:
 
     async def _prefetch(self, prefetch: Prefetch) -> None:
         self._cancel_at_stop()
-        await prefetch.run(self._join, self._present, self._budget, self._prefetch_concurrency)
+        await prefetch.run(self._join, self.present, self.budget, self.concurrency)
 
-    async def _follow(self, job: JobProfile) -> None:
+    async def _until_stop(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         self._cancel_at_stop()
-        await job.follow(
-            self._reader,
-            self._check_trust,
-            self._join_calmly,
-            self._present,
-            self._budget,
-            self._prefetch_concurrency,
-        )
+        await work()
 
-    async def _join_calmly(self, name: str, admit: AcceptSize) -> Frame | NotAccepted | None:
-        """Begin a download when no caller waits for another one."""
+    async def join_calmly(self, name: str, admit: AcceptSize) -> Frame | NotAccepted | None:
+        """Begin a download when no caller waits for another one; on the loop."""
         while self._urgent:
             await self._calm.wait()
         return await self._join(name, admit)
@@ -546,7 +539,7 @@ class RemoteTier:
     async def _list(self, key: str) -> list[str]:
         first, prefix = entries.first_name(key), entries.name_prefix(key)
         present = []
-        async for info in self._reader.list(prefix):
+        async for info in self.reader.list(prefix):
             if info.key.startswith(prefix):
                 present.append(info)
             if len(present) >= _LISTED_AT_MOST:
@@ -579,23 +572,18 @@ class RemoteTier:
     def _verify(self, name: str, data: Buffer, is_adopted: bool) -> Frame:
         # Our own entries are uploaded even if we do not trust them: a job may sign entries for
         # other readers. The signature of an adopted entry is checked before it is parsed.
-        return entries.verify(name, data, admit=self._check_trust if is_adopted else None)
+        return entries.verify(name, data, admit=self.check_trust if is_adopted else None)
 
     async def _publish(self, name: str, entry: Frame) -> bool:
         """Upload an entry; return whether to give it up."""
-        is_profile = entry.header.key.startswith(entries.JOB_KEYS)
         try:
-            written = await entries.publish(
-                self._writer, entry, replaceable=self._replaceable, admit=self._check_trust
+            await entries.publish(
+                self._writer, entry, replaceable=self._replaceable, admit=self.check_trust
             )
         except AccessDeniedError:
-            if not is_profile:
+            if not entry.header.key.startswith(hints()):
                 raise
-            return True  # a job that may only read loses no graph by this
-        if written and is_profile:
-            from s3cache.tier.job import prune
-
-            await prune(self._writer, entry.header.key)
+            return True  # a process that may only read loses no graph by this
         return False
 
     async def _stop(self) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.entries import JOB_KEYS, RECALL_KEYS
+from s3cache.entries import RECALL_KEYS
+from s3cache.features.job_profile import KEYS as JOB_KEYS
 from s3cache.records import Record
 from s3cache.trust import generate
 from tests.cli.commands import Call, save

@@ -54,7 +54,7 @@ def test_unused_entries_that_a_job_profile_fetched_are_reported(
     with open_engine(tmp_path / "other", remote, job_profiles=True) as first:
         for key in keys:
             first.save(key, entry(key))
-        eventually(lambda: first.knows_job)
+        eventually(lambda: first.parts["job_profile"].is_known)
     with open_engine(local(), remote, job_profiles=True) as second:
         second.start()
         eventually(lambda: second.stats().downloaded == len(keys))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from s3cache.entries import JOB_KEYS
+from s3cache.features.job_profile import KEYS as JOB_KEYS
 from s3cache.records import JOB
 from tests.support import machines
 from tests.support.scripts import python

@@ -18,6 +18,9 @@ import pytest
 from s3cache import entries, frame
 from s3cache.cache import Engine, Hit
 from s3cache.errors import AccessDeniedError, TransientError
+from s3cache.features.job_profile import KEYS
+from s3cache.features.job_profile.profile import JobProfile
+from s3cache.features.job_profile.program import program_key
 from s3cache.frame import Frame
 from s3cache.store import (
     AcceptSize,
@@ -28,7 +31,6 @@ from s3cache.store import (
     WrapperStore,
 )
 from s3cache.tier import Budget, background
-from s3cache.tier.job import JobProfile, program_key
 from s3cache.trust import generate
 from tests.support.caching import entry, open_engine
 from tests.support.scripts import PRELUDE, python, run_script
@@ -85,13 +87,18 @@ def machine(tmp_path: Path, store: Gated) -> Iterator[Open]:
 
 
 def profiles(store: Store) -> list[str]:
-    return [name for name in names(store) if entries.JOB_KEYS in name]
+    return [name for name in names(store) if KEYS in name]
+
+
+def is_known(engine: Engine) -> bool:
+    """Return whether a process has looked for the newest profile of its program."""
+    return bool(engine.parts["job_profile"].is_known)
 
 
 def run(engine: Engine, keys: list[str] = GRAPHS, **saved: str) -> list[str]:
     """Look up ``keys``, save those that miss, and close; return the tier or reason of each."""
     tiers = [looked_up(engine, key, **saved) for key in keys]
-    eventually(lambda: engine.knows_job or not engine.settings.job_profiles)
+    eventually(lambda: not engine.settings.job_profiles or is_known(engine))
     engine.close()
     return tiers
 
@@ -148,7 +155,7 @@ def test_a_lookup_joins_a_download_under_way(machine: Open, store: Gated) -> Non
 
 def test_a_lookup_does_not_wait_for_the_profile(machine: Open, store: Gated) -> None:
     run(machine("a"))
-    store.holds = lambda name: entries.JOB_KEYS in name
+    store.holds = lambda name: KEYS in name
     second = machine("b")
     assert [looked_up(second, key) for key in GRAPHS] == ["remote"] * len(GRAPHS)
 
@@ -211,7 +218,7 @@ def test_an_invalid_profile_is_ignored_with_one_warning(
     put(store, profile, data)
     store.calls.clear()
     second = machine("b")
-    eventually(lambda: second.knows_job)
+    eventually(lambda: is_known(second))
     assert store.got() == [profile]
     assert fetched(second) == 0
     assert {*run(second)} == {"remote"}
@@ -282,12 +289,12 @@ def test_no_prefetch_begins_while_a_lookup_waits(machine: Open, store: Gated) ->
     other = "ff" * 32
     run(machine("b", job_profiles=False), [other])
     store.calls.clear()
-    store.holds = lambda name: entries.JOB_KEYS in name or other in name
+    store.holds = lambda name: KEYS in name or other in name
     second = machine("c")
     found = in_thread(lambda: second.lookup(other))
     eventually(lambda: store.got(other))
     store.holds = lambda name: other in name
-    eventually(lambda: second.knows_job)
+    eventually(lambda: is_known(second))
     for _ in range(20):  # in this time they would begin
         assert not store.got(GRAPHS[0])
         time.sleep(0.005)
@@ -301,7 +308,7 @@ def test_all_variants_that_were_used_are_fetched(machine: Open, store: Gated) ->
     first = machine("a")
     for variant in ("one", "two", "three"):
         looked_up(first, GRAPHS[0], variant=variant)
-    eventually(lambda: first.knows_job)
+    eventually(lambda: is_known(first))
     first.close()
     second = machine("b")
     eventually(lambda: second.stats().local.files == 3)  # type: ignore[union-attr]
@@ -319,7 +326,7 @@ def test_entries_that_an_unclosed_lookup_accepted_are_fetched(machine: Open) -> 
         lookup = second.candidates(key)
         for hit in lookup:
             lookup.accept(hit)
-    eventually(lambda: second.knows_job)
+    eventually(lambda: is_known(second))
     second.close()
     third = machine("c")
     eventually(lambda: fetched(third) == 2)
@@ -415,11 +422,11 @@ class CreatesOnly(WrapperStore):
         raise AccessDeniedError("may not delete", op="delete")
 
 
-@pytest.mark.parametrize(("may_delete", "kept"), [(True, 8), (False, 12)])
+@pytest.mark.parametrize(("may_delete", "kept"), [(True, 9), (False, 12)])
 def test_old_profiles_are_removed_if_the_job_may_delete(
     machine: Open, memory: MemoryStore, *, may_delete: bool, kept: int
 ) -> None:
-    """If it may not, no upload counts as failed."""
+    """The next process removes them; if it may not, no upload counts as failed."""
     store = memory if may_delete else CreatesOnly(memory)
     for number in range(12):
         engine = machine(f"m{number}", store)
@@ -468,7 +475,7 @@ def test_a_job_that_may_not_write_leaves_no_profile_and_no_warning(
     assert caplog.records == []
     may_only = machine("c", MayOnly(memory, "get", "list"))
     may_only.save(GRAPHS[0], entry(GRAPHS[0]))
-    eventually(lambda: may_only.knows_job)
+    eventually(lambda: is_known(may_only))
     assert isinstance(may_only.flush(20).error, AccessDeniedError), (
         "the error of the graph's upload"
     )
@@ -509,7 +516,7 @@ def test_a_profile_is_uploaded_later_if_the_network_is_down(
     store = Down(memory)
     changes = {"breaker_failures": breaker_failures, "strict": strict}
     offline = machine("a", store, exit_timeout_s=0.1, **changes)
-    eventually(lambda: offline.knows_job)
+    eventually(lambda: is_known(offline))
     for key in GRAPHS:
         offline.save(key, entry(key))
     offline.close()
@@ -528,7 +535,7 @@ def test_lookups_with_a_profile_fail_at_once_behind_an_open_breaker(
     run(machine("a"))
     store = Down(memory)
     second = machine("b", store, breaker_failures=1, breaker_reset_s=1_000)
-    eventually(lambda: second.knows_job)
+    eventually(lambda: is_known(second))
     assert looked_up(second, GRAPHS[0]) == "unavailable"
     assert fetched(second) == 0
 
@@ -542,8 +549,9 @@ def test_a_profile_is_not_counted_as_an_uploaded_entry(machine: Open) -> None:
 _KILLED = """
 import sys, time
 from s3cache.cache import Engine
+from s3cache.features.job_profile import begin
 from tests.support.caching import entry
-Engine.settled_s = 0.05
+begin.SETTLED_S = 0.05
 engine = Engine.open(sys.argv[1], local_dir=sys.argv[2])
 for key in sys.argv[3:]:
     engine.save(key, entry(key))
@@ -558,7 +566,7 @@ def test_a_killed_process_has_left_its_profile(tmp_path: Path) -> None:
     script.write_text(_KILLED)
     url = f"file://{remote}?create=1"
     command = [sys.executable, str(script), url, str(tmp_path / "local"), *GRAPHS]
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     process = subprocess.Popen(command, cwd=root, env={"PYTHONPATH": str(root), "HOME": "/"})
     try:
         eventually(lambda: remote.exists() and profiles(FileStore(remote)))
@@ -570,7 +578,7 @@ def test_a_killed_process_has_left_its_profile(tmp_path: Path) -> None:
 _PROGRAM = """
 import os, sys
 from multiprocessing import get_context
-from s3cache.tier.job import program_key
+from s3cache.features.job_profile.program import program_key
 def show(*_): print(program_key() or "none", flush=True)
 if __name__ == "__main__":
     show()
@@ -588,7 +596,7 @@ if __name__ == "__main__":
 
 def test_a_profile_belongs_to_a_program_its_argument_names_and_a_rank(tmp_path: Path) -> None:
     """Argument values and the directory do not matter; ``python -c`` has no profile."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     script, other = tmp_path / "train.py", tmp_path / "deep" / "train.py"
     other.parent.mkdir()
     for path in (script, other):
@@ -614,9 +622,10 @@ def test_a_profile_belongs_to_a_program_its_argument_names_and_a_rank(tmp_path: 
     assert len({*families}) == 4, "the program and three kinds of children"
     other.write_text(_PROGRAM + "# changed")
     assert keys(str(other), "--lr", "--seed", "model=") != [usual]
-    assert keys("-c", "from s3cache.tier.job import program_key as k; print(k() or 'none')") == [
-        "none"
-    ]
+    assert keys(
+        "-c",
+        "from s3cache.features.job_profile.program import program_key as k; print(k() or 'none')",
+    ) == ["none"]
 
 
 def test_the_module_of_profiles_is_not_imported_if_they_are_off(tmp_path: Path) -> None:
@@ -627,7 +636,7 @@ def test_the_module_of_profiles_is_not_imported_if_they_are_off(tmp_path: Path) 
                 engine.start()
                 engine.save(KEY, entry())
                 engine.flush()
-            print("s3cache.tier.job" in sys.modules)
+            print("s3cache.features.job_profile.profile" in sys.modules)
         """
     )
     assert done.stdout.split() == ["False", "True"]
@@ -637,7 +646,7 @@ def test_a_forked_child_has_a_profile_of_its_own(tmp_path: Path) -> None:
     """It neither follows nor replaces the profile of its parent."""
     remote, script = tmp_path / "remote", tmp_path / "train.py"
     script.write_text(PRELUDE + _FORKS)
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     for number in range(2):
         where = {"PYTHONPATH": str(root), "HOME": "/"}
         places = [str(remote), str(tmp_path / f"local{number}")]
@@ -651,13 +660,13 @@ def test_a_forked_child_has_a_profile_of_its_own(tmp_path: Path) -> None:
 
 _FORKS = """
 from pathlib import Path
-from s3cache.tier.job import program_key
+from s3cache.features.job_profile.program import program_key
 remote, local = map(Path, sys.argv[1:])
 
 def run(key):
     for each in (key, "shared"):
         if isinstance(engine.lookup(each), Miss): engine.save(each, entry(each))
-    eventually(lambda: engine.knows_job)
+    eventually(lambda: engine.parts["job_profile"].is_known)
     print(program_key(), flush=True)
     assert engine.flush(20).complete
     engine.close()

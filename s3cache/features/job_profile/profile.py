@@ -12,34 +12,28 @@ process that finds these fetches what all of them name, and the rest once it has
 Jobs that may only add objects write profiles too, so every profile is a new object. The name of a
 program's first profile is computed, so it can be fetched while the names are listed.
 
-This module is imported only if profiles are on.
+This module is imported only where profiles are followed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.parser  # noqa: F401 - what version() imports when it is called, which a fork must not see
-import glob
 import hashlib
-import importlib.metadata
 import itertools
-import os
-import platform
-import re
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgpack  # type: ignore[import-untyped]
 
 from s3cache import entries, frame
 from s3cache.errors import CorruptError, S3CacheError, UntrustedError
+from s3cache.features.job_profile.program import program_key
 from s3cache.frame import Frame, TrustCheck
 from s3cache.store import AcceptSize, NotAccepted, Store
-from s3cache.tier._prefetch import Budget, Fetch, Prefetch
-from s3cache.util import __version__
+from s3cache.tier import Budget, Fetch, Prefetch
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
@@ -60,19 +54,17 @@ _ENOUGH = 8
 _KEPT, _FULL = 8, 64
 # How many used entries are compared with each profile.
 _COMPARED = 64
-# How much of a program's file is hashed: it may be a large archive.
-_PROGRAM_BYTES = 1 << 20
 _LOCATING_S, _LOCATING_TRIES = 0.1, 600
 # How soon, and at the latest how often, we look whether the first entry was used.
 _LOOK_S, _LOOK_AT_MOST_S = 0.01, 0.5
-
-_PID = os.getpid()  # a forked child has another one
 
 logger = logger_of("storage")
 
 
 class JobProfile:
     """The lookups of this process, and those that earlier profiles predict.
+
+    ``lookups`` is filled by any thread.
 
     Args:
         reads: whether to fetch the entries that a profile names.
@@ -92,9 +84,7 @@ class JobProfile:
         max_bytes: int,
         on_problem: Callable[[Exception], None],
     ) -> None:
-        #: Filled by any thread, up to ``max_lookups``.
         self.lookups: Lookups = {}
-        self.max_lookups = _MAX_LOOKUPS
         self._reads, self._save, self._settled_s = reads, save, settled_s
         self._left = min(max_bytes, _MAX_FETCHED_BYTES)
         self._on_problem = on_problem
@@ -105,6 +95,16 @@ class JobProfile:
         self._newest = ""  # the name of the newest profile when this process began
         self._is_full = False
         self._profiles: list[Lookups] = []  # newest first
+        self._outdated: list[str] = []  # names of the oldest profiles
+
+    def note(self, key: str, variant: str) -> None:
+        """Note that an entry was used or saved; any thread."""
+        if len(self.lookups) < _MAX_LOOKUPS:
+            self.lookups[key, variant] = None
+
+    def forget(self, key: str, variant: str) -> None:
+        """Forget an entry that the next process need not fetch; any thread."""
+        self.lookups.pop((key, variant), None)
 
     def encode(self) -> bytes | None:
         """Return a frame with the lookups so far, or None if a profile is good enough.
@@ -115,7 +115,7 @@ class JobProfile:
         with self._mutex:
             profiles, used = self._profiles, [*self.lookups][:_COMPARED]
             foreseen = next(iter(_best(profiles, used)), {})
-            lookups = dict.fromkeys([*self.lookups.copy()][: self.max_lookups])
+            lookups = dict.fromkeys([*self.lookups.copy()][:_MAX_LOOKUPS])
             begun = {*itertools.islice(foreseen, len(lookups))}
             is_foreseen = lookups.keys() <= foreseen.keys() and (
                 2 * len(lookups) > len(foreseen) or lookups.keys() == begun
@@ -169,6 +169,7 @@ class JobProfile:
                 )
             ),
             self._save_regularly(),
+            self._remove_outdated(store),
         )
 
     async def _save_regularly(self) -> None:
@@ -177,6 +178,12 @@ class JobProfile:
             await asyncio.sleep(self._settled_s)
             if count == (count := len(self.lookups)):
                 await asyncio.to_thread(self._save)
+
+    async def _remove_outdated(self, store: Store) -> None:
+        """Delete the oldest profiles, if we may; jobs often may not."""
+        with contextlib.suppress(S3CacheError):
+            for name in self._outdated if self._save is not None else ():
+                await store.delete(name)
 
     async def _fetch_likely(
         self, fetch: Callable[[Lookups, list[Lookups]], Awaitable[None]]
@@ -220,13 +227,13 @@ class JobProfile:
 
         first = entries.first_name(self._key)
         found, infos = await asyncio.gather(
-            read(first), listed(store, self._key), return_exceptions=True
+            read(first), _listed(store, self._key), return_exceptions=True
         )
         # If we may not list, try the first profile alone.
         names = [first] if isinstance(infos, BaseException) else [info.key for info in infos]
         self._is_full = len(names) >= _FULL
         self._newest = next(iter(names), "")
-        names = names[:_KEPT]
+        names, self._outdated = names[:_KEPT], names[_KEPT:]
         others = (read(name) for name in names if name != first)
         read_others = iter(await asyncio.gather(*others, return_exceptions=True))
         for one in (found if name == first else next(read_others) for name in names):
@@ -321,7 +328,7 @@ def _lookups_of(entry: Frame) -> Lookups:
     return lookups
 
 
-async def listed(store: Store, key: str) -> list[ObjectInfo]:
+async def _listed(store: Store, key: str) -> list[ObjectInfo]:
     """List the profiles under ``key``, newest first; at most ``4 * _FULL``."""
     found: list[ObjectInfo] = []
     async for info in store.list(entries.name_prefix(key)):
@@ -329,68 +336,3 @@ async def listed(store: Store, key: str) -> list[ObjectInfo]:
         if len(found) >= 4 * _FULL:
             break
     return sorted(found, key=lambda info: info.modified, reverse=True)
-
-
-async def prune(store: Store, key: str) -> None:
-    """Delete the oldest profiles under ``key``, if we may; jobs often may not."""
-    with contextlib.suppress(S3CacheError):
-        for info in (await listed(store, key))[_KEPT:]:
-            await store.delete(info.key)
-
-
-# -- the key, which is computed before the first compile
-
-
-def program_key() -> str:
-    """Return the key of the profiles of this program, and of this process of a job.
-
-    Return "" if the process runs no file, or is interactive.
-    """
-    script, *arguments = sys.argv or [""]
-    if hasattr(sys, "ps1") or (found := _program(script)) is None:
-        return ""
-    process = sys.modules.get("multiprocessing.process")
-    parts = {
-        "program": [*found, os.path.basename(script)],
-        "arguments": sorted({*filter(None, map(_argument_name, arguments))}),
-        "rank": os.environ.get("RANK", ""),
-        "process": process.current_process().name if process else "MainProcess",
-        "forked": os.getpid() != _PID,
-        "s3cache": __version__,
-        "torch": _version_of_torch(),
-        "python": platform.python_version(),
-        "machine": [platform.system(), platform.machine(), *sorted(set(_models()))],
-    }
-    return f"{entries.JOB_KEYS}{hashlib.sha256(repr(parts).encode()).hexdigest()}"
-
-
-def _program(script: str) -> tuple[str, int] | None:
-    """Return a digest of the start of the program's file, and the size of the file."""
-    # __main__ has an absolute path. A spawned child that is importing the program has argv only.
-    for path in (getattr(sys.modules.get("__main__"), "__file__", None), script):
-        with contextlib.suppress(OSError, TypeError, ValueError), open(path or "", "rb") as file:
-            content = file.read(_PROGRAM_BYTES)
-            return hashlib.sha256(content).hexdigest(), os.fstat(file.fileno()).st_size
-    return None
-
-
-def _argument_name(argument: str) -> str:
-    """Return ``name`` of ``--name``, ``--name=value`` and ``name=value``; otherwise ""."""
-    found = re.match(r"-*([A-Za-z][\w.-]*)(=|$)", argument)
-    return found[1] if found and (found[2] or argument[0] == "-") else ""
-
-
-def _version_of_torch() -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version("torch")
-    return ""
-
-
-def _models() -> Iterator[str]:
-    """Yield the models of the processor and of NVIDIA's devices, if Linux lists them."""
-    for path in ("/proc/cpuinfo", *glob.glob("/proc/driver/nvidia/gpus/*/information")):
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            for line in file.read(4096).decode(errors="replace").splitlines():
-                name, _, value = line.partition(":")
-                if name.strip().lower() in ("model", "model name"):
-                    yield value.strip()
