@@ -100,7 +100,7 @@ def autoload() -> None:
     if switch not in _WORDS:
         logger.warning(
             "not enabled: environment variable S3CACHE_AUTOLOAD: "
-            "%r is no truth value: use true or false",
+            "%r is not a truth value: use true or false",
             switch,
         )
         return

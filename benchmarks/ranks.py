@@ -9,7 +9,7 @@ Ceph's if a gateway is running.
 
 With ``--gpu``, each rank compiles for its own stand-in for a GPU (``tests/gpu/standin.py``).
 Triton's compiler and ``ptxas`` run, and torch has no lock that lets ranks share their output. There
-are no gradients to exchange, so the ranks run without DDP.
+are not gradients to exchange, so the ranks run without DDP.
 """
 
 from __future__ import annotations

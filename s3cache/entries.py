@@ -60,7 +60,7 @@ def digest_of(components: Mapping[str, str]) -> str:
 
 
 def check_key(key: str) -> str:
-    """Return ``key``, or raise :class:`ConfigError` if it is no legal file and object name."""
+    """Return ``key``, or raise :class:`ConfigError` if it is not a legal file and object name."""
     if not _KEY.fullmatch(key):
         raise ConfigError(
             f"cache key {key!r}",

@@ -138,8 +138,8 @@ class S3CacheError(Exception):
 class ConfigError(S3CacheError, ValueError):
     """Bad input from the user: the message names the thing, the cause and the fix.
 
-    >>> str(ConfigError("setting timeout_s", "'soon' is no number", "give seconds, e.g. 10"))
-    "setting timeout_s: 'soon' is no number; give seconds, e.g. 10"
+    >>> str(ConfigError("setting timeout_s", "'soon' is not a number", "give seconds, e.g. 10"))
+    "setting timeout_s: 'soon' is not a number; give seconds, e.g. 10"
     """
 
     reason = Reason.UNAVAILABLE  # for a store or directory; errors in keys are raised
@@ -336,7 +336,7 @@ def is_device_trouble(error: BaseException) -> bool:
     """Return whether the driver of an accelerator failed to load a sound kernel.
 
     The kernel was compiled for such a device and driver, but the device lacks memory or is lost. If
-    the driver reports that the image is no kernel, the entry is at fault.
+    the driver reports that the image is not a kernel, the entry is at fault.
     """
     texts = map(str, causes(error))
     return any(_DRIVER.search(text) and not _NO_KERNEL.search(text) for text in texts)

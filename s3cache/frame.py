@@ -296,7 +296,7 @@ def decode(data: Buffer, *, admit: TrustCheck | None = None) -> Frame:
     Raises:
         TruncatedError: the bytes end too early.
         CorruptError: they are not one sound frame of this version.
-        ConfigError: ``data`` is no contiguous buffer.
+        ConfigError: ``data`` is not a contiguous buffer.
         Exception: ``admit`` raises it; it is called before the header is parsed.
     """
     view = _bytes_view("frame", data)
@@ -318,12 +318,12 @@ def decode_head(first_bytes: Buffer, *, admit: TrustCheck | None = None) -> Head
     Raises:
         TruncatedError: read at least ``needed`` bytes and call again; two reads are enough from
             48 bytes on, and one is usually enough with :data:`HEADER_HINT_BYTES`.
-        CorruptError: this is no well-formed header of this version.
-        ConfigError: ``first_bytes`` is no contiguous buffer.
+        CorruptError: this is not a well-formed header of this version.
+        ConfigError: ``first_bytes`` is not a contiguous buffer.
         Exception: ``admit`` raises it.
     """
     view = _bytes_view("frame", first_bytes)
-    # The magic first: do not ask for more bytes if this is no frame.
+    # The magic first: do not ask for more bytes if this is not a frame.
     if view[: len(MAGIC)] != MAGIC[: len(view)]:
         raise CorruptError("frame magic", f"{bytes(view[: len(MAGIC)])!r} is not that of a frame")
     if len(view) < PRELUDE_BYTES:
@@ -372,7 +372,7 @@ def _parse_header(packed: memoryview) -> Header:
         raise _bad_header(f"not a map with the keys {', '.join(_HEADER_KEYS)}")
     rows = parsed["sections"]
     if type(rows) is not list:
-        raise _bad_header("sections is no array")
+        raise _bad_header("sections is not an array")
     header = Header(**(parsed | {"sections": tuple(map(_parse_section, rows))}))
     is_right = {
         "kind": _is_name(header.kind),
@@ -396,7 +396,7 @@ def _parse_header(packed: memoryview) -> Header:
 
 def _parse_section(row: object) -> Section:
     if type(row) is not list or len(row) != 5:
-        raise _bad_header("a section is no array of 5")
+        raise _bad_header("a section is not an array of 5")
     section = Section(*row)
     stored_size, raw_size, digest = section.stored_size, section.raw_size, section.digest
     is_right = (

@@ -237,7 +237,8 @@ def write_textfile(path: str | os.PathLike[str], source: Source | None = None) -
     """
     client = _library("prometheus_client", "prometheus-client")
     if os.path.exists(path) and not os.path.isfile(path):
-        raise ConfigError(f"metrics file {os.fspath(path)}", "is no regular file", "give another")
+        thing = f"metrics file {os.fspath(path)}"
+        raise ConfigError(thing, "is not a regular file", "give another")
     registry = client.CollectorRegistry()
     registry.register(PrometheusCollector(source))
     client.write_to_textfile(os.fspath(path), registry)

@@ -28,7 +28,7 @@ from s3cache.util.text import sections_on
 
 ERRORS = [
     (ConfigError("option x", "is bad", "use y"), "option x: is bad; use y"),
-    (CorruptError("header", "is no msgpack"), "header: is no msgpack"),
+    (CorruptError("header", "is not msgpack"), "header: is not msgpack"),
     (TruncatedError("frame", 3, 48), "frame: ends after 3 bytes, needs at least 48"),
     (UntrustedError("unsigned", "by x"), "an entry is not trusted (unsigned): by x"),
     (StoreError("reset"), "reset"),

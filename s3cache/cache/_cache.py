@@ -255,7 +255,7 @@ class Cache:
         stays, unless ``recache`` is set or it is known to be damaged.
 
         Raises:
-            ConfigError, CorruptError: ``entry`` is no well-formed frame, or does not have ``key``.
+            ConfigError, CorruptError: ``entry`` is not a sound frame, or does not have ``key``.
             S3CacheError: with ``strict``, it cannot be saved for another reason.
         """
         return self._save(key, entry)

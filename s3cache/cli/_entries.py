@@ -269,7 +269,7 @@ def _show_file(out: Output, path: str) -> None:
     from s3cache import frame
 
     if not (os.path.isfile(path) and os.access(path, os.R_OK)):  # a pipe would block
-        problem = "cannot be read, or is no regular file"
+        problem = "cannot be read, or is not a regular file"
         raise ConfigError(f"file {path}", problem, "give another file")
     with open(path, "rb") as file:
         head = frame.decode_head(file.read(2 * frame.MAX_HEADER_BYTES))

@@ -206,7 +206,7 @@ def _explain(out: Output, word: str, local: bool, url: str | None) -> int:
         if not near:
             raise
         fix = f"did you mean {' or '.join(command_on(codes[each]) for each in near)}?"
-        problem = "is no code, and no run, key or program recorded here"
+        problem = "is not code, and no run, key or program recorded here"
         raise ConfigError(f"word {word!r}", problem, fix) from None
     if out.json:
         out.record(found.as_dict())

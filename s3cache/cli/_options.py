@@ -129,7 +129,7 @@ def duration_s(option: str, text: str) -> float:
     unit = _UNITS_S.get(match[2].lower() or "s") if match else None
     if match is None or unit is None:
         fix = "give one, e.g. 90d, 12h or 30min"
-        raise ConfigError(f"option {option}", f"{text!r} is no time", fix)
+        raise ConfigError(f"option {option}", f"{text!r} is not a time", fix)
     return float(match[1]) * unit
 
 

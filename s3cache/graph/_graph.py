@@ -101,7 +101,7 @@ def sharing(inputs: Sequence[object]) -> str:
 
 
 def placement(inputs: Sequence[object], *, has_places: bool) -> list[str]:
-    """Return the layout of inputs in memory, and which inputs are no leaves of autograd."""
+    """Return the layout of inputs in memory, and which inputs are not leaves of autograd."""
     places = storage_offsets(inputs) if has_places else ""
     return [sharing(inputs), non_leaf_inputs(inputs), places]
 
@@ -158,7 +158,7 @@ def _stored(inputs: Iterable[object]) -> Iterator[tuple[str, Tensor, UntypedStor
 
 
 def non_leaf_inputs(inputs: Sequence[object]) -> str:
-    """Return the inputs that are no leaves of autograd: their mutations are in the graph."""
+    """Return the inputs that are not leaves of autograd: their mutations are in the graph."""
     from torch import Tensor
 
     return " ".join(
@@ -197,7 +197,7 @@ def _annotation_text(value: object) -> str:
 
 
 def constants(gm: GraphModule) -> str:
-    """Return digests of tensors that are no parameters: code may contain their values."""
+    """Return digests of tensors that are not parameters: code may contain their values."""
     import torch
 
     frozen, inlined = internals.is_frozen_param.get(), internals.can_inline_constant.get()
@@ -305,7 +305,7 @@ class _Values:
         )
 
     def _text(self, value: object, depth: int) -> str:
-        """Return the text of a value, or ``""`` for an object that is no value."""
+        """Return the text of a value, or ``""`` for an object that is not a value."""
         if isinstance(value, self._tensor):
             known = self._texts.get(id(value))
             if known is None:

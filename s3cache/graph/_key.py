@@ -94,7 +94,7 @@ def _text(value: object) -> str:
 
 # -- the machine and the installation
 
-# Flags of /proc/cpuinfo that are no instructions a compiler emits: mitigations, virtualisation,
+# Flags of /proc/cpuinfo that are not instructions a compiler emits: mitigations, virtualisation,
 # power, clocks. They differ between kernels and hypervisors on equal processors. Any other flag
 # counts as an instruction set, so an unknown flag costs a miss at most.
 _NOT_INSTRUCTIONS = """

@@ -423,7 +423,7 @@ def is_named_as(operator: Operator, value: object) -> bool:
     return getattr(value, "__name__", "") == name
 
 
-# -- values in torch's modules that are no code
+# -- values in torch's modules that are not code
 
 SCALARS: tuple[type, ...] = (str, bytes, int, bool, float, complex, type(None))
 

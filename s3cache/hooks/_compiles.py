@@ -165,7 +165,7 @@ class Compile:
         try:
             return [self._sources.index(source) for source in sources]
         except ValueError:
-            raise _unrecorded("a guard on a value that is no input") from None
+            raise _unrecorded("a guard on a value that is not an input") from None
 
 
 @dataclass(frozen=True)

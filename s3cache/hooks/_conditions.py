@@ -47,7 +47,7 @@ class Conditions(TypedDict):
     """Plain data, pickled with torch's entry.
 
     ``guards`` are AOTAutograd's guards: the kind, and the indices of the inputs. ``sizes`` are
-    conditions on sizes that torch's entry leaves out, because some of the sizes are no inputs (such
+    conditions on sizes that torch's entry leaves out, because some sizes are not inputs (such
     as that of a storage): expressions, with their symbols and sources. ``places`` are the offsets
     of inputs in their storages; nil if the code does not depend on them. ``lowered`` is a digest of
     the settings under which the backward was lowered, if that was at its first call and not with

@@ -85,7 +85,7 @@ def _describe_tensor(index: int, output: object, storages: dict[object, int]) ->
         or output.is_neg()
         or output.is_quantized
     ):
-        raise _undescribed(f"output {index} is no plain tensor")
+        raise _undescribed(f"output {index} is not a plain tensor")
     described: OutputDescription = {
         "size": [_expression(size) for size in output.size()],
         "stride": [_expression(stride) for stride in output.stride()],

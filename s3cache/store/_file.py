@@ -208,7 +208,7 @@ def _check_directory(status: os.stat_result, path: str) -> None:
     if stat.S_ISLNK(status.st_mode):
         problem, fix = "is a symbolic link", "give the directory it points to"
     elif not stat.S_ISDIR(status.st_mode):
-        problem, fix = "is no directory", "remove the file or give another path"
+        problem, fix = "is not a directory", "remove the file or give another path"
     elif status.st_uid != os.geteuid():
         problem = f"belongs to user id {status.st_uid}, not to {os.geteuid()}"
         fix = "give a directory of your own"
@@ -442,7 +442,7 @@ def _walk(directory: Directory, done: str, prefix: str, one_in: int) -> Iterator
 
 
 def _is_object(status: os.stat_result) -> bool:
-    """Return whether it is a file of this user: another user's planted file is no object."""
+    """Return whether it is a file of this user: another user's planted file is not an object."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
@@ -451,7 +451,7 @@ def _absent_is_fine() -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # a link is no object
+        if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # a link is not an object
             raise
 
 

@@ -327,7 +327,7 @@ def _check_place(options: S3Options) -> None:
     if not _BUCKET.fullmatch(options.bucket):
         raise ConfigError(
             f"bucket {options.bucket!r}",
-            "is no bucket name",
+            "is not a bucket name",
             "use 3 to 255 letters, digits, '.', '-' and '_', e.g. s3://my-bucket/prefix",
         )
     if prefix := options.prefix:
@@ -366,7 +366,7 @@ def _check_http_url(name: str, url: str, *, may_hold_credentials: bool = False) 
         _ = parts.port
     except ValueError:
         # Show neither the text nor urlsplit's message: they may contain a password.
-        raise ConfigError(name, "is no URL", fix) from None
+        raise ConfigError(name, "is not a URL", fix) from None
     # After an unescaped '/' may be the rest of a password.
     if "@" in (parts.path if may_hold_credentials else parts.netloc + parts.path):
         raise ConfigError(
@@ -375,7 +375,7 @@ def _check_http_url(name: str, url: str, *, may_hold_credentials: bool = False) 
             "take it out and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(name, "is no http:// or https:// URL", fix)
+        raise ConfigError(name, "is not an http:// or https:// URL", fix)
     if parts.query or parts.fragment:
         raise ConfigError(name, "has a query or a fragment", fix)
 

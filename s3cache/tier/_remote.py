@@ -596,7 +596,7 @@ class RemoteTier:
 async def read_head(store: Store, name: str, admit: TrustCheck | None = None) -> Head | None:
     """Return the verified header of an object; None if there is no object.
 
-    Raises CorruptError if the object is no entry, and UntrustedError if it is not admitted.
+    Raises CorruptError if the object is not an entry, and UntrustedError if it is not admitted.
     """
     length = frame.HEADER_HINT_BYTES
     while True:

@@ -83,7 +83,7 @@ _LISTED: Final = {
     "numpy._core.numeric": "_frombuffer",
     "numpy.core.multiarray": "_reconstruct scalar",
     "numpy.core.numeric": "_frombuffer",
-    # sympy: leaves of expressions. Other nodes are allowed if their arguments are no text.
+    # sympy: leaves of expressions. Other nodes are allowed if their arguments are not text.
     "sympy.core.numbers": "Float Half Infinity Integer NaN NegativeInfinity NegativeOne One Zero",
     "sympy.core.symbol": "Dummy Symbol",
     "sympy.logic.boolalg": "BooleanFalse BooleanTrue",

@@ -272,7 +272,7 @@ fx_pickler = AnyFunction(_FX_PICKLER)
 fx_get_key = Internal[Callable[[KeyPickler, object], str]](f"{_FX_PICKLER}.get_key", since=(2, 13))
 fx_get_hash = Internal[Callable[[KeyPickler, object], str]](f"{_FX_PICKLER}.get_hash")
 fx_debug_lines = AnyFunction(f"{_FX_PICKLER}.debug_lines", feature=KEY_LOGS)
-#: Details of an FX graph that are no settings.
+#: Details of an FX graph that are not settings.
 GRAPHS_DETAILS = Fields(_FX_DETAILS, "gm example_inputs fx_kwargs")
 #: The index of the current accelerator; absent without one.
 CURRENT_DEVICE = "default_cuda_device_index"

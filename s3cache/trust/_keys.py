@@ -96,7 +96,7 @@ class Signature:
 
 
 def check_name(thing: str, name: str) -> str:
-    """Return ``name``, or raise :class:`ConfigError` if it is no legal signer or audience."""
+    """Return ``name``, or raise :class:`ConfigError` if it is not a legal signer or audience."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             # Text before an equals sign may be a key without its padding.
@@ -196,7 +196,7 @@ class SigningKey(_Key):
             return cls(name, key, algorithm)
         found = cls(name, key[:_KEY_BYTES])
         if found._pair[0] != key[_KEY_BYTES:]:
-            raise ConfigError(f"signing key {name!r}", "holds two keys that are no pair", fix)
+            raise ConfigError(f"signing key {name!r}", "holds two keys that are not a pair", fix)
         return found
 
     def sign(self, message: bytes) -> bytes:

@@ -40,7 +40,7 @@ _SKEW_S: Final = 3600
 MACHINE_FILE: Final = "/etc/s3cache/trust.json"
 
 _MAX_FILE_BYTES: Final = 1 << 20
-# A larger file is no key file.
+# A larger file is not a key file.
 _MAX_KEY_BYTES: Final = 4096
 
 
@@ -249,7 +249,7 @@ def read_secret(path: str) -> SigningKey:
     if stat.S_ISREG(about.st_mode) and about.st_mode & 0o027:
         raise ConfigError(thing, f"has mode {stat.S_IMODE(about.st_mode):04o}", fix)
     if not 0 < len(data) <= _MAX_KEY_BYTES or not data.isascii():
-        raise ConfigError(thing, "is no file with a key", "give the file that keygen wrote")
+        raise ConfigError(thing, "is not a file with a key", "give the file that keygen wrote")
     return SigningKey.parse(data.decode("ascii"))
 
 

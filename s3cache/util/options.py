@@ -85,7 +85,7 @@ def from_environment(of: type, *, but: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def check_names(given: Iterable[str], known: Iterable[str], of: str = "") -> None:
-    """Raise :class:`ConfigError` for a name that is no ``known`` option of ``of``."""
+    """Raise :class:`ConfigError` for a name that is not a ``known`` option of ``of``."""
     names = sorted(known)
     for name in given:
         if name not in names:
@@ -148,7 +148,7 @@ def flag_or(word: str = "") -> Kind:
             return text
         if text.lower() not in _FLAGS:
             fix = f"use true or false, or {word}" if word else "use true or false"
-            raise ValueError(f"{text!r} is no truth value", fix)
+            raise ValueError(f"{text!r} is not a truth value", fix)
         return _FLAGS[text.lower()]
 
     return Kind(parse, (bool,))
@@ -189,7 +189,7 @@ def _number(
 ) -> Callable[[str], float]:
     def parse(text: str) -> float:
         if not re.fullmatch(pattern, text):
-            raise ValueError(f"{text!r} is no {what}", f"give one, e.g. {example}")
+            raise ValueError(f"{text!r} is not a {what}", f"give one, e.g. {example}")
         number = read(text)
         if number < at_least or (at_most is not None and number > at_most):
             range_ = f"{at_least} or more" if at_most is None else f"{at_least} to {at_most}"

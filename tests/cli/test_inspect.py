@@ -103,7 +103,7 @@ def test_damaged_and_missing_entries_are_one_line_errors(call: Call, shelf: Shel
         ("bad", 1, "digest"),
         ("nothing", 1, "there is no such entry"),
         ("aa", 2, "the beginning of several"),
-        ("./nothing", 2, "is no regular file"),
+        ("./nothing", 2, "is not a regular file"),
         (f"{shelf.url}/v1/0/gone.0", 1, "there is no such entry"),
         (f"{shelf.url}/gone", 2, "is not the URL of an entry"),
     ]

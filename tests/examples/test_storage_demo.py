@@ -60,7 +60,7 @@ def test_no_acknowledged_entry_is_lost_and_no_file_is_left(tmp_path: Path) -> No
     assert uploaded_before < killed, "no upload was pending at the kill"
     assert uploaded_after >= killed - uploaded_before
     assert sum(numbers(output, "hits, local tier")[2:] + numbers(output, "hits, remote tier")) == 16
-    assert re.findall(r"[^ -~\n]", output) == [], "no control characters if stdout is no terminal"
+    assert re.findall(r"[^ -~\n]", output) == [], "control characters only on a terminal"
     assert list(tmp_path.iterdir()) == []
     assert processes_in(tmp_path) == []
 

@@ -349,7 +349,7 @@ def test_a_replaced_function_inside_a_wrapper_of_torch_keeps_graphs_from_the_fir
     assert key() == plain
 
 
-# -- changes that are no alteration
+# -- changes that are not alterations
 
 
 def test_variables_that_torch_assigns_in_closures_are_not_in_the_key() -> None:

@@ -90,7 +90,7 @@ def damage(objects: dict[str, str]) -> None:
 
 def _damaged(name: str, content: bytes) -> bytes:
     if name == "no pickle":
-        return b"\x80\x04 is no pickle"
+        return b"\x80\x04 is not a pickle"
     if name == "another type":
         return pickle.dumps({"compiled_fw": None})
     if name == "raises":
@@ -101,5 +101,5 @@ def _damaged(name: str, content: bytes) -> bytes:
     else:  # the backward of a whole graph: the forward is already rebuilt then
         graph = entry.compiled_bw.result if hasattr(entry, "compiled_bw") else entry
         graph.cache_key = "c" + "0" * 51
-        graph.source_code = "raise RuntimeError('this is no graph')"
+        graph.source_code = "raise RuntimeError('this is not a graph')"
     return pickle.dumps(entry)

@@ -60,7 +60,7 @@ def test_the_file_is_replaced_in_one_step(tmp_path: Path) -> None:
     assert read(path.read_text())[("s3cache_uploads_total", ())] == 17
     assert [each.name for each in tmp_path.iterdir()] == ["job.prom"]
     os.mkfifo(tmp_path / "pipe")  # the same as /dev/null for a program of root
-    with pytest.raises(ConfigError, match="is no regular file"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         write_textfile(tmp_path / "pipe")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 

@@ -45,7 +45,7 @@ class Growth:
 
     @classmethod
     def of(cls, what: str, samples: list[float]) -> Growth:
-        """Compare the second fifth of samples with the last one: growth at the start is no leak."""
+        """Compare the second fifth of samples with the last one: early growth is not a leak."""
         fifth = max(1, len(samples) // 5)
         early = statistics.median(samples[fifth : 2 * fifth] or samples)
         return cls(what, early, statistics.median(samples[-fifth:]), max(samples))

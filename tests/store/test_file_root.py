@@ -20,7 +20,7 @@ from tests.support.moments import before_call
 
 def test_a_root_that_is_a_file_is_refused(root: Path) -> None:
     root.write_bytes(b"")
-    with pytest.raises(ConfigError, match="no directory"):
+    with pytest.raises(ConfigError, match="not a directory"):
         ObjectFiles(root)
 
 

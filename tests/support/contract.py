@@ -72,7 +72,7 @@ async def _assert_holds(store: Store, key: str, data: bytes | None) -> None:
 class RawAccess(Protocol):
     """Access to a store's objects without the store: with a plain client, or as plain files.
 
-    ``litter`` leaves things that are no objects: half-written ones, and names that no key can have.
+    ``litter`` leaves things that are not objects: half-written ones, and names no key can have.
     """
 
     async def read(self, key: str) -> bytes | None: ...

@@ -32,7 +32,7 @@ class Machine:
     ) -> Any:
         """Return the result of ``tests.hooks.<module>:<function>``; add ``stderr`` to a ``dict``.
 
-        The first processes of a site are forks of different servers, later ones are no forks.
+        The first processes of a site are forks of different servers, later ones are not forks.
         """
         machine = machines.Machine(self.root, **{**self.environment, **environment})
         number = self._site.next_machine()

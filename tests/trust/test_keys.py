@@ -123,7 +123,7 @@ def test_keys_do_not_reveal_their_secrets() -> None:
         (VerifyKey.parse, ":" + text("", PUBLIC), "name"),
         (VerifyKey.parse, text("c i", PUBLIC), "name"),
         (SigningKey.parse, text("ci", PUBLIC), "32 bytes.*give the secret key"),
-        (SigningKey.parse, text("ci", SEED + SEED), "no pair"),
+        (SigningKey.parse, text("ci", SEED + SEED), "not a pair"),
     ],
 )
 def test_an_invalid_key_is_a_clear_error(parse: type, key: str, message: str) -> None:
@@ -154,7 +154,7 @@ def test_an_invalid_key_file_is_a_clear_error(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         (tmp_path / name).chmod(0o600)
     for name in (".", "fifo", "large", "bytes", "empty"):
-        with pytest.raises(ConfigError, match="is no file with a key"):
+        with pytest.raises(ConfigError, match="is not a file with a key"):
             read_secret(str(tmp_path / name))
 
 

@@ -311,7 +311,7 @@ def _alternate(profiles: list[Lookups]) -> bool:
 
 
 def _lookups_of(entry: Frame) -> Lookups:
-    """Return the lookups in a verified profile; raise CorruptError if the entry is no profile."""
+    """Return the lookups in a verified profile; raise CorruptError if it is none."""
     where = f"job profile {entry.header.variant}"
     if (entry.header.kind, entry.header.schema) != (_KIND, _SCHEMA):
         raise CorruptError(where, f"is of kind {entry.header.kind!r}")

@@ -116,7 +116,7 @@ class Candidate:
         except CorruptError:
             raise
         except Exception as exc:
-            raise CorruptError("entry", f"is no candidate of recall ({exc})") from exc
+            raise CorruptError("entry", f"is not a candidate of recall ({exc})") from exc
 
 
 # -- bytecode

@@ -35,7 +35,7 @@ _VIEWS: Final[tuple[type, ...]] = (type({}.keys()), type({}.values()), type({}.i
 _SHORT = 200
 _MAX_PARTS = 20_000
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
-# Members that every class has and that are no code.
+# Members that every class has and that are not code.
 _NO_MEMBERS = frozenset(
     """
     __abstractmethods__ __annotations__ __annotate__ __annotate_func__
@@ -220,7 +220,7 @@ class Contents:
         return lines[0] if len(lines) == 1 else f"{lines[0][:_SHORT]} {_digest(lines)}"
 
     def _part(self, value: object) -> tuple[str, list[object]] | None:
-        """Return the text of one object and the objects it refers to; None if it is no code."""
+        """Return the text of one object and the objects it refers to; None if it is not code."""
         known = self._parts.get(id(value))
         if known is None:
             refs = _Refs(self)

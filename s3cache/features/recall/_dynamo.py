@@ -201,7 +201,7 @@ class Places:
             name, *values = self._rows[number]
             kind = getattr(self._module, name)
             if not (isinstance(kind, type) and issubclass(kind, _source_class())):
-                raise ValueError(f"{name} is no source")
+                raise ValueError(f"{name} is not a source")
             made: Any = kind
             given = zip(_fields_of(made), map(self.argument, values), strict=True)
             found = self._sources[number] = made(**dict(given))
