@@ -185,7 +185,7 @@ test-gpu-standin: check-python ## the same without a GPU, and faults of GPUs; wi
 		--json build/gpu-$(TORCH).json $(ARGS)
 	REHEARSAL_LIMIT_S=1800 $(TORCH_VENV)/bin/python infra/gpu/rehearse.py --standin infra/gpu/h100.json --warm \
 		--json build/warm-$(TORCH).json $(ARGS)
-	$(TORCH_VENV)/bin/python tests/gpu/faults.py infra/gpu/h100.json
+	$(TORCH_VENV)/bin/python tests/features/target/faults.py infra/gpu/h100.json
 
 # Files for a machine without a network that has Python 3.12, torch 2.11.0+cu130 and Triton 3.6.
 GPU_BUNDLE := build/gpu-bundle

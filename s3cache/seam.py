@@ -33,6 +33,20 @@ class NoOptions:
     """The options of a feature that has none."""
 
 
+@dataclass(frozen=True)
+class JobOption:
+    """An option of ``s3cache warm`` that changes the environment in which the job runs.
+
+    ``environment`` names a function: a context manager that gets the value of the option, and
+    yields environment variables for the job, ``None`` for those that it must not have.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    environment: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Feature:
     """What the core knows of a feature. Functions are named like entry points, ``module:name``.
@@ -53,6 +67,9 @@ class Feature:
             result is in ``Engine.parts``, by the feature's name.
         installs: called with each session, the replaced functions of torch and the engine.
         torch: the module that declares its names of torch; see ``s3cache.torch_api``.
+        variables: its environment variables that are not options, without ``S3CACHE_``.
+        commands: its commands: functions that return plain data, which the command line shows.
+        job_options: its options of ``s3cache warm``.
     """
 
     name: str
@@ -67,19 +84,27 @@ class Feature:
     begins: str = ""
     installs: str = ""
     torch: str = ""
+    variables: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    job_options: tuple[JobOption, ...] = ()
 
     def call(self, function: str, *args: object, strict: bool = False) -> Any:
         """Call one of the feature's functions, if it has it; if that fails, the feature is off."""
         if not function:
             return None
         try:
-            module, _, name = function.partition(":")
-            return getattr(import_module(module), name)(*args)
+            return named(function)(*args)
         except Exception as exc:
             if strict:
                 raise
             logger.warning("%s is off: %s", self.does, exc)
             return None
+
+
+def named(function: str) -> Any:
+    """Import and return the function with a name like ``module:name``."""
+    module, _, name = function.partition(":")
+    return getattr(import_module(module), name)
 
 
 @functools.cache

@@ -60,13 +60,9 @@ _MOMENT_S = 0.001  # the minimum of times that must not be zero
 _SIGNER = Kind(str, (Signer,), is_path=True)
 
 # Variables that are read elsewhere, not as settings of a cache.
-_NO_SETTINGS = ("AUTOLOAD", "JOB", "STANDIN", "TARGET", "WATCHED")
+_NO_SETTINGS = ("AUTOLOAD", "INERT_DEVICE", "JOB", "WATCHED")
 #: Set if another process watches the progress of a program.
 WATCHED = f"{PREFIX}WATCHED"
-#: Set if a program compiles for a GPU that is not there: the versions of torch and Python, in JSON.
-TARGET = f"{PREFIX}TARGET"
-#: The properties of that GPU, for the stand-in library.
-STANDIN = f"{PREFIX}STANDIN"
 
 logger = logger_of()
 
@@ -235,7 +231,7 @@ else:
     Settings = make_dataclass(
         "Settings",
         (),
-        bases=(*(feature.options for feature in reversed(features())), _Settings),
+        bases=(*dict.fromkeys(feature.options for feature in reversed(features())), _Settings),
         frozen=True,
         kw_only=True,
         namespace={"__doc__": _Settings.__doc__, "__module__": __name__},
@@ -250,10 +246,12 @@ def warn_of_unknown_variables() -> None:
 
 def unknown_variables() -> Iterator[tuple[str, str]]:
     """Yield unknown ``S3CACHE_*`` variables, with a hint about the intended one."""
-    variables = {name.upper() for name in _all_names()}
+    variables = {name.upper() for name in _all_names()}.union(
+        _NO_SETTINGS, *(feature.variables for feature in features())
+    )
     for variable in os.environ:
         name = variable.removeprefix(PREFIX)
-        if name == variable or name in {*variables, *_NO_SETTINGS} or name.startswith("TEST_"):
+        if name == variable or name in variables or name.startswith("TEST_"):
             continue
         hint = did_you_mean(name, variables, "nothing reads it", prefix=PREFIX)
         yield variable, hint

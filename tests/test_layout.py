@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Parts of features that are still elsewhere.
-_NOT_MOVED = ("target.",)
 _TOP = ("__init__", "__main__")  # they may import all rooms
 
 
@@ -98,7 +96,6 @@ def test_rooms_import_lower_rooms_only() -> None:
         each
         for each in all_imports()
         if each.rooms[0] != each.rooms[1]
-        and not (each.rooms[1] == "features" and each.importer.startswith(_NOT_MOVED))
         and order.index(each.rooms[0]) < order.index(each.rooms[1])
     ]
     assert upward == []

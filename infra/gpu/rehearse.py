@@ -80,7 +80,7 @@ def main() -> int:
             names = [name for name in names if name not in NEEDS_HEADERS]
         gpu = {}
         if options.standin:
-            from s3cache.target import environment
+            from s3cache.features.target.standin import environment
 
             device = json.loads(Path(options.standin).read_text())["device"]
             gpu = stack.enter_context(environment(device))

@@ -6,12 +6,14 @@ import typer
 
 from s3cache.cli import _entries, _machine
 from s3cache.cli._options import Output, with_groups
+from s3cache.seam import features, named
 
 _COMMANDS = (
     *(_machine.run, _machine.check, _machine.warm, _machine.doctor, _entries.stats),
     *(_machine.report, _machine.explain, _entries.ls, _entries.inspect, _entries.verify),
     *(_entries.rm, _entries.pull, _entries.push, _entries.mirror),
-    *(_machine.target, _machine.keygen),
+    *(_machine.recording(named(name)) for feature in features() for name in feature.commands),
+    _machine.keygen,
 )
 # Arguments after the name of a program belong to the program.
 _OF_A_PROGRAM = {"ignore_unknown_options": True, "allow_interspersed_args": False}

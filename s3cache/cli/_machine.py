@@ -14,7 +14,7 @@ from pathlib import Path
 
 from typer import Argument, Option
 
-from s3cache.cli._options import URL, Output, duration_s, given, named_file, size_text
+from s3cache.cli._options import URL, JobOptions, Output, duration_s, given, named_file, size_text
 from s3cache.cli._run import arguments_of, run_program
 from s3cache.errors import ConfigError
 from s3cache.records import Run, in_jobs, ranks_in_words, recorded
@@ -99,19 +99,16 @@ def check(
 
 def warm(
     out: Output,
+    job: JobOptions,
     command: list[str] = Argument(..., metavar="-- COMMAND...", help="The job, as in a shell."),
     quiet: str = given("TIME", "End it after this time without a compile.", "60s"),
     timeout: str = given("TIME", "End it after this time in any case.", "2h"),
-    target: str | None = given("FILE", "Compile for this GPU, described by s3cache target."),
     url: str | None = URL,
 ) -> int:
     """Run a job until it compiles nothing more and everything is uploaded, then end it.
 
     Use it in a build step, or on one machine before a fleet starts: then the remote has all entries
     that the job compiled. The cache is on in all processes of the job, which end with SIGTERM.
-    With --target (experimental) no GPU is needed: a CUDA build of torch finds the GPU that the file
-    describes, on which kernels do nothing. If that machine would compute other keys than this one,
-    the job is not run, and the error lists the differences.
     Exits with 1 after a timeout, if the job failed, if uploads are missing, or if the job compiled
     nothing.
     """
@@ -122,7 +119,7 @@ def warm(
         quiet_s=duration_s("--quiet", quiet),
         timeout_s=duration_s("--timeout", timeout),
         url=url,
-        target=target,
+        environments=job.environments,
     )
     exit_code = 130 if done["end"] == "interrupted" else 0 if done["is_warm"] else 1
     if out.json:
@@ -145,16 +142,14 @@ def warm(
     return exit_code
 
 
-def target(out: Output) -> None:
-    """Describe this machine's GPU in JSON, for s3cache warm --target FILE elsewhere (experimental).
+def recording(describe: Callable[[], object]) -> Callable[[Output], None]:
+    """Return a command that shows what a function of a feature returns."""
 
-    The description has the inputs of keys on the GPU: the device and its driver, torch, Triton, and
-    the settings of this environment. Write it in the image and environment of the job in
-    production.
-    """
-    from s3cache.target import describe
+    def command(out: Output) -> None:
+        out.record(describe())
 
-    out.record(describe())
+    command.__name__, command.__doc__ = describe.__name__, describe.__doc__
+    return command
 
 
 # -- recorded lookups

@@ -17,6 +17,7 @@ from typer import Option
 from s3cache import manage
 from s3cache.errors import ConfigError
 from s3cache.records import recorded
+from s3cache.seam import JobOption, features, named
 from s3cache.settings import Settings
 from s3cache.util.options import size
 from s3cache.util.text import printable, printable_lines
@@ -182,6 +183,25 @@ class Where:
         return manage.open_place(self.url, in_tier=self.local, of_all=True)
 
 
+class JobOptions:
+    """The given options of features that change the environment of a job."""
+
+    def __init__(self, **given: str | None) -> None:
+        self.environments = [
+            named(_JOB_OPTIONS[name].environment)(value)
+            for name, value in given.items()
+            if value is not None
+        ]
+
+
+_JOB_OPTIONS = {each.name: each for feature in features() for each in feature.job_options}
+
+
+def _job_parameter(option: JobOption) -> inspect.Parameter:
+    default = given(option.metavar, option.help)
+    return inspect.Parameter(option.name, _KEYWORD_ONLY, default=default, annotation=str | None)
+
+
 # Options that select entries, by the field of `Selection` that they set: the parser of the text
 # (without one, the option may be repeated), the metavar (empty for a flag), and the help.
 _FILTERS: dict[str, tuple[Callable[[str, str], Any] | None, str, str]] = {
@@ -234,13 +254,14 @@ def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
 _GROUPS: dict[Any, list[inspect.Parameter]] = {
     **{group: _parameters(group) for group in (Output, Where)},
     Filters: [*map(_filter_parameter, _FILTERS)],
+    JobOptions: [*map(_job_parameter, _JOB_OPTIONS.values())],
 }
 
 
 def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``command`` for Typer, with options in place of groups.
 
-    A parameter annotated ``Output``, ``Where`` or ``Filters`` becomes the options of that group,
+    A parameter annotated with one of these classes becomes the options of that group,
     and the command gets the group, made from their values.
     """
     own = _parameters(command)

@@ -19,3 +19,4 @@ from s3cache.hooks._session import enable as enable
 from s3cache.hooks._session import enable_by_environment as enable_by_environment
 from s3cache.hooks._session import enabled as enabled
 from s3cache.hooks._session import register_cacheable as register_cacheable
+from s3cache.hooks._watching import Bypasses as Bypasses

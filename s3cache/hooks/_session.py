@@ -26,7 +26,7 @@ from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, watch_
 from s3cache.hooks._lookups import Lookups
 from s3cache.hooks._watching import Bypasses, Progress, checked
 from s3cache.seam import features
-from s3cache.settings import TARGET, WATCHED, is_strict_by_environment
+from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import check_names, internals, require
 from s3cache.torch_api.protocols import Function
 from s3cache.util.importing import when_imported
@@ -63,6 +63,8 @@ class Session:
         self._locked = Patches()  # separate: they stay even if no hook can be installed
         self._early_failures: list[Exception] = []
         self._loads = False
+        #: Functions of features that install hooks; if one fails, so does the cache.
+        self.required: list[Callable[[Patches], object]] = []
         self.undo = undo = contextlib.ExitStack()
         undo.callback(engine.close)
         undo.callback(self._locked.close)
@@ -121,11 +123,8 @@ class Session:
         self.lookups.compiles, compiles.watch_graph = compiles, self.lookups.watch_graph
         self.lookups.install(self._patches)
         self._patches.callback(internals.skip_package("s3cache"))
-        if os.environ.get(TARGET):
-            from s3cache.hooks._standins import StandIn
-
-            require(internals.STAND_IN)
-            StandIn(bypasses).install(self._patches)
+        for install in self.required:
+            install(self._patches)
 
         # Features that can fail alone.
         feature, directory = self.install_part, engine.settings.local_dir

@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal, TypeAlias
@@ -221,13 +221,13 @@ def warm(
     quiet_s: float,
     timeout_s: float,
     url: str | None = None,
-    target: str | None = None,
+    environments: Iterable[AbstractContextManager[Mapping[str, str | None]]] = (),
 ) -> dict[str, Any]:
     """Run ``command`` with the cache on until all its entries are uploaded; then end the job.
 
     That is when it has compiled nothing for ``quiet_s`` after a lookup, and all missed graphs are
-    saved and uploaded. With ``target``, a file, it compiles for the GPU that the file describes,
-    see :mod:`s3cache.target`.
+    saved and uploaded. ``environments`` yield more environment variables, or ``None`` for those
+    that the job must not have.
 
     Returns:
         Plain data. ``misses`` counts the missed lookups of whole graphs, ``added`` those of them
@@ -251,11 +251,10 @@ def warm(
         return "quiet" if is_quiet else None
 
     with open_place(url, in_tier=True) as place, ExitStack() as stack:
-        if target is not None:
-            from s3cache.target import stand_in
-
-            environment.pop("CUDA_VISIBLE_DEVICES", None)
-            environment |= stack.enter_context(stand_in(target))
+        changes: dict[str, str | None] = {**environment}
+        for each in environments:
+            changes |= stack.enter_context(each)
+        environment = {name: value for name, value in changes.items() if value is not None}
         end, look = _watch(command, settings.local_dir, environment, enough, timeout_s)
     counts = Counter(each.outcome for each in look.lookups)
     is_done = end not in ("timeout", "interrupted") and not look.exit_code and not left

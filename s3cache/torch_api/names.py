@@ -27,7 +27,6 @@ WORKERS = "bounding compile workers of all ranks together"
 EARLY = "compiling a graph with its backward for all ranks at once"
 HOLDING = "saving only graphs of frames that Dynamo accepted"
 TUNING = "sharing which configurations of kernels are the fastest"
-STAND_IN = "compiling for a GPU that is not there (s3cache warm --target)"
 
 TORCH = "torch"
 DYNAMO = "torch._dynamo"
@@ -536,23 +535,3 @@ remote_profiles = AnyFunction(f"{_PGO}:get_remote_cache", feature=LOCKDOWN)
 event_log = AnyFunction("torch._dynamo.utils:get_chromium_event_logger", feature=TRACES)
 trace_log = Internal[Logger]("torch._logging._internal:trace_log", feature=TRACES)
 profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRACES)
-
-# -- computations on the device
-
-_FOLDING = "torch._inductor.constant_folding:ConstantFolder.run"
-_UNIFORM = "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder.__init__"
-constant_folders = (
-    AnyFunction(_FOLDING, feature=STAND_IN),
-    AnyFunction(_UNIFORM, feature=STAND_IN),
-)
-#: Remembers the winner of a kernel on this machine.
-save_winner = AnyFunction(
-    "torch._inductor.runtime.autotune_cache:AutotuneCache.save", feature=STAND_IN
-)
-dispatch_mode = AnyClass("torch.utils._python_dispatch:TorchDispatchMode", feature=STAND_IN)
-tree_map = AnyFunction("torch.utils._pytree:tree_map", feature=STAND_IN)
-#: Registers kernels in a place that we do not search for replacements.
-dispatch_library = AnyFunction("torch._C:_dispatch_library", feature=STAND_IN)
-launch_kernel = AnyFunction(
-    "torch._inductor.runtime.triton_heuristics:CachingAutotuner.run", feature=STAND_IN
-)

@@ -22,6 +22,8 @@ from s3cache.util.text import may_be_a_key
 
 #: The prefix of our environment variables.
 PREFIX = "S3CACHE_"
+#: Set if the device of a process computes nothing: its values and times then mean nothing.
+INERT_DEVICE = f"{PREFIX}INERT_DEVICE"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,11 @@ Programs may name the modules ``triton``, ``helion`` and ``torchtitan``.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from s3cache.seam import Feature
-from s3cache.util.options import Kind, did_you_mean, option
+from s3cache.util.options import INERT_DEVICE, Kind, did_you_mean, option
 
 #: The compilers with an adapter; each is the kind of its entries.
 PORTS = ("triton", "torch", "helion", "torchtitan")
@@ -39,6 +40,8 @@ class PortOptions:
 
     def wants_port(self, name: str) -> bool:
         """Return whether to share the files of a compiler."""
+        if name != "triton" and os.environ.get(INERT_DEVICE):
+            return False  # the others share what they have measured
         return self.ports == "auto" or name in self.ports.split(",")
 
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import _s3cache_autoload
 from s3cache.errors import CorruptError
 from s3cache.features.ports import PortOptions
-from s3cache.settings import TARGET
 from s3cache.util.logs import logger_of
+from s3cache.util.options import INERT_DEVICE
 
 # The rest is imported at the first lookup: a program may import a compiler and never use it.
 if TYPE_CHECKING:
@@ -210,10 +210,10 @@ def _made(found: tuple[int, object]) -> int:
 def device_here() -> str | None:
     """Return what measurements depend on: device, driver, CUDA or ROCm; ``None`` without a GPU.
 
-    Measurements on other accelerators, or on a stand-in for a GPU, are not shared.
+    Measurements on other accelerators, or that mean nothing, are not shared.
     """
     torch = sys.modules.get("torch")
-    if torch is None or os.environ.get(TARGET) or not torch.cuda.is_available():
+    if torch is None or os.environ.get(INERT_DEVICE) or not torch.cuda.is_available():
         return None
     props = torch.cuda.get_device_properties(torch.cuda.current_device())
     parts = [props.name, props.major, props.minor, props.multi_processor_count, props.total_memory]

@@ -11,12 +11,13 @@ graphs of a frame up like any graph.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from s3cache.seam import Feature
-from s3cache.util.options import choice, option
+from s3cache.util.options import INERT_DEVICE, choice, option
 from s3cache.util.text import counted
 
 Recall: TypeAlias = Literal["off", "check", "on"]
@@ -73,7 +74,8 @@ FEATURE = Feature(
     # traces with the same result as recall, or another (``check``); ``refused``: by reason.
     counts=("recalled", "traced", "saved", "agreed", "disagreed", "refused"),
     in_words=_in_words,
-    is_used=lambda settings: settings.recall != "off",
+    # Frames may depend on computed values.
+    is_used=lambda settings: settings.recall != "off" and not os.environ.get(INERT_DEVICE),
     installs=f"{__name__}._hooks:install",
     torch=f"{__name__}._names",
 )

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from s3cache.errors import ConfigError
-from s3cache.features.ports import PortOptions
+from s3cache.features.target import TARGET
+from s3cache.features.target.standin import environment
 from s3cache.graph import device_fields
 from s3cache.hooks import check
-from s3cache.settings import TARGET, Settings
-from s3cache.target._standin import environment
+from s3cache.util.options import INERT_DEVICE
 
 SCHEMA = 1
 _KIND, _PARTS = "s3cache target", ("versions", "device", "key")
@@ -108,7 +108,7 @@ def _check_build(versions: Mapping[str, str | None], wanted: str) -> None:
 
 
 @contextmanager
-def stand_in(path: str) -> Iterator[dict[str, str]]:
+def stand_in(path: str) -> Iterator[dict[str, str | None]]:
     """Yield environment variables that make processes compile for the GPU described in a file.
 
     First a process with these variables describes the GPU that it finds. Its description must equal
@@ -125,9 +125,12 @@ def stand_in(path: str) -> Iterator[dict[str, str]]:
     with environment(target["device"]) as variables:
         _compare(path, target, _describe_in_child(variables))
         named = {name: versions[name] for name in ("torch", "Python")}
-        # Measurements are meaningless here, and recalled frames may depend on computed values.
-        switches = {"S3CACHE_RECALL": "off", "S3CACHE_PORTS": _ports()}
-        yield {**variables, **switches, TARGET: json.dumps(named)}
+        yield {
+            **variables,
+            "CUDA_VISIBLE_DEVICES": None,
+            INERT_DEVICE: "1",
+            TARGET: json.dumps(named),
+        }
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -196,7 +199,3 @@ def _format(value: Any, other: Any) -> str:
         words = " ".join(word for word in text.split() if word not in known)
         value = words[:_MAX_SHOWN] or f"other ({digest[:8]})"
     return "absent" if value is None else str(value)
-
-
-def _ports() -> str:
-    return "triton" if Settings.load()[0].of(PortOptions).wants_port("triton") else "off"

@@ -22,14 +22,14 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from s3cache.errors import UnsupportedTorchError
+from s3cache.features.target import FEATURE, TARGET, _names
 from s3cache.graph import BypassReason
-from s3cache.hooks._keys import Patches, around
-from s3cache.settings import TARGET
-from s3cache.torch_api import internals
+from s3cache.hooks import Patches, around
+from s3cache.torch_api import internals, require
 from s3cache.torch_api.protocols import Function
 
 if TYPE_CHECKING:
-    from s3cache.hooks._watching import Bypasses
+    from s3cache.hooks import Bypasses
     from s3cache.torch_api.protocols import TracingContext
 
 # Operators that round exactly: processors and GPUs agree to the last bit.
@@ -76,10 +76,11 @@ class StandIn:
         """Install all hooks; if one cannot be installed, nothing may be saved."""
         import torch
 
+        require(FEATURE.does)
         patches.install(self)
-        if internals.first_launch.find() is not None:
-            patches.wrap(internals.first_launch, self._first_launch)
-        library = internals.dispatch_library.get()("IMPL", "aten", "CUDA", "")
+        if _names.first_launch.find() is not None:
+            patches.wrap(_names.first_launch, self._first_launch)
+        library = _names.dispatch_library.get()("IMPL", "aten", "CUDA", "")
         patches.callback(library.reset)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of replaced functions
@@ -116,7 +117,7 @@ class StandIn:
             self._computed.add(context)
         return context in self._computed
 
-    @around(internals.launch_kernel)
+    @around(_names.launch_kernel)
     def _launch(self, original: Function[object], *args: object, **kwargs: object) -> object:
         # Kernels that are never launched are never measured; entries list them as unmeasured.
         is_compiling = getattr(self._began, "at", None) is not None
@@ -130,7 +131,7 @@ class StandIn:
         finally:
             self._began.at = outer
 
-    @around(internals.save_winner)
+    @around(_names.save_winner)
     def _save_winner(self, original: Function[object], *args: object, **kwargs: object) -> None:
         pass  # a stand-in measures nothing that is worth remembering
 
@@ -153,7 +154,7 @@ class StandIn:
             return
         self._bypasses.note("a compiled graph is not shared", [_NOT_THERE])
 
-    @around(*internals.constant_folders)
+    @around(*_names.constant_folders)
     def _fold(self, original: Function[object], *args: object, **kwargs: object) -> object:
         with _on_processor()():
             return original(*args, **kwargs)
@@ -165,7 +166,7 @@ def _empty_results(
     """Return tensors with the layout of an operator's results, without values."""
     import torch
 
-    tree_map, mode = internals.tree_map.get(), internals.fake_mode.get()()
+    tree_map, mode = _names.tree_map.get(), internals.fake_mode.get()()
 
     def fake(value: object) -> object:
         is_tensor = isinstance(value, torch.Tensor)
@@ -188,7 +189,7 @@ def _on_processor() -> type[AbstractContextManager[object]]:
     """Return a mode in which exact operators on the device are computed on the processor."""
     import torch
 
-    class OnProcessor(internals.dispatch_mode.get()):  # type: ignore[misc]
+    class OnProcessor(_names.dispatch_mode.get()):  # type: ignore[misc]
         def __torch_dispatch__(
             self,
             operator: Function[object],
@@ -210,7 +211,7 @@ def _on_processor() -> type[AbstractContextManager[object]]:
                     return value.cpu()
                 return value
 
-            here, named = internals.tree_map.get()(moved, (args, {**kwargs}))
+            here, named = _names.tree_map.get()(moved, (args, {**kwargs}))
             result = operator(*here, **named)
             if not devices or not isinstance(result, torch.Tensor):
                 return result

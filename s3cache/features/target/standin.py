@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from s3cache.errors import ConfigError
-from s3cache.settings import STANDIN
+from s3cache.features.target import STANDIN
 from s3cache.util.directories import private_directory
 
 # Other major releases have other functions, and structures with another layout.

@@ -41,19 +41,20 @@ print(json.dumps({**found, "count": number.value, "launches": launches}))
 """
 
 
-def describe() -> dict[str, Any]:
+def description() -> dict[str, Any]:
     """Return a description, and the error here for each change of it."""
     standin.install()
-    from s3cache import ConfigError, target
+    from s3cache import ConfigError
+    from s3cache.features.target.description import describe, stand_in
 
     with standin.tensors():
-        described = target.describe()
+        described = describe()
     refusals = {}
     for what, (part, name, value) in CHANGES.items():
         other = {**described, part: {**described[part], name: value}}
         Path("other.json").write_text(json.dumps(other))
         try:
-            with target.stand_in("other.json"):
+            with stand_in("other.json"):
                 pass
         except ConfigError as exc:
             refusals[what] = str(exc)
@@ -71,7 +72,7 @@ def preload(device: dict[str, Any]) -> dict[str, Any]:
         for what in ("launching", "not launching", "another torch"):
             versions = {} if what == "another torch" else _versions()
             ended = subprocess.run(
-                [sys.executable, "-m", "tests.gpu.targets", what],
+                [sys.executable, "-m", "tests.features.target.targets", what],
                 env={**environment, "S3CACHE_TARGET": json.dumps(versions)},
                 check=True,
                 capture_output=True,
@@ -83,10 +84,10 @@ def preload(device: dict[str, Any]) -> dict[str, Any]:
 def _library(device: dict[str, Any]) -> Any:
     import torch
 
-    from s3cache import target
+    from s3cache.features.target.standin import environment
 
     torch.version.cuda = "13.1"  # the version of Triton's headers
-    return target.environment(device)
+    return environment(device)
 
 
 def _versions() -> dict[str, str]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import standin, targets
+from tests.features.target import targets
+from tests.gpu import standin
 from tests.support.machines import ROOT, remote_url
 
 needs_standin = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
@@ -24,7 +25,9 @@ DEVICE: dict[str, Any] = json.loads(Path(ROOT, "infra/gpu/h100.json").read_text(
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return (
-        standin.machine(tmp_path_factory.mktemp("target")).run("tests.gpu.targets:describe").result
+        standin.machine(tmp_path_factory.mktemp("target"))
+        .run("tests.features.target.targets:description")
+        .result
     )
 
 
@@ -98,7 +101,7 @@ def test_the_library_matches_the_file_and_graphs_that_launched_are_not_saved(
     tmp_path: Path,
 ) -> None:
     machine = standin.machine(tmp_path, S3CACHE_URL=remote_url(tmp_path))
-    found = machine.run("tests.gpu.targets:preload", DEVICE).result
+    found = machine.run("tests.features.target.targets:preload", DEVICE).result
     assert found["name"] == DEVICE["name"]
     assert found["driver"] == DEVICE["driver"]
     assert found["processors"] == DEVICE["multi_processor_count"]

@@ -9,7 +9,7 @@
    fail to load with error CODE.
 
    s3cache_launches() returns how often this thread has called a function that would compute. All
-   other functions are in nothing.c, which s3cache/target/_standin.py writes: they return success,
+   other functions are in nothing.c, which s3cache/features/target/standin.py writes: they return success,
    and calls that would compute are counted. */
 
 #define _GNU_SOURCE

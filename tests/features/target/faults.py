@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from s3cache.target import environment as standin
+from s3cache.features.target.standin import environment as standin
 
 JOB = """
 import json, torch, s3cache
