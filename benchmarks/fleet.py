@@ -1,4 +1,6 @@
-"""Simulate a fleet that starts at once, on a clock that jumps: ``make simulate-fleet``.
+"""Simulate a fleet that starts at once, on a clock that jumps. It takes minutes.
+
+    PYTHONPATH=.:benchmarks .venv/bin/python benchmarks/fleet.py --json docs/benchmarks/fleet.json
 
 Each rank of each node looks 40 graphs up, one after another. The bucket is empty at first. Leases,
 waits and retries are the client's own code. The bucket is in memory: it answers as slowly as S3,

@@ -1,4 +1,6 @@
-"""Measure the wait of a compiling thread for 40 graphs, 50 ms of round trip: ``make bench-jobs``.
+"""Measure the wait of a compiling thread for 40 graphs, with 50 ms of round trip.
+
+    PYTHONPATH=. .venv/bin/python benchmarks/jobs.py
 
 A process saves the graphs. Then processes with an empty disk look all of them up, one after another
 or 20 ms apart (torch takes longer to trace a graph). A program turns the cache on, then imports

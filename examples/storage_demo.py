@@ -1,7 +1,7 @@
 """Two machines share a bucket; one of them is killed half-way. Nothing acknowledged is lost.
 
-    make demo-storage                                    an S3 server of the demo's own
-    S3CACHE_URL=s3://bucket/prefix make demo-storage     yours, with credentials as for any AWS tool
+    .venv/bin/python -m examples.storage_demo            an S3 server of the demo's own
+    S3CACHE_URL=s3://bucket/prefix .venv/bin/python ...  yours, with credentials as for any AWS tool
 
 Each machine is a process with an empty home, cache and temporary directory of its own. Machine A
 saves the graphs that it "compiles" over a slow uplink, until SIGKILL ends it during its uploads. It

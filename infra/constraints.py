@@ -19,7 +19,7 @@ HEADER = """\
 # already holds a torch and a botocore, so the package itself asks for ranges. torch is named
 # without a local version (+cpu, +cu130): either build will do.
 #
-# To refresh: make constraints
+# To refresh: infra/constraints.sh
 """
 
 PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]  # as requires-python in pyproject.toml

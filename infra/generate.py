@@ -1,4 +1,4 @@
-"""Write the deployed files from ``policies.py``: ``make policies``."""
+"""Write the deployed files from ``policies.py``: ``python -m infra.generate``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The only definition of the rights in the bucket, for AWS, MinIO and Ceph RGW.
 
-``make policies`` writes the deployed files from here: the JSON files in ``aws`` and ``minio``, and
-``aws/template.yaml``. ``rgw/deploy.py`` imports it.
+``python -m infra.generate`` writes the deployed files from here: the JSON files in ``aws`` and
+``minio``, and ``aws/template.yaml``. ``rgw/deploy.py`` imports it.
 
 A prefix is a trust domain: its writers decide which entries its readers find. Signatures decide
 which of these entries the readers run, see docs/trust.md.

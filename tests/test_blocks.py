@@ -55,6 +55,16 @@ def test_make_targets_on_the_pages_exist() -> None:
     assert made >= {"demo", "test", "test-rgw", "bench-keys"}, "the pattern finds none"
 
 
+def test_scripts_on_the_pages_exist() -> None:
+    pattern = r"(?<![\w/])((?:infra|benchmarks)/(?!test_)[\w/.]+\.(?:sh|py)|tests/[\w/.]+\.sh)\b"
+    pages = {**PAGES, "Makefile": (ROOT / "Makefile").read_text(encoding="utf-8")}
+    scripts = {
+        (page, script) for page, text in pages.items() for script in re.findall(pattern, text)
+    }
+    assert {each for each in scripts if not (ROOT / each[1]).exists()} == set()
+    assert ("Makefile", "infra/venv.sh") in scripts, "the pattern finds none"
+
+
 def test_variables_on_the_pages_are_settings() -> None:
     known = {f"S3CACHE_{name.upper()}" for name in (*Settings.__dataclass_fields__, *STORE_OPTIONS)}
     named = {

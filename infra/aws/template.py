@@ -14,7 +14,7 @@ from infra.policies import Role, Rule
 __all__ = ["render"]
 
 _HEADER: Final = """\
-# Written by `make policies` from infra/policies.py and infra/aws/template.py: change those.
+# Written by infra/generate.py from infra/policies.py and infra/aws/template.py: change those.
 #
 # aws cloudformation deploy --stack-name compile-cache --template-file template.yaml \\
 #   --capabilities CAPABILITY_IAM --parameter-overrides BucketName=... GitHubRepository=... ...

@@ -1,4 +1,4 @@
-"""Draw docs/images/report.png again: ``make docs-picture``, with Chromium on the path.
+"""Draw docs/images/report.png again: ``python -m infra.docs.picture``, with Chromium on the path.
 
 A machine runs the evaluation of a job, and another one the whole job. Then the first machine runs
 the whole job, as two ranks and with two edits. Its report has hits from the bucket, misses with the

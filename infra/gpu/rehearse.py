@@ -3,9 +3,9 @@
 Two processes run the same jobs one after the other, with fresh directories and a ``file://`` store.
 The directories of the first are removed before the second starts. Prints a table, writes JSON, and
 ends with 1 if a check fails. It needs torch with CUDA, Triton and s3cache, and nothing else from
-this repository: ``make gpu-bundle`` packs it for a machine without a network.
+this repository: ``infra/gpu/bundle.sh`` packs it for a machine without a network.
 
-With ``--standin FILE`` there is no GPU (``make test-gpu-standin``): the file describes a GPU,
+With ``--standin FILE`` there is no GPU (``infra/gpu/standin.sh``): the file describes a GPU,
 kernels do nothing, numbers are not compared, and CUDA graphs are left out. With ``--warm``, the
 first machine runs the jobs by ``s3cache warm --target``, without the GPU that the second has.
 """

@@ -1,6 +1,6 @@
 """Fuzz signed frames: a reader that requires signatures accepts no unsigned frame.
 
-    make fuzz FUZZ_TIME=600        or: python tests/fuzz/fuzz_signed.py -max_total_time=600 DIR
+    FUZZ_TIME=600 tests/fuzz/run.sh    or: python tests/fuzz/fuzz_signed.py -max_total_time=600 DIR
     python tests/fuzz/fuzz_signed.py --write-seeds DIR
 
 Inputs are mutations of signed frames, some of them signed for others. libFuzzer and

@@ -36,7 +36,7 @@ from tests.support.machines import ROOT, Machine
 #: The directory where ``make`` installs Triton, for processes with a stand-in only.
 TRITON = Path(os.environ.get("S3CACHE_TEST_TRITON") or ROOT / ".venv-triton/site")
 
-WITH_CUDA = "this torch is built with CUDA; make test-gpu-standin has a stand-in for its driver"
+WITH_CUDA = "this torch is built with CUDA; infra/gpu/standin.sh has a stand-in for its driver"
 
 
 def _missing() -> str:

@@ -70,7 +70,7 @@ def operations_used() -> set[str]:
     "path", generate.files(), ids=lambda path: f"{path.parent.name}-{path.name}"
 )
 def test_deployed_files_are_generated_from_one_source(path: Path) -> None:
-    """``make policies`` writes the files."""
+    """``python -m infra.generate`` writes the files."""
     assert path.read_text(encoding="utf-8") == generate.files()[path]
 
 

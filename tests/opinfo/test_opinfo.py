@@ -1,6 +1,7 @@
 """Some of torch's operators, forward and backward.
 
-``make test-all`` runs a few, ``make test-nightly`` some of each kind, ``make test-opinfo`` all.
+``make test-all`` runs a few, ``make test-nightly`` some of each kind, and
+``python -m tests.opinfo`` all.
 """
 
 from __future__ import annotations

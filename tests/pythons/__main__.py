@@ -1,4 +1,4 @@
-"""Run the tests that need no torch with all supported versions of Python; make test-pythons.
+"""Run the tests that need no torch with all supported versions of Python.
 
     [PYTHONS="3.12 3.13"] python -m tests.pythons [pytest's arguments]
 

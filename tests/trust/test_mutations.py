@@ -1,7 +1,7 @@
 """Signed frames that are changed at random are not accepted.
 
 For more mutations: ``S3CACHE_TEST_MUTATIONS=1000000 make test ARGS="-k mutations"``. For a fuzzer
-that sees which code they reach: ``make fuzz``.
+that sees which code they reach: ``tests/fuzz/run.sh``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Then it compiles like a job of ``s3cache warm --target``: no entry contains a va
 should have computed but did not.
 
 ``faults.py FILE`` runs one small graph in fresh processes that share a store, each with another
-device or driver. ``make test-gpu-standin`` runs it, and pytest does not: it needs a CUDA build.
+device or driver. ``infra/gpu/standin.sh`` runs it, and pytest does not: it needs a CUDA build.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``s3cache warm --target``: the description of a GPU, and what other machines refuse.
 
-``make test-gpu-standin`` runs jobs with it, on a CUDA build of torch.
+``infra/gpu/standin.sh`` runs jobs with it, on a CUDA build of torch.
 """
 
 from __future__ import annotations
