@@ -46,8 +46,6 @@ NAMES = "v1/"
 #: The number of hexadecimal digits at the end of a key, see :func:`digest_of`.
 KEY_DIGITS = 64
 
-#: The prefix of keys of recalled frames; keys of graphs differ.
-RECALL_KEYS = "r"
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
 _VARIANT = re.compile(r"(?!0$)[a-z0-9][a-z0-9_-]{0,63}|")

@@ -160,7 +160,7 @@ FAMILIES: tuple[Family, ...] = (
            "Corrupt entries that were found, by tier."),
     Family("s3cache.feature.events", "counter", "{event}", ("feature", "event"),
            lambda s: s.features,
-           "What features count, such as recalled Python frames; see CacheStats.features."),
+           "What features count; see CacheStats.features."),
     Family("s3cache.local.size", "gauge", "By", (), lambda s: s.local and s.local.bytes,
            "Size of the local tier, of all processes of this machine."),
     Family("s3cache.local.files", "gauge", "{file}", (), lambda s: s.local and s.local.files,

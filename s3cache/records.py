@@ -101,8 +101,9 @@ class Event(_Line):
     """A ``download``, ``upload``, ``compile`` or ``save`` of ``name`` that ended at ``time``.
 
     Or a ``lead``: a compile of an FX graph for which others could wait. Or a ``wait`` for another
-    process, with its name in ``ended``: ``for PID@HOST``, or ``too long for PID@HOST``. Or a
-    ``frame``, by its function and line; ``ended`` says whether it was recalled.
+    process, with its name in ``ended``: ``for PID@HOST``, or ``too long for PID@HOST``. Or
+    the name of a feature, with an object of it and its outcome: ``refused: CODE`` for one that a
+    user may be able to fix.
     """
 
     event: str

@@ -21,6 +21,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from s3cache.errors import MissError
 from s3cache.util.logs import logger_of
+from s3cache.util.text import PAGES
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,6 +60,8 @@ class Feature:
         kinds: its kinds of entries, whose lookups are counted apart.
         hints: prefixes of keys of its entries that name other entries. They are not counted, and
             given up where they may not be uploaded.
+        keys: prefixes of its keys, if their lookups are not recorded.
+        page: of the documentation, with a section on each of its codes.
         counts: the names of what else it counts; a name before ``:`` has labels.
         in_words: describes its counts in the summary.
         waits: called at the end of ``import torch`` in a process whose environment names a cache;
@@ -77,6 +80,8 @@ class Feature:
     options: type = NoOptions
     kinds: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    page: str = ""
     counts: tuple[str, ...] = ()
     in_words: Callable[[Mapping[str, float]], str] = lambda _: ""
     is_used: Callable[[Any], bool] = lambda _: True
@@ -115,6 +120,7 @@ def features() -> tuple[Feature, ...]:
         for name in import_module("s3cache.features").FEATURES:
             with contextlib.suppress(ImportError):
                 found.append(import_module(f"s3cache.features.{name}").FEATURE)
+    PAGES.update({feature.page: (feature.name, "### ") for feature in found if feature.page})
     return tuple(found)
 
 
@@ -127,6 +133,11 @@ def kinds() -> tuple[str, ...]:
 def hints() -> tuple[str, ...]:
     """Return the prefixes of keys of the hints of all features."""
     return tuple(prefix for feature in features() for prefix in feature.hints)
+
+
+def unrecorded_keys() -> tuple[str, ...]:
+    """Return prefixes of the keys of features whose lookups are not recorded."""
+    return tuple(key for feature in features() for key in feature.keys)
 
 
 class _Event(Generic[P, R]):

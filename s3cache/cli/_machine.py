@@ -174,7 +174,7 @@ def explain(
     in the local tier (not with S3CACHE_RECORD=0). They are compared with earlier lookups, and with
     entries in the local tier and in the remote. Exits with 1 if a lookup missed or was bypassed.
 
-    For a code (of a reason, bypass, frame, error or doctor check) it shows the section of the
+    For a code (of a reason, bypass, error, doctor check or feature) it shows the section of the
     documentation, offline. A code takes precedence over a file with the same name: write ./NAME for
     the file.
     """
@@ -265,9 +265,7 @@ def report(
     if totals.unused:
         size = size_text(totals.unused_bytes)
         out.line(f"fetched and not used: {counted(totals.unused, 'entry', 'entries')} of {size}")
-    if totals.frames:
-        out.line(totals.frames_in_words)
-    for line in (*totals.ports_in_words, *totals.left_in_words, *totals.shared):
+    for line in (*totals.features_in_words, *totals.left_in_words, *totals.shared):
         out.line(line)
     if read_on := footer(totals.codes):
         out.line(read_on)

@@ -207,7 +207,7 @@ def _job_parameter(option: JobOption) -> inspect.Parameter:
 _FILTERS: dict[str, tuple[Callable[[str, str], Any] | None, str, str]] = {
     "key": (None, "KEY", "keys with this prefix; may be repeated"),
     "manifest": (named_in, "FILE", "entries in this file, one key per line; - for stdin"),
-    "kind": (None, "KIND", "aot, fx, recall, triton or another kind"),
+    "kind": (None, "KIND", "aot, fx, triton or another kind"),
     "torch": (None, "VERSION", "entries made by this torch: 2.12"),
     "device": (None, "DEVICE", "entries with code for this device: cpu, cuda, xpu, mps"),
     "tag": (None, "TAG", "entries with this cache_key_tag"),

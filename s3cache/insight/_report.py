@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from s3cache.entries import RECALL_KEYS, key_of
+from s3cache.entries import key_of
 from s3cache.insight._explain import Explanation, reasons_of
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
-from s3cache.seam import kinds
+from s3cache.seam import features, kinds, unrecorded_keys
 from s3cache.stats import Reason
 from s3cache.util import __version__
 from s3cache.util.text import counted, escape, footer, printable
@@ -29,7 +29,9 @@ EXPECTED = frozenset(
 
 #: The kinds of entries that features look up.
 _KINDS = frozenset(kinds())
-_REFUSED = "refused: "  # the outcome of a frame, followed by the code
+#: The names of features, which are the names of their events.
+_FEATURES = tuple(feature.name for feature in features())
+_REFUSED = "refused: "  # the outcome of an event, followed by the code
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,8 @@ class Totals:
         waited_s: the time in seconds that compiling threads waited for lookups.
         unused, unused_bytes: entries that were fetched before a lookup and that their
             process did not look up.
-        frames: the number of frames by outcome: ``recalled``, ``traced``, ``refused: CODE``,
-            ``agreed`` or ``disagreed``; most frequent first, and empty if recall is off.
-        ports: the outcomes of lookups of other compilers' files, by compiler; not in other totals.
+        features: the outcomes of what features recorded, by the name of the feature or the kind
+            of its entries; not in other totals.
         left: kernels of hits that must still be measured, each with the reason.
         shared: which process compiled for others, and which waited for which, a line for each;
             empty if no process waited.
@@ -60,8 +61,7 @@ class Totals:
     waited_s: float
     unused: int
     unused_bytes: int
-    frames: Mapping[str, int]
-    ports: Mapping[str, Mapping[str, int]]
+    features: Mapping[str, Mapping[str, int]]
     left: Mapping[str, str]
     shared: Sequence[str]
     complete: bool
@@ -74,23 +74,18 @@ class Totals:
 
     @property
     def codes(self) -> list[str]:
-        """Return the reasons of misses, bypasses and frames that a user may be able to fix."""
+        """Return the reasons of misses, bypasses and refusals that a user may be able to fix."""
         reasons = [reason.split() for outcome, reason in self.outcomes if outcome != "hit"]
-        reasons += [[each.removeprefix(_REFUSED)] for each in self.frames if _REFUSED in each]
+        ends = [ended for of in self.features.values() for ended in of]
+        reasons += [[each.removeprefix(_REFUSED)] for each in ends if _REFUSED in each]
         return [*dict.fromkeys(code for codes in reasons for code in codes if code not in EXPECTED)]
 
     @property
-    def frames_in_words(self) -> str:
-        """Return ``frames: 2 recalled, 1 refused: object``; ``""`` if there are no frames."""
-        counts = ", ".join(f"{count} {printable(ended)}" for ended, count in self.frames.items())
-        return f"frames: {counts}" if counts else ""
-
-    @property
-    def ports_in_words(self) -> Sequence[str]:
-        """Return a line for each compiler: ``triton: 3 hit: remote, 1 miss: absent``."""
+    def features_in_words(self) -> Sequence[str]:
+        """Return a line for each feature or kind: ``NAME: 3 hit: remote, 1 miss: absent``."""
         return [
             f"{name}: {', '.join(f'{count} {printable(ended)}' for ended, count in of.items())}"
-            for name, of in self.ports.items()
+            for name, of in self.features.items()
         ]
 
     @property
@@ -105,11 +100,13 @@ def sum_up(runs: Sequence[Run]) -> Totals:
     of = Counter(each.outcome for each in records if is_counted(each))
     unused = [size for run in runs for size in _unused(run)]
     events = [event for run in runs for event in run.events]
-    frames = Counter(event.ended for event in events if event.event == "frame")
-    ports: dict[str, Counter[str]] = {}
+    of_features: dict[str, Counter[str]] = {}
+    for event in events:
+        if event.event in _FEATURES:
+            of_features.setdefault(event.event, Counter())[event.ended] += 1
     for each in records:
         if each.level in _KINDS:
-            ports.setdefault(each.level, Counter())[name_of(each.outcome, each.reason)] += 1
+            of_features.setdefault(each.level, Counter())[name_of(each.outcome, each.reason)] += 1
     return Totals(
         dict(outcomes.most_common()),
         *(of["hit"], of["miss"], of["bypass"]),
@@ -117,8 +114,7 @@ def sum_up(runs: Sequence[Run]) -> Totals:
         waited_s=sum(record.elapsed_s for record in records),
         unused=len(unused),
         unused_bytes=sum(unused),
-        frames=dict(frames.most_common()),
-        ports={name: dict(of.most_common()) for name, of in ports.items()},
+        features={name: dict(of.most_common()) for name, of in of_features.items()},
         left={name: why for each in records for name, why in each.left},
         shared=_shared(runs),
         complete=all(run.complete for run in runs),
@@ -164,7 +160,7 @@ def _unused(run: Run) -> Iterator[int]:
     for event in run.events:
         if (event.event, event.ended) == ("download", "done"):
             key = key_of(event.name)
-            if key not in looked_up and not key.startswith(RECALL_KEYS):
+            if key not in looked_up and not key.startswith(unrecorded_keys()):
                 yield event.size
 
 
@@ -186,7 +182,7 @@ def name_of(outcome: str, reason: str) -> str:
 def manifest(runs: Sequence[Run]) -> str:
     """Return the keys that ``runs`` hit, and those of entries they saved, one per line.
 
-    It leaves out misses that were not saved. Frames are not recorded.
+    It leaves out misses that were not saved. Lookups of some features are not recorded.
     """
     hits = (each.key for run in runs for each in run.records if each.outcome == "hit" and each.key)
     saves = (each.name for run in runs for each in run.events if each.event == "save")
@@ -204,14 +200,16 @@ def manifest(runs: Sequence[Run]) -> str:
 # Times are Unix times in microseconds, like those of torch's own compile events.
 
 
-_LOOKUPS, _COMPILES, _FRAMES, _SHARED, _TRANSFERS = 1, 2, 3, 4, 5
+_LOOKUPS, _COMPILES, _SHARED = 1, 2, 3
+_OF_FEATURES = {name: 4 + index for index, name in enumerate(_FEATURES)}
+_TRANSFERS = 4 + len(_FEATURES)
 
 
 def trace(runs: Sequence[Run]) -> str:
     """Return the lookups, compiles, saves and transfers of ``runs`` as one trace.
 
     Each process has its own section, by rank. It has a lane for lookups, one for compiles and
-    saves, one for frames if recall is on, one for compiles under claims and waits, and as many
+    saves, one for each feature with events, one for compiles under claims and waits, and as many
     lanes for transfers as ran at once.
     """
     names = _names(runs)
@@ -241,9 +239,9 @@ def _events(run: Run, names: Mapping[str, str]) -> Iterator[dict[str, object]]:
     ends: list[float] = []  # of the last transfer in each lane
     for event in sorted(run.events, key=lambda each: each.time - each.elapsed_s):
         lane = _COMPILES
-        if event.event == "frame":
-            lane = _FRAMES
-            lanes[lane] = "frames"
+        if event.event in _OF_FEATURES:
+            lane = _OF_FEATURES[event.event]
+            lanes[lane] = event.event
         elif event.event in ("lead", "wait"):
             lane = _SHARED
             lanes[lane] = "compiles for others, and waits"
@@ -295,11 +293,9 @@ def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
         "waited for lookups": _duration(totals.waited_s),
         "fetched, not used": f"{totals.unused:,}",
     }
-    if totals.frames:
-        tiles["frames recalled"] = f"{totals.frames.get('recalled', 0):,}"
     left = max(len(found) - _MAX_ROWS, 0)
     more = f"{left:,} more lookups are not shown here, but counted above" if left else ""
-    notes = [totals.frames_in_words.capitalize(), *totals.ports_in_words, *totals.left_in_words]
+    notes = [*totals.features_in_words, *totals.left_in_words]
     notes += totals.shared
     notes.append("" if totals.complete else _INCOMPLETE)
     end = more, escape(footer(totals.codes)), f"s3cache {__version__}"

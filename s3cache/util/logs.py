@@ -19,13 +19,13 @@ from s3cache.util.text import pointer, printable_lines
 _NAME = "s3cache"
 _PLAIN = logging.Formatter()
 
-#: The part after ``s3cache.`` in the names of loggers.
+#: The part after ``s3cache.`` in the names of loggers; a feature may have one of its name.
 Topic: TypeAlias = Literal[
-    "bypasses", "lookups", "metrics", "ranks", "recall", "records", "saves", "storage", "trust"
+    "bypasses", "lookups", "metrics", "ranks", "records", "saves", "storage", "trust"
 ]
 
 
-def logger_of(topic: Topic | None = None) -> logging.Logger:
+def logger_of(topic: Topic | str | None = None) -> logging.Logger:
     """Return the logger of ``topic``; without one, that for enabling the cache and for settings."""
     logger = logging.getLogger(f"{_NAME}.{topic}" if topic else _NAME)
     logger.addFilter(_make_printable)  # added only once

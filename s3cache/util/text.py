@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from s3cache.errors import printable as printable
 from s3cache.errors import printable_lines as printable_lines
@@ -66,15 +65,12 @@ def redacted(text: str) -> str:
 
 # -- sections of the documentation
 
-#: The kinds of codes: why a lookup missed or a save was refused, why a graph was bypassed, why a
-#: frame is not recalled, a class of error, a check of ``s3cache doctor``.
-Kind: TypeAlias = Literal["reason", "bypass", "frame", "error", "check"]
-
-#: The kind of codes on each page, and the prefix of their headings.
-PAGES: dict[str, tuple[Kind, str]] = {
+#: The kind of codes on each page, and the prefix of their headings: why a lookup missed or a save
+#: was refused, why a graph was bypassed, a class of error, a check of ``s3cache doctor``. Features
+#: add theirs.
+PAGES: dict[str, tuple[str, str]] = {
     "reasons.md": ("reason", "### "),
     "bypasses.md": ("bypass", "### "),
-    "recall.md": ("frame", "### "),
     "errors.md": ("error", "## "),
     "doctor.md": ("check", "### "),
 }
@@ -93,7 +89,7 @@ class Section:
     """
 
     code: str
-    kind: Kind
+    kind: str
     title: str
     text: str
     page: str
@@ -135,7 +131,7 @@ def sections() -> tuple[Section, ...]:
     )
 
 
-def _sections_of(page: str, name: str, kind: Kind, mark: str) -> Iterator[Section]:
+def _sections_of(page: str, name: str, kind: str, mark: str) -> Iterator[Section]:
     """Yield sections with a heading that begins with ``mark``; the next such heading ends one."""
     headings = [found for found in _HEADING_OR_CODE.finditer(page) if found[1]]
     for number, heading in enumerate(headings):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.entries import RECALL_KEYS
+from s3cache.features import recall
 from s3cache.features.job_profile import KEYS as JOB_KEYS
 from s3cache.records import Record
 from s3cache.trust import generate
@@ -64,10 +64,10 @@ def test_recalled_frames_have_a_kind_and_do_not_count_as_never_hit(
     call: Call, shelf: Shelf
 ) -> None:
     """Records do not contain the hits of recalled frames and of profiles."""
-    for begin, kind in ((RECALL_KEYS, "recall"), (JOB_KEYS, "job")):
+    for begin, kind in ((recall.KEYS, "recall"), (JOB_KEYS, "job")):
         shelf.add(begin + "0" * 64, kind=kind)
     (found,) = call("ls", "--url", shelf.url, "--json", "--kind", "recall").lines
-    assert found["key"] == RECALL_KEYS + "0" * 64
+    assert found["key"] == recall.KEYS + "0" * 64
     assert call("ls", "--url", shelf.url, "--json", "--never-hit").lines == []
 
 

@@ -81,5 +81,5 @@ def test_frames_are_reported_if_there_are_any(call: Call, runs: list[str]) -> No
     assert "frames" not in call("report").out
     (run,) = recalling()
     record(local(), *run.records, *run.events)
-    assert "frames: 2 recalled, 1 traced, 1 refused: object" in call("report").out.splitlines()
-    assert call("report", "--json").json["frames"]["recalled"] == 2
+    assert "recall: 2 recalled, 1 traced, 1 refused: object" in call("report").out.splitlines()
+    assert call("report", "--json").json["features"]["recall"]["recalled"] == 2

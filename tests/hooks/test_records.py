@@ -58,7 +58,7 @@ def frames(url: str) -> dict[str, Any]:
         words = cache.stats().in_words()
         local = cache.settings.local_dir
     (name,) = run_names(local)
-    ended = [[e.ended, e.name] for e in read_run(local, name).events if e.event == "frame"]
+    ended = [[e.ended, e.name] for e in read_run(local, name).events if e.event == "recall"]
     wrapper: Any = double
     line = wrapper.__wrapped__.__code__.co_firstlineno
     return {"frames": ended, "words": words, "line": line}

@@ -125,10 +125,9 @@ def test_fetched_entries_that_were_not_looked_up_are_counted() -> None:
 
 def test_frames_are_counted_by_outcome() -> None:
     totals = sum_up(recalling())
-    assert totals.frames == {"recalled": 2, "traced": 1, "refused: object": 1}
+    assert totals.features["recall"] == {"recalled": 2, "traced": 1, "refused: object": 1}
     assert totals.codes == ["object"]
     shown = Elements(page(recalling())).text
-    assert "Frames: 2 recalled, 1 traced, 1 refused: object." in shown
-    assert "frames recalled" in shown
+    assert "recall: 2 recalled, 1 traced, 1 refused: object." in shown
     assert "read on: s3cache explain object" in shown
     assert "rames" not in Elements(page(fetched())).text

@@ -60,12 +60,12 @@ def test_frames_are_in_a_separate_lane() -> None:
     spans = {
         each["args"]["name"]: each for each in found if each["ph"] == "X" and each["dur"] > 1e5
     }
-    assert spans["f0 x.py:0"]["name"] == "frame: recalled"
-    assert spans["f3 x.py:3"]["name"] == "frame: refused: object"
+    assert spans["f0 x.py:0"]["name"] == "recall: recalled"
+    assert spans["f3 x.py:3"]["name"] == "recall: refused: object"
     (lane,) = {each["tid"] for each in spans.values()}
     named = {each["tid"]: each["args"]["name"] for each in found if each["name"] == "thread_name"}
-    assert named[lane] == "frames"
-    assert "frames" not in json.dumps(shown())
+    assert named[lane] == "recall"
+    assert "recall" not in json.dumps(shown())
 
 
 def test_leads_and_waits_are_in_a_lane_with_the_names_of_ranks() -> None:

@@ -55,7 +55,9 @@ def fetched() -> list[Run]:
 def recalling() -> list[Run]:
     """Return a process that recalled two frames, traced one and refused one."""
     ends = ("recalled", "recalled", "traced", "refused: object")
-    frames = [Event("frame", BEGAN + 9, 0.5, f"f{i} x.py:{i}", ended=e) for i, e in enumerate(ends)]
+    frames = [
+        Event("recall", BEGAN + 9, 0.5, f"f{i} x.py:{i}", ended=e) for i, e in enumerate(ends)
+    ]
     return [Run("r", (_record(1.0, "hit", "local"),), events=tuple(frames))]
 
 

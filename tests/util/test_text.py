@@ -26,7 +26,7 @@ SOURCES = {
 MEMBERS = [
     *(("reason", str(reason)) for reason in Reason),
     *(("bypass", code) for code in get_args(Code)),
-    *(("frame", code) for code in get_args(RecallReason)),
+    *(("recall", code) for code in get_args(RecallReason)),
     *(("error", name) for name in errors.__all__),
     *(("check", name) for name in get_args(Name)),
 ]
@@ -47,7 +47,7 @@ def test_no_other_code_has_a_section() -> None:
 
 def test_a_code_is_found_in_any_capitalization() -> None:
     assert [each.code for each in sections_on("configerror")] == ["ConfigError"]
-    assert [each.kind for each in sections_on("ERROR")] == ["reason", "bypass", "frame"]
+    assert [each.kind for each in sections_on("ERROR")] == ["reason", "bypass", "recall"]
     assert sections_on("nonsense") == []
 
 

@@ -20,6 +20,9 @@ from s3cache.seam import Feature
 from s3cache.util.options import INERT_DEVICE, choice, option
 from s3cache.util.text import counted
 
+#: The prefix of keys of frames; keys of graphs differ.
+KEYS = "r"
+
 Recall: TypeAlias = Literal["off", "check", "on"]
 #: Why a frame cannot be recalled: ``docs/recall.md`` has a section on each.
 RecallReason: TypeAlias = Literal[
@@ -70,6 +73,8 @@ FEATURE = Feature(
     does="recalling frames without tracing them",
     options=RecallOptions,
     kinds=("recall",),
+    keys=(KEYS,),
+    page="recall.md",
     # ``recalled``: without a trace; ``traced``: by Dynamo; ``saved``; ``agreed``, ``disagreed``:
     # traces with the same result as recall, or another (``check``); ``refused``: by reason.
     counts=("recalled", "traced", "saved", "agreed", "disagreed", "refused"),

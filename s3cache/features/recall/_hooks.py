@@ -25,8 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from s3cache.entries import RECALL_KEYS
-from s3cache.features.recall import RecallOptions, RecallReason, _names
+from s3cache.features.recall import KEYS, RecallOptions, RecallReason, _names
 from s3cache.features.recall import _dynamo as dynamo
 from s3cache.features.recall._candidate import Candidate, renamed, restored, unpacked
 from s3cache.features.recall._graphs import rebuilt, without_graph
@@ -187,7 +186,7 @@ class Recall:
             dynamo.accelerators(),
             bool(os.environ.get("TORCH_COMPILE_DEBUG")),
         )
-        key = f"{RECALL_KEYS}{hashlib.sha256(repr(parts).encode()).hexdigest()}"
+        key = f"{KEYS}{hashlib.sha256(repr(parts).encode()).hexdigest()}"
         return _Call(frame, key, state[0], given["compile_id"], settings, given["compiler_fn"])
 
     def _found(self, call: _Call) -> _Recalled | None:
@@ -359,7 +358,7 @@ class Recall:
         """Record the outcome of a frame, for reports and traces."""
         now, where = time.time(), f"{code.co_filename}:{code.co_firstlineno}"
         elapsed_s = max(now - (began or now), 0.0)
-        self._engine.record(Event("frame", now, elapsed_s, f"{code.co_name} {where}", ended=ended))
+        self._engine.record(Event("recall", now, elapsed_s, f"{code.co_name} {where}", ended=ended))
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:

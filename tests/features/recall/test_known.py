@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from s3cache.entries import RECALL_KEYS
+from s3cache.features.recall import KEYS
 from tests.features.recall.programs import Program, all_programs
 from tests.features.recall.run import _differs, _Fleet, judge
 from tests.support.marks import nightly, slow
@@ -197,7 +197,7 @@ def test_a_damaged_artifact_is_a_miss(
     of_frames, how = DAMAGES[name]
 
     def damage(paths: list[Path]) -> None:
-        chosen = [path for path in paths if path.name.startswith(RECALL_KEYS) == of_frames]
+        chosen = [path for path in paths if path.name.startswith(KEYS) == of_frames]
         assert len(chosen) >= 3
         how(chosen)
 
