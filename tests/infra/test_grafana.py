@@ -14,11 +14,7 @@ DASHBOARD = json.loads((ROOT / "infra" / "grafana" / "s3cache.json").read_text(e
 # Labels that Prometheus adds to each sample.
 _ADDED = {"instance", "job"}
 _NOT_SHOWN = {
-    **dict.fromkeys(
-        ("s3cache.frames", "s3cache.frames.refused", "s3cache.frames.saved"),
-        "recall is off by default",
-    ),
-    "s3cache.frames.checked": "for a trial of recall",
+    "s3cache.feature.events": "features that count them are off by default",
     "s3cache.downloads": "their bytes are shown, and lookups that hit the remote",
     "s3cache.request.size": "the sizes of uploads and downloads are shown",
 }
