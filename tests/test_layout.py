@@ -142,11 +142,7 @@ def internals_of_torch(source: ast.Module) -> Iterator[str]:
                 yield name
 
 
-#: Modules that may name internals of torch.
-_TORCH_API = ("torch_api.", "features.recall._dynamo")
-
-
-@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith(_TORCH_API)])
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("torch_api.")])
 def test_only_torch_api_names_internals_of_torch(name: str) -> None:
     """``torch_api`` declares them with the releases that have them."""
     assert list(internals_of_torch(parsed(name))) == []

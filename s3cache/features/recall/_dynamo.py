@@ -11,7 +11,6 @@ import copy
 import dataclasses
 import enum
 import functools
-import importlib
 import itertools
 import operator
 import re
@@ -33,7 +32,6 @@ OutputGraph: TypeAlias = Any
 #: Plain data.
 Plain: TypeAlias = Any
 
-_MODULE = "torch._dynamo.source"
 #: Prefixes of global names that Dynamo installs.
 COMPILED, RESUME, IMPORT, BUILTINS = "__compiled_fn", "__resume_at", "__import_", "__builtins_dict"
 #: The name under which recall installs the dictionary of built-in functions.
@@ -46,7 +44,7 @@ _BY_CONTENT = frozenset(
     TYPE_MATCH BOOL_MATCH NONE_MATCH NOT_NONE_MATCH ID_MATCH EQUALS_MATCH CONSTANT_MATCH
     CONSTANT_SUBCLASS_MATCH FUNCTION_MATCH CLASS_MATCH MODULE_MATCH CLOSURE_MATCH
     BUILTIN_MATCH SEQUENCE_LENGTH MAPPING_KEYS_CHECK DICT_KEYS_MATCH
-    EMPTY_NN_MODULE_HOOKS_DICT TENSOR_MATCH DISPATCH_KEY_SET_MATCH
+    EMPTY_NNinternals.SOURCES_HOOKS_DICT TENSOR_MATCH DISPATCH_KEY_SET_MATCH
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
 _BY_ARGUMENT: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
@@ -130,7 +128,7 @@ class SourceWriter:
         if known is not None:
             return known
         kind = type(source)
-        if kind.__module__ != _MODULE or not dataclasses.is_dataclass(kind):
+        if kind.__module__ != internals.SOURCES or not dataclasses.is_dataclass(kind):
             raise NotPlainError("source", f"reads by a {kind.__qualname__}")
         names_ = _fields_of(cast("Any", kind))
         values = [self._value(getattr(source, name)) for name in names_]
@@ -149,7 +147,7 @@ class SourceWriter:
     def _value(self, value: object) -> Plain:
         if value is None or type(value) in (bool, int, float, str, bytes):
             return value
-        if isinstance(value, enum.Enum) and type(value).__module__ == _MODULE:
+        if isinstance(value, enum.Enum) and type(value).__module__ == internals.SOURCES:
             return ["enum", type(value).__name__, value.name]
         if type(value) in (tuple, list):
             return [
@@ -158,7 +156,7 @@ class SourceWriter:
             ]
         if isinstance(value, type) and _class_at(value.__module__, value.__qualname__) is value:
             return ["class", value.__module__, value.__qualname__]
-        if isinstance(value, _source_class()):
+        if isinstance(value, _names.source_class.get()):
             return ["source", self.number(value)]
         raise NotPlainError("source", f"reads by a {type(value).__qualname__}")
 
@@ -171,7 +169,7 @@ class Places:
     def __init__(
         self, rows: Sequence[Plain], variables: Mapping[str, object], names_: dict[str, object]
     ) -> None:
-        self._rows, self._module = rows, importlib.import_module(_MODULE)
+        self._rows, self._module = rows, _names.sources.get()
         self._sources: list[Source] = [None] * len(rows)
         self._values: list[Any] = [_UNREAD] * len(rows)
         self._variables, self._names = variables, names_
@@ -200,7 +198,7 @@ class Places:
         if found is None:
             name, *values = self._rows[number]
             kind = getattr(self._module, name)
-            if not (isinstance(kind, type) and issubclass(kind, _source_class())):
+            if not (isinstance(kind, type) and issubclass(kind, _names.source_class.get())):
                 raise ValueError(f"{name} is not a source")
             made: Any = kind
             given = zip(_fields_of(made), map(self.argument, values), strict=True)
@@ -265,12 +263,6 @@ def _class_at(module: str, name: str) -> object:
     return found
 
 
-@functools.cache
-def _source_class() -> type:
-    kind: type = importlib.import_module("torch._guards").Source
-    return kind
-
-
 def is_module(value: object) -> bool:
     """Return whether a value is an ``nn.Module``."""
     import torch
@@ -295,10 +287,9 @@ class Scope:
 
     def __init__(self, variables: Mapping[str, object], names_: dict[str, object]) -> None:
         self._variables, self._names = variables, names_
-        guards = importlib.import_module("torch._dynamo.guards")
         # The names that Dynamo's builder of guards uses.
         self._outer = {"L": variables, "G": names_}
-        self._closure = guards._get_closure_vars()
+        self._closure = _names.closure_vars.get()()
         self._known: dict[Source, object] = {}
 
     def value(self, source: Source) -> Any:
@@ -335,9 +326,7 @@ class Scope:
 
 def dispatch_keys(tensor: Any) -> int:
     """Return the dispatch keys of a tensor."""
-    import torch
-
-    return int(torch._C._dispatch_keys(tensor).raw_repr())
+    return int(_names.dispatch_keys.get()(tensor).raw_repr())
 
 
 # -- guards
@@ -393,7 +382,7 @@ def check_guard(kind: str, value: object, args: Sequence[object]) -> bool:
 
 def ignores_hooks() -> bool:
     """Return whether torch does not guard the absence of hooks on modules; the default."""
-    return bool(importlib.import_module("torch._dynamo.config").skip_nnmodule_hook_guards)
+    return _names.skips_module_hooks.get()
 
 
 def is_by_argument(kind: str) -> bool:
@@ -407,7 +396,7 @@ def symbolic(graph: OutputGraph) -> set[str]:
 
 def sizes_of(graph: OutputGraph) -> dict[Source, tuple[list[int | None], list[int | None]]]:
     """Return sizes and strides of inputs; a symbol is None."""
-    concrete = importlib.import_module("torch._dynamo.guards").convert_int_to_concrete_values
+    concrete = _names.concrete_size.get()
     return {
         source: ([concrete(d) for d in sizes["size"]], [concrete(d) for d in sizes["stride"]])
         for source, sizes in graph.input_source_to_sizes_strides.items()
@@ -434,19 +423,14 @@ class Tree:
         state: object,
     ) -> Any:
         """Build torch's own guards for the current values."""
-        guards = importlib.import_module("torch._dynamo.guards")
-        dynamo = importlib.import_module("torch._guards")
-        builder = guards.GuardBuilder
+        builder, guard = _names.guard_builder.get(), _names.guard_class.get()
         made = [
-            dynamo.Guard(source, functools.partial(getattr(builder, kind), *args, **kwargs))
+            guard(source, functools.partial(getattr(builder, kind), *args, **kwargs))
             if args or kwargs
-            else dynamo.Guard(source, getattr(builder, kind))
+            else guard(source, getattr(builder, kind))
             for kind, source, args, kwargs in self.guards
         ]
-        expressions = importlib.import_module(
-            "torch.fx.experimental.symbolic_shapes"
-        )._ShapeGuardsHelper([*self.expressions])
-        ordered = importlib.import_module("torch.utils._ordered_set").OrderedSet
+        expressions = _names.shape_guards.get()([*self.expressions])
         graph = _names.guards_state.get()(
             local_scope=dict(variables),
             global_scope=names_,
@@ -458,30 +442,28 @@ class Tree:
             },
             dual_level=-1,
             functorch_layers=[],
-            current_device=importlib.import_module("torch.utils._device").CURRENT_DEVICE,
+            current_device=_names.current_device.get(),
             global_state_guard=state,
-            _guards=dynamo.GuardsSet(ordered(made)),
+            _guards=_names.guard_set.get()(_names.ordered_set.get()(made)),
             _aotautograd_guards=[],
             skip_guards_check=True,
             name_of_builtins_dict_key_in_fglobals=OWN_BUILTINS,
         )
-        parts = guards.ShapeCodeParts(expressions, expressions, None, True, [])
+        parts = _names.shape_code.get()(expressions, expressions, None, True, [])
         # Outside of a compile there is no context with the id of the compile.
         with _compile_context():
-            return guards.CheckFunctionManager(code, graph, shape_code_parts=parts)
+            return _names.check_manager.get()(code, graph, shape_code_parts=parts)
 
 
 @contextlib.contextmanager
 def _compile_context() -> Any:
-    dynamo = importlib.import_module("torch._guards")
-    frame: Any = importlib.import_module("torch._dynamo.convert_frame")
-    before = frame.initial_global_state
-    with dynamo.compile_context(dynamo.CompileContext(dynamo.CompileContext.current_compile_id())):
+    context, before = _names.compile_context_class.get(), _names.initial_state.get()
+    with _names.compile_context.get()(context(context.current_compile_id())):
         try:
-            frame.initial_global_state = frame.initial_global_state or frame.GlobalStateGuard()
+            setattr(*_names.initial_state.owner(), before or _names.state_guard.get()())
             yield
         finally:
-            frame.initial_global_state = before
+            setattr(*_names.initial_state.owner(), before)
 
 
 class LateGuards:
@@ -494,13 +476,12 @@ class LateGuards:
     def __init__(
         self, first: Callable[[dict[str, object]], Any], names_: dict[str, object]
     ) -> None:
-        guards = importlib.import_module("torch._dynamo.guards")
-        self.manager = guards.GuardManagerWrapper()
+        self.manager = _names.guard_manager.get()()
         self._first: Callable[[dict[str, object]], Any] | None = first
         self._real: Any = None
         self.manager.root.add_lambda_guard(self._check, ["recalled by s3cache"], None)
         self.manager.verbose_code_parts = []
-        self.manager.args, self.manager.closure_vars = [], guards._get_closure_vars()
+        self.manager.args, self.manager.closure_vars = [], _names.closure_vars.get()()
         self.manager.global_scope = {"G": names_}
 
     def _check(self, variables: dict[str, object]) -> bool:
@@ -535,9 +516,10 @@ class LateGuards:
 
 def guarded(code: types.CodeType, guards: Any, compile_id: object) -> Any:
     """Return the result that Dynamo returns for a compiled frame."""
-    kinds = importlib.import_module("torch._dynamo.types")
     label = f"Torch-Compiled Region: {compile_id}"
-    return kinds.wrap_guarded_code(kinds.GuardedCode(code, guards, compile_id, label))
+    return _names.wrap_guarded_code.get()(
+        _names.guarded_code.get()(code, guards, compile_id, label)
+    )
 
 
 def guarded_code(result: Any) -> types.CodeType | None:
@@ -553,12 +535,10 @@ def install(
     values: Mapping[str, object],
 ) -> None:
     """Register generated code with Dynamo as its own, and install its global names."""
-    frame = importlib.import_module("torch._dynamo.convert_frame")
-    utils = importlib.import_module("torch._dynamo.utils")
-    utils.orig_code_map[code] = original
-    frame.output_codes.add(code)
-    hooks = [utils.CleanupHook.create(scope, name, value) for name, value in values.items()]
-    utils.CleanupManager.instance[code] = hooks
+    _names.original_codes.get()[code] = original
+    _names.output_codes.get().add(code)
+    clean = _names.cleanup_hook.get()
+    _names.cleanups.get()[code] = [clean(scope, name, value) for name, value in values.items()]
 
 
 def constant_row(value: object) -> list[Any] | None:
@@ -668,48 +648,43 @@ def state_of_process() -> tuple[Any, str] | None:
     It is unusual under :func:`is_under_modes`, a stance, compiled autograd, a hook on bytecode, a
     profiler or a debugger: then no frame is recalled.
     """
-    import torch
-
-    frame = importlib.import_module("torch._dynamo.convert_frame")
     unusual = (
         is_under_modes()
-        or importlib.import_module("torch._dynamo.eval_frame")._stance.stance != "default"
-        or importlib.import_module("torch._dynamo.compiled_autograd").in_compiled_autograd_region
-        or frame._bytecode_hooks
-        or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        or _names.stance.get().stance != "default"
+        or _names.in_compiled_autograd.get()
+        or _names.bytecode_hooks.get()
+        or _names.profiler_enabled.get()()
         or sys.gettrace() is not None
         or sys.getprofile() is not None
     )
     if unusual:
         return None
-    state = frame.GlobalStateGuard()
-    return state, f"{state.__getstate__()} {frame._get_error_on_graph_break()}"
+    state = _names.state_guard.get()()
+    return state, f"{state.__getstate__()} {_names.error_on_graph_break.get()()}"
 
 
 def is_under_modes() -> bool:
     """Return whether a mode for functions or dispatch, a transform, or a saving hook is active."""
-    import torch
-
     return bool(
-        torch._C._len_torch_function_stack() > 0
+        _names.function_modes.get()() > 0
         # Inside a compile, Dynamo has disabled the modes, so none is current.
-        or importlib.import_module("torch.utils._python_dispatch").is_in_torch_dispatch_mode()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        or _names.in_dispatch_mode.get()()
+        or _names.dispatch_modes.get()() > 0
+        or _names.functorch_layer.get()() is not None
+        or _names.dual_level.get() >= 0
+        or _names.saving_hooks.get()(True) is not None
     )
 
 
 def state_text(state: Any) -> str:
     """Return the given, or else the current, state of torch that guards check, as text."""
-    frame = importlib.import_module("torch._dynamo.convert_frame")
-    return str((state or frame.GlobalStateGuard()).__getstate__())
+    return str((state or _names.state_guard.get()()).__getstate__())
 
 
 def ranks() -> tuple[int, int]:
     """Return the rank of this process and the number of ranks; code may depend on both."""
-    distributed = importlib.import_module("torch.distributed")
+    from torch import distributed
+
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
     return distributed.get_rank(), distributed.get_world_size()
@@ -743,10 +718,9 @@ def note_sizes(code: types.CodeType, closure: object, values: Iterable[tuple[str
 
 def _seen(code: types.CodeType, closure: object) -> Any:
     """Return the sizes that Dynamo has seen in a frame, by name; None if it does not use them."""
-    pgo = importlib.import_module("torch._dynamo.pgo")
-    if not importlib.import_module("torch._dynamo.config").automatic_dynamic_shapes:
+    if not _names.automatic_dynamic.get():
         return None
-    return pgo.get_code_state()[pgo.CodeId.make(code, closure)].automatic_dynamic
+    return _names.code_state.get()()[_names.code_id.get().make(code, closure)].automatic_dynamic
 
 
 def _size_entry(name: str, value: object) -> Any:
@@ -760,7 +734,7 @@ def _size_entry(name: str, value: object) -> Any:
         trace = types.SimpleNamespace(distributed_state=state)
         return _names.record_automatic_dynamic.get()(trace, name, value)
     if type(value) in (int, float):
-        return importlib.import_module("torch._dynamo.pgo").FrameStateSizeEntry.make_scalar(value)
+        return _names.size_entry.get().make_scalar(value)
     return None
 
 
@@ -782,7 +756,7 @@ def lets_vary(
     merged |= entry
     if type(value) in (int, float):
         return fixed is not None and merged.scalar is _names.auto_dynamic.get()
-    static = getattr(value, "_dynamo_static_indices", ())
+    static = getattr(value, _names.STATIC_DIMS, ())
     sizes, strides = fixed or ((), ())
     return any(
         number not in (None, 0, 1) and dim not in static and is_dynamic(dim)
@@ -798,17 +772,15 @@ def compiler_of(backend: object) -> Plain | None:
     """Return the mode and options of an Inductor backend; None for other backends."""
     found: Any = backend
     for _ in range(8):
-        inner = getattr(found, "_torchdynamo_orig_backend", None)
+        inner = getattr(found, _names.ORIGINAL_BACKEND, None)
         if inner is None:
             break
         found = inner
-    import torch
-
     ddp: Any = getattr(found, "__self__", None)
     if type(ddp).__name__ == "DDPOptimizer":
         inner = compiler_of(ddp.backend_compile_fn)
         return inner and ["ddp", ddp.bucket_bytes_cap, ddp.first_bucket_cap, inner]
-    if type(found) is torch._TorchCompileInductorWrapper:
+    if type(found) is _names.inductor_wrapper.get():
         return [
             "inductor",
             sorted((name, repr(each)) for name, each in found.config.items()),
@@ -819,9 +791,9 @@ def compiler_of(backend: object) -> Plain | None:
 
 def options_of_dynamo() -> str | None:
     """Return the options of Dynamo as text; None if one of them has none."""
-    own = internals.options_text(importlib.import_module("torch._dynamo.config"))
+    own = internals.options_text(_names.dynamo_options.get())
     # Names and values of inputs with sizes that may change.
-    common = importlib.import_module("torch.compiler.config").get_config_copy()
+    common = _names.common_options.get()()
     sizes = {name: each for name, each in common.items() if name.startswith(_OF_SIZES)}
     return None if own is None else f"{own}\n{sorted(sizes.items())}"
 
@@ -829,7 +801,7 @@ def options_of_dynamo() -> str | None:
 def options_of_compiler(backend: object) -> Mapping[str, object]:
     """Return the options of ``torch.compile``, or those of its mode."""
     found: Any = backend
-    while (inner := getattr(found, "_torchdynamo_orig_backend", None)) is not None:
+    while (inner := getattr(found, _names.ORIGINAL_BACKEND, None)) is not None:
         found = inner
     ddp: Any = getattr(found, "__self__", None)
     if type(ddp).__name__ == "DDPOptimizer":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, ModuleType
@@ -56,13 +55,12 @@ class _Debug:
     RECORD_GRAPH_EXECUTION = False
 
     def __getattr__(self, name: str) -> object:
-        return getattr(importlib.import_module("torch._inductor.debug"), name)
+        return getattr(_names.debug.get(), name)
 
 
 def _stand_in_for_debug() -> None:
-    inductor = importlib.import_module("torch._inductor")
-    if "debug" not in vars(inductor):
-        vars(inductor)["debug"] = _Debug()
+    if "debug" not in vars(package := _names.inductor.get()):
+        vars(package)["debug"] = _Debug()
 
 
 @contextlib.contextmanager

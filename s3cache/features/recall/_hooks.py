@@ -484,7 +484,7 @@ def install(session: Session) -> None:
     """Install recall when Dynamo is imported, before torch's compiler: it does not need it."""
 
     def begin() -> None:
-        session.install_part(_names.FEATURE, Recall(session).install, bind=False)
+        session.install_part(_names.FEATURE, Recall(session).install)
 
     session.undo.callback(when_imported(internals.DYNAMO, begin))
 

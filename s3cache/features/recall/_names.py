@@ -1,28 +1,105 @@
-"""Names of torch that recall needs: what Dynamo reads, guards and returns."""
+"""Names of torch that recall needs: what Dynamo reads, guards and returns.
+
+All are in modules that Dynamo itself imports, except those that are declared with ``LOADING``:
+their modules are imported when a recalled frame needs them, and may import torch's compiler.
+"""
 
 from __future__ import annotations
 
-from s3cache.torch_api import AnyClass, AnyFunction, AnyObject, Fields, Internal
+from s3cache.torch_api import AnyClass, AnyFunction, AnyObject, Fields, Flag, Internal, Predicate
+from s3cache.torch_api.protocols import Function
 
 FEATURE = "recalling frames without tracing them (recall)"
+LOADING = "loading the graphs of recalled frames (recall)"
 
+_AUTOGRAD = "torch.autograd"
 _BUILDER = "torch._dynamo.variables.builder"
+_C = "torch._C"
+_CONFIG = "torch._dynamo.config"
+_DECORATORS = "torch._dynamo.decorators"
+_FRAME = "torch._dynamo.convert_frame"
 _GUARDS = "torch._dynamo.guards"
 _PGO = "torch._dynamo.pgo"
 _STATE = "torch._dynamo.output_graph:OutputGraphGuardsState"
-DDP_OPTIMIZER = "torch._dynamo.backends.distributed"
+_TYPES = "torch._dynamo.types"
+_UTILS = "torch._dynamo.utils"
+_WRAPPER = "torch:_TorchCompileInductorWrapper"
 
-check_functions = AnyFunction(f"{_GUARDS}:CheckFunctionManager.__init__", feature=FEATURE)
-build_guards = AnyFunction(f"{_GUARDS}:CheckFunctionManager.build_guards", feature=FEATURE)
+# -- what Dynamo reads
+
+sources = AnyObject("torch._dynamo.source", feature=FEATURE)
+source_class = AnyClass("torch._guards:Source", feature=FEATURE)
 build_variable = AnyFunction(f"{_BUILDER}:VariableBuilder.__call__", feature=FEATURE)
 build_sourceless = AnyFunction(f"{_BUILDER}:SourcelessBuilder.create", feature=FEATURE)
-record_automatic_dynamic = AnyFunction(f"{_BUILDER}:record_automatic_dynamic", feature=FEATURE)
-update_automatic_dynamic = AnyFunction(f"{_PGO}:update_automatic_dynamic", feature=FEATURE)
-auto_dynamic = AnyObject(f"{_PGO}:auto_dynamic", feature=FEATURE)
+closure_vars = AnyFunction(f"{_GUARDS}:_get_closure_vars", feature=FEATURE)
+dispatch_keys = AnyFunction(f"{_C}:_dispatch_keys", feature=FEATURE)
+#: Attributes of tensors with marks of the user, or of Dynamo.
+(STATIC_DIMS,) = Fields(f"{_DECORATORS}:mark_static", "_dynamo_static_indices", feature=FEATURE)
+(RANGES,) = Fields(f"{_DECORATORS}:mark_dynamic", "_dynamo_dynamic_range", feature=FEATURE)
+(STATIC_INPUT,) = Fields(
+    f"{_DECORATORS}:mark_static_address", "_dynamo_static_input_type", feature=FEATURE
+)
+
+# -- the state of the process and of a compile
+
+dynamo_options = AnyObject(_CONFIG, feature=FEATURE)
+common_options = AnyFunction("torch.compiler.config:get_config_copy", feature=FEATURE)
 cache_key_tag = Internal[str]("torch.compiler.config:cache_key_tag", feature=FEATURE)
+state_guard = AnyClass(f"{_FRAME}:GlobalStateGuard", feature=FEATURE)
+initial_state = AnyObject(f"{_FRAME}:initial_global_state", feature=FEATURE)
+error_on_graph_break = AnyFunction(f"{_FRAME}:_get_error_on_graph_break", feature=FEATURE)
+bytecode_hooks = AnyObject(f"{_FRAME}:_bytecode_hooks", feature=FEATURE)
+stance = AnyObject("torch._dynamo.eval_frame:_stance", feature=FEATURE)
+in_compiled_autograd = Flag(
+    "torch._dynamo.compiled_autograd:in_compiled_autograd_region", feature=FEATURE
+)
+profiler_enabled = Predicate(f"{_AUTOGRAD}:_profiler_enabled", feature=FEATURE)
+function_modes = Internal[Function[int]](f"{_C}:_len_torch_function_stack", feature=FEATURE)
+dispatch_modes = Internal[Function[int]](f"{_C}:_len_torch_dispatch_stack", feature=FEATURE)
+in_dispatch_mode = Predicate(
+    "torch.utils._python_dispatch:is_in_torch_dispatch_mode", feature=FEATURE
+)
+functorch_layer = AnyFunction(f"{_C}:_functorch.peek_interpreter_stack", feature=FEATURE)
+dual_level = Internal[int](f"{_AUTOGRAD}.forward_ad:_current_level", feature=FEATURE)
+saving_hooks = AnyFunction(f"{_C}:_autograd._top_saved_tensors_default_hooks", feature=FEATURE)
 exceeds_recompile_limit = AnyFunction(
     "torch._dynamo.cache_size:exceeds_recompile_limit", feature=FEATURE
 )
+inductor_wrapper = AnyClass(_WRAPPER, feature=FEATURE)
+compiler_config = AnyFunction(f"{_WRAPPER}.get_compiler_config", feature=FEATURE)
+(ORIGINAL_BACKEND,) = Fields(
+    "torch._dynamo.repro.after_dynamo:WrapBackendDebug",
+    "_torchdynamo_orig_backend",
+    feature=FEATURE,
+)
+
+# -- sizes that Dynamo has seen
+
+automatic_dynamic = Flag(f"{_CONFIG}:automatic_dynamic_shapes", feature=FEATURE)
+code_state = AnyFunction(f"{_PGO}:get_code_state", feature=FEATURE)
+code_id = AnyClass(f"{_PGO}:CodeId", feature=FEATURE)
+size_entry = AnyClass(f"{_PGO}:FrameStateSizeEntry", feature=FEATURE)
+auto_dynamic = AnyObject(f"{_PGO}:auto_dynamic", feature=FEATURE)
+update_automatic_dynamic = AnyFunction(f"{_PGO}:update_automatic_dynamic", feature=FEATURE)
+record_automatic_dynamic = AnyFunction(f"{_BUILDER}:record_automatic_dynamic", feature=FEATURE)
+
+# -- guards
+
+skips_module_hooks = Flag(f"{_CONFIG}:skip_nnmodule_hook_guards", feature=FEATURE)
+check_functions = AnyFunction(f"{_GUARDS}:CheckFunctionManager.__init__", feature=FEATURE)
+build_guards = AnyFunction(f"{_GUARDS}:CheckFunctionManager.build_guards", feature=FEATURE)
+check_manager = AnyClass(f"{_GUARDS}:CheckFunctionManager", feature=FEATURE)
+guard_builder = AnyClass(f"{_GUARDS}:GuardBuilder", feature=FEATURE)
+guard_manager = AnyClass(f"{_GUARDS}:GuardManagerWrapper", feature=FEATURE)
+shape_code = AnyClass(f"{_GUARDS}:ShapeCodeParts", feature=FEATURE)
+concrete_size = AnyFunction(f"{_GUARDS}:convert_int_to_concrete_values", feature=FEATURE)
+shape_guards = AnyClass("torch.fx.experimental.symbolic_shapes:_ShapeGuardsHelper", feature=FEATURE)
+guard_class = AnyClass("torch._guards:Guard", feature=FEATURE)
+guard_set = AnyClass("torch._guards:GuardsSet", feature=FEATURE)
+compile_context = AnyFunction("torch._guards:compile_context", feature=FEATURE)
+compile_context_class = AnyClass("torch._guards:CompileContext", feature=FEATURE)
+ordered_set = AnyClass("torch.utils._ordered_set:OrderedSet", feature=FEATURE)
+current_device = AnyObject("torch.utils._device:CURRENT_DEVICE", feature=FEATURE)
 guards_state = AnyClass(_STATE, feature=FEATURE)
 Fields(
     _STATE,
@@ -31,17 +108,36 @@ Fields(
     _guards _aotautograd_guards skip_guards_check name_of_builtins_dict_key_in_fglobals""",
     feature=FEATURE,
 )
-compile_parts = AnyFunction(f"{DDP_OPTIMIZER}:DDPOptimizer.compile_fn", feature=FEATURE)
-compiler_config = AnyFunction(
-    "torch:_TorchCompileInductorWrapper.get_compiler_config", feature=FEATURE
+
+# -- Dynamo's result
+
+guarded_code = AnyClass(f"{_TYPES}:GuardedCode", feature=FEATURE)
+wrap_guarded_code = AnyFunction(f"{_TYPES}:wrap_guarded_code", feature=FEATURE)
+output_codes = AnyObject(f"{_FRAME}:output_codes", feature=FEATURE)
+original_codes = AnyObject(f"{_UTILS}:orig_code_map", feature=FEATURE)
+cleanup_hook = AnyFunction(f"{_UTILS}:CleanupHook.create", feature=FEATURE)
+cleanups = AnyObject(f"{_UTILS}:CleanupManager.instance", feature=FEATURE)
+
+# -- graphs
+
+DDP_OPTIMIZER = "torch._dynamo.backends.distributed"
+compile_parts = AnyFunction(f"{DDP_OPTIMIZER}:DDPOptimizer.compile_fn", feature=LOADING)
+Fields(
+    f"{DDP_OPTIMIZER}:DDPOptimizer",
+    "backend_compile_fn bucket_bytes_cap first_bucket_cap",
+    feature=LOADING,
 )
 post_compile_hit = AnyFunction(
-    "torch._inductor.codecache:FxGraphCache.cache_hit_post_compile", feature=FEATURE
+    "torch._inductor.codecache:FxGraphCache.cache_hit_post_compile", feature=LOADING
 )
-boxed_bool = AnyClass("torch._inductor.utils:BoxedBool", feature=FEATURE)
-boxed_index = AnyClass("torch._inductor.cudagraph_utils:BoxedDeviceIndex", feature=FEATURE)
+boxed_bool = AnyClass("torch._inductor.utils:BoxedBool", feature=LOADING)
+boxed_index = AnyClass("torch._inductor.cudagraph_utils:BoxedDeviceIndex", feature=LOADING)
+inductor = AnyObject("torch._inductor", feature=LOADING)
+#: Imports much of the compiler, like the next one.
+debug = AnyObject("torch._inductor.debug", feature=LOADING)
+Fields("torch._inductor.graph:GraphLowering", "save_output_code", feature=LOADING)
 Fields(
     "torch._functorch._aot_autograd.autograd_cache:GenericAOTAutogradResult",
     "sanitized_aot_config",
-    feature=FEATURE,
+    feature=LOADING,
 )
