@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import cast
 
-import _s3cache_autoload
+import _s3cache_process
 from s3cache.graph._origin import NATIVE, is_code, is_plain, kinds_of_tables, origin_of
 from s3cache.graph._results import RegisteredVersion, qualified_name
 from s3cache.torch_api import internals
@@ -246,7 +246,7 @@ def _described(value: object, depth: int = 0) -> str:
         return repr(value.replace(places[0], "<torch>").replace(places[1], "<tmp>"))
     if is_plain(value):
         return str(value)
-    if kind in (*kinds_of_tables(), tuple, frozenset) and depth <= _s3cache_autoload.MAX_DEPTH:
+    if kind in (*kinds_of_tables(), tuple, frozenset) and depth <= _s3cache_process.MAX_DEPTH:
         items = internals.by_name(cast("Collection[object]", value)).items()
         texts = [
             f"{_described(key, depth + 1)}: {_described(each, depth + 1)}"

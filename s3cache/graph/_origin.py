@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
-import _s3cache_autoload
+import _s3cache_process
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Operator
 from s3cache.util.snapshot import content_of
@@ -461,11 +461,7 @@ def is_same_value(old: object, new: object, depth: int = 0) -> bool:
     if old is new:
         return True
     kind = type(old)
-    if (
-        kind is not type(new)
-        or kind not in kinds_of_values()
-        or depth > _s3cache_autoload.MAX_DEPTH
-    ):
+    if kind is not type(new) or kind not in kinds_of_values() or depth > _s3cache_process.MAX_DEPTH:
         return False
     if isinstance(old, SCALARS):
         return old == new

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from types import FunctionType, MethodType
 
-import _s3cache_autoload
+import _s3cache_process
 from s3cache.graph._identity import UnidentifiedError, identity, rough_identity
 from s3cache.graph._origin import (
     files_that_register_for_others,
@@ -79,8 +79,8 @@ def take_baseline(*, early: bool) -> Callable[[], None]:
     is being imported now, so that no program can have changed anything.
     """
     if early:
-        _s3cache_autoload.take_baseline()
-    _s3cache_autoload.note_imports()
+        _s3cache_process.take_baseline()
+    _s3cache_process.note_imports()
     _operators.watch(trusted=early)
     if internals.COMPILER in sys.modules:
         return lambda: None
@@ -295,7 +295,7 @@ def replaced_kernels() -> dict[str, object]:
     registered it.
     """
     present = internals.python_kernels.get()
-    baseline = _s3cache_autoload.baseline.get(_s3cache_autoload.KERNELS, {})
+    baseline = _s3cache_process.baseline.get(_s3cache_process.KERNELS, {})
     new = present - baseline.keys() if _recorded.is_complete else set(present)
     seen = present & _recorded.kernels.keys()
     state = _recorded.count, seen, new

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from operator import is_
 from typing import NamedTuple, cast
 
-import _s3cache_autoload
+import _s3cache_process
 from s3cache.graph._identity import UnidentifiedError, digest_of, identity
 from s3cache.graph._origin import (
     SCALARS,
@@ -36,7 +36,7 @@ from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Operator
 from s3cache.util.snapshot import ABSENT, FUNCTIONS, Snapshot, are_identical, assigns
 
-_LISTED = (*_s3cache_autoload.PLACES, *internals.LATER_PLACES)
+_LISTED = (*_s3cache_process.IMPORT_POINTS, *internals.LATER_PLACES)
 _PYTHON = ("cmath", "math", "operator")
 # Names that Dynamo adds to the module of a function that it compiled, such as `torch.cond`. Only
 # the compiled code of that function uses them.
@@ -281,7 +281,7 @@ class Surface:
         """Begin with the modules of torch that are imported so far."""
         self._watch_listed()
         for place, (table, depth) in [*self._empty.items()]:
-            if _s3cache_autoload.baseline.get(place):
+            if _s3cache_process.baseline.get(place):
                 del self._empty[place]
                 self.add_constants(place, table, depth)
         self._seen.add(id(internals.side_effectful.get()))  # a registry with a separate check
@@ -311,7 +311,7 @@ class Surface:
 
     def _add(self, container: Container, place: str) -> None:
         self._containers.add(container, container.watched)  # first, so that no write is missed
-        first = _s3cache_autoload.baseline.get(place.replace(":", "."))
+        first = _s3cache_process.baseline.get(place.replace(":", "."))
         found = container.start(first)
         if first is None:
             self.unknown[place] = digest_of(container.settled())
@@ -335,7 +335,7 @@ class Surface:
 
     def add_constants(self, place: str, table: Collection[object], depth: int = 0) -> None:
         """Begin with a table, unless objects in it make it a cache or a registry."""
-        if id(table) in self._seen or depth > _s3cache_autoload.MAX_DEPTH:
+        if id(table) in self._seen or depth > _s3cache_process.MAX_DEPTH:
             return
         if not table:
             self._empty[place] = (table, depth)  # until another module of torch fills it

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-import _s3cache_autoload
+from _s3cache_process import is_asked
 from s3cache import metrics
 from s3cache.cache import Cache, Engine, current_cache, set_current
 from s3cache.errors import S3CacheError, UnsupportedTorchError, code_of
@@ -32,6 +32,7 @@ from s3cache.torch_api.protocols import Function
 from s3cache.util.importing import when_imported
 from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
+from s3cache.util.waiting import first_compile
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -236,7 +237,10 @@ def active() -> Cache | None:
 
     If the environment configures a cache, enable it now and not at the first compile.
     """
-    _s3cache_autoload.enable_if_asked()
+    by_torch = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
+    if by_torch and "torch" not in sys.modules and is_asked():
+        first_compile.wait(enable_by_environment)
+    first_compile.end()
     return _session.engine if _session is not None and _session.supported else None
 
 
@@ -255,7 +259,7 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
         ConfigError: the URL or a setting cannot be used.
     """
     global _session
-    _s3cache_autoload.cancel()
+    first_compile.cancel()
     with _mutex:
         _close()
         if not internals.is_supported():
@@ -301,7 +305,7 @@ def enable_by_environment() -> None:
 
 def disable() -> None:
     """Restore torch exactly; wait for uploads, at most ``exit_timeout_s``."""
-    _s3cache_autoload.cancel()
+    first_compile.cancel()
     with _mutex:
         _close()
 

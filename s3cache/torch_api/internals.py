@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from typing import Final
 
-from _s3cache_autoload import CODE_CACHES as CODE_CACHES
-from _s3cache_autoload import COMPILER as COMPILER
-from _s3cache_autoload import TRITON as TRITON
-from _s3cache_autoload import makes_code as makes_code
+from _s3cache_process import CODE_CACHES as CODE_CACHES
+from _s3cache_process import COMPILER as COMPILER
+from _s3cache_process import TRITON as TRITON
+from _s3cache_process import makes_code as makes_code
 from s3cache.torch_api import AnyFunction, Release, installed_release, installed_version
 from s3cache.torch_api.compiling import *
 from s3cache.torch_api.names import *

@@ -186,7 +186,7 @@ EXCHANGED = "torch.fx.graph_module._CodeOnlyModule"
 
 # -- namespaces and tables
 
-#: Namespaces in which programs may replace functions, besides ``_s3cache_autoload.PLACES``: those
+#: Namespaces in which programs may replace functions, besides ``IMPORT_POINTS``: those
 #: that are imported with the compiler.
 LATER_PLACES = (
     "torch._inductor.decomposition:decompositions",

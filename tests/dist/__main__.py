@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.support.pages import ROOT, printed, programs
 
 NAME, PACKAGE = "torch-s3cache", "torch_s3cache"
-AUTOLOAD = "_s3cache_autoload.py"
+BESIDE = {"_s3cache_autoload.py", "_s3cache_process.py"}
 # Pages of the documentation, by their name in the wheel.
 PAGES = {
     f"s3cache/_docs/{name}": ROOT / "docs" / name
@@ -59,7 +59,7 @@ def check_wheel(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     held = {name for name in names if ".dist-info/" not in name}
-    expected = {*package, *PAGES, AUTOLOAD}
+    expected = {*package, *PAGES, *BESIDE}
     assert held == expected, held ^ expected
     assert "s3cache/py.typed" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names), "the licence is missing"
@@ -103,7 +103,7 @@ def check_sdist(sdist: Path) -> None:
         "LICENSE",
         "Makefile",
         "README.md",
-        AUTOLOAD,
+        *BESIDE,
         "constraints.txt",
         "docs/threat-model.md",
         "docs/reasons.md",

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import _s3cache_autoload
 from s3cache.errors import CorruptError
 from s3cache.features.ports import PortOptions
 from s3cache.util.logs import logger_of
@@ -41,7 +40,9 @@ def running_engine() -> Engine | None:
     from s3cache.cache import Engine, current_cache
 
     if (cache := current_cache()) is None:
-        _s3cache_autoload.enable_if_asked()
+        from s3cache.hooks import active
+
+        active()
         cache = current_cache()
     return cache if isinstance(cache, Engine) else None
 
