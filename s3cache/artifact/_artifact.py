@@ -17,42 +17,26 @@ graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` r
 tensors, or nil, see ``hooks/_first_calls.py``), ``relies_on`` (conditions beyond the key, as text,
 or nil) and ``place`` (where the code can run; absent if wherever its key is looked up), see
 ``hooks/_conditions.py`` for both.
-
-A pickle may name and call anything that Python can import. The pickle of an entry may only name and
-call the list in ``torch_api/internals.py``, and the exceptions in ``_careful.py``. This is a thin
-second line of defence behind digests and signatures: an entry contains native code and Python
-source, which run with the graph, and a listed function makes a graph module of its source. It stops
-pickles that run or import other code while they are read.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
 import hashlib
-import io
 import json
 import marshal
-import operator
-import pickle
 import struct
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import MAGIC_NUMBER
-from types import BuiltinFunctionType, CodeType, FunctionType
-from typing import TYPE_CHECKING, Final
+from types import CodeType
+from typing import Final
 
 from s3cache import frame
 from s3cache.errors import CorruptError
 from s3cache.frame import Frame
 from s3cache.stats import EntryKind
 from s3cache.store import Buffer
-from s3cache.torch_api import internals
-from s3cache.torch_api.protocols import Function
-
-if TYPE_CHECKING:
-    from s3cache.artifact._careful import Careful
 
 SCHEMA = 4
 #: The attribute of torch's result that holds its Conditions.
@@ -192,134 +176,3 @@ def check_image(image: Buffer) -> None:
     except struct.error:
         pass
     raise CorruptError("kernel", "is truncated")
-
-
-# -- the pickle
-
-
-def unpickled(content: Buffer, instead: Mapping[str, Function[object]] | None = None) -> object:
-    """Unpickle the verified bytes of an entry.
-
-    ``instead`` adds functions to call in place of those that the bytes name.
-
-    Raises:
-        CorruptError: it names or calls something that no compiled graph needs.
-        Exception: unpickling fails.
-    """
-    stand_ins = INSTEAD if instead is None else {**INSTEAD, **instead}
-    try:
-        return _load(_Listed(io.BytesIO(content), stand_ins))
-    except _UnlistedError:
-        from s3cache.artifact._careful import Careful
-
-        return _load(Careful(io.BytesIO(content), stand_ins))
-
-
-def _load(reader: _Listed | Careful) -> object:
-    try:
-        return reader.load()
-    except BaseException:
-        # A partly unpickled graph has no attributes, and torch's __del__ reads one: Python would
-        # print the error on stderr.
-        for made in reader.memo.copy().values():
-            if isinstance(made, internals.compiled_graph.get()):
-                made.__dict__.setdefault(internals.RUNNER, None)
-        raise
-
-
-class _UnlistedError(Exception):
-    """The pickle names something that is not listed."""
-
-
-class _Listed(pickle.Unpickler):
-    """Unpickler that accepts listed names only, which is enough for nearly every entry."""
-
-    def __init__(self, content: io.BytesIO, stand_ins: Mapping[str, Function[object]]) -> None:
-        super().__init__(content)
-        self._stand_ins = stand_ins
-
-    def find_class(self, module: str, name: str) -> object:
-        instead = self._stand_ins.get(f"{module}.{name}") or internals.found_late(module, name)
-        if instead is not None:
-            return instead
-        if not is_listed(module, name):
-            raise _UnlistedError
-        check_imported(module, name)
-        return super().find_class(module, name)
-
-
-# Modules of these packages may be imported for an entry: the import has no other effect.
-_IMPORTABLE: Final = frozenset({"torch", "sympy", "numpy", "triton"})
-
-
-def is_listed(module: str, name: str) -> bool:
-    """Return whether an entry may name and call ``name`` in ``module``."""
-    return f"{module}.{name}" in internals.UNPICKLED or (
-        module == internals.SOURCES and name.isidentifier() and name.endswith("Source")
-    )
-
-
-def check_imported(module: str, name: str) -> None:
-    """Raise :class:`CorruptError` unless the module is imported, or may be imported here."""
-    package = module.partition(".")[0]
-    if not (
-        module in sys.modules
-        or package in _IMPORTABLE
-        or (package in sys.stdlib_module_names and is_listed(module, name))
-    ):
-        raise CorruptError(f"name {module}.{name}", "is in a module that is not imported here")
-
-
-def computes(module: str, name: str) -> bool:
-    """Return whether this is a function on tensors, such as an activation that a subclass keeps."""
-    return module in internals.COMPUTING or (module == internals.FUNCTIONS and name != "from_file")
-
-
-def refused(found: object, why: str = "is nothing that a compiled graph needs") -> CorruptError:
-    """Return the error for a name, or for an object, that an entry must not use."""
-    name = found
-    if not isinstance(found, str):
-        names = [getattr(found, each, "") for each in ("__module__", "__qualname__")]
-        name = ".".join(map(str, names)) if all(names) else f"of a {type(found).__qualname__}"
-    opaque = internals.script_object.get()
-    if name == f"{opaque.__module__}.{opaque.__qualname__}":
-        why = "has a device mesh, as each DTensor has, which torch cannot save with a whole graph"
-        return CorruptError("output", f"{why}: return x.to_local() to share the graph as a whole")
-    listed = "what graphs need is listed in torch_api/internals.py"
-    return CorruptError(f"name {str(name)[:200]}", f"{why} ({listed})")
-
-
-def _member(owner: object, name: str) -> object:
-    """Replace ``getattr``, with which members of enumerations and operators may be pickled."""
-    if isinstance(owner, enum.EnumMeta) and name in owner.__members__:
-        return owner.__members__[name]
-    if isinstance(owner, type) and computes(f"{owner.__module__}.{owner.__name__}", name):
-        found: object = getattr(owner, name)
-        if isinstance(found, BuiltinFunctionType):
-            return found
-    raise CorruptError(f"attribute {name[:80]}", "is nothing that a compiled graph needs")
-
-
-def _storage(content: bytes) -> object:
-    """Replace torch's own function, which unpickles any class."""
-    import torch
-
-    return torch.load(io.BytesIO(content), weights_only=True)
-
-
-def _subclassed(function: object, *args: object) -> object:
-    """Replace torch's own function, which calls any function."""
-    if not isinstance(function, FunctionType) or not is_listed(
-        function.__module__, function.__qualname__
-    ):
-        raise refused(function, "is called while an entry is read")
-    return internals.rebuild_subclass.get()(function, *args)
-
-
-#: Functions to call in place of those that a pickle names.
-INSTEAD: Final[Mapping[str, Function[object]]] = {
-    "_functools.reduce": lambda _, types: functools.reduce(operator.or_, types),  # unions of types
-    "builtins.getattr": _member,
-    internals.UNPICKLED_STORAGE: _storage,
-    internals.UNPICKLED_SUBCLASS: _subclassed,
-}

@@ -33,10 +33,10 @@ from s3cache.store._file import own_directory as own_directory
 from s3cache.store._s3 import S3Store as S3Store
 from s3cache.store._s3 import concurrently as concurrently
 from s3cache.store._s3_credentials import credentials_source as credentials_source
+from s3cache.store._s3_options import S3Options as S3Options
 from s3cache.store._url import STORE_OPTIONS as STORE_OPTIONS
 from s3cache.store._url import FileLocation as FileLocation
 from s3cache.store._url import MemoryLocation as MemoryLocation
-from s3cache.store._url import S3Options as S3Options
 from s3cache.store._url import StoreOptions as StoreOptions
 from s3cache.store._url import open_store as open_store
 from s3cache.store._url import parse_url as parse_url

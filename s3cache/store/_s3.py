@@ -10,7 +10,7 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from s3cache.errors import (
     ConfigError,
@@ -41,9 +41,7 @@ from s3cache.store._s3_errors import (
     requires_digest,
     translate,
 )
-
-if TYPE_CHECKING:
-    from s3cache.store._url import S3Options
+from s3cache.store._s3_options import MIN_PART_BYTES, S3Options
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -51,7 +49,6 @@ _R = TypeVar("_R")
 # Enough to use the bandwidth, few enough to leave connections for small requests.
 _PARTS_AT_ONCE = 8
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
-MIN_PART_BYTES = 5 * 2**20
 _MAX_PARTS = 10_000
 # The longest pauses before the attempts of a request in a multipart upload.
 _PAUSES_S = (0.0, 1.0, 4.0, 16.0)

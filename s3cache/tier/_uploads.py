@@ -8,7 +8,7 @@ import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from s3cache.errors import (
     ClosedError,
@@ -24,11 +24,9 @@ from s3cache.settings import Settings
 from s3cache.stats import Listeners, Step, TransferEvent
 from s3cache.store import Buffer
 from s3cache.tier._disk import DiskTier
+from s3cache.tier._loop import BackgroundLoop, cancel_all
 from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
-
-if TYPE_CHECKING:
-    from s3cache.tier._remote import BackgroundLoop
 
 # The pause of all uploads after a failure; it doubles with each further one. Meanwhile the server,
 # the credentials, the clock, the bucket or the free space may be repaired.
@@ -38,25 +36,10 @@ _LONGEST_PAUSE_S = 60.0
 _ADOPT_EVERY_S = 60.0
 # While uploads succeed, each look adopts twice as many, because a look reads all names.
 _ADOPTED_AT_MOST = 512
-_CANCEL_AGAIN_S = 0.1
 # Checking the digests of this many bytes costs no more than a thread switch.
 SMALL_BYTES = 256 << 10
 
 logger = logger_of("storage")
-
-
-async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks and wait for their end."""
-    left = {*tasks}
-    while left:
-        for task in left:
-            task.cancel()
-        # Once is not enough: before Python 3.12, asyncio.wait_for loses a cancellation that arrives
-        # together with the result (https://github.com/python/cpython/issues/86296).
-        done, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
-        for task in done:
-            if not task.cancelled():
-                task.exception()  # retrieve it, else asyncio logs it
 
 
 @dataclass(frozen=True, slots=True)

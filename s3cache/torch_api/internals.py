@@ -144,8 +144,8 @@ _LISTED: Final = {
     "triton.language.core": "constexpr",
     "triton.runtime.jit": "JITFunction KernelParam",
 }
-#: Full names that pickled entries may use and call. For others see ``artifact/_careful.py``. A name
-#: that a release of torch lacks does no harm.
+#: Full names that pickled entries may use and call; ``artifact/_unpickling.py`` explains others.
+#: A name that a release of torch lacks does no harm.
 UNPICKLED: Final = frozenset(
     f"{module}.{name}" for module, names in _LISTED.items() for name in names.split()
 )
