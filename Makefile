@@ -115,11 +115,12 @@ docs: $(DOCS_READY) ## build the site of the documentation into build/site; half
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 	@echo "build/site/index.html; to search in it: $(PYTHON) -m http.server --directory build/site"
 
-docs-settings: $(READY) ## update the tables of settings, metrics, reasons and errors in docs/ from the code
+docs-settings: $(READY) ## update the tables of settings, metrics, reasons and events in docs/
 	$(BIN)/python -m infra.docs.settings $(ARGS)
 	$(BIN)/python -m infra.docs.options
 	$(BIN)/python -m infra.docs.reasons
 	$(BIN)/python -m infra.docs.metrics
+	$(BIN)/python -m infra.docs.events
 
 commands: $(READY) ## write docs/commands.md from the commands themselves
 	@mkdir -p build

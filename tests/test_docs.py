@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from benchmarks.render import COMMANDS, fill, render
-from infra.docs import metrics, reasons
+from infra.docs import events, metrics, reasons
 from infra.docs.settings import updated
 from s3cache.errors import ConfigError
 from s3cache.settings import Settings
@@ -56,6 +56,31 @@ def test_the_command_corrects_defaults_adds_new_settings_and_removes_old_ones() 
 def test_every_reason_is_documented() -> None:
     text = (ROOT / "docs" / "storage.md").read_text(encoding="utf-8")
     assert [str(reason) for reason in Reason if f"`{reason}`" not in text] == []
+
+
+# -- the page of the architecture
+
+
+def test_the_page_of_the_architecture_has_every_event_and_who_subscribes() -> None:
+    """``make docs-settings`` brings the tables up to date. Each event has its place on the way."""
+    page = events.PAGE.read_text(encoding="utf-8")
+    assert events.updated(page) == page
+    with pytest.raises(ValueError, match="not exactly one block"):
+        events.updated("no block")
+    drawing = page.partition("## The way of a hit and a miss")[2].partition("## What decides")[0]
+    drawn = re.findall(r"● (\w+\.\w+)", drawing)
+    assert {f"{of}.{name}" for of in events.CLASSES for name in events.events(of)} - {
+        *drawn
+    } == set()
+
+
+def test_each_file_on_the_page_of_the_architecture_exists() -> None:
+    named = set(re.findall(r"\b[a-z_]+/(?:\w+/)*\w*(?:\.py)?", events.PAGE.read_text("utf-8")))
+    code = {name for name in named if name.endswith((".py", "/"))}
+    assert {
+        n for n in code if not any((at / n).exists() for at in (ROOT, ROOT / "s3cache"))
+    } == set()
+    assert "hooks/_lookups.py" in code, "the pattern finds none"
 
 
 # -- the threat model
