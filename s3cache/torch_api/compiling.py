@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import importlib
 import math
 import sys
 import threading
@@ -151,11 +150,7 @@ def backends_unasked() -> Iterator[None]:
 
 def are_backends_unasked() -> bool:
     """Return whether backends need not be registered now; custom devices must be."""
-    import torch
-
-    if not getattr(_keying, "unasked", False):
-        return False
-    return bool(torch._C._get_privateuse1_backend_name() == "privateuseone")
+    return getattr(_keying, "unasked", False) and names.added_device.get()() == "privateuseone"
 
 
 # -- keys of FX graphs
@@ -638,7 +633,7 @@ def lowering_backward(aot_config: AOTConfig) -> Iterator[None]:
 
     with (
         torch.no_grad(),
-        torch._C._DisableAutocast(),
+        names.no_autocast.get()(),
         names.while_lowering.get()(aot_config, "backward"),
     ):
         yield
@@ -694,13 +689,10 @@ def stand_in_for_metadata() -> None:
 # Generated code imports two names from those modules, which few graphs use: we look them up at
 # their first use. torch itself uses one class there, to show code to tests.
 
-#: The module that imports Inductor's lowerings, and most of the compiler.
-_LOWERING: Final = "torch._inductor.select_algorithm"
-_PLANNING: Final = "torch._inductor.codegen.memory_planning"
 #: Lines of generated code, and their replacements.
 _LINES: Final = {
-    f"from {_LOWERING} import extern_kernels\n": "extern_kernels = _s3cache_kernels\n",
-    f"from {_PLANNING} import _align as align\n": "align = _s3cache_align\n",
+    f"from {names.LOWERING} import extern_kernels\n": "extern_kernels = _s3cache_kernels\n",
+    f"from {names.PLANNING} import _align as align\n": "align = _s3cache_align\n",
 }
 #: Kernels that are functions of torch with the same name.
 SAME_NAME: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "_int_mm"})
@@ -722,17 +714,17 @@ class LateKernels:
     def __getattr__(self, name: str) -> object:
         import torch
 
-        if name in SAME_NAME and _LOWERING not in sys.modules:
+        if name in SAME_NAME and names.LOWERING not in sys.modules:
             found: object = getattr(torch, name)
         else:
-            found = getattr(importlib.import_module(_LOWERING).extern_kernels, name)
+            found = getattr(names.extern_kernels.get(), name)
         vars(self)[name] = found
         return found
 
 
 def late_align(nbytes: object) -> object:
     """Compute the same as Inductor's own function, without its imports."""
-    aligned: object = importlib.import_module(_PLANNING)._align(nbytes)
+    aligned: object = names.align.get()(nbytes)
     return aligned
 
 

@@ -31,6 +31,8 @@ TUNING = "sharing which configurations of kernels are the fastest"
 TORCH = "torch"
 DYNAMO = "torch._dynamo"
 
+LATE_CODE = "importing parts of the compiler when the code of a graph calls them"
+
 _AOT = "torch._functorch._aot_autograd"
 _CACHE = f"{_AOT}.autograd_cache"
 _DETAILS = f"{_CACHE}:AOTAutogradCacheDetails"
@@ -132,6 +134,9 @@ compile_threads = Internal[Callable[[], int]](
 #: The threads that wait for compilers.
 compile_pool = AnyObject(f"{ASYNC_COMPILE}:AsyncCompile.pool")
 view_replay_enabled = Predicate("torch._C:_is_view_replay_enabled")
+no_autocast = AnyClass("torch._C:_DisableAutocast")
+#: The name of a device that a program has added; a placeholder without one.
+added_device = Internal[Callable[[], str]]("torch._C:_get_privateuse1_backend_name")
 autocast_devices = AnyFunction("torch._C:_autocast_supported_devices")
 attention_priority = Internal[Callable[[], list[int]]]("torch._C:_get_sdp_priority_order")
 
@@ -374,6 +379,7 @@ meta_table = Internal[Mapping[object, object]]("torch._decomp:meta_table")
 given_decompositions = AnyClass(f"{_COMPILE}:_ConstantDecompTable", since=(2, 13))
 decompositions = Internal[Mapping[object, object]](f"{DECOMPOSITIONS}:decompositions")
 decompositions_with_random = AnyObject(f"{DECOMPOSITIONS}:fast_random_decomps")
+decomposition_table = AnyFunction(f"{DECOMPOSITIONS}:select_decomp_table")
 random_decompositions = Internal[Mapping[object, object]](f"{DECOMPOSITIONS}:extra_random_decomps")
 extern_choice = AnyClass("torch._inductor.select_algorithm:ExternKernelChoice")
 
@@ -535,3 +541,10 @@ remote_profiles = AnyFunction(f"{_PGO}:get_remote_cache", feature=LOCKDOWN)
 event_log = AnyFunction("torch._dynamo.utils:get_chromium_event_logger", feature=TRACES)
 trace_log = Internal[Logger]("torch._logging._internal:trace_log", feature=TRACES)
 profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRACES)
+
+# -- parts of the compiler that generated code rarely calls; not imported to find them
+
+LOWERING = "torch._inductor.select_algorithm"
+PLANNING = "torch._inductor.codegen.memory_planning"
+extern_kernels = AnyObject(f"{LOWERING}:extern_kernels", feature=LATE_CODE)
+align = AnyFunction(f"{PLANNING}:_align", feature=LATE_CODE)

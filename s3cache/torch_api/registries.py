@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
-import importlib
 import operator as operators
 import os
 import sys
@@ -473,16 +472,16 @@ def found_late(module: str, name: str) -> Function[object] | None:
     A compiled graph names the function that returns its decompositions, and rarely calls it. None
     for any other function, and if the module is imported.
     """
-    if (module, name) == (names.DECOMPOSITIONS, _TABLE) and module not in sys.modules:
+    if (module, name) == (
+        names.DECOMPOSITIONS,
+        "select_decomp_table",
+    ) and module not in sys.modules:
         return _select_decomp_table
     return None
 
 
-_TABLE = "select_decomp_table"
-
-
 def _select_decomp_table() -> object:
-    return getattr(importlib.import_module(names.DECOMPOSITIONS), _TABLE)()
+    return names.decomposition_table.get()()
 
 
 def stale_decompositions() -> tuple[Mapping[object, object], Mapping[object, object]]:
