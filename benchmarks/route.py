@@ -102,7 +102,6 @@ def _machine(root: Path, what: str) -> Route:
     (home / "tmp").mkdir(parents=True)
     environment = {
         "PATH": os.environ.get("PATH", ""),
-        "S3CACHE_SHAPE_PROFILE": "0",  # looked up once per process, not for a graph
         "PYTHONPATH": str(_ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": str(home),

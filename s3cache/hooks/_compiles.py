@@ -344,7 +344,7 @@ class Compiles:
         metadata = None if context is None else context.fw_metadata
 
         def again(values: Sequence[object]) -> Function[object]:
-            from s3cache.hooks._healing import compile_graph
+            from s3cache.hooks._recompile import compile_graph
 
             return compile_graph(options, gm, metadata, args[1:], kwargs, values)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 from s3cache.artifact import CONDITIONS
 from s3cache.errors import CorruptError
 from s3cache.graph import Code, settings_digest, storage_offsets
+from s3cache.hooks._recompile import new_trace
 from s3cache.torch_api import internals
 from s3cache.util.logs import logger_of
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
         BackwardModule,
         CompiledGraph,
         Function,
-        RuntimeMetadata,
     )
 
 logger = logger_of("lookups")
@@ -360,23 +360,3 @@ def _every_operator() -> type[Tracer]:
                 return super().trace(root, concrete_args)
 
     return EveryOperator
-
-
-@contextlib.contextmanager
-def new_trace(metadata: RuntimeMetadata | None = None) -> Iterator[Function[object]]:
-    """Set up a compile; yield a function that makes fakes of real values. Sizes are numbers."""
-    import torch
-
-    mode = internals.fake_mode.get()(shape_env=internals.shape_env.get()())
-    context = internals.tracing_context.get()(mode)
-    if metadata is not None:
-        context.fw_metadata = metadata
-
-    def fake(value: object) -> object:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return mode.from_tensor(value, static_shapes=True)
-
-    fake.mode = mode  # type: ignore[attr-defined]
-    with internals.tracing.get()(context):
-        yield fake

@@ -286,7 +286,7 @@ class CompileState(threading.local):
         options = dict(self.options)
 
         def again(values: Sequence[object]) -> Function[object]:
-            from s3cache.hooks._healing import compile_module
+            from s3cache.hooks._recompile import compile_module
 
             return compile_module(original, options, args, kwargs, values)
 

@@ -13,23 +13,17 @@ guards are evaluated. torch makes a callable of the first that fits. Every looku
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import os
-import re
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import CodeType
 from typing import TYPE_CHECKING, cast
 
 from s3cache.artifact import Artifact, section_of, unpickled
 from s3cache.cache import Engine, Hit
 from s3cache.errors import ConfigError, CorruptError, MissError
-from s3cache.frame import Frame
 from s3cache.graph import BypassReason, process_bypass_reasons, unwrap_patch
 from s3cache.hooks._calls import (
     AOT,
@@ -55,7 +49,9 @@ from s3cache.hooks._conditions import (
     place_of,
 )
 from s3cache.hooks._events import CompileEvents
+from s3cache.hooks._healing import FirstCall
 from s3cache.hooks._keys import CompileState, KeyHook, Patches, around
+from s3cache.hooks._where import users_line
 from s3cache.records import Record
 from s3cache.stats import Reason
 from s3cache.torch_api import internals
@@ -64,11 +60,9 @@ from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.nn import Module
 
     from s3cache.hooks._compiles import Compiles
-    from s3cache.hooks._healing import Outcome
     from s3cache.hooks._kernels import Kernels
     from s3cache.hooks._watching import Bypasses
     from s3cache.tier.claims import Waited
@@ -80,155 +74,6 @@ logger = logger_of("lookups")
 _OF_TORCH = BypassReason("torch", "it is compiled inside torch's fresh_cache(), or has another key")
 # How many rejected entries of a key are recorded.
 _MAX_REJECTED = 16
-
-
-# How many bytes of inputs that a graph writes to are copied at the first call of an entry.
-_MAX_COPIED = 64 << 20
-
-
-class Inputs:
-    """The inputs of a first call: tells whether they have changed, and keeps none alive."""
-
-    def __init__(self, values: Sequence[object], mutated: Sequence[int] | None) -> None:
-        import torch
-
-        self._tensors = {i: each for i, each in enumerate(values) if isinstance(each, torch.Tensor)}
-        fake = internals.fake_tensor.get()
-        self.are_fake = any(isinstance(each, fake) for each in self._tensors.values())
-        self._values: list[Callable[[], object]] = [
-            weakref.ref(each) if isinstance(each, torch.Tensor) else partial(_same, each)
-            for each in values
-        ]
-        self._before = {i: _state_of(each) for i, each in self._tensors.items()}
-        written = {i: self._tensors[i] for i in self._tensors if mutated is None or i in mutated}
-        size = sum(each.numel() * each.element_size() for each in written.values())
-        self._written = set(written)
-        self._copies = {}
-        if not self.are_fake and size <= _MAX_COPIED:
-            self._copies = {i: each.detach().clone() for i, each in written.items()}
-        self._random = torch.random.get_rng_state()
-        self._of_cuda = None
-        if torch.cuda.is_initialized() and any(  # type: ignore[no-untyped-call]
-            each.is_cuda for each in self._tensors.values()
-        ):
-            self._of_cuda = torch.cuda.get_rng_state()
-        del self._tensors
-
-    def alive(self) -> list[object] | None:
-        """Return the inputs; None if one was freed."""
-        values = [value() for value in self._values]
-        return None if any(values[i] is None for i in self._before) else values
-
-    def have_changed(self) -> bool:
-        """Return whether an input was written to, as far as can be known."""
-        import torch
-
-        for i, before in self._before.items():
-            value = cast("Tensor", self._values[i]())
-            if i not in self._written:
-                if _state_of(value) != before:
-                    return True
-            elif i not in self._copies or not torch.allclose(
-                value.detach(), self._copies[i], rtol=0, atol=0, equal_nan=True
-            ):
-                return True
-        return False
-
-    def restore_random(self) -> None:
-        """Restore the state of random numbers."""
-        import torch
-
-        torch.random.set_rng_state(self._random)
-        if self._of_cuda is not None:
-            torch.cuda.set_rng_state(self._of_cuda)
-
-
-def _same(value: object) -> object:
-    return value
-
-
-def _state_of(tensor: Tensor) -> object:
-    version = None if tensor.is_inference() else tensor._version
-    return version, tensor.shape, tensor.dtype
-
-
-@dataclass(eq=False, kw_only=True)
-class FirstCall:
-    """What answers the first call of an entry's code if it raises; see :mod:`_healing`.
-
-    Attributes:
-        key: of the entry.
-        again: compiles the graph for real inputs, without a cache; None if it is not at hand.
-        mutated: the indices of inputs that the code writes to; None if it may be any.
-        effects: whether the code has effects that must not be repeated.
-        reusing: the code, if it may write into inputs that are not needed after it.
-        code: of the frame that calls it, if Dynamo compiles that.
-        built: entries of whole graphs that were saved with this code.
-    """
-
-    engine: Engine
-    entry: Frame
-    key: str
-    take_back: Callable[[str], None]  # counts the hit as a miss
-    again: Callable[[Sequence[object]], Function[object]] | None
-    mutated: Sequence[int] | None
-    sources: Sequence[str]
-    effects: bool = False
-    reusing: str = ""
-    code: CodeType | None = None
-    built: list[Frame] = field(default_factory=list)
-
-    def watched(
-        self, function: Function[object], finish: Callable[[Function[object]], None]
-    ) -> Callable[[list[object]], object]:
-        """Return ``function`` for its first call; ``finish`` puts another in its place then."""
-        chosen: Function[object] | None = None
-
-        def first(args: list[object]) -> object:
-            if chosen is not None:
-                return chosen(args)
-            inputs = Inputs(args, self.mutated)
-            if inputs.are_fake:
-                return function(args)
-            try:
-                result = function(args)
-            except Exception as exc:
-                from s3cache.hooks._healing import heal
-
-                hidden = internals.disable_dynamo.get()(heal)
-                outcome = cast("Outcome", hidden(self, inputs, exc, function))
-                settle(outcome.code)
-                if outcome.error is exc:
-                    raise
-                if outcome.error is not None:
-                    raise outcome.error from None
-                return outcome.result
-            settle(function)
-            return result
-
-        def settle(code: Function[object] | None) -> None:
-            nonlocal chosen
-            if code is not None:
-                chosen = code
-                finish(code)
-
-        return internals.boxed(first)
-
-    def has_effects(self) -> bool:
-        """Return whether a repeated call would repeat more than the computation."""
-        from s3cache.hooks._devices import collectives_of
-
-        return self.effects or any(map(collectives_of, self.sources))
-
-    def set_aside(self, why: str, *, is_proven: bool) -> str:
-        """Set the entry aside; return what becomes of it. Dynamo compiles the frame again."""
-        fate = self.engine.set_aside(self.entry, why, is_proven=is_proven)
-        for entry in self.built:
-            self.engine.set_aside(entry, why, is_proven=is_proven)
-        self.take_back(why)
-        if self.code is not None:
-            internals.reset_code.get()(self.code)
-        return fate
 
 
 @dataclass(eq=False)
@@ -814,34 +659,3 @@ def _in_words(why: Callable[[], Iterable[str]]) -> str:
     with contextlib.suppress(Exception):  # guarded values may not exist here
         text = "; ".join(why())
     return text or "its conditions do not hold"
-
-
-_NO_FILE = re.compile(r"<(?!stdin>|string>)")
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
-def users_line() -> tuple[str, int, str] | None:
-    """Return file, line and function of the first frame outside of torch that called the compiler.
-
-    Frames between our caller and Dynamo belong to users' backends and do not count.
-    """
-    compiler, torchs = _places()
-    found = None
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-        name = frame.f_code.co_filename
-        if name.startswith(compiler):
-            found = None
-        elif found is None and not name.startswith(torchs) and not _NO_FILE.match(name):
-            found = name, frame.f_lineno, frame.f_code.co_name
-    return found
-
-
-@functools.cache
-def _places() -> tuple[str, tuple[str, ...]]:
-    torch = internals.torch_directory()
-    stdlib = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-    # Files of the standard library with frames in between.
-    between = (stdlib + "contextlib.py", stdlib + "functools.py", stdlib + "threading.py")
-    return os.path.join(torch, "_dynamo") + os.sep, (torch, _OURS, *between)
