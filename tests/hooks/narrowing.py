@@ -123,6 +123,8 @@ def pairs(count: int, level: str) -> list[tuple[Program, Program]]:
     for marks in itertools.combinations(MARKS, 2):
         one, other = (Program(mark=mark, dynamic=None, sizes=(5, 9, 50)) for mark in marks)
         add(one, other)
+    draw.shuffle(some)
+    del some[count // 2 :]
     while len(some) < count:
         one, other = (
             Program(
