@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from s3cache.cache import Miss as Miss
     from s3cache.cache import NotSaved as NotSaved
     from s3cache.cache import Saved as Saved
-    from s3cache.cache import flush_at_checkpoint as flush_at_checkpoint
     from s3cache.errors import *
     from s3cache.graph import Graph as Graph
     from s3cache.graph import GraphBreak as GraphBreak
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from s3cache.insight import Explained as Explained
     from s3cache.insight import Explanation as Explanation
     from s3cache.insight import explain as explain
+    from s3cache.integrations import flush_at_checkpoint as flush_at_checkpoint
     from s3cache.options import Options as Options
     from s3cache.settings import Mode as Mode
     from s3cache.settings import Settings as Settings
@@ -57,7 +57,7 @@ else:
         "errors",
         "frame",
         "store",
-        cache="Cache flush_at_checkpoint Hit Miss NotSaved Saved",
+        cache="Cache Hit Miss NotSaved Saved",
         errors="AccessDeniedError CircuitOpenError ClosedError ConfigError CorruptError "
         "CredentialsError DownloadTimeoutError MissError MissingContainerError NoSpaceError "
         "PermanentError PreconditionError ReadOnlyError S3CacheError StoreError TooLargeError "
@@ -65,6 +65,7 @@ else:
         insight="Difference Explained Explanation explain",
         graph="Graph GraphBreak Report",
         hooks="active check disable enable enabled register_cacheable",
+        integrations="flush_at_checkpoint",
         options="Options",
         settings="Mode Settings",
         stats="CacheStats Listener Reason TransferEvent",

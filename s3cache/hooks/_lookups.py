@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -400,11 +399,11 @@ class Lookups:
         """Raise MissError with the explanation of the last miss, if ``on_miss`` is ``error``."""
         if self._engine.settings.on_miss != "error":
             return
+        from s3cache.insight import explain
+
         what = "a graph without a record"
         with contextlib.suppress(ConfigError):  # nothing is recorded
-            # Through the public API: this room must not import the one that explains lookups.
-            explained = sys.modules["s3cache"].explain()
-            whole = [each for each in explained.explanations if each.record.level == "aot"]
+            whole = [each for each in explain().explanations if each.record.level == "aot"]
             what = " ".join(repr(whole[-1]).split()) if whole else what
         raise MissError(f"on_miss is error, but this graph would be compiled: {what}")
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from s3cache import Cache, ConfigError, FlushReport, flush_at_checkpoint
-from s3cache.cache import Framework
+from s3cache.integrations import Framework
 from tests.support.scripts import run_script
 
 
