@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from _harness import ENTRY_BYTES, Bar, Result, compiled_graph, key_of
 
-from s3cache import Cache, Hit, frame
+from s3cache import Cache, frame
+from s3cache.cache import Hit
 from s3cache.trust import Algorithm, SigningKey, generate
 
 SMALL_BYTES = 2_000

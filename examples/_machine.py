@@ -12,7 +12,9 @@ import os
 from typing import Any
 
 from examples._workload import Graph, graphs
-from s3cache import Cache, Hit, Saved, Settings, TransferEvent
+from s3cache import Cache, Settings
+from s3cache.cache import Hit, Saved
+from s3cache.stats import TransferEvent
 from s3cache.store import Buffer, Store, WrapperStore, open_store
 
 # An uplink so slow that uploads fall behind saves.

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from s3cache import Cache, ConfigError, FlushReport, flush_at_checkpoint
-from s3cache.integrations import Framework
+from s3cache import Cache, ConfigError
+from s3cache.integrations import Framework, flush_at_checkpoint
+from s3cache.tier import FlushReport
 from tests.support.scripts import run_script
 
 
@@ -89,7 +90,8 @@ def test_saved_entries_are_in_the_remote_after_the_block() -> None:
     run_script(
         """
         import s3cache
-        from s3cache import frame, flush_at_checkpoint
+        from s3cache import frame
+        from s3cache.integrations import flush_at_checkpoint
         with flush_at_checkpoint():
             pass
         with s3cache.enabled("memory://remote", local=False) as cache:

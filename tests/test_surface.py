@@ -23,8 +23,6 @@ FUNCTIONS = {
     "**options: Unpack[Options]) -> Explained",
     "enable": "(url: str | None = None, **options: Unpack[Options]) -> Cache",
     "enabled": "(url: str | None = None, **options: Unpack[Options]) -> Iterator[Cache]",
-    "flush_at_checkpoint": "(framework: Framework | None = None, *, timeout_s: float = 30.0, "
-    "cache: Cache | None = None) -> Any",
     "register_cacheable": "(function: _F, *, version: str) -> _F",
 }
 
@@ -43,11 +41,23 @@ CACHE = {
     "subscribe": "(self, listener: Listener) -> Callable[[], None]",
 }
 
-OTHERS = """
-    Cache CacheStats Difference Explained Explanation FileLocation FlushReport Graph GraphBreak Hit
-    Listener MemoryLocation Miss Mode NotSaved Options Prefetch PrefetchReport Reason Report
-    S3Options Saved Settings StoreOptions TransferEvent __version__ errors frame store
-"""
+OTHERS = {
+    *("Cache", "ConfigError", "MissError", "S3CacheError", "S3Options", "Settings", "__version__")
+}
+# All other names are in their modules.
+ELSEWHERE = {
+    "cache": "Hit Miss NotSaved Saved",
+    "errors": "Reason StoreError",
+    "frame": "Frame decode encode",
+    "graph": "Graph GraphBreak Report",
+    "insight": "Difference Explained Explanation",
+    "integrations": "flush_at_checkpoint",
+    "options": "Options",
+    "settings": "Mode",
+    "stats": "CacheStats Listener TransferEvent",
+    "store": "FileLocation MemoryLocation StoreOptions open_store",
+    "tier": "FlushReport Prefetch PrefetchReport",
+}
 
 
 def signature(function: object) -> str:
@@ -57,8 +67,13 @@ def signature(function: object) -> str:
 
 
 def test_the_public_names_are_exactly_these() -> None:
-    errors = set(s3cache.errors.__all__)
-    assert set(vars(s3cache)["__all__"]) == {*FUNCTIONS, *OTHERS.split(), *errors}
+    assert set(vars(s3cache)["__all__"]) == {*FUNCTIONS, *OTHERS}
+
+
+@pytest.mark.parametrize("module", ELSEWHERE)
+def test_other_names_are_in_their_modules(module: str) -> None:
+    there = import_module(f"s3cache.{module}")
+    assert [name for name in ELSEWHERE[module].split() if not hasattr(there, name)] == []
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -99,7 +114,7 @@ def test_type_checkers_see_the_same_exports_as_programs(package: str) -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("s3cache")
         for alias in node.names
-        for name in (s3cache.errors.__all__ if alias.name == "*" else [alias.name])
+        for name in [alias.name]
     }
     assert set(module.__all__) <= {*shown}
     for name in module.__all__:
@@ -116,14 +131,17 @@ INERT = """
 import logging, sys
 logging.basicConfig(format="%(message)s")
 import s3cache
+from s3cache.cache import Miss, NotSaved
+from s3cache.errors import Reason
+from s3cache import frame
 
 cache = s3cache.enable("s3://bucket/prefix", region="eu-west-1", strict=True)
 assert s3cache.active() is None
 assert cache.settings.mode == "off"
 miss = cache.lookup("abc")
-assert isinstance(miss, s3cache.Miss) and miss.reason == s3cache.Reason.DISABLED
-entry = s3cache.frame.encode(kind="test", key="abc", sections={})
-assert isinstance(cache.save("abc", entry), s3cache.NotSaved)
+assert isinstance(miss, Miss) and miss.reason == Reason.DISABLED
+entry = frame.encode(kind="test", key="abc", sections={})
+assert isinstance(cache.save("abc", entry), NotSaved)
 assert cache.prefetch(["abc"]).wait().failed == 0
 assert cache.flush(timeout_s=1).complete
 with s3cache.enabled("memory://example") as second:

@@ -41,7 +41,8 @@ def run(script: str, machine: Machine, *arguments: Any, **environment: str) -> t
 
 NO_MEMORY = """
     import json, resource, sys
-    from s3cache import Cache, Hit, Saved
+    from s3cache import Cache
+    from s3cache.cache import Hit, Saved
     from tests.support.worker import entry
 
     options, there, ours, left = json.loads(sys.argv[1])
@@ -124,7 +125,8 @@ def test_a_process_without_memory_continues(new_machine: NewMachine, left: int) 
 
 NO_DESCRIPTORS = """
     import json, os, resource, sys
-    from s3cache import Cache, Hit, Saved
+    from s3cache import Cache
+    from s3cache.cache import Hit, Saved
     from tests.support.worker import entry
 
     options, there, ours, size = json.loads(sys.argv[1])

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from s3cache import Cache, Hit, Miss, Reason, Saved, TransferEvent
-from s3cache.errors import CircuitOpenError, TransientError
+from s3cache import Cache
+from s3cache.cache import Hit, Miss, Saved
+from s3cache.errors import CircuitOpenError, Reason, TransientError
+from s3cache.stats import TransferEvent
 from tests.support.processes import KEYS
 from tests.support.proxy import Link, Proxy
 from tests.support.waiting import LONG_S, eventually

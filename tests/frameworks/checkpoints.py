@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import s3cache
 from s3cache import Cache
+from s3cache.integrations import flush_at_checkpoint
+from s3cache.tier import FlushReport
 
 
 class _Watched:
@@ -25,9 +26,9 @@ class _Watched:
         self.folder = folder
         self.checkpoints: list[int] = []
 
-    def flush(self, timeout_s: float | None = None) -> s3cache.FlushReport:
+    def flush(self, timeout_s: float | None = None) -> FlushReport:
         self.checkpoints.append(sum(1 for _ in self.folder.rglob("*checkpoint*")))
-        return s3cache.FlushReport(0, 0, None)
+        return FlushReport(0, 0, None)
 
 
 def _transformers(folder: Path, callback: Any) -> None:
@@ -88,7 +89,7 @@ TRAINERS: dict[str, Callable[[Path, Any], None]] = {
 def flushes(framework: str, folder: Path) -> list[int]:
     """Return the number of files and folders of checkpoints at each flush of a training."""
     watched = _Watched(folder)
-    callback = s3cache.flush_at_checkpoint(
+    callback = flush_at_checkpoint(
         cast("Any", framework), timeout_s=5, cache=cast("Cache", watched)
     )
     TRAINERS[framework](folder, callback)

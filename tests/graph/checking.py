@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 import s3cache
+from s3cache.graph import Graph
 
 
 def sine(x: torch.Tensor) -> torch.Tensor:
     return x.sin() + 1
 
 
-def checked(program: Callable[..., Any] = sine, *inputs: Any) -> s3cache.Graph:
+def checked(program: Callable[..., Any] = sine, *inputs: Any) -> Graph:
     """Return the only graph of ``program``, called with ``inputs`` or with a matrix."""
     (graph,) = s3cache.check(program, *(inputs or (torch.ones(4, 4),))).graphs
     return graph

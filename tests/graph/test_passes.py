@@ -20,7 +20,7 @@ from torch._inductor.output_code import OutputCode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import s3cache
-from s3cache.graph import settings_digest
+from s3cache.graph import Graph, settings_digest
 from s3cache.torch_api import installed_release
 from tests.graph.checking import checked, key_of
 
@@ -140,7 +140,7 @@ def fresh() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def graph_by(backend: Callable[..., Any] | str) -> s3cache.Graph:
+def graph_by(backend: Callable[..., Any] | str) -> Graph:
     program = torch.compile(lambda x: torch.tanh(x) + 1, backend=backend)
     return checked(program, torch.ones(3))
 

@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule
 from torch.testing._internal.two_tensor import TwoTensor
 
 import s3cache
+from s3cache.graph import Graph as CheckedGraph
 from s3cache.graph._user_code import custom_operators, refaked_operators, traced_operators
 from tests.graph.checking import checked, sine
 
@@ -159,7 +160,7 @@ def test_a_function_that_torch_knows_by_name_is_identified_by_its_file(
     """Graphs call einops before 0.8.2 itself; a program's function may have the same name."""
     library = install("def rearrange(x): return x * 2")
 
-    def graph_with(made: Any) -> s3cache.Graph:
+    def graph_with(made: Any) -> CheckedGraph:
         made.__module__, made.__qualname__ = "einops.einops", "rearrange"
         monkeypatch.setattr(einops.einops, "rearrange", made)
         torch.compiler.allow_in_graph(made)

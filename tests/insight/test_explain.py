@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from s3cache import Cache, Explanation, explain, frame
+from s3cache import Cache, explain, frame
 from s3cache.entries import NAMES, first_name
 from s3cache.errors import ConfigError
+from s3cache.insight import Explanation
 from s3cache.insight._differences import StoredEntries
 from s3cache.manage import Place
 from s3cache.records import Record

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache import Explanation
-from s3cache.insight import page, sum_up
+from s3cache.insight import Explanation, page, sum_up
 from s3cache.insight._report import EXPECTED
 from s3cache.records import Record, Run
 from tests.support.runs import HOSTILE, fetched, hostile, recalling, two_ranks

@@ -25,7 +25,6 @@ from pathlib import Path
 import pytest
 from aiobotocore.session import AioSession
 
-from s3cache import FlushReport
 from s3cache.errors import (
     AccessDeniedError,
     CircuitOpenError,
@@ -36,6 +35,7 @@ from s3cache.errors import (
     reason_for,
 )
 from s3cache.store import BreakingStore, S3Options, S3Store, credentials_source
+from s3cache.tier import FlushReport
 from s3cache.util.threads import Breaker
 from tests.support.caching import KEY, OTHER, entry, open_cache
 from tests.support.certificates import Authority

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from s3cache import Cache, Hit, entries
+from s3cache import Cache, entries
+from s3cache.cache import Hit
 from s3cache.insight import examine
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store
 from s3cache.tier.leases import Leases

@@ -10,8 +10,8 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from s3cache import Cache, Hit
-from s3cache.cache import set_current
+from s3cache import Cache
+from s3cache.cache import Hit, set_current
 from s3cache.errors import ConfigError
 from s3cache.metrics import FAMILIES, families, observe
 from tests.support.caching import entry

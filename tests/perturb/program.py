@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import s3cache
+from s3cache.graph import Report
 
 Record = list[Any]
 
@@ -58,7 +59,7 @@ def keys(program: Program) -> list[str | None]:
     return [graph.key for graph in report_of(program).graphs]
 
 
-def report_of(program: Program) -> s3cache.Report:
+def report_of(program: Program) -> Report:
     """Return s3cache's report of the program; compile nothing."""
     torch.manual_seed(0)
     with program.context():

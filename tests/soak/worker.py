@@ -16,7 +16,8 @@ import sys
 import time
 from typing import Any
 
-from s3cache import Cache, Hit, Saved
+from s3cache import Cache
+from s3cache.cache import Hit, Saved
 from tests.support.worker import entry
 
 

@@ -28,8 +28,10 @@ import time
 from functools import partial
 from typing import Any
 
-from s3cache import Cache, Hit, Saved, TransferEvent, frame
+from s3cache import Cache, frame
+from s3cache.cache import Hit, Saved
 from s3cache.frame import Frame
+from s3cache.stats import TransferEvent
 
 
 def key(name: str) -> str:

@@ -8,7 +8,12 @@ import torch
 from typing_extensions import Unpack, assert_type
 
 import s3cache
-from s3cache import Cache, CacheStats, Hit, Miss, NotSaved, Options, Saved, frame, store
+from s3cache import Cache, frame, store
+from s3cache.cache import Hit, Miss, NotSaved, Saved
+from s3cache.errors import AccessDeniedError
+from s3cache.graph import Graph, Report
+from s3cache.options import Options
+from s3cache.stats import CacheStats, Listener, TransferEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,12 +54,12 @@ def results_are_a_hit_or_a_miss(cache: Cache, entry: frame.Frame) -> None:
     assert_type(cache.stats().saved, int)
 
 
-def print_event(event: s3cache.TransferEvent) -> None:
+def print_event(event: TransferEvent) -> None:
     print(event)
 
 
 def listeners_are_functions(cache: Cache) -> Callable[[], None]:
-    listener: s3cache.Listener = print_event
+    listener: Listener = print_event
     return cache.subscribe(listener)
 
 
@@ -63,10 +68,10 @@ def errors_are_one_tree() -> None:
         s3cache.enable(strict=True)
     except s3cache.ConfigError as error:
         assert_type(error.fix, str)
-    except s3cache.AccessDeniedError as error:
+    except AccessDeniedError as error:
         assert_type(error.attempts, int)
     except s3cache.S3CacheError as error:
-        assert_type(error, s3cache.errors.S3CacheError)
+        assert_type(error, s3cache.S3CacheError)
 
 
 def a_registered_function_keeps_its_type() -> None:
@@ -82,8 +87,8 @@ def a_check_takes_what_the_function_takes(model: torch.nn.Linear) -> None:
         return x * scale
 
     report = s3cache.check(step, torch.ones(2), scale=2.0)
-    assert_type(report, s3cache.Report)
-    assert_type(report.graphs, tuple[s3cache.Graph, ...])
+    assert_type(report, Report)
+    assert_type(report.graphs, tuple[Graph, ...])
     assert_type(s3cache.check(model, torch.ones(2)).cacheable, bool)
 
 

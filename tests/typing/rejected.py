@@ -6,7 +6,8 @@ A comment on each wrong line names the error. Strict mypy also reports comments 
 from __future__ import annotations
 
 import s3cache
-from s3cache import Cache, Options, frame, store
+from s3cache import Cache, frame, store
+from s3cache.options import Options
 
 
 def misspelt_settings() -> None:

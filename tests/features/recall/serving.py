@@ -30,6 +30,7 @@ from torch import Tensor
 from torch._dynamo import convert_frame
 
 import s3cache
+from s3cache.settings import Mode
 
 _TIMEOUT_S = 120
 
@@ -121,7 +122,7 @@ def _cached(url: str, part: Mapping[str, Any], place: str) -> Iterator[Any]:
                 torch.compiler.save_cache_artifacts()
         return
     os.environ["S3CACHE_RECALL"] = part["how"]
-    mode: s3cache.Mode = "read-write" if part["save"] else "read-only"
+    mode: Mode = "read-write" if part["save"] else "read-only"
     with s3cache.enabled(url, local_dir=place, mode=mode) as cache:
         assert s3cache.active() is cache
         yield cache
