@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import typer
 
 from s3cache.cli import _entries, _machine
 from s3cache.cli._options import Output, with_groups
 from s3cache.seam import features, named
 
-_COMMANDS = (
+_COMMANDS: tuple[Callable[..., Any], ...] = (
     *(_machine.run, _machine.check, _machine.warm, _machine.doctor, _entries.stats),
     *(_machine.report, _machine.explain, _entries.ls, _entries.inspect, _entries.verify),
     *(_entries.rm, _entries.pull, _entries.push, _entries.mirror),

@@ -691,7 +691,7 @@ def stand_in_for_metadata() -> None:
 
 #: Lines of generated code, and their replacements.
 _LINES: Final = {
-    f"from {names.LOWERING} import extern_kernels\n": "extern_kernels = _s3cache_kernels\n",
+    f"from {names.SELECTION} import extern_kernels\n": "extern_kernels = _s3cache_kernels\n",
     f"from {names.PLANNING} import _align as align\n": "align = _s3cache_align\n",
 }
 #: Kernels that are functions of torch with the same name.
@@ -714,10 +714,10 @@ class LateKernels:
     def __getattr__(self, name: str) -> object:
         import torch
 
-        if name in SAME_NAME and names.LOWERING not in sys.modules:
+        if name in SAME_NAME and names.SELECTION not in sys.modules:
             found: object = getattr(torch, name)
         else:
-            found = getattr(names.extern_kernels.get(), name)
+            found = getattr(names.selected_kernels.get(), name)
         vars(self)[name] = found
         return found
 

@@ -544,7 +544,7 @@ profiler_runs = Flag("torch.autograd.profiler:_is_profiler_enabled", feature=TRA
 
 # -- parts of the compiler that generated code rarely calls; not imported to find them
 
-LOWERING = "torch._inductor.select_algorithm"
+SELECTION = "torch._inductor.select_algorithm"
 PLANNING = "torch._inductor.codegen.memory_planning"
-extern_kernels = AnyObject(f"{LOWERING}:extern_kernels", feature=LATE_CODE)
+selected_kernels = AnyObject(f"{SELECTION}:extern_kernels", feature=LATE_CODE)
 align = AnyFunction(f"{PLANNING}:_align", feature=LATE_CODE)

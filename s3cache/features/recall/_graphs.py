@@ -60,7 +60,7 @@ class _Debug:
 
 def _stand_in_for_debug() -> None:
     if "debug" not in vars(package := _names.inductor.get()):
-        vars(package)["debug"] = _Debug()
+        package.__dict__["debug"] = _Debug()
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def fits_untraced(result: Any, inputs: Sequence[object]) -> bool:
     return bool(shapes.evaluate_guards_expression(result.guards_expr, values))
 
 
-def call_untraced(result: Any, wrap: Function[object]) -> Function[object]:
+def call_untraced(result: Any, wrap: Function[Function[object]]) -> Function[object]:
     """Make a callable of an entry; the frame that calls it has the guards."""
     _stand_in_for_debug()
     result.guards_expr = None

@@ -18,7 +18,7 @@ import pytest
 from s3cache import entries, frame
 from s3cache.cache import Engine, Hit
 from s3cache.errors import AccessDeniedError, TransientError
-from s3cache.features.job_profile import KEYS
+from s3cache.features.job_profile import KEYS, JobProfileOptions
 from s3cache.features.job_profile.profile import JobProfile
 from s3cache.features.job_profile.program import program_key
 from s3cache.frame import Frame
@@ -98,7 +98,7 @@ def is_known(engine: Engine) -> bool:
 def run(engine: Engine, keys: list[str] = GRAPHS, **saved: str) -> list[str]:
     """Look up ``keys``, save those that miss, and close; return the tier or reason of each."""
     tiers = [looked_up(engine, key, **saved) for key in keys]
-    eventually(lambda: not engine.settings.job_profiles or is_known(engine))
+    eventually(lambda: not engine.settings.of(JobProfileOptions).job_profiles or is_known(engine))
     engine.close()
     return tiers
 
