@@ -143,5 +143,8 @@ bench-ranks: $(READY) ## CPU seconds of the first start of a job, all ranks toge
 bench-keys: $(READY) ## the cost of a key, compared with torch's own
 	$(BIN)/python -m benchmarks.key_cost --json docs/benchmarks/keys.json $(ARGS)
 
+lines: ## the lines and files of the core, by room, and of each feature
+	@$(PYTHON) -m infra.lines
+
 route: $(READY) ## the files that a miss and a hit from the remote run through
 	$(BIN)/python benchmarks/route.py

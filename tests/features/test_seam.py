@@ -1,0 +1,105 @@
+"""The core works without any of its features, and knows none of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3cache.features import FEATURES
+from tests.support.machines import ROOT, Machine, remote_url
+from tests.support.marks import nightly, slow
+
+
+def shared_without(root: Path, *features: str) -> list[dict[str, Any]]:
+    """Run a program on two machines without some features; return the outcomes of both."""
+    job, url = "tests.features.without:shares", remote_url(root)
+    return [
+        Machine(root / name).run(job, features, url, str(root / name / "s3"), server=server).result
+        for server, name in enumerate(("first", "second"))
+    ]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "features",
+    [pytest.param(FEATURES, id="all"), *(pytest.param((x,), id=x, marks=slow) for x in FEATURES)],
+)
+def test_a_graph_is_shared_without(features: tuple[str, ...], tmp_path: Path) -> None:
+    first, second = shared_without(tmp_path, *features)
+    assert not {*features} & {*first["features"]}
+    assert first["complete"]
+    assert (first["saved"], sum(first["hits"].values())) == (1, 0), first
+    assert (second["saved"], second["hits"].get("remote")) == (0, 1), second
+
+
+# -- words
+
+#: Words of each feature, in any case, and how often the core still has them: a limit to lower.
+WORDS = {
+    "startup": (r"start-?up|import_later|networkx", 1),
+    "recall": (r"recall", 0),
+    "ports": (r"helion|torchtitan", 0),
+    "job_profile": (r"job.?profile|JOB_KEYS", 2),
+    "target": (r"STANDIN|stand-in for (a|the) GPU|absent GPU|S3CACHE_TARGET", 0),
+    "single_flight": (r"claim|(?<!re)lease|single.?flight|waited", 380),
+    "ranks": (r"(?<![a-z])ranks?(?![a-z])", 230),
+    "device": (r"\bseal|winner|misplaced|moved_here", 107),
+}
+
+
+def core() -> dict[str, str]:
+    """Return the texts of the core's files. ``options.py`` is written from all settings."""
+    paths = [*(ROOT / "s3cache").rglob("*.py"), *ROOT.glob("_s3cache_*.py")]
+    names = {str(path.relative_to(ROOT)): path for path in paths}
+    return {
+        name: path.read_text(encoding="utf-8")
+        for name, path in names.items()
+        if not name.startswith("s3cache/features/") and name != "s3cache/options.py"
+    }
+
+
+def test_each_feature_has_words() -> None:
+    assert {*FEATURES} <= {*WORDS}
+
+
+@pytest.mark.parametrize("feature", WORDS)
+def test_the_core_has_no_words_of(feature: str) -> None:
+    """Identifiers, strings and comments count, and so do words in other senses."""
+    pattern, most = WORDS[feature]
+    counts = {name: len(re.findall(pattern, text, re.IGNORECASE)) for name, text in core().items()}
+    found = {name: count for name, count in counts.items() if count}
+    assert sum(found.values()) <= most, found
+
+
+# -- folders
+
+_COPIED = ("s3cache", "_s3cache_autoload.py", "_s3cache_process.py", "pyproject.toml")
+_TESTED = ("CONTRIBUTING.md", "tests/__init__.py", "tests/test_layout.py")
+
+
+@nightly
+@pytest.mark.parametrize("feature", ["recall", "ports", "startup"])
+def test_types_and_imports_hold_without_the_folder_of(feature: str, tmp_path: Path) -> None:
+    """A feature is its folder and its name in the list."""
+    for name in (*_COPIED, *_TESTED):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)  # type: ignore[operator]
+    shutil.rmtree(tmp_path / "s3cache" / "features" / feature)
+    features = tmp_path / "s3cache" / "features" / "__init__.py"
+    features.write_text(re.sub(rf'"{feature}",? ?', "", features.read_text()))
+    for command in (
+        ("mypy", "s3cache", "_s3cache_autoload.py"),
+        ("pytest", "-q", "-p", "no:cacheprovider", "tests/test_layout.py"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=tmp_path, check=False, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
