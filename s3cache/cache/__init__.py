@@ -13,7 +13,6 @@ from s3cache.cache._cache import Cache as Cache
 from s3cache.cache._cache import Engine as Engine
 from s3cache.cache._lookup import CandidateLookup as CandidateLookup
 from s3cache.cache._lookup import Hit as Hit
-from s3cache.cache._lookup import LocalTier as LocalTier
 from s3cache.cache._lookup import Miss as Miss
 from s3cache.cache._lookup import NotSaved as NotSaved
 from s3cache.cache._lookup import Saved as Saved

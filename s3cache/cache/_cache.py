@@ -15,11 +15,9 @@ from s3cache.cache._events import CacheEvents
 from s3cache.cache._lookup import (
     CandidateLookup,
     Hit,
-    LocalTier,
     Miss,
     NotSaved,
     Saved,
-    open_disk,
 )
 from s3cache.errors import (
     ClosedError,
@@ -46,7 +44,15 @@ from s3cache.stats import (
     TransferEvent,
 )
 from s3cache.store import Buffer, Store, open_store, parse_url
-from s3cache.tier import DiskTier, FlushReport, Prefetch, RemoteTier, before_exit
+from s3cache.tier import (
+    DiskTier,
+    FlushReport,
+    LocalTier,
+    Prefetch,
+    RemoteTier,
+    before_exit,
+    open_disk,
+)
 from s3cache.trust import Policy, pack, sign
 from s3cache.util.logs import Problems, logger_of
 from s3cache.util.threads import call_in_child, is_forked

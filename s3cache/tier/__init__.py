@@ -3,6 +3,8 @@
 from s3cache.tier._disk import DiskTier as DiskTier
 from s3cache.tier._disk import TierStore as TierStore
 from s3cache.tier._disk import namespace_of as namespace_of
+from s3cache.tier._local import LocalTier as LocalTier
+from s3cache.tier._local import open_disk as open_disk
 from s3cache.tier._loop import BackgroundLoop as BackgroundLoop
 from s3cache.tier._loop import background as background
 from s3cache.tier._loop import before_exit as before_exit

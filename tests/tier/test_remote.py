@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from s3cache import entries
-from s3cache.cache import LocalTier
 from s3cache.entries import Replaceable
 from s3cache.errors import ClosedError, CorruptError, DownloadTimeoutError
 from s3cache.stats import Counters, Listeners, TransferEvent
 from s3cache.store import MemoryStore, Store
-from s3cache.tier import DiskTier, Prefetch, RemoteTier, background
+from s3cache.tier import DiskTier, LocalTier, Prefetch, RemoteTier, background
 from s3cache.util.logs import Problems
 from tests.support.caching import entry, settings
 from tests.support.stores import GatedStore
