@@ -67,7 +67,7 @@ logger = logger_of("storage")
 
 # How long the upload of an entry waits that another may replace: a training step that compiles a
 # forward usually reaches its backward within this time, if at all.
-_PROVISIONAL_S = 60.0
+_DELAY_S = 60.0
 # How long deleting an entry from the remote may take.
 _DISCARD_S = 10.0
 # Limits on closing, besides the wait for uploads: in all, and for writing the last records.
@@ -143,8 +143,6 @@ class Cache:
             kind: Counters() for kind in ("aot", "fx", *kinds())
         }
         self._counters = self._counters_of["aot"]
-        self._provisional: set[str] = set()  # names saved here that may be superseded
-        self._parts: set[str] = set()  # names of FX graphs saved here, of graphs without an entry
         self._unsent: set[str] = set()  # names that are pending because no remote could be opened
         self._last_report = FlushReport(0, 0, None)
         self._listeners = Listeners()
@@ -272,7 +270,7 @@ class Cache:
         entry: Frame | Buffer,
         *,
         level: EntryKind = "aot",
-        provisional: bool = False,
+        delayed: bool = False,
         remote: bool = True,
         once: bool = False,
         replaces: Sequence[Frame] = (),
@@ -283,8 +281,8 @@ class Cache:
         may not delete from a bucket.)
 
         With ``once``, keep an entry that another process has saved since the lookup.
-        With ``provisional``, upload after a minute, at the next flush or at the exit, so that
-        :meth:`Engine.supersede` can remove it before.
+        With ``delayed``, upload after a minute, at the next flush or at the exit: another entry may
+        replace it before.
         """
         started, counters = time.perf_counter(), self._counters_of[level]
         size, durable, reason, error = 0, None, Reason.DISABLED, None
@@ -293,12 +291,12 @@ class Cache:
             entries.check_entry(key, found)
             size = found.size
             if not (self._closed or self.settings.mode in ("off", "read-only")):
-                durable = self._write(found, provisional=provisional, share=remote, once=once)
+                durable = self._write(found, delayed=delayed, share=remote, once=once)
                 for former in replaces:
                     self._local.discard(former)
                     if (variant := former.header.variant) != found.header.variant:
                         copy = frame.with_variant(found, variant)
-                        self._write(copy, provisional=provisional, share=remote)
+                        self._write(copy, delayed=delayed, share=remote)
         except Exception as exc:
             if not size and not isinstance(exc, MemoryError):
                 raise  # the caller's mistake: a bad entry, or another key
@@ -308,8 +306,6 @@ class Cache:
         elapsed_s = time.perf_counter() - started
         if durable is not None:
             counters.saved(size, elapsed_s)
-            if level == "fx":
-                self._parts.add(entries.variant_name(key, found.header.variant))
             if remote:
                 self.events.used.tell(key, found.header.variant)
             return Saved(durable, elapsed_s)
@@ -319,7 +315,7 @@ class Cache:
         return NotSaved(reason, elapsed_s, error)
 
     def _write(
-        self, entry: Frame, *, provisional: bool, share: bool, once: bool = False
+        self, entry: Frame, *, delayed: bool, share: bool, once: bool = False
     ) -> bool | None:
         """Store the entry; return whether it survives this process, None if there is no tier."""
         # Sign here and never at the upload: pending entries of other processes are not ours to
@@ -342,7 +338,7 @@ class Cache:
         if not is_new:
             return durable
         if remote is not None:
-            delay_s = _PROVISIONAL_S if provisional else 0.0
+            delay_s = _DELAY_S if delayed else 0.0
             remote.uploads.add(name, None if durable else data, delay_s=delay_s)
         elif not durable:
             if error := error or self._local.error:
@@ -350,8 +346,6 @@ class Cache:
             return None
         elif share:
             self._unsent.add(name)
-        if provisional:
-            self._provisional.add(name)
         return durable
 
     def _signed(self, entry: Frame) -> Frame:
@@ -639,7 +633,7 @@ class Engine(Cache):
     def keep(self, entry: Frame) -> None:
         """Save an entry like :meth:`save`, without counting it; raise if that fails."""
         if not (self._closed or self.settings.mode in ("off", "read-only")):
-            self._write(entry, provisional=False, share=True)
+            self._write(entry, delayed=False, share=True)
 
     def replace(self, entry: Frame, better: Buffer) -> None:
         """Replace ``entry`` with a frame of the same variant, here and in the remote."""
@@ -677,28 +671,8 @@ class Engine(Cache):
 
         It stays, because other graphs may share it. The next process does not fetch it early.
         """
-        name = entries.variant_name(key, variant)
-        if name in self._parts:
-            self._parts.discard(name)
-            self.events.dropped.tell(key, variant)
-            self._counters_of["fx"].count("contained")
-
-    def supersede(self, key: str, variant: str, level: EntryKind) -> None:
-        """Remove a provisional entry, unless its upload is under way."""
-        name = entries.variant_name(key, variant)
-        if name not in self._provisional:
-            return
-        self._provisional.discard(name)
-        try:
-            if self._remote is not None:
-                is_removed = self._remote.uploads.cancel_delayed(name)
-            else:
-                is_removed = self._local.write(lambda disk: disk.delete(name))
-        except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
-            self._problems.met("local", "a superseded entry cannot be removed", exc)
-        else:
-            if is_removed:
-                self.events.dropped.tell(key, variant)
+        self.events.dropped.tell(key, variant)
+        self._counters_of["fx"].count("contained")
 
     def count_bypass(self, reasons: Iterable[str], level: EntryKind = "aot") -> None:
         """Count a graph that cannot be cached, by the codes of the reasons."""

@@ -7,8 +7,18 @@ they compile, ``_ranks`` makes them agree on hits.
 """
 
 from s3cache.hooks._calls import AOT as AOT
+from s3cache.hooks._calls import FX as FX
+from s3cache.hooks._calls import CacheCall as CacheCall
+from s3cache.hooks._calls import Limits as Limits
 from s3cache.hooks._calls import Lookup as Lookup
+from s3cache.hooks._calls import Result as Result
+from s3cache.hooks._calls import Save as Save
+from s3cache.hooks._conditions import LIMITS as LIMITS
+from s3cache.hooks._conditions import LIMITS_FIELD as LIMITS_FIELD
 from s3cache.hooks._conditions import conditions_of as conditions_of
+from s3cache.hooks._conditions import graphs_of as graphs_of
+from s3cache.hooks._kernels import Kernels as Kernels
+from s3cache.hooks._kernels import portable_bundle as portable_bundle
 from s3cache.hooks._keys import Patches as Patches
 from s3cache.hooks._keys import around as around
 from s3cache.hooks._session import Session as Session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from s3cache.cache import CandidateLookup, Hit
@@ -86,7 +86,6 @@ class CacheCall:
     kernels: Mapping[str, Buffer] | None = None  # of the entry that is being rebuilt, if any
     modules: dict[str, str] = field(default_factory=dict)  # its Python code, by torch's paths
     code_of: Callable[[str], CodeType | None] = lambda _: None  # its code, compiled
-    has_triton: bool = False  # whether it has Triton kernels
 
     @property
     def codes(self) -> str:
@@ -122,7 +121,8 @@ class Lookup(CacheCall):
     as_before: Callable[[], bool] | None = None
     about: dict[str, object] = field(default_factory=dict)  # shown in torch's traces
     saved_s: float = 0.0  # seconds of compiling that the accepted entry has saved
-    left: Sequence[tuple[str, str]] = ()  # its kernels that must still be measured, and why
+    left: Sequence[tuple[str, str]] = ()  # what it leaves to the program's first calls, and why
+    refused: str = ""  # why ``on_miss="error"`` refuses the hit
     # For each entry that was not used, a function that returns the reasons.
     rejected: list[Callable[[], Iterable[str]]] = field(default_factory=list)
 
@@ -148,6 +148,19 @@ class Lookup(CacheCall):
         return self.hit if self.result is result else None
 
 
+class Limits(NamedTuple):
+    """Where code can run, beyond what its key says.
+
+    Attributes:
+        where: plain data in the entry for the feature that understands it; ``None``: wherever its
+            key is looked up.
+        relied: what every process that uses the code must have; empty if any process can use it.
+    """
+
+    where: Mapping[str, object] | None = None
+    relied: Mapping[str, object] = MappingProxyType({})
+
+
 @dataclass(eq=False, kw_only=True)
 class Save(CacheCall):
     """One call of torch's ``save``."""
@@ -157,3 +170,5 @@ class Save(CacheCall):
     result: Result
     is_shared: bool  # whether we save it; otherwise torch does, unchanged
     in_directory: bool = True  # whether torch's directory gets results that cannot be shared
+    limits: Limits = Limits()
+    is_delayed: bool = False  # whether the upload waits: a better entry will soon replace it

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict, cast
 
-from s3cache.artifact import CONDITIONS, Artifact, describe, unpickled, variant_of
+from s3cache.artifact import CONDITIONS, Artifact, describe, unpickled
 from s3cache.cache import Engine, Hit, Saved
 from s3cache.errors import CorruptError
 from s3cache.frame import Frame, decode
@@ -44,16 +44,15 @@ from s3cache.graph import (
 )
 from s3cache.hooks._calls import AOT, FX, LEVELS, Lookup, Save, compile_ns
 from s3cache.hooks._conditions import (
-    PLACE,
+    LIMITS,
+    LIMITS_FIELD,
     Conditions,
     NotSharableError,
-    Place,
     conditions_of,
     described,
     graphs_of,
-    place_of,
 )
-from s3cache.hooks._kernels import LEFT, Kernels, has_triton, portable
+from s3cache.hooks._kernels import Kernels, portable
 from s3cache.hooks._keys import CompileState, KeyHook, Leading, Patches, around
 from s3cache.records import Event
 from s3cache.torch_api import internals
@@ -64,6 +63,7 @@ from s3cache.util.snapshot import CALLS
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+    from s3cache.hooks._events import CompileEvents
     from s3cache.hooks._first_calls import OutputDescription
     from s3cache.hooks._watching import Bypasses
     from s3cache.torch_api.protocols import (
@@ -87,14 +87,12 @@ class FxInfo(TypedDict):
     """Notes on an FX graph from its lowering to the save of its entry.
 
     ``late`` is true for a backward that is lowered at its first call. ``lowered`` is the digest of
-    the settings at that moment, if they have one. ``holds_rank`` is true if the code may contain
-    the number of the rank.
+    the settings at that moment, if they have one.
     """
 
     sees_places: bool
     late: bool
     lowered: str | None
-    holds_rank: bool
 
 
 def _unrecorded(what: str) -> NotSharableError:
@@ -214,6 +212,7 @@ class Compiles:
     _keys: KeyHook
     _kernels: Kernels
     _bypasses: Bypasses
+    _events: CompileEvents
     watch_graph: Function[None] = field(init=False)  # watches the first call of a graph
     # Saved entries with code of an FX entry, by its key, until the first call of that code.
     built_from: dict[str, list[Frame]] = field(default_factory=dict, init=False)
@@ -223,6 +222,8 @@ class Compiles:
         default_factory=weakref.WeakKeyDictionary, init=False
     )
 
+    # The variants of FX graphs that were saved here, by key, until a whole graph contains them.
+    parts: dict[str, str] = field(default_factory=dict, init=False)
     # With ``recache``: the entries that the next save under a key replaces.
     replaced: dict[str, list[Frame]] = field(default_factory=dict, init=False)
 
@@ -318,12 +319,7 @@ class Compiles:
     def _compile_graph(
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
     ) -> CompiledGraph:
-        collectives = None
-        if internals.groups_of_ranks() is not None:
-            from s3cache.hooks._devices import collectives_in
-
-            collectives = collectives_in(gm)
-        state = self._state.changed(collectives=collectives, fx_hit=None)
+        state = self._state.changed(fx_hit=None)
         with self._state.claiming(), state, CALLS.compiling():
             graph = self._compile_claimed(original, gm, *args, **kwargs)
             lookup = self._state.fx_hit
@@ -376,21 +372,11 @@ class Compiles:
         if info is not None and isinstance(compile_, Compile):
             if not info["late"]:
                 compile_.look(context)
-            info["holds_rank"] = self._may_hold_rank(graph)
             setattr(graph, FX_INFO, info)
         # torch sets it only if it does not bundle, and reads that of a backward here.
         if graph._time_taken_ns is None:
             graph._time_taken_ns = time.monotonic_ns() - started
         return graph
-
-    def _may_hold_rank(self, graph: CompiledGraph) -> bool:
-        """Return whether the code of the current graph may contain the number of this rank."""
-        traced = self._state.collectives
-        if traced is None:
-            return False
-        from s3cache.hooks._devices import collectives_of
-
-        return collectives_of(graph.source_code) != traced
 
     def _fx_info(self, gm: GraphModule, compile_: Compile, *, is_backward: bool) -> FxInfo | None:
         """Return the notes on an FX graph that will be lowered; ``None`` if it cannot be saved."""
@@ -406,7 +392,6 @@ class Compiles:
                 "sees_places": sees_places,
                 "late": late,
                 "lowered": lowered,
-                "holds_rank": False,
             }
         except Exception as exc:  # noqa: BLE001 - the user's program goes on
             self._bypasses.failed(logger, "a graph will not be cached as a whole", exc)
@@ -493,10 +478,9 @@ class Compiles:
                     if saving.level is AOT:
                         whole = cast("AOTResult", saving.result)
                         note_conditions(whole, self._compile_of(saving.key))
-                    setattr(saving.result, PLACE, self._place(saving))
+                    self._limit(saving)
                     results = *others, *graphs_of(saving.result)
-                    for graph in filter(has_triton, graphs_of(saving.result)):
-                        self._kernels.winners.remember(graph)
+                    self._events.saving.tell(saving)
                     share_sources = self._engine.settings.share_sources
                     stack.enter_context(portable(*results, share_sources=share_sources))
                     saving.is_shared = True
@@ -538,8 +522,7 @@ class Compiles:
             saving,
             entry,
             otherwise,
-            # A measured one will soon replace it, unless other machines wait.
-            provisional=bool(entry.header.meta.get(LEFT)) and not self._has_lease(key),
+            delayed=saving.is_delayed and not self._has_lease(key),  # others may wait for it
             once=saving.level is AOT and self._was_absent(key),
             asked={level.name: internals.tiers_asked(level.name).remote for level in LEVELS},
             leading=leading if leading is not None and leading.leads(key) else None,
@@ -556,7 +539,7 @@ class Compiles:
         entry: Frame,
         otherwise: Callable[[], None] | None,
         *,
-        provisional: bool,
+        delayed: bool,
         once: bool,
         asked: Mapping[str, bool],
         leading: Leading | None,
@@ -568,21 +551,21 @@ class Compiles:
                 key,
                 entry,
                 level=name,
-                provisional=provisional,
+                delayed=delayed,
                 remote=asked[name],
                 once=once,
                 replaces=replaces,
             )
             is_saved = isinstance(saved, Saved)
-            place = place_of(saving.result)
             if is_saved and leading is not None:
                 # Others need not wait for an entry that serves this rank alone.
-                leading.landed = place is None or place["rank"] is place["alone"] is None
-            if is_saved and entry.header.meta.get(LEFT):
-                self._kernels.winners.watch(entry, graphs_of(saving.result))
+                leading.landed = not saving.limits.relied
+            self._events.saved.tell(saving, entry, is_saved)
             about.update(key=key, bytes=entry.size, saved=is_saved)
             if isinstance(saved, Saved):
                 logger.debug("saved %s (%d bytes%s)", key, entry.size, saving.level.label)
+                if saving.level is FX:
+                    self.parts[key] = entry.header.variant
                 if saving.level is AOT:
                     self._saved_whole(saving, saved, entry)
                     if asked["aot"] or not asked["fx"]:
@@ -602,42 +585,33 @@ class Compiles:
         compile_ = self._compile_of(key)
         return compile_ is not None and compile_.was_absent
 
-    def _place(self, saving: Save) -> Place | None:
-        """Return where the saved code can run; None if it can run wherever its key is looked up."""
-        graphs = graphs_of(saving.result)
-        if saving.level is FX:
-            holds_rank = self._may_hold_rank(saving.result)
-        else:
-            holds_rank = any(getattr(graph, FX_INFO)["holds_rank"] for graph in graphs)
-        device = self._keys.known(saving.key).device or None
-        if device is None and not holds_rank:
-            return None
-        from s3cache.hooks._devices import rank_of_process, why_alone
-
-        alone = why_alone(graphs, device) if device else None
-        return {
-            "device": device,
-            "alone": alone,
-            "rank": rank_of_process() if holds_rank else None,
-        }
+    def _limit(self, saving: Save) -> None:
+        """Note on a result where its code can run, if its key does not say it."""
+        device = self._keys.known(saving.key).device or ""
+        if device or internals.is_among_ranks():
+            limits = self._events.limit.ask(saving, device)
+            if limits is None:
+                raise _unrecorded("where its code can run is not known")
+            saving.limits = limits
+        setattr(saving.result, LIMITS, saving.limits.where)
 
     def _artifact(self, saving: Save, content: bytes) -> Artifact:
         """Make the artifact of a compiled graph that torch has pickled as ``content``."""
         result, key = saving.result, self._keys.known(saving.key)
         graphs = graphs_of(result)
-        conditions, place = conditions_of(result), place_of(result)
+        conditions, where = conditions_of(result), saving.limits.where
         meta: dict[str, object] = {
             "guards": result.guards_expr,
-            "relies_on": described(conditions, place),
-            **({} if place is None else {"place": place}),
+            "relies_on": described(conditions, saving.limits.relied),
+            **({} if where is None else {LIMITS_FIELD: where}),
             "times_ns": list(compile_ns(result)),
             "components": {
                 name: [each.digest, each.value] for name, each in key.components.items()
             },
             "made_by": _made_by(graphs),
         }
-        if any(map(has_triton, graphs)) and (left := self._kernels.winners.left(graphs)):
-            meta[LEFT] = [[*each] for each in left]
+        for more in self._events.describe.ask_all(saving):
+            meta |= more
         if saving.level is AOT:
             meta |= {
                 "runtime": describe(cast("AOTResult", result)),
@@ -677,8 +651,9 @@ class Compiles:
     def _contain(self, saving: Save) -> None:
         for graph in graphs_of(saving.result):
             if isinstance(graph, internals.compiled_graph.get()) and graph._fx_graph_cache_key:
-                variant = variant_of(graph.guards_expr, described(None, place_of(graph)))
-                self._engine.contain(graph._fx_graph_cache_key, variant)
+                key = graph._fx_graph_cache_key
+                if (variant := self.parts.pop(key, None)) is not None:
+                    self._engine.contain(key, variant)
 
     @contextlib.contextmanager
     def _refusing(self, saving: Save) -> Iterator[None]:

@@ -15,6 +15,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from s3cache.artifact import CONDITIONS
@@ -61,25 +62,8 @@ class Conditions(TypedDict):
     of_threads: bool
 
 
-#: The attribute of torch's results that holds the Place of their code.
-PLACE = "s3cache_place"
-#: The attribute of a compiled graph that holds the fastest configurations of its kernels, as torch
-#: remembers them, by the digest of their source.
-REMEMBERED = "s3cache_winners"
-
-
-class Place(TypedDict):
-    """Limits on where code can run, beyond its key; plain data as well.
-
-    ``device`` is the accelerator that the code was made for, such as ``cuda:0``, if all equal
-    devices share its key; else nil. ``alone`` says why the code cannot be moved to another device;
-    nil if it can. ``rank`` is set if the code may contain the number of a rank: that rank, with a
-    digest of all process groups.
-    """
-
-    device: str | None
-    alone: str | None
-    rank: str | None
+#: The attribute of torch's results with the limits of their code, and their field in an entry.
+LIMITS, LIMITS_FIELD = "s3cache_place", "place"
 
 
 class NotSharableError(Exception):
@@ -111,20 +95,14 @@ def graphs_of(result: object) -> list[CompiledGraph]:
     return [each.result for each in (whole.compiled_fw, whole.compiled_bw) if each is not None]
 
 
-def place_of(entry: object) -> Place | None:
-    """Return where the code in ``entry`` can run; ``None`` if wherever its key is looked up."""
-    return cast("Place | None", getattr(entry, PLACE, None))
-
-
-def described(conditions: Conditions | None, place: Place | None = None) -> str | None:
+def described(
+    conditions: Conditions | None, limits: Mapping[str, object] = MappingProxyType({})
+) -> str | None:
     """Describe what a hit requires beyond torch's own guards; ``None`` if nothing."""
     relied: dict[str, object] = {}
     if conditions is not None:
         relied |= {name: conditions[name] for name in ("guards", "sizes", "places")}
-    if place is not None and place["alone"] is not None:
-        relied["device"] = place["device"]
-    if place is not None and place["rank"] is not None:
-        relied["rank"] = place["rank"]
+    relied |= limits
     return json.dumps(relied) if any(relied.values()) else None
 
 

@@ -4,19 +4,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from s3cache.seam import Notice
+from s3cache.seam import Notice, Question
 
 if TYPE_CHECKING:
-    from s3cache.hooks._calls import Lookup
+    from collections.abc import Callable, Mapping
+
+    from s3cache.cache import Hit
+    from s3cache.frame import Frame
+    from s3cache.hooks._calls import Limits, Lookup, Result, Save
+    from s3cache.hooks._keys import Patches
 
 
 class CompileEvents:
     """The events of one session, as torch compiles.
 
     Attributes:
+        loading: hooks that make a callable of an entry are installed, with these patches.
+        fits: why code with limits cannot be used here as it is; empty if it can.
+        load: a function that unpickles code with limits, or returns why it cannot be used here.
+        hit: torch has made a callable of an entry.
+        limit: where code can run that was made for a device (or none), or among ranks.
+        saving: torch is about to pickle a result.
+        describe: more for the header of an entry.
+        saved: an entry was saved, or not; a whole graph is, once Dynamo has accepted its frame.
         looked_up: a whole graph that Dynamo has traced was looked up, or has no key.
     """
 
     def __init__(self, *, strict: bool) -> None:
         self.strict = strict
+        self.loading: Notice[[Patches]] = Notice(strict=strict)
+        self.fits: Question[[Mapping[str, object]], str] = Question(strict=strict)
+        self.load: Question[[Mapping[str, object], bytes], Callable[[], object]] = Question(
+            strict=strict
+        )
+        self.hit: Notice[[Lookup, Hit, Result]] = Notice(strict=strict)
+        self.limit: Question[[Save, str], Limits] = Question(strict=strict)
+        self.saving: Notice[[Save]] = Notice(strict=strict)
+        self.describe: Question[[Save], Mapping[str, object]] = Question(strict=strict)
+        self.saved: Notice[[Save, Frame, bool]] = Notice(strict=strict)
         self.looked_up: Notice[[Lookup]] = Notice(strict=strict)

@@ -174,9 +174,7 @@ class FirstCall:
 
     def has_effects(self) -> bool:
         """Return whether a repeated call would repeat more than the computation."""
-        from s3cache.hooks._devices import collectives_of
-
-        return self.effects or any(map(collectives_of, self.sources))
+        return self.effects or any(map(internals.collectives_of, self.sources))
 
     def set_aside(self, why: str, *, is_proven: bool) -> str:
         """Set the entry aside; return what becomes of it. Dynamo compiles the frame again."""

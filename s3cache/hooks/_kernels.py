@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, cast
 
 from s3cache.artifact import check_image, hidden_places, hidden_source, without_places
 from s3cache.errors import ConfigError, CorruptError
-from s3cache.hooks._conditions import REMEMBERED, NotSharableError
+from s3cache.hooks._conditions import NotSharableError
 from s3cache.hooks._keys import CompileState, around
 from s3cache.store import Buffer, own_directory
 from s3cache.torch_api import internals
@@ -46,7 +46,6 @@ from s3cache.torch_api.protocols import Function
 from s3cache.util.directories import is_writable_by_others, private_directory
 
 if TYPE_CHECKING:
-    from s3cache.hooks._winners import Winners
     from s3cache.torch_api.protocols import (
         CachingAutotuner,
         CompiledGraph,
@@ -75,25 +74,17 @@ class Kernels:
     def __init__(
         self,
         state: CompileState,
-        winners: Callable[[Kernels], Winners] | None = None,
         *,
         share_sources: bool = False,
     ) -> None:
         self.share_sources = share_sources
         self._state = state
-        self._make_winners = winners
         self._loaded: dict[tuple[str, str], object] = {}  # from entries, by id and digest
         self._images: dict[str, Buffer | str] = {}  # image or path of every kernel loaded
         self._modules: dict[str, set[str]] = {}  # kernels that a generated module loads
         self._loaded_as: weakref.WeakValueDictionary[str, ModuleType] = (
             weakref.WeakValueDictionary()
         )
-
-    @functools.cached_property
-    def winners(self) -> Winners:
-        """The object that seals entries, created for the first entry with a Triton kernel."""
-        assert self._make_winners is not None
-        return self._make_winners(self)
 
     def module_of(self, graph: CompiledGraph) -> ModuleType | None:
         """Return the module of a graph's code, if it was loaded."""
@@ -171,12 +162,6 @@ class Kernels:
         call = self._state.rebuilding
         if call is None:
             return original(graph, *args, **kwargs)
-        if known := getattr(graph, REMEMBERED, None):
-            from s3cache.torch_api.kernels import remember_winner
-
-            for kernel, best in known.items():
-                remember_winner(kernel, best)
-        call.has_triton |= has_triton(graph)
         path = internals.path_of_module.get()(graph.cache_key, "py")[2]
         call.modules[path] = graph.source_code
         try:
@@ -368,24 +353,12 @@ def installed_in() -> tuple[str, ...]:
 # (TRITON_STORE_BINARY_ONLY).
 _STAGES = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
 _GROUP = "__grp__"  # prefix of the file that lists the others
-#: In the ``meta`` of an entry: kernels that a hit compiles or measures, each with the reason.
-LEFT = "left"
-#: On a kernel in an entry: torch's marks on a winner that was found by a search.
-SEARCHED = "s3cache_searched"
-#: On a kernel in an entry: the digest of its configurations, under which torch remembers a winner.
+#: On a kernel in an entry: the digest of its configurations, under which torch remembers the best.
 _CONFIGS = "s3cache_configs"
 # Unloaded copies of kernels from second-level entries, by the kernel that torch loads.
 _as_found: weakref.WeakKeyDictionary[CachingAutotuner, CachingAutotuner] = (
     weakref.WeakKeyDictionary()
 )
-
-
-def has_triton(graph: CompiledGraph) -> bool:
-    """Return whether a compiled graph has Triton kernels."""
-    bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
-    if bundle is not None and bundle.kernel_artifacts:
-        return True
-    return internals.COMPILES_LATER[0] in getattr(graph, "source_code", "")
 
 
 def portable_bundle(bundle: TritonBundle | None, *, share_sources: bool) -> TritonBundle | None:
@@ -453,8 +426,6 @@ def restore_kernel(kernel: CachingAutotuner) -> None:
     vars(kernel.fn)[internals.BINDERS] = defaultdict(kernel.fn.create_binder)
     if internals.FILE in vars(kernel.fn):
         vars(kernel.fn)[internals.FILE] = kernel.filename
-    for name in kernel.__dict__.pop(SEARCHED, ()):
-        setattr(kernel.compile_results[0].config, name, True)
     configs = kernel.__dict__.pop(_CONFIGS, None)
     if configs is not None:
         cache = internals.autotune_cache.get().create(

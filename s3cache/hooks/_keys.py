@@ -204,8 +204,6 @@ class CompileState(threading.local):
     fx_options: contextlib.ExitStack | None = None
     # The claims of the current compile; None outside of a compile.
     leading: Leading | None = None
-    # How often the current FX graph calls each collective, in a job of several ranks.
-    collectives: Mapping[str, int] | None = None
     # Entered while torch compiles.
     observed: Callable[[], contextlib.AbstractContextManager[object]] = CALLS.compiling
     # Kernels of the modules that are being loaded, outermost module first.

@@ -36,8 +36,8 @@ from s3cache.hooks._calls import (
     compile_ns,
 )
 from s3cache.hooks._conditions import (
-    PLACE,
-    Place,
+    LIMITS,
+    LIMITS_FIELD,
     add_guards,
     attach_backward,
     conditions_of,
@@ -45,7 +45,6 @@ from s3cache.hooks._conditions import (
     graphs_of,
     lower_backward_again,
     misfits,
-    place_of,
 )
 from s3cache.hooks._events import CompileEvents
 from s3cache.hooks._healing import FirstCall
@@ -150,7 +149,7 @@ class Lookups:
             elif not internals.is_hit(result) and self._keys.is_shared(lookup.key):
                 self.compiles.begin(lookup)
             lookup.raise_error(strict=self._engine.settings.strict)
-            self._refuse_left(lookup)
+            self._refuse_hit(lookup)
             if lookup.first is not None:
                 lookup.holder = internals.holder_of(result, lookup.first)
             return result
@@ -174,7 +173,7 @@ class Lookups:
             finally:
                 self._ended(lookup)
                 lookup.raise_error(strict=self._engine.settings.strict)
-                self._refuse_left(lookup)
+                self._refuse_hit(lookup)
 
     def make_callable(self, result: AOTResult, *args: object) -> Function[object]:
         """Make a callable of the current entry, as torch does."""
@@ -380,15 +379,15 @@ class Lookups:
             finally:
                 self._ended(lookup, of_whole=self._is_compiling_entry())
             lookup.raise_error(strict=self._engine.settings.strict)
-            self._refuse_left(lookup)
+            self._refuse_hit(lookup)
             if graph is None:
                 self._refuse_compile()
             return graph, info
 
     def _keep_for_torch(self, hit: Hit, key: str) -> None:
-        """Write an FX graph to torch's directory, unless its code is for another device."""
-        place = cast("Place | None", hit.entry.header.meta.get("place"))
-        if place is None or place["device"] == self._keys.known(key).device:
+        """Write an FX graph to torch's directory, unless its code fits elsewhere only."""
+        limits = hit.entry.header.meta.get(LIMITS_FIELD)
+        if limits is None or self._events.fits.ask(limits) == "":
             try:
                 content = bytes(section_of(hit.entry, "fx", "entry"))
                 internals.fx_write_to_local_cache.get()(key, content)
@@ -407,11 +406,10 @@ class Lookups:
             what = " ".join(repr(whole[-1]).split()) if whole else what
         raise MissError(f"on_miss is error, but this graph would be compiled: {what}")
 
-    def _refuse_left(self, lookup: Lookup) -> None:
-        """Raise MissError if a hit has kernels left to measure and ``on_miss`` is ``error``."""
-        if self._engine.settings.on_miss == "error" and lookup.left:
-            what = "; ".join(f"{kernel}: {reason}" for kernel, reason in lookup.left)
-            raise MissError(f"on_miss is error, but a hit has kernels left to measure: {what}")
+    def _refuse_hit(self, lookup: Lookup) -> None:
+        """Raise MissError if a feature refuses the hit because ``on_miss`` is ``error``."""
+        if lookup.refused:
+            raise MissError(f"on_miss is error, but {lookup.refused}")
 
     # -- both
 
@@ -434,13 +432,15 @@ class Lookups:
         if lookup is not None and level is FX and internals.ranks_must_agree():
             return
         for candidate in original(cls, *args, **kwargs):
-            place = place_of(candidate[0])
-            if is_shared and not hasattr(candidate[0], PLACE):
+            limits = getattr(candidate[0], LIMITS, None)
+            if is_shared and not hasattr(candidate[0], LIMITS):
                 continue  # its conditions could not be recorded
-            if lookup is None or (
-                (place is None or _is_usable(lookup, place, movable=False))
-                and not any(_misfits(lookup, candidate[0])())
-            ):
+            if lookup is not None and limits is not None:
+                why = self._events.fits.ask(limits)
+                if why != "":
+                    lookup.rejected.append(partial(_why_unusable, why))
+                    continue
+            if lookup is None or not any(_misfits(lookup, candidate[0])()):
                 yield candidate
 
     def _entries(self, lookup: Lookup) -> Iterator[Candidate]:
@@ -461,15 +461,15 @@ class Lookups:
                 lookup.hit = hit
                 try:
                     content = bytes(section_of(hit.entry, level.name, "entry"))
-                    place = cast("Place | None", hit.entry.header.meta.get("place"))
-                    if place is None:
-                        result = cast("Result", unpickled(content))
-                    elif _is_usable(lookup, place):
-                        from s3cache.hooks._devices import moved_here
-
-                        result = cast("Result", moved_here(content, place))
-                    else:
+                    limits = hit.entry.header.meta.get(LIMITS_FIELD)
+                    load: Callable[[], object] | None = partial(unpickled, content)
+                    if limits is not None:
+                        load = self._events.load.ask(limits, content)
+                    loaded = None if load is None else load()
+                    if loaded is None or isinstance(loaded, str):
+                        lookup.rejected.append(partial(_why_unusable, loaded))
                         continue
+                    result = cast("Result", loaded)
                     if not isinstance(result, level.result.get()):
                         raise CorruptError("entry", f"contains a {type(result).__name__}")
                     why = _misfits(lookup, result)
@@ -540,24 +540,11 @@ class Lookups:
         if leading is not None and leading.leads(lookup.key):
             leading.landed = True
             leading.release()  # others need not wait until this process has loaded it
-        if lookup.has_triton:
-            lookup.left = self._left(hit, result)
+        self._events.hit.tell(lookup, hit, result)
         lookup.saved_s = saved_s = sum(compile_ns(result)) / 1e9
         self._engine.count_time_saved(saved_s)
         where = f"{hit.tier}{lookup.level.label}"
         logger.info("hit %s (%s), %.1f s of compiling saved", lookup.key, where, saved_s)
-
-    def _left(self, hit: Hit, result: Result) -> Sequence[tuple[str, str]]:
-        """Return the kernels of a hit that must still be measured; seal the entry after that."""
-        try:
-            winners, graphs = self._kernels.winners, graphs_of(result)
-            left = winners.left(graphs)
-            if left and place_of(result) == hit.entry.header.meta.get("place"):  # not moved
-                winners.watch(hit.entry, graphs, is_ours=False)
-        except Exception as exc:  # noqa: BLE001 - the hit remains valid
-            self._bypasses.failed(logger, "an entry is not sealed", exc)
-            return ()
-        return left
 
     def _ended(self, lookup: Lookup, *, of_whole: bool = False) -> None:
         """Count and record the outcome of a lookup, if torch asked for entries."""
@@ -600,14 +587,8 @@ def _only_if_asked(level: Level, original: Callable[[], object]) -> object:
     return original() if level.uses_torchs_remote.get()() else None
 
 
-def _is_usable(lookup: Lookup, place: Place, *, movable: bool = True) -> bool:
-    """Return whether this rank can use the code of an entry on its device."""
-    from s3cache.hooks._devices import misplaced
-
-    why = misplaced(place, movable=movable)
-    if why is not None:
-        lookup.rejected.append(lambda: [why])
-    return why is None
+def _why_unusable(why: str | None) -> list[str]:
+    return [why or "nothing here knows where its code can run"]
 
 
 def _agree(lookup: Lookup) -> None:

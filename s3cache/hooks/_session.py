@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
     from typing_extensions import Unpack
 
-    from s3cache.hooks._winners import Winners
     from s3cache.options import Options
 
 logger = logger_of()
@@ -115,7 +114,9 @@ class Session:
 
     def _install_hooks(self) -> None:
         engine, state, keys, bypasses = self.engine, self.state, self.keys, self.bypasses
-        self.compiles = compiles = Compiles(engine, state, keys, self.kernels, bypasses)
+        self.compiles = compiles = Compiles(
+            engine, state, keys, self.kernels, bypasses, self.events
+        )
         # The hooks that the cache requires: all of them, or none.
         for hooks in (state, keys):
             self._patches.install(hooks)
@@ -163,14 +164,7 @@ class Session:
     @functools.cached_property
     def kernels(self) -> Kernels:
         share_sources = self.engine.settings.share_sources
-        return Kernels(self.state, self._new_winners, share_sources=share_sources)
-
-    def _new_winners(self, kernels: Kernels) -> Winners:
-        from s3cache.hooks._winners import Winners
-
-        winners = Winners(self.engine, kernels)
-        self.install_part(internals.TUNING, winners.install, bind=True)
-        return winners
+        return Kernels(self.state, share_sources=share_sources)
 
     @functools.cached_property
     def lookups(self) -> Lookups:
@@ -185,6 +179,7 @@ class Session:
         functions, more = internals.guard_functions.get(), internals.branch_free()
         functions.update(more)
         self._patches.callback(lambda: [functions.pop(name, None) for name in more])
+        self.events.loading.tell(self._patches)
         self._loads = True
 
     def _install_holding(self) -> None:

@@ -7,9 +7,11 @@ import copy
 import dataclasses
 import functools
 import math
+import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -25,12 +27,10 @@ if TYPE_CHECKING:
     from s3cache.torch_api.protocols import (
         AOTConfig,
         CachingAutotuner,
-        CompiledGraph,
         Function,
         KeyDetails,
         KeyPickler,
         Reducer,
-        RuntimeMetadata,
         TracingContext,
     )
 
@@ -271,7 +271,7 @@ def keep_launched_kernels(bundler: object) -> None:
 
     torch drops the kernels of autotuners that had only one configuration.
     """
-    winners: set[str] | None = getattr(bundler, names.WINNERS, None)
+    winners: set[str] | None = getattr(bundler, names.LAUNCHED, None)
     if not winners:
         return
     winners.update(
@@ -285,32 +285,6 @@ def is_loaded(kernel: CachingAutotuner) -> bool:
     """Return whether a kernel is on the device; torch bundles unloaded copies."""
     results = [result.kernel for result in kernel.compile_results]
     return any(getattr(result, names.ON_DEVICE, None) is not None for result in results)
-
-
-def move_kernel(kernel: CachingAutotuner, index: int) -> None:
-    """Make an unloaded kernel load onto the device ``index``.
-
-    A kernel without an index loads onto the current device (``compile_on_one_rank``).
-    """
-    if kernel.device_props.index is None:
-        return
-    kernel.device_props = kernel.device_props._replace(index=index)
-    kernel.triton_meta = {**kernel.triton_meta, "device": index}
-    for result in kernel.compile_results:
-        result.compile_meta = {**result.compile_meta, "device": index}
-
-
-def move_boxed_index(graph: CompiledGraph, index: int) -> None:
-    """Record CUDA graphs of ``graph``, if it uses them, on the device ``index``."""
-    boxed = (graph.fx_kwargs or {}).get("boxed_forward_device_index")
-    if boxed is not None and boxed.value is not None:
-        boxed.value = index
-
-
-def move_random_state(metadata: RuntimeMetadata, index: int) -> None:
-    """Make a graph that replays random numbers use the state of the device ``index``."""
-    if getattr(metadata, "graphsafe_rng_state_index", None) is not None:
-        metadata.graphsafe_rng_state_index = index
 
 
 def triton_environment() -> dict[str, str]:
@@ -606,12 +580,44 @@ COLLECTIVES = frozenset(
 )
 
 
-def groups_of_ranks() -> tuple[int, int, object] | None:
-    """Return the rank, the number of ranks, and all groups by name; None outside of a job."""
+_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+
+
+def without_comments(source: str) -> str:
+    """Return generated code without the lines that are comments."""
+    return _COMMENT.sub("", source)
+
+
+def collectives_of(source: str) -> Counter[str]:
+    """Return how often generated code calls each collective."""
+    code = without_comments(source)
+    return counted_collectives(re.findall(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.\w+)?\(", code))
+
+
+def counted_collectives(operators: Iterable[tuple[str, str]]) -> Counter[str]:
+    """Count the collectives among operators, given by namespace and name."""
+    # Variants that write into the input or into a buffer count as the same collective.
+    found = (
+        name.removesuffix("_out").removesuffix("_")
+        for namespace, name in operators
+        if namespace in COLLECTIVES
+    )
+    return Counter(name for name in found if not name.startswith("wait_tensor"))
+
+
+def is_among_ranks() -> bool:
+    """Return whether this process is one of several that have joined in a job."""
     import torch.distributed as dist
 
-    if not (dist.is_available() and dist.is_initialized()):
+    return dist.is_available() and dist.is_initialized()
+
+
+def groups_of_ranks() -> tuple[int, int, object] | None:
+    """Return the rank, the number of ranks, and all groups by name; None outside of a job."""
+    if not is_among_ranks():
         return None
+    import torch.distributed as dist
+
     world = names.groups.get()
     groups = sorted((name, sorted(world.pg_group_ranks[g])) for g, name in world.pg_names.items())
     return dist.get_rank(), dist.get_world_size(), groups

@@ -26,7 +26,6 @@ RANKS = "hits where ranks must agree"
 WORKERS = "bounding compile workers of all ranks together"
 EARLY = "compiling a graph with its backward for all ranks at once"
 HOLDING = "saving only graphs of frames that Dynamo accepted"
-TUNING = "sharing which configurations of kernels are the fastest"
 
 TORCH = "torch"
 DYNAMO = "torch._dynamo"
@@ -428,37 +427,16 @@ triton_directory = AnyFunction("torch._inductor.runtime.runtime_utils:triton_cac
 triton_file_name = AnyFunction("torch._inductor.runtime.runtime_utils:triton_hash_to_path_key")
 #: Stores the fastest configuration of a kernel in a file beside its source.
 autotune_cache = AnyClass("torch._inductor.runtime.autotune_cache:AutotuneCache")
-WINNERS, AUTOTUNERS = Fields(
+LAUNCHED, AUTOTUNERS = Fields(
     "torch._inductor.triton_bundler:TritonBundler",
     "_winners _static_autotuners",
     added={"_winners": (2, 12)},
 )
-#: The marks around the source of a kernel in generated C++ (``cpp_wrapper``), which compiles it at
-#: the first launch of the kernel.
-COMPILES_LATER = 'R"TRITON(', ')TRITON"'
 #: The kernels that a compiled graph contained, or that were compiled for it.
 (TRITON_BUNDLE,) = Fields(_GRAPH, "_triton_bundle")
-#: Computes torch's name for a loaded kernel from its source.
-kernel_key = AnyFunction(f"{ASYNC_COMPILE}:CompiledTritonKernels.key", feature=RANKS)
 _TUNER = "torch._inductor.runtime.triton_heuristics:CachingAutotuner"
 #: Attributes of a loaded autotuner that cannot be pickled.
 LAUNCHERS, RELOAD = Fields(_TUNER, "launchers _reload_kernel")
-autotuner = AnyClass(_TUNER, feature=TUNING)
-#: Measures the configurations of a kernel; a search for better ones may follow.
-measure = AnyFunction(f"{_TUNER}.autotune_to_one_config", feature=TUNING)
-descend = AnyFunction(f"{_TUNER}.coordinate_descent_tuning", feature=TUNING)
-combine = AnyFunction(f"{_TUNER}._combo_sequential_autotune", since=(2, 13), feature=TUNING)
-#: Called by C++ to compile, measure and launch a kernel, the first time only.
-first_launch = AnyFunction(
-    "torch._inductor.runtime.triton_lazy_compile:run_triton_kernel_with_autotune",
-    since=(2, 12),
-    feature=TUNING,
-)
-triton_files_class = AnyClass(
-    "torch._inductor.triton_bundler:TritonKernelArtifacts", feature=TUNING
-)
-triton_file_class = AnyClass("torch._inductor.triton_bundler:TritonKernelArtifact", feature=TUNING)
-code_hash = AnyFunction(f"{_CODE}:code_hash", feature=TUNING)
 #: A loaded kernel on the device.
 (ON_DEVICE,) = Fields(
     "torch._inductor.runtime.static_triton_launcher:StaticallyLaunchedTritonKernel", "function"

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from s3cache.torch_api import names
+from s3cache.features.device import _names
+from s3cache.features.device._marks import COMPILES_LATER
+from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import CachingAutotuner
@@ -22,7 +24,7 @@ _SEARCHED = _COMBINED, _DESCENDED = "found_by_combo_autotune", "found_by_coordes
 def kernels_in(module: ModuleType) -> Iterator[tuple[str, object]]:
     """Yield the kernels of Triton that a module of generated code has loaded, with their names."""
     for name, value in vars(module).items():
-        if isinstance(value, names.autotuner.get()):
+        if isinstance(value, _names.autotuner.get()):
             yield kernel_name(value), value
         elif type(value).__name__.endswith("MultiKernelCall"):
             yield name, value
@@ -35,7 +37,7 @@ def kernel_name(tuner: CachingAutotuner) -> str:
 
 def left_to_measure(kernel: Any) -> str:
     """Return why the next launch of a loaded kernel measures; "" if it does not."""
-    if not isinstance(kernel, names.autotuner.get()):
+    if not isinstance(kernel, _names.autotuner.get()):
         return "a choice between kernels" if kernel.picked_kernel is None else ""
     results = kernel.launchers or kernel.compile_results or kernel.configs
     if len(results) > 1:
@@ -57,7 +59,7 @@ def compiled_later(source: str) -> dict[str, str]:
 
     The result has the name of each kernel by the digest of its source.
     """
-    begin, end = map(re.escape, names.COMPILES_LATER)
+    begin, end = map(re.escape, COMPILES_LATER)
     calls = re.findall(rf"{begin}(.*?){end}", source, re.DOTALL)
     return {kernel_digest(text): name for each in calls for name, text in _kernels(each.strip())}
 
@@ -65,7 +67,7 @@ def compiled_later(source: str) -> dict[str, str]:
 def remembered_winner(tuner: CachingAutotuner) -> dict[str, Any] | None:
     """Return the fastest configuration of a kernel that torch remembers on this machine, if any."""
     cache = getattr(tuner.save_cache_hook, "__self__", None)
-    if not isinstance(cache, names.autotune_cache.get()) or cache.local_cache is None:
+    if not isinstance(cache, internals.autotune_cache.get()) or cache.local_cache is None:
         return None
     store, path = cache.local_cache
     found = store.get(path)
@@ -79,8 +81,8 @@ def remember_winner(kernel: str, best: Mapping[str, Any]) -> None:
     """
     if "configs_hash" not in best:  # there was no choice, or it is not known
         return
-    path = names.path_of_module.get()(kernel, "py")[2]
-    cache = names.autotune_cache.get().create({}, path, best["configs_hash"])
+    path = internals.path_of_module.get()(kernel, "py")[2]
+    cache = internals.autotune_cache.get().create({}, path, best["configs_hash"])
     if cache is not None and cache.local_cache is not None:
         store, where = cache.local_cache
         if not os.path.exists(where):
@@ -107,25 +109,25 @@ def _kernels(source: str) -> Iterator[tuple[str, str]]:
 
 def kernel_digest(source: str) -> str:
     """Return the digest of a kernel's source, which is the name of its file."""
-    return str(names.code_hash.get()(source.strip()))
+    return str(_names.code_hash.get()(source.strip()))
 
 
 def ready_to_launch(pending: dict[str, Any], name: str) -> CachingAutotuner:
     """Wait for a kernel that C++ is about to launch for the first time, and return it."""
-    if not isinstance(pending[name], names.autotuner.get()):
+    if not isinstance(pending[name], _names.autotuner.get()):
         pending[name] = pending[name].result()  # not twice: each call loads its configurations
     return pending[name]
 
 
 def needs_assembly() -> bool:
     """Return whether generated C++ needs the assembly of its kernels, which no entry has."""
-    options = names.inductor_config.get().aot_inductor
+    options = internals.inductor_config.get().aot_inductor
     return bool(options.emit_multi_arch_kernel or options.package_cpp_only)
 
 
 def files_of(tuner: CachingAutotuner) -> set[str]:
     """Return the names of the directories with the files of a kernel, one per configuration."""
-    file_name = names.triton_file_name.get()
+    file_name = internals.triton_file_name.get()
     return {file_name(each.kernel.hash) for each in tuner.compile_results}
 
 
@@ -136,21 +138,21 @@ def device_of(tuner: CachingAutotuner) -> int:
 
 def triton_files(name: str, device: int) -> object:
     """Return a kernel's files as torch bundles them."""
-    directory = os.path.join(names.triton_directory.get()(device), name)
-    make, files = names.triton_file_class.get(), []
+    directory = os.path.join(internals.triton_directory.get()(device), name)
+    make, files = _names.triton_file_class.get(), []
     for each in sorted(os.scandir(directory), key=lambda each: each.name):
         with open(each, "rb") as file:
             content = file.read()
         if each.name.endswith(".json"):
             content = content.replace(directory.encode(), b"[REPLACE]")  # as torch does
         files.append(make(each.name, content))
-    return names.triton_files_class.get()(name, device, files)
+    return _names.triton_files_class.get()(name, device, files)
 
 
 def sealed_kernel(kernel: CachingAutotuner, tuner: CachingAutotuner) -> CachingAutotuner:
     """Return a kernel of a bundle with only the winner that ``tuner``, its loaded form, found."""
     (launcher,) = tuner.launchers
-    file_name = names.triton_file_name.get()
+    file_name = internals.triton_file_name.get()
     found = [
         each
         for each in kernel.compile_results

@@ -37,7 +37,9 @@ class Site:
     def run(self, name: str, *arguments: object, **environment: str) -> dict[str, Any]:
         """Run the program on a machine; return its counts."""
         machine = self.machine(name, **environment)
-        counted: dict[str, Any] = machine.run("tests.gpu.winners:softmax", *arguments).result
+        counted: dict[str, Any] = machine.run(
+            "tests.features.device.winners:softmax", *arguments
+        ).result
         return counted
 
     def entry(self) -> Path:

@@ -11,10 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from s3cache.hooks._conditions import REMEMBERED
-from s3cache.hooks._kernels import LEFT
-from s3cache.torch_api import internals
-from s3cache.torch_api.kernels import (
+from s3cache.features.device._kernels import (
     compiled_later,
     device_of,
     is_combined,
@@ -23,6 +20,8 @@ from s3cache.torch_api.kernels import (
     remembered_winner,
     triton_files,
 )
+from s3cache.features.device._marks import LEFT, REMEMBERED
+from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
     from s3cache.torch_api.protocols import CachingAutotuner, CompiledGraph, TritonBundle

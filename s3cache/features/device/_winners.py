@@ -27,13 +27,9 @@ from typing import TYPE_CHECKING, cast
 from s3cache import frame
 from s3cache.artifact import unpickled
 from s3cache.cache import Engine
-from s3cache.frame import Frame
-from s3cache.hooks._conditions import REMEMBERED, graphs_of
-from s3cache.hooks._first_launches import FirstLaunches, left_by_cpp
-from s3cache.hooks._kernels import LEFT, SEARCHED, Kernels, portable_bundle
-from s3cache.hooks._keys import Patches
-from s3cache.torch_api import internals
-from s3cache.torch_api.kernels import (
+from s3cache.features.device import _names
+from s3cache.features.device._first_launches import FirstLaunches, left_by_cpp
+from s3cache.features.device._kernels import (
     device_of,
     files_of,
     is_combined,
@@ -48,6 +44,10 @@ from s3cache.torch_api.kernels import (
     searched,
     triton_files,
 )
+from s3cache.features.device._marks import LEFT, REMEMBERED, SEARCHED
+from s3cache.frame import Frame
+from s3cache.hooks import Kernels, Patches, graphs_of, portable_bundle
+from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
 
@@ -86,11 +86,11 @@ class Winners:
 
     def install(self, patches: Patches) -> None:
         """Watch torch measure kernels from now on; without this, no entry is sealed."""
-        for each in internals.measure, internals.descend, internals.combine:
+        for each in _names.measure, _names.descend, _names.combine:
             if each.find() is not None:
-                patches.wrap(each, partial(self._measure, each is internals.measure))
-        if internals.first_launch.find() is not None:
-            patches.wrap(internals.first_launch, self._launch)
+                patches.wrap(each, partial(self._measure, each is _names.measure))
+        if _names.first_launch.find() is not None:
+            patches.wrap(_names.first_launch, self._launch)
         patches.callback(self._engine.events.finishing.subscribe(self.seal))
         self._is_on = True
 
@@ -116,7 +116,7 @@ class Winners:
 
     def _tuners_of(self, graphs: Iterable[CompiledGraph]) -> dict[str, CachingAutotuner]:
         kernels = (kernel for graph in graphs for _, kernel in self._kernels_of(graph))
-        tuners = [each for each in kernels if isinstance(each, internals.autotuner.get())]
+        tuners = [each for each in kernels if isinstance(each, _names.autotuner.get())]
         return {each.kernel_hash: each for each in tuners}
 
     # -- while the program runs

@@ -21,36 +21,56 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from s3cache.artifact import unpickled
+from s3cache.features.device import _names
+from s3cache.features.device._kernels import kernel_digest, kernel_sources
+from s3cache.features.device._marks import REMEMBERED
 from s3cache.graph import call_nodes, code_on
-from s3cache.hooks._conditions import PLACE, REMEMBERED, Place, graphs_of
+from s3cache.hooks import LIMITS, graphs_of
 from s3cache.torch_api import internals
-from s3cache.torch_api.kernels import kernel_digest, kernel_sources
 
 if TYPE_CHECKING:
     from torch import device
     from torch.fx import GraphModule
 
-    from s3cache.torch_api.protocols import AOTResult, CompiledGraph, Function, TritonBundle
+    from s3cache.torch_api.protocols import (
+        AOTResult,
+        CachingAutotuner,
+        CompiledGraph,
+        Function,
+        RuntimeMetadata,
+        TritonBundle,
+    )
 
 
-_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+class DeviceConstraint(TypedDict):
+    """Limits on where code can run, beyond its key; plain data in an entry.
+
+    ``device`` is the accelerator that the code was made for, such as ``cuda:0``, if all equal
+    devices share its key; else nil. ``alone`` says why the code cannot be moved to another device;
+    nil if it can. ``rank`` is set if the code may contain the number of a rank: that rank, with a
+    digest of all process groups.
+    """
+
+    device: str | None
+    alone: str | None
+    rank: str | None
 
 
-def misplaced(place: Place, *, movable: bool = True) -> str | None:
+def misplaced(limits: DeviceConstraint, *, movable: bool = True) -> str | None:
     """Return why this rank cannot use the code of an entry on its device, or None.
 
     ``movable`` says whether the code can get the index of another device.
     """
-    if place["rank"] is not None and place["rank"] != (here := rank_of_process()):
-        return f"its code may contain the number of {place['rank']}; this is {here or 'no rank'}"
-    if place["device"] is None or place["device"] == (device := str(_here(place["device"]))):
+    if limits["rank"] is not None and limits["rank"] != (here := rank_of_process()):
+        return f"its code may contain the number of {limits['rank']}; this is {here or 'no rank'}"
+    if limits["device"] is None or limits["device"] == (device := str(_here(limits["device"]))):
         return None
-    if place["alone"] is not None:
-        return f"its code is for {place['device']} only, this is {device}: {place['alone']}"
-    return None if movable else f"it is for {place['device']}, this is {device}"
+    if limits["alone"] is not None:
+        return f"its code is for {limits['device']} only, this is {device}: {limits['alone']}"
+    return None if movable else f"it is for {limits['device']}, this is {device}"
 
 
 def _here(made_for: str) -> device:
@@ -67,25 +87,10 @@ def _here(made_for: str) -> device:
 def collectives_in(gm: GraphModule) -> Counter[str]:
     """Return how often the traced graph calls each collective."""
     targets = (node.target for node in call_nodes(gm))
-    return _counted(
+    return internals.counted_collectives(
         (str(getattr(target, "namespace", "")), str(getattr(target, "_opname", "")))
         for target in targets
     )
-
-
-def collectives_of(source: str) -> Counter[str]:
-    """Return how often generated code calls each collective."""
-    return _counted(re.findall(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.\w+)?\(", _COMMENT.sub("", source)))
-
-
-def _counted(operators: Iterable[tuple[str, str]]) -> Counter[str]:
-    # Variants that write into the input or into a buffer count as the same collective.
-    names = (
-        name.removesuffix("_out").removesuffix("_")
-        for namespace, name in operators
-        if namespace in internals.COLLECTIVES
-    )
-    return Counter(name for name in names if not name.startswith("wait_tensor"))
 
 
 def rank_of_process() -> str | None:
@@ -152,7 +157,7 @@ def why_alone(graphs: Iterable[CompiledGraph], on: str) -> str | None:
             return f"it is for {', '.join(sorted(graph.device_types))}"
         if not {*graph.device_idxs} <= {made_for.index}:
             return "it is for several devices"
-        code = _BODY.sub("'''", _COMMENT.sub("", graph.source_code))
+        code = _BODY.sub("'''", internals.without_comments(graph.source_code))
         code = _index_in(code, made_for.index).sub("", code)
         marks = {"cuda:", "stream", "raw_stream", "semaphores_cuda_"}  # remainders of known forms
         unknown = {*_ABOUT_DEVICES.findall(code)} - _WORDS - marks
@@ -163,16 +168,15 @@ def why_alone(graphs: Iterable[CompiledGraph], on: str) -> str | None:
     return None
 
 
-def moved_here(content: bytes, place: Place) -> object:
-    """Unpickle the verified bytes of an entry for the current device.
-
-    Call it only if :func:`misplaced` returned None.
-    """
+def moved_here(content: bytes, limits: DeviceConstraint) -> object:
+    """Unpickle the verified bytes of an entry for the current device; or return why not."""
+    if why := misplaced(limits):
+        return why
     import torch
 
-    if place["device"] is None:
+    if limits["device"] is None:
         return unpickled(content)
-    made_for, here = torch.device(place["device"]), _here(place["device"])
+    made_for, here = torch.device(limits["device"]), _here(limits["device"])
     if made_for == here:
         return unpickled(content)
 
@@ -202,8 +206,8 @@ def moved_here(content: bytes, place: Place) -> object:
                     if isinstance(value, str)
                 }
             )
-        internals.move_random_state(whole.runtime_metadata, here.index)
-    setattr(result, PLACE, {**place, "device": str(here)})
+        _move_random_state(whole.runtime_metadata, here.index)
+    setattr(result, LIMITS, {**limits, "device": str(here)})
     return result
 
 
@@ -213,12 +217,12 @@ def _move_graph(graph: CompiledGraph, made_for: device, here: device) -> None:
     # A process may have this graph on several devices.
     graph.cache_key = f"{graph.cache_key}_{here.index}"
     graph.device_idxs = type(graph.device_idxs)([here.index])
-    internals.move_boxed_index(graph, here.index)
+    _move_boxed_index(graph, here.index)
     bundle: TritonBundle | None = vars(graph)[internals.TRITON_BUNDLE]
     if bundle is None:
         return
     sources = [*zip(kernel_sources(before), kernel_sources(graph.source_code), strict=True)]
-    key = internals.kernel_key.get()
+    key = _names.kernel_key.get()
     keys = {key(theirs): key(ours) for theirs, ours in sources}
     bundle_here = dataclasses.replace(
         bundle,
@@ -237,4 +241,30 @@ def _move_graph(graph: CompiledGraph, made_for: device, here: device) -> None:
     )
     known.update({digests[each]: best for each, best in [*known.items()] if each in digests})
     for each in bundle.static_autotuners:
-        internals.move_kernel(each.kernel, here.index)
+        _move_kernel(each.kernel, here.index)
+
+
+def _move_kernel(kernel: CachingAutotuner, index: int) -> None:
+    """Make an unloaded kernel load onto the device ``index``.
+
+    A kernel without an index loads onto the current device (``compile_on_one_rank``).
+    """
+    if kernel.device_props.index is None:
+        return
+    kernel.device_props = kernel.device_props._replace(index=index)
+    kernel.triton_meta = {**kernel.triton_meta, "device": index}
+    for result in kernel.compile_results:
+        result.compile_meta = {**result.compile_meta, "device": index}
+
+
+def _move_boxed_index(graph: CompiledGraph, index: int) -> None:
+    """Record CUDA graphs of ``graph``, if it uses them, on the device ``index``."""
+    boxed = (graph.fx_kwargs or {}).get("boxed_forward_device_index")
+    if boxed is not None and boxed.value is not None:
+        boxed.value = index
+
+
+def _move_random_state(metadata: RuntimeMetadata, index: int) -> None:
+    """Make a graph that replays random numbers use the state of the device ``index``."""
+    if getattr(metadata, "graphsafe_rng_state_index", None) is not None:
+        metadata.graphsafe_rng_state_index = index
