@@ -22,7 +22,7 @@ class _Missing:
 def shares(features: Sequence[str], url: str, local: str) -> dict[str, Any]:
     """Compile on a machine that lacks ``features``; return the counts and the features."""
     assert not any(name.startswith("s3cache.features.") for name in sys.modules)
-    sys.meta_path.insert(0, _Missing(features))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Missing(features))
     import torch
 
     import s3cache
