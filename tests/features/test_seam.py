@@ -48,8 +48,8 @@ WORDS = {
     "job_profile": (r"job.?profile|JOB_KEYS", 2),
     "target": (r"STANDIN|stand-in for (a|the) GPU|absent GPU|S3CACHE_TARGET", 0),
     "single_flight": (r"claim|(?<!re)lease|single.?flight|waited", 380),
-    "ranks": (r"(?<![a-z])ranks?(?![a-z])", 230),
-    "device": (r"\bseal|winner|misplaced|moved_here", 107),
+    "ranks": (r"(?<![a-z])ranks?(?![a-z])", 183),
+    "device": (r"\bseal|winner|misplaced|moved_here", 9),
 }
 
 
