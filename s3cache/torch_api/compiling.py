@@ -271,10 +271,10 @@ def keep_launched_kernels(bundler: object) -> None:
 
     torch drops the kernels of autotuners that had only one configuration.
     """
-    winners: set[str] | None = getattr(bundler, names.LAUNCHED, None)
-    if not winners:
+    launched: set[str] | None = getattr(bundler, names.LAUNCHED, None)
+    if not launched:
         return
-    winners.update(
+    launched.update(
         names.triton_file_name.get()(result.kernel.hash)
         for static in getattr(bundler, names.AUTOTUNERS) or ()
         for result in static.kernel.compile_results

@@ -49,7 +49,7 @@ WORDS = {
     "target": (r"STANDIN|stand-in for (a|the) GPU|absent GPU|S3CACHE_TARGET", 0),
     "single_flight": (r"claim|(?<!re)lease|single.?flight|waited", 380),
     "ranks": (r"(?<![a-z])ranks?(?![a-z])", 183),
-    "device": (r"\bseal|winner|misplaced|moved_here", 9),
+    "device": (r"\bseal|(?<!_)winner|moved_here|why_alone|DeviceConstraint", 0),
 }
 
 
