@@ -34,6 +34,7 @@ from s3cache.hooks._calls import (
     Lookup,
     Result,
     compile_ns,
+    users_line,
 )
 from s3cache.hooks._conditions import (
     LIMITS,
@@ -49,7 +50,6 @@ from s3cache.hooks._conditions import (
 from s3cache.hooks._events import CompileEvents
 from s3cache.hooks._healing import FirstCall
 from s3cache.hooks._keys import CompileState, KeyHook, Patches, around
-from s3cache.hooks._where import users_line
 from s3cache.records import Record
 from s3cache.stats import Reason
 from s3cache.torch_api import internals

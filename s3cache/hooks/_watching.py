@@ -27,9 +27,8 @@ from s3cache.graph import (
     Report,
     take_baseline,
 )
-from s3cache.hooks._calls import CacheCall
+from s3cache.hooks._calls import CacheCall, users_line
 from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, around
-from s3cache.hooks._where import users_line
 from s3cache.records import Record
 from s3cache.stats import EntryKind
 from s3cache.torch_api import internals

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.route import routes
+from benchmarks.route import Route, routes
 from tests.support.marks import slow
 
 pytestmark = pytest.mark.timeout(900)
 
 
 @slow
-def test_a_hit_and_a_miss_run_through_few_files() -> None:
+def test_a_hit_and_a_miss_run_through_few_files_of_the_core() -> None:
     """A reader who follows a lookup opens these files; ``make route`` prints them."""
     found = routes()
-    assert len(found["hit"].stops) <= 35, str(found["hit"])
-    assert len(found["miss"].stops) <= 40, str(found["miss"])
+    assert in_core(found["hit"]) <= 35, str(found["hit"])
+    assert in_core(found["miss"]) <= 39, str(found["miss"])
+
+
+def in_core(route: Route) -> int:
+    return sum(not stop.file.startswith("features/") for stop in route.stops)
