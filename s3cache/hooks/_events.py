@@ -33,10 +33,8 @@ class CompileEvents:
     def __init__(self, *, strict: bool) -> None:
         self.strict = strict
         self.loading: Notice[[Patches]] = Notice(strict=strict)
-        self.fits: Question[[Mapping[str, object]], str] = Question(strict=strict)
-        self.load: Question[[Mapping[str, object], bytes], Callable[[], object]] = Question(
-            strict=strict
-        )
+        self.fits: Question[[object], str] = Question(strict=strict)
+        self.load: Question[[object, bytes], Callable[[], object]] = Question(strict=strict)
         self.hit: Notice[[Lookup, Hit, Result]] = Notice(strict=strict)
         self.limit: Question[[Save, str], Limits] = Question(strict=strict)
         self.saving: Notice[[Save]] = Notice(strict=strict)

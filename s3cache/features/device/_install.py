@@ -123,7 +123,7 @@ class Device:
             {name: value for name, value in relied.items() if value is not None},
         )
 
-    def fits(self, limits: Mapping[str, object]) -> str:
+    def fits(self, limits: object) -> str:
         """Return why code cannot be used here as it is."""
         from s3cache.features.device._moving import misplaced
 
@@ -132,7 +132,7 @@ class Device:
         except Exception as exc:  # noqa: BLE001 - of another device, or damaged
             return f"its limits cannot be read: {exc}"
 
-    def load(self, limits: Mapping[str, object], content: bytes) -> Callable[[], object]:
+    def load(self, limits: object, content: bytes) -> Callable[[], object]:
         """Return a function that unpickles code for this device."""
         from s3cache.features.device._moving import moved_here
 
