@@ -73,6 +73,7 @@ class Feature:
         variables: its environment variables that are not options, without ``S3CACHE_``.
         commands: its commands: functions that return plain data, which the command line shows.
         job_options: its options of ``s3cache warm``.
+        testing: variables of the machines of ``s3cache.testing``, by name.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Feature:
     variables: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     job_options: tuple[JobOption, ...] = ()
+    testing: tuple[tuple[str, str], ...] = ()
 
     def call(self, function: str, *args: object, strict: bool = False) -> Any:
         """Call one of the feature's functions, if it has it; if that fails, the feature is off."""

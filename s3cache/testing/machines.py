@@ -26,6 +26,7 @@ from pathlib import Path
 from pprint import pformat
 from typing import Any
 
+from s3cache.seam import features
 from s3cache.stats import CacheStats
 from s3cache.util.text import counted
 
@@ -115,8 +116,7 @@ class Machine:
             # Wait for uploads that a job would leave to the next process, also on a busy machine.
             "S3CACHE_EXIT_TIMEOUT_S": "60",
             "S3CACHE_LOOKUP_TIMEOUT_S": "60",
-            # So that a fresh machine always hits the remote, and not entries of a job profile.
-            "S3CACHE_JOB_PROFILES": "0",
+            **{name: text for feature in features() for name, text in feature.testing},
             **environment,
         }
 

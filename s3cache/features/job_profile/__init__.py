@@ -33,4 +33,6 @@ FEATURE = Feature(
     hints=(KEYS,),
     is_used=lambda settings: settings.job_profiles,
     begins=f"{__name__}.begin:begin",
+    # So that a fresh machine always hits the remote, and not what was fetched before.
+    testing=(("S3CACHE_JOB_PROFILES", "0"),),
 )
