@@ -74,7 +74,7 @@ def test_the_second_process_waits_for_the_first_and_hits(
     other = pool.submit(looked_up, second, [])
     time.sleep(0.2)
     assert not other.done()
-    first.save(KEY, entry(KEY), level="fx", provisional=True)
+    first.save(KEY, entry(KEY), level="fx", delayed=True)
     mine.claim.release(landed=True)
     found = other.result(LONG_S)
     assert isinstance(found, Hit)

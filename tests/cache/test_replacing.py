@@ -39,7 +39,7 @@ def replaced(engine: Engine) -> None:
 def test_an_entry_that_is_replaced_before_its_upload_is_not_uploaded(
     engine: Engine, memory: MemoryStore
 ) -> None:
-    engine.save(KEY, FIRST, provisional=True)
+    engine.save(KEY, FIRST, delayed=True)
     replaced(engine)
     assert found(memory).digest == BETTER.digest
     assert engine.stats().uploaded == 1
@@ -60,7 +60,7 @@ def test_a_better_entry_replaces_an_uploaded_one(engine: Engine, memory: MemoryS
 def test_an_entry_of_another_machine_is_not_replaced(
     engine: Engine, memory: MemoryStore, tmp_path: Path
 ) -> None:
-    engine.save(KEY, FIRST, provisional=True)
+    engine.save(KEY, FIRST, delayed=True)
     others = open_engine(tmp_path / "b", memory)
     theirs = entry(payload=b"as good" * 40)
     others.save(KEY, theirs)
@@ -75,7 +75,7 @@ def test_an_entry_of_another_machine_is_not_replaced(
 def test_replacements_made_while_finishing_are_uploaded(
     engine: Engine, memory: MemoryStore, way: str
 ) -> None:
-    engine.save(KEY, FIRST, provisional=True)
+    engine.save(KEY, FIRST, delayed=True)
     engine.events.finishing.subscribe(lambda: engine.replace(FIRST, bytes(BETTER.data)))
     getattr(engine, way)(LONG_S)
     assert found(memory).digest == BETTER.digest
