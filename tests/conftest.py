@@ -127,7 +127,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     longest: dict[Path, float] = {}
     for item in items:
         timeout = item.get_closest_marker("timeout")
-        usual_s = 1000.0 if item.path.parent.name == "gpu" else 0.0  # Triton compiles
+        compiles = item.path.parent.name in ("device", "gpu", "target")  # with Triton
+        usual_s = 1000.0 if compiles else 0.0
         seconds = float(timeout.args[0]) if timeout else usual_s
         longest[item.path] = max(longest.get(item.path, 0.0), seconds)
     items.sort(key=lambda item: longest[item.path], reverse=True)

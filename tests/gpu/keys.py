@@ -37,8 +37,8 @@ NOT_IN_KEY: dict[str, dict[str, str]] = {
 }
 
 
-def keys() -> dict[str, list[object]]:
-    """Return the key and the names of its components, by change."""
+def keys(names: list[str]) -> dict[str, list[object]]:
+    """Return the key and the names of its components without a change, and with each of these."""
     standin.install()
     import torch
 
@@ -46,8 +46,9 @@ def keys() -> dict[str, list[object]]:
 
     # All forks share what this imports and computes.
     s3cache.check(lambda x: x.sin().sum(-1), torch.ones(16, 64))
-    rows = {"nothing": {}, **IN_KEY, **NOT_IN_KEY}
-    return {what: _in_fork(_key, changes) for what, changes in rows.items()}
+    rows = {**IN_KEY, **NOT_IN_KEY}
+    changes = {"nothing": {}, **{name: rows[name] for name in names}}
+    return {what: _in_fork(_key, change) for what, change in changes.items()}
 
 
 def _in_fork(function: Callable[[dict[str, str]], object], changes: dict[str, str]) -> Any:

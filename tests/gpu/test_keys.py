@@ -10,21 +10,28 @@ import pytest
 
 from tests.gpu import keys, standin
 from tests.support.machines import ROOT
+from tests.support.marks import cases, selected
 
+#: Properties that reach the key in the same way as others.
+SIMILAR = {
+    *("compute capability", "shared memory", "registers", "threads", "cache"),
+    *("identity", "processor", "user"),
+}
 pytestmark = pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return standin.machine(tmp_path_factory.mktemp("keys")).run("tests.gpu.keys:keys").result
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    machine = standin.machine(tmp_path_factory.mktemp("keys"))
+    return machine.run("tests.gpu.keys:keys", [*selected(request, "what")]).result
 
 
-@pytest.mark.parametrize("what", keys.IN_KEY)
+@pytest.mark.parametrize("what", cases(keys.IN_KEY, slow_ones=SIMILAR))
 def test_a_change_of_a_property_in_the_key_changes_the_key(found: Any, what: str) -> None:
     assert found[what][0] != found["nothing"][0]
 
 
-@pytest.mark.parametrize("what", keys.NOT_IN_KEY)
+@pytest.mark.parametrize("what", cases(keys.NOT_IN_KEY, slow_ones=SIMILAR))
 def test_a_change_of_another_property_keeps_the_key(found: Any, what: str) -> None:
     assert found[what] == found["nothing"]
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.machines import Machine, remote_url
+from tests.support.marks import cases, selected
 
 # Each replacement takes a number, and each program depends on it if it calls the replacement. torch
 # is imported by the jobs.
@@ -100,6 +101,8 @@ _CALLED: dict[str, tuple[Callable[[float], None], Callable[[Any], Any]]] = {
     "a class": (_class, _without_nan),
 }
 
+_SIMILAR = {"method", "by a function in the graph", "a class"}
+
 
 def _in_fork(work: Callable[[], Any]) -> Any:
     reads, writes = os.pipe()
@@ -151,18 +154,18 @@ def _with(
     return _compiled(program, **kw)
 
 
-def _results() -> dict[str, Any]:
+def _results(names: list[str]) -> dict[str, Any]:
     """Return what each program gave on another one's cache, and without a cache."""
-
     importlib.import_module("torch._inductor.compile_fx")  # once for all forks
-    cases = {"nothing": (_no_calls, _sine), **_INLINED, **_CALLED}
+    each = {**_INLINED, **_CALLED}
+    chosen = {"nothing": (_no_calls, _sine), **{name: each[name] for name in names}}
     return {
         name: [
             _in_fork(functools.partial(_with, replace, 2.0, program)),
             _in_fork(functools.partial(_with, replace, 3.0, program)),
             _in_fork(functools.partial(_with, replace, 3.0, program, caches=False)),
         ]
-        for name, (replace, program) in cases.items()
+        for name, (replace, program) in chosen.items()
     } | {"history": _in_fork(_history), "late": _in_fork(_late)}
 
 
@@ -186,9 +189,11 @@ def _history() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    root = tmp_path_factory.mktemp("machine")
-    done = Machine(root).run(f"{__name__}:_results", remote=remote_url(root))
+def results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    root, names = tmp_path_factory.mktemp("machine"), [*selected(request, "name")]
+    done = Machine(root).run(f"{__name__}:_results", names, remote=remote_url(root))
     found: dict[str, Any] = done.result
     return found
 
@@ -202,7 +207,7 @@ def test_a_replacement_that_no_compile_calls_keeps_no_graph_from_the_first_level
     assert first["result"] == second["result"] == cold["result"]
 
 
-@pytest.mark.parametrize("name", _INLINED)
+@pytest.mark.parametrize("name", cases(_INLINED, slow_ones=_SIMILAR))
 def test_a_replacement_that_dynamo_inlines_is_in_the_graph(
     name: str, results: dict[str, Any]
 ) -> None:
@@ -211,7 +216,7 @@ def test_a_replacement_that_dynamo_inlines_is_in_the_graph(
     assert first["result"] != second["result"] == cold["result"]
 
 
-@pytest.mark.parametrize("name", _CALLED)
+@pytest.mark.parametrize("name", cases(_CALLED, slow_ones=_SIMILAR))
 def test_a_graph_of_which_the_compile_calls_a_replacement_is_shared_at_the_second_level(
     name: str, results: dict[str, Any]
 ) -> None:

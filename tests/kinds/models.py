@@ -46,7 +46,7 @@ def hooks_and_state_of_modules(compile_it: Compile) -> Any:
     return found, {name: value.clone() for name, value in model.state_dict().items()}
 
 
-@case("models")
+@case("models", slow=True)
 def gradients_for_each_sample(compile_it: Compile) -> Any:
     """``vmap`` over ``grad`` of a functional call."""
     model = torch.nn.Linear(3, 1)

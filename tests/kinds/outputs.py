@@ -13,7 +13,7 @@ def _has(kind: str) -> Any:
     return lambda runtime: any(each["output_type"] == kind for each in runtime["outputs"])
 
 
-@case("outputs", shows=_has("alias_of_input"))
+@case("outputs", shows=_has("alias_of_input"), slow=True)
 def alias_of_input(compile_it: Compile) -> Any:
     def function(x: Any) -> Any:
         return x.view(-1), x.t()[1:], x + 1

@@ -43,7 +43,14 @@ def donated_buffers(compile_it: Compile) -> Any:
         return train(compile_it(function), x, w)
 
 
-@case("runtime", bypassed=1, reasons=("backward-state", "function"), graphs=0, halves=1)
+@case(
+    "runtime",
+    bypassed=1,
+    reasons=("backward-state", "function"),
+    graphs=0,
+    halves=1,
+    slow=True,
+)
 def backward_state(compile_it: Compile) -> Any:
     """A hook on an intermediate becomes an input of the graph, which torch cannot put in a key."""
 

@@ -61,15 +61,18 @@ def description() -> dict[str, Any]:
     return {"described": described, "refusals": refusals}
 
 
-def preload(device: dict[str, Any]) -> dict[str, Any]:
-    """Run processes with the library for a device; return what they find and save."""
+def preload(device: dict[str, Any], other: str) -> dict[str, Any]:
+    """Run processes with the library for a device; return what they find and save.
+
+    One launches a kernel while it compiles, and the other is ``other``.
+    """
     with _library(device) as variables:
         environment = {**os.environ, **variables}
         probe = subprocess.run(
             [sys.executable, "-c", _ASKS], env=environment, check=True, capture_output=True
         )
         found: dict[str, Any] = json.loads(probe.stdout)
-        for what in ("launching", "not launching", "another torch"):
+        for what in ("launching", other):
             versions = {} if what == "another torch" else _versions()
             ended = subprocess.run(
                 [sys.executable, "-m", "tests.features.target.targets", what],
