@@ -23,8 +23,8 @@ from typing import Any
 from _harness import Bar, Result, all_met, write_results
 
 from s3cache.errors import StoreError, TransientError
+from s3cache.features.single_flight.leases import PREFIX, Leases
 from s3cache.store import MemoryStore, RetryingStore, RetryPolicy, WrapperStore
-from s3cache.tier.leases import PREFIX, Leases
 from tests.support.virtual import run_virtually
 
 WRITES_A_SECOND, READS_A_SECOND = 3_500, 5_500
@@ -111,7 +111,9 @@ class Node:
         bucket, loop = self._bucket, asyncio.get_running_loop()
         asked, lease = loop.time(), None
         try:
-            leased = await self._leases.take(f"graph {graph}", lambda: self._landed(graph), BOUND_S)
+            leased = await self._leases.take(
+                f"graph {graph}", lambda: self._is_published(graph), BOUND_S
+            )
         except StoreError:
             pass
         else:
@@ -126,13 +128,13 @@ class Node:
         await asyncio.sleep(self._compile_s[graph])
         asyncio.ensure_future(self._upload(graph, lease))  # noqa: RUF006 - it ends with the node
 
-    async def _landed(self, graph: int) -> bool:
+    async def _is_published(self, graph: int) -> bool:
         return await self._store.head(f"v1/{graph}") is not None
 
     async def _upload(self, graph: int, lease: Any) -> None:
         ended = None
         if lease is not None:
-            ended = asyncio.ensure_future(lease.end(lambda: self._landed(graph)))
+            ended = asyncio.ensure_future(lease.end(lambda: self._is_published(graph)))
         while True:
             try:
                 await self._store.put(f"v1/{graph}", b"entry")

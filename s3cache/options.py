@@ -35,8 +35,6 @@ class Options(StoreOptions, total=False):
     local_max_files: int | str | None
     lookup_timeout_s: float | str | None
     on_miss: Literal["compile", "wait", "error"] | None
-    wait_s: float | str | None
-    leases: Literal["auto", "on", "off"] | None
     download_concurrency: int | str | None
     upload_concurrency: int | str | None
     prefetch_max_bytes: int | str | None
@@ -52,3 +50,5 @@ class Options(StoreOptions, total=False):
     recall: Literal["off", "check", "on"] | None
     ports: str | None
     job_profiles: bool | str | None
+    wait_s: float | str | None
+    leases: Literal["auto", "on", "off"] | None

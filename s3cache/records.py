@@ -100,7 +100,7 @@ class Record(_Line):
 class Event(_Line):
     """A ``download``, ``upload``, ``compile`` or ``save`` of ``name`` that ended at ``time``.
 
-    Or a ``lead``: a compile of an FX graph for which others could wait. Or a ``wait`` for another
+    Or a ``claim``: a compile of an FX graph for which others could wait. Or a ``wait`` for another
     process, with its name in ``ended``: ``for PID@HOST``, or ``too long for PID@HOST``. Or
     the name of a feature, with an object of it and its outcome: ``refused: CODE`` for one that a
     user may be able to fix.

@@ -52,7 +52,6 @@ _T = TypeVar("_T")
 
 Mode: TypeAlias = Literal["read-write", "read-only", "write-only", "off"]
 Trust: TypeAlias = Literal["auto", "off", "prefer", "require"]
-Leases: TypeAlias = Literal["auto", "on", "off"]
 OnMiss: TypeAlias = Literal["compile", "wait", "error"]
 
 _MOMENT_S = 0.001  # the minimum of times that must not be zero
@@ -133,8 +132,6 @@ class _Settings:
     local_max_files: int = option(50_000, count())
     lookup_timeout_s: float = option(10.0, seconds())
     on_miss: OnMiss = option("wait", choice(*get_args(OnMiss)))
-    wait_s: float = option(600.0, seconds())
-    leases: Leases = option("auto", choice(*get_args(Leases)))
     download_concurrency: int = option(16, count())
     upload_concurrency: int = option(16, count())
     prefetch_max_bytes: int = option(256 << 20, size())

@@ -21,14 +21,10 @@ Verb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list", "
 Step: TypeAlias = Literal["queued", "started", "done", "absent", "retried", "failed"]
 _Counted: TypeAlias = Literal[
     "contained",
-    "led",
     "refused",
     "set_aside",
-    "stolen",
     "time_saved_s",
     "upload_failures",
-    "waits",
-    "waited_s",
 ]
 
 # Bucket 0 counts durations below 1 µs, bucket i those in [2**(i-1), 2**i) µs. 40 buckets cover more
@@ -173,16 +169,9 @@ class LevelStats(_Lookups):
 
     Attributes:
         contained: saved entries that are also part of a saved whole graph: they serve other graphs.
-        led: compiles for which other processes of this machine could wait.
-        waits, waited_s: the number of waits for another process's compile, and their total time.
-        stolen: leases that this machine took over because their holder no longer renewed them.
     """
 
     contained: int = 0
-    led: int = 0
-    waits: int = 0
-    waited_s: float = 0.0
-    stolen: int = 0
 
     def in_words(self) -> str:
         """Return ``1 hit (1 remote), 2 missed (2 absent), 2 saved``."""
@@ -255,9 +244,6 @@ class CacheStats(_Lookups):
             "pending": self.pending,
             "refused": dict(Counter(self.refused) + Counter(self.fx.refused)),
             "second_level": {"hits": dict(self.fx.hits), "saved": self.fx.saved},
-            "led": self.fx.led,
-            "waits": self.fx.waits,
-            "waited_s": round(self.fx.waited_s, 3),
             "time_saved_s": round(self.time_saved_s, 3),
             **{name: dict(of) for name, of in self.features.items() if any(of.values())},
             **{kind: {"hits": dict(of.hits), "saved": of.saved} for kind, of in self.kinds.items()},
@@ -277,8 +263,6 @@ class CacheStats(_Lookups):
             _count_in_words("missed", self.misses),
             _count_in_words("bypassed", self.bypass_reasons, self.bypassed),
             any(self.fx.hits.values()) and _count_in_words("hit at the second level", self.fx.hits),
-            self.fx.waits
-            and f"{self.fx.waits} compiled by others ({self.fx.waited_s:.1f} s waited)",
             refused and _count_in_words("not trusted", refused),
             f"{self.saved} saved",
             shared > 0 and f"{shared} saved at the second level",

@@ -15,7 +15,9 @@ from s3cache.cache._lookup import CandidateLookup as CandidateLookup
 from s3cache.cache._lookup import Hit as Hit
 from s3cache.cache._lookup import Miss as Miss
 from s3cache.cache._lookup import NotSaved as NotSaved
+from s3cache.cache._lookup import Retry as Retry
 from s3cache.cache._lookup import Saved as Saved
+from s3cache.cache._lookup import Work as Work
 from s3cache.records import Run
 
 _current: Cache | None = None

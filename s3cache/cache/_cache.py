@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from s3cache import entries, frame
@@ -17,6 +14,7 @@ from s3cache.cache._lookup import (
     Hit,
     Miss,
     NotSaved,
+    Retry,
     Saved,
 )
 from s3cache.errors import (
@@ -26,7 +24,6 @@ from s3cache.errors import (
     Reason,
     StoreError,
     TooLargeError,
-    TransientError,
     UntrustedError,
     reason_for,
 )
@@ -55,13 +52,12 @@ from s3cache.tier import (
 )
 from s3cache.trust import Policy, pack, sign
 from s3cache.util.logs import Problems, logger_of
-from s3cache.util.threads import call_in_child, is_forked
+from s3cache.util.threads import call_in_child
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from s3cache.options import Options
-    from s3cache.tier.claims import Claim, Claims, Waited
 
 logger = logger_of("storage")
 
@@ -155,7 +151,6 @@ class Cache:
         if self.settings.record:
             self._listeners.add(self._records.transferred)
         self._remote: RemoteTier | None = None
-        self._claims: Claims | None = None
         self._forget_exit = before_exit(self._at_exit)
 
     def _begin_in_child(self) -> None:
@@ -205,12 +200,12 @@ class Cache:
         local: bool = True,
         remote: bool = True,
         counters: Counters | None = None,
-        claim: Callable[[], Waited | None] | None = None,
+        retry: Callable[[], Retry | None] | None = None,
         replaced: bool = False,
     ) -> CandidateLookup:
         """Look up the entries under ``key``, so that the caller can choose one; count at ``level``.
 
-        If the caller chooses none, ``claim`` is called and the local tier is searched again. With
+        If the caller chooses none, ``retry`` is called, which may wait for another process. With
         ``recache``, no entry may be accepted, and only with ``replaced`` the lookup goes through
         them.
         """
@@ -227,7 +222,7 @@ class Cache:
             self._problems,
             self.settings.lookup_timeout_s,
             self.events.used.tell,
-            None if skip else claim,
+            None if skip else retry,
             replaced and skip is Reason.FORCED,
         )
 
@@ -549,6 +544,10 @@ class Engine(Cache):
         """The local tier; its disk may be missing."""
         return self._local
 
+    def remote(self) -> RemoteTier | None:
+        """Return the remote tier, or None if there is none or it cannot be opened."""
+        return self._try_remote()[0]
+
     @property
     def policy(self) -> Policy:
         return self._policy
@@ -562,63 +561,6 @@ class Engine(Cache):
     def has_remote(self) -> bool:
         """Whether a remote is configured; it may not answer."""
         return self._open_remote is not None
-
-    def claim(self, key: str, bound_s: float, level: EntryKind = "fx") -> Waited | None:
-        """Claim a compile by the key of its entry, or wait until another process has done it.
-
-        Return None if processes share nothing, or if the disk fails. Only level ``fx`` is leased.
-        """
-        disk, settings = self._local.disk, self.settings
-        bound_s = min(settings.wait_s, bound_s) if settings.on_miss == "wait" else 0.0
-        is_shared = disk is not None and self._local.is_writable and settings.mode == "read-write"
-        if disk is None or not (is_shared and bound_s):
-            return None
-        if self._claims is None:
-            from s3cache.tier.claims import Claims
-
-            self._claims = Claims(disk)
-        claims, counters = self._claims, self._counters_of[level]
-        waited = self._local.read(lambda _: claims.take(key, bound_s), None)
-        if waited is not None and waited.claim is not None and not waited.holder and level == "fx":
-            waited = self._lease(claims, waited.claim, key, bound_s)
-        if waited is not None and waited.holder:
-            counters.count("waits")
-            counters.count("waited_s", number=waited.seconds)
-            how = f"{'too long ' if waited.timed_out else ''}for {waited.holder}"
-            self.record(Event("wait", time.time(), waited.seconds, key, ended=how))
-        return waited
-
-    def _lease(self, claims: Claims, claim: Claim, key: str, bound_s: float) -> Waited:
-        """Compete with other machines for a key that this process has claimed.
-
-        Waits that give no entry take at most ``bound_s`` together, over all keys and processes of
-        this machine: a writer of the bucket can plant leases.
-        """
-        from s3cache.tier.claims import Waited
-
-        asked = self.settings.leases
-        ranks, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-        remote = None
-        if asked == "on" or (asked == "auto" and ranks != here):
-            remote, _ = self._try_remote()
-        if remote is None or is_forked():  # a fork may hang, and would renew its lease nevertheless
-            return Waited(claim)
-        try:
-            wasted_s = claims.wasted_s()
-            if wasted_s >= bound_s:
-                raise TransientError(
-                    f"{wasted_s} s of waiting for leases gave no entry", op="lease"
-                )
-            leased = remote.lease(key, bound_s - wasted_s)
-        except Exception as exc:  # noqa: BLE001 - then this machine does not wait for others
-            self._problems.met("lease", "no machine waits for another one now", exc)
-            return Waited(claim)
-        if (lease := leased.lease) is not None:
-            claim.end_lease = lambda landed: remote.end_lease(lease, key, landed)
-            if lease.stolen:
-                self._counters_of["fx"].count("stolen")
-        waste = partial(claims.waste, leased.seconds) if leased.seconds else None
-        return replace(leased, claim=claim, waste=waste)
 
     def probe(self, key: str) -> str:
         """Return where an entry under ``key`` is, or why none is used; count nothing."""
@@ -677,11 +619,6 @@ class Engine(Cache):
     def count_bypass(self, reasons: Iterable[str], level: EntryKind = "aot") -> None:
         """Count a graph that cannot be cached, by the codes of the reasons."""
         self._counters_of[level].bypassed(reasons)
-
-    def led(self, key: str, seconds: float) -> None:
-        """Count and record a compile that other processes of this machine could wait for."""
-        self._counters_of["fx"].count("led")
-        self.record(Event("lead", time.time(), seconds, key))
 
     def count_time_saved(self, seconds: float) -> None:
         """Count the compile time that a hit has saved."""

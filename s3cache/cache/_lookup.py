@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from s3cache import entries
 from s3cache.errors import (
@@ -20,9 +20,6 @@ from s3cache.frame import Frame
 from s3cache.stats import Counters, TierName
 from s3cache.tier import LocalTier, RemoteTier
 from s3cache.util.logs import Problems
-
-if TYPE_CHECKING:
-    from s3cache.tier.claims import Waited
 
 _T = TypeVar("_T")
 
@@ -78,6 +75,33 @@ class NotSaved:
     error: Exception | None = None
 
 
+class Work(Protocol):
+    """The right to make a missing entry, for which other processes wait."""
+
+    def release(self, *, published: bool) -> None:
+        """Let the others go on: they load the entry if it is ``published``, or make it."""
+
+    def drop(self) -> None:
+        """Let the others go on, one after another; never waits."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Where a lookup searches again after a miss: another process may have saved an entry.
+
+    Attributes:
+        in_remote: whether to search the remote too, after the local tier.
+        reason: why the lookup misses if nothing is found; None for the reason so far.
+        in_vain: called if nothing is found.
+        work: to end when this process has made the entry; None if no process waits for it.
+    """
+
+    in_remote: bool = False
+    reason: Reason | None = None
+    in_vain: Callable[[], object] | None = None
+    work: Work | None = None
+
+
 @dataclass(eq=False)
 class CandidateLookup:
     """The entries under one key; the caller accepts at most one.
@@ -103,8 +127,8 @@ class CandidateLookup:
     _problems: Problems
     _timeout_s: float  # for the remote, in all
     _used: Callable[[str, str], object]  # called with key and variant of the accepted entry
-    # Claims a missing entry, or waits for another process; None to do neither.
-    _claim: Callable[[], Waited | None] | None = None
+    # Called if no entry is chosen: may wait for one, and says where to search again.
+    _retry: Callable[[], Retry | None] | None = None
     # Whether to go through the entries even if none may be accepted.
     _all: bool = False
 
@@ -118,7 +142,7 @@ class CandidateLookup:
         self._last_error: Exception | None = None
         self._rejected = 0  # refused, or damaged
         self._accepted: Hit | None = None
-        self._waited: Waited | None = None
+        self._retried: Retry | None = None
         self._elapsed_s = 0.0
         self._closed = False
 
@@ -193,8 +217,8 @@ class CandidateLookup:
             self._closed = True
             if hit is None:
                 self._counters.miss(self._skip or self._reason, self._elapsed_s)
-                if self._waited is not None and self._waited.waste is not None:
-                    self._attempt(self._waited.waste)
+                if self._retried is not None and self._retried.in_vain is not None:
+                    self._attempt(self._retried.in_vain)
             else:
                 self._counters.hit(hit.tier, hit.entry.size, self._elapsed_s)
         return hit or Miss(self._skip or self._reason, self._elapsed_s, self._error)
@@ -217,14 +241,15 @@ class CandidateLookup:
             self._reason is Reason.ABSENT and self._asks_local and (error := self._local.read_error)
         ):
             self._error, self._reason = error, reason_for(error)  # the entry may exist
-        if self._claim is not None and self._asks_local:
-            self._waited = waited = self._attempt(self._claim)
+        if self._retry is not None and self._asks_local:
+            self._retried = retry = self._attempt(self._retry)
+            if retry is None:
+                return
             self._deadline = time.monotonic() + self._timeout_s
             yield from self._in_local()  # another process may have saved it
-            if waited is not None and waited.is_remote and remote is not None:
+            if retry.in_remote and remote is not None:
                 yield from self._in_remote(remote)
-            if waited is not None and waited.timed_out:
-                self._reason = Reason.WAITED
+            self._reason = retry.reason or self._reason
 
     def _in_local(self) -> Iterator[tuple[Frame, TierName]]:
         # Most entries have one of these two names; only others need a listing.

@@ -2,8 +2,7 @@
 
 ``_session`` installs and removes the hooks. ``_keys`` computes the key of a graph, and ``_lookups``
 goes through the entries under it. ``_conditions`` and ``_kernels`` check and load an entry.
-``_compiles`` follows a compile after a miss, and saves its result. If ranks exchange data while
-they compile, ``_ranks`` makes them agree on hits.
+``_compiles`` follows a compile after a miss, and saves its result.
 """
 
 from s3cache.hooks._calls import AOT as AOT
@@ -13,10 +12,13 @@ from s3cache.hooks._calls import Limits as Limits
 from s3cache.hooks._calls import Lookup as Lookup
 from s3cache.hooks._calls import Result as Result
 from s3cache.hooks._calls import Save as Save
+from s3cache.hooks._compiles import FX_INFO as FX_INFO
+from s3cache.hooks._compiles import Compile as Compile
 from s3cache.hooks._conditions import LIMITS as LIMITS
 from s3cache.hooks._conditions import LIMITS_FIELD as LIMITS_FIELD
 from s3cache.hooks._conditions import conditions_of as conditions_of
 from s3cache.hooks._conditions import graphs_of as graphs_of
+from s3cache.hooks._conditions import settings_of_backward as settings_of_backward
 from s3cache.hooks._kernels import Kernels as Kernels
 from s3cache.hooks._kernels import portable_bundle as portable_bundle
 from s3cache.hooks._keys import Patches as Patches

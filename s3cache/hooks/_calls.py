@@ -19,7 +19,6 @@ from s3cache.torch_api import Internal, internals
 from s3cache.torch_api.protocols import Function
 
 if TYPE_CHECKING:
-    from s3cache.hooks._ranks import Agreement
     from s3cache.torch_api.protocols import AOTResult, CompiledGraph, DynamoObject
 
 #: The result of a compile at a level.
@@ -117,7 +116,6 @@ class Lookup(CacheCall):
     level: Level
     sources: Sequence[object] = ()  # Dynamo's sources of the inputs
     number: int = -1  # AOTAutograd's number of the graph
-    agreement: Agreement | None = None  # of ranks on a hit, if they have to agree
     entries: CandidateLookup | None = None  # under its key, once torch asks for them
     hit: Hit | None = None  # the entry that torch checks or rebuilds now, if it is ours
     result: object = None  # unpickled from the hit

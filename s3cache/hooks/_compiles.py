@@ -53,7 +53,7 @@ from s3cache.hooks._conditions import (
     graphs_of,
 )
 from s3cache.hooks._kernels import Kernels, portable
-from s3cache.hooks._keys import CompileState, KeyHook, Leading, Patches, around
+from s3cache.hooks._keys import CompileState, KeyHook, Patches, around
 from s3cache.records import Event
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
@@ -302,12 +302,10 @@ class Compiles:
         number = internals.number_of_graph(context)
         return context, compiles.get([*compiles][-1] if number is None else number)
 
-    def led(self) -> Compile | None:
-        """Return the current compile, if other processes wait for its entry."""
-        compile_, leading = self._current()[1], self._state.leading
-        if not isinstance(compile_, Compile) or leading is None:
-            return None
-        return compile_ if leading.leads(compile_.key) else None
+    def current(self) -> Compile | None:
+        """Return the current compile, if it will be an entry of ours."""
+        compile_ = self._current()[1]
+        return compile_ if isinstance(compile_, Compile) else None
 
     def _compile_of(self, key: str) -> Compile | None:
         context = internals.current_tracing_context.get()()
@@ -320,7 +318,7 @@ class Compiles:
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
     ) -> CompiledGraph:
         state = self._state.changed(fx_hit=None)
-        with self._state.claiming(), state, CALLS.compiling():
+        with self._events.compiling.around(), state, CALLS.compiling():
             graph = self._compile_claimed(original, gm, *args, **kwargs)
             lookup = self._state.fx_hit
         if isinstance(lookup, Lookup) and (hit := lookup.hit_of(graph)) is not None:
@@ -516,16 +514,15 @@ class Compiles:
                 otherwise()
             return
         (entry,) = ready
-        leading, frame = self._state.leading, self._state.frame
+        frame = self._state.frame
         save = partial(
             self._save_entry,
             saving,
             entry,
             otherwise,
-            delayed=saving.is_delayed and not self._has_lease(key),  # others may wait for it
+            delayed=saving.is_delayed and not self._events.is_awaited.ask(saving),
             once=saving.level is AOT and self._was_absent(key),
             asked={level.name: internals.tiers_asked(level.name).remote for level in LEVELS},
-            leading=leading if leading is not None and leading.leads(key) else None,
             replaces=self.replaced.pop(key, ()),
         )
         if frame is None:
@@ -542,7 +539,6 @@ class Compiles:
         delayed: bool,
         once: bool,
         asked: Mapping[str, bool],
-        leading: Leading | None,
         replaces: Sequence[Frame],
     ) -> None:
         key, name, is_saved = saving.key, saving.level.name, False
@@ -557,9 +553,6 @@ class Compiles:
                 replaces=replaces,
             )
             is_saved = isinstance(saved, Saved)
-            if is_saved and leading is not None:
-                # Others need not wait for an entry that serves this rank alone.
-                leading.landed = not saving.limits.relied
             self._events.saved.tell(saving, entry, is_saved)
             about.update(key=key, bytes=entry.size, saved=is_saved)
             if isinstance(saved, Saved):
@@ -575,11 +568,6 @@ class Compiles:
                 otherwise()
             except Exception:  # as torch does when it writes there itself
                 logger.info("torch's own directory cannot be written", exc_info=True)
-
-    def _has_lease(self, key: str) -> bool:
-        leading = self._state.leading
-        claim = leading.claim if leading is not None and leading.leads(key) else None
-        return claim is not None and claim.end_lease is not None
 
     def _was_absent(self, key: str) -> bool:
         compile_ = self._compile_of(key)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from s3cache.seam import Notice, Question
+from s3cache.seam import Notice, Question, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from s3cache.cache import Hit
+    from torch.fx import GraphModule
+
+    from s3cache.cache import Hit, Retry
+    from s3cache.errors import Reason
     from s3cache.frame import Frame
     from s3cache.hooks._calls import Limits, Lookup, Result, Save
     from s3cache.hooks._keys import Patches
@@ -19,6 +22,12 @@ class CompileEvents:
     """The events of one session, as torch compiles.
 
     Attributes:
+        compiling: torch compiles a graph, at either level.
+        looking_up: torch looks a whole graph up.
+        barred: why no entry may be used, not even torch's own. Asked before the entries of an FX
+            graph are searched, and before and after torch makes a callable of a whole graph.
+        missed: no entry fits; a process may wait for another one, and search again.
+        is_awaited: whether the entry must be uploaded at once.
         loading: hooks that make a callable of an entry are installed, with these patches.
         fits: why code with limits cannot be used here as it is; empty if it can.
         load: a function that unpickles code with limits, or returns why it cannot be used here.
@@ -32,6 +41,11 @@ class CompileEvents:
 
     def __init__(self, *, strict: bool) -> None:
         self.strict = strict
+        self.compiling: Span[[]] = Span(strict=strict)
+        self.looking_up: Span[[Lookup, GraphModule, Sequence[object]]] = Span(strict=strict)
+        self.barred: Question[[Lookup], Reason] = Question(strict=strict)
+        self.missed: Question[[Lookup], Retry] = Question(strict=strict)
+        self.is_awaited: Question[[Save], bool] = Question(strict=strict)
         self.loading: Notice[[Patches]] = Notice(strict=strict)
         self.fits: Question[[object], str] = Question(strict=strict)
         self.load: Question[[object, bytes], Callable[[], object]] = Question(strict=strict)

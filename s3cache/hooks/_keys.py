@@ -12,14 +12,13 @@ import inspect
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from s3cache.errors import ConfigError, S3CacheError
+from s3cache.errors import ConfigError
 from s3cache.graph import (
     ORIGINAL_ATTR,
     BypassReason,
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
     from torch.nn import Module
 
-    from s3cache.tier.claims import Claim
     from s3cache.torch_api.protocols import KeyPickler
 
 F = TypeVar("F", bound=Function[object])
@@ -113,42 +111,6 @@ _Call = TypeVar("_Call", bound=CacheCall)
 
 
 @dataclass(eq=False)
-class Leading:
-    """One compile of a graph, at either level, for which other processes may wait.
-
-    Attributes:
-        claim: the claim that this process holds and others wait for.
-        key: of the graph.
-        began: when the claim was taken, on the monotonic clock.
-        landed: whether the entry was saved.
-        count: called with the key and the duration of the compile in seconds.
-    """
-
-    claim: Claim | None = None
-    key: str = ""
-    began: float = 0.0
-    landed: bool = False
-    count: Callable[[str, float], object] | None = None
-
-    def leads(self, key: str | None) -> bool:
-        """Return whether this process has claimed ``key``."""
-        return self.claim is not None and self.key == key
-
-    def end(self) -> None:
-        """Count the compile under the claim, and release the claim."""
-        if self.claim is not None and self.count is not None:
-            self.count(self.key, time.monotonic() - self.began)
-        self.release()
-
-    def release(self) -> None:
-        """Let others go on. If the disk fails, they go on when their wait ends."""
-        claim, self.claim = self.claim, None
-        if claim is not None:
-            with contextlib.suppress(S3CacheError):
-                claim.release(landed=self.landed)
-
-
-@dataclass(eq=False)
 class FrameCompile:
     """The compile of a Python frame by Dynamo, with what is done once Dynamo has accepted it.
 
@@ -159,24 +121,24 @@ class FrameCompile:
 
     Attributes:
         saves: functions that save what the backend has compiled.
-        claims: claims for which an entry may be saved, to release after that.
+        ends: functions to call once the graphs are saved, or dropped.
     """
 
     saves: list[Callable[[], object]] = field(default_factory=list)
-    claims: list[Leading] = field(default_factory=list)
+    ends: list[Callable[[], object]] = field(default_factory=list)
 
     def save(self) -> None:
-        """Save the graphs, and release the claims."""
+        """Save the graphs that were compiled so far."""
         try:
             while self.saves:
                 self.saves.pop(0)()
         finally:
-            self.release()
+            self.end()
 
-    def release(self) -> None:
-        """Release the claims."""
-        while self.claims:
-            self.claims.pop(0).end()
+    def end(self) -> None:
+        """End what waits for the saves."""
+        while self.ends:
+            self.ends.pop(0)()
 
 
 @dataclass(eq=False)
@@ -202,9 +164,8 @@ class CompileState(threading.local):
     fx_hit: CacheCall | None = None
     # Restores an option that was set for the current FX graph.
     fx_options: contextlib.ExitStack | None = None
-    # The claims of the current compile; None outside of a compile.
-    leading: Leading | None = None
-    # Entered while torch compiles.
+    # Entered while torch compiles: for features, and to notice calls.
+    compiling: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     observed: Callable[[], contextlib.AbstractContextManager[object]] = CALLS.compiling
     # Kernels of the modules that are being loaded, outermost module first.
     loading: list[set[str]] = field(default_factory=list)
@@ -230,29 +191,6 @@ class CompileState(threading.local):
         with self.changed(current=call):
             yield call
 
-    @contextlib.contextmanager
-    def claiming(self) -> Iterator[None]:
-        """Let lookups in the block claim missing entries; release the claims at its end."""
-        if self.leading is not None and self.leading.claim is not None:
-            yield  # a nested graph: the outer claim covers both
-            return
-        leading = Leading()
-        try:
-            with self.changed(leading=leading):
-                yield
-        finally:
-            if self.frame is None:
-                leading.end()
-            else:
-                self.frame.claims.append(leading)  # its entry is saved with the frame
-
-    @property
-    def holds_claim(self) -> bool:
-        """Whether this thread holds a claim."""
-        claims = [] if self.frame is None else [*self.frame.claims]
-        claims += [] if self.leading is None else [self.leading]
-        return any(each.claim is not None for each in claims)
-
     def compile_frame(self, original: Function[object], *args: object, **kwargs: object) -> object:
         """Compile a frame with Dynamo, then save its graphs; see :class:`FrameCompile`."""
         frame = FrameCompile()
@@ -262,7 +200,7 @@ class CompileState(threading.local):
             frame.save()
             return result
         finally:
-            frame.release()
+            frame.end()
 
     @around(internals.compile_fx)
     def _compile_fx(self, original: Function[object], *args: object, **kwargs: object) -> object:
@@ -289,7 +227,7 @@ class CompileState(threading.local):
             return compile_module(original, options, args, kwargs, values)
 
         of_call["again"] = again if len(args) > 1 else None
-        with self.changed(**of_call), self.claiming(), self.observed():
+        with self.changed(**of_call), self.compiling(), self.observed():
             return original(*args, **kwargs)
 
 

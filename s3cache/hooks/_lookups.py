@@ -51,11 +51,9 @@ from s3cache.hooks._events import CompileEvents
 from s3cache.hooks._healing import FirstCall
 from s3cache.hooks._keys import CompileState, KeyHook, Patches, around
 from s3cache.records import Record
-from s3cache.stats import Reason
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
-from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -63,7 +61,6 @@ if TYPE_CHECKING:
     from s3cache.hooks._compiles import Compiles
     from s3cache.hooks._kernels import Kernels
     from s3cache.hooks._watching import Bypasses
-    from s3cache.tier.claims import Waited
     from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
 
 logger = logger_of("lookups")
@@ -85,7 +82,6 @@ class Lookups:
     _kernels: Kernels
     _events: CompileEvents
     compiles: Compiles = field(init=False)  # once torch's compiler is imported
-    lowers_early: bool = False  # whether a backward is lowered with its forward
 
     def install(self, patches: Patches) -> None:
         patches.install(self)
@@ -122,19 +118,14 @@ class Lookups:
         lookup = Lookup(level=AOT, sources=sources, number=config.aot_id)
         with self._state.entered(lookup), internals.shown("s3cache.lookup", "aot") as lookup.about:
             gm = internals.graph_module_of(mod)
-            if internals.ranks_must_agree():
-                from s3cache.hooks._ranks import agreement_on
-
-                lookup.agreement = agreement_on(gm, inputs)
             if self.compiles.contexts:  # a hit alone needs no call
                 self.compiles.end()
             if self._state.frame is not None:
                 self._state.frame.save()
             try:
-                result = original(mod, inputs, config, *args, **kwargs)
+                with self._events.looking_up.around(lookup, gm, inputs):
+                    result = original(mod, inputs, config, *args, **kwargs)
             finally:
-                if lookup.agreement is not None:
-                    lookup.agreement.close()
                 if lookup.reasons:
                     lookup.about.update(outcome="bypass", reason=lookup.codes)
                     self._bypasses.record("aot", lookup.reasons, gm)
@@ -199,7 +190,7 @@ class Lookups:
         if lookup is None:
             return original(entry, *args, **kwargs)
         hit = lookup.hit_of(entry)
-        _agree(lookup)
+        self._check_barred(lookup)
         with _rolled_back_on_error():
             try:
                 if hit is not None and internals.is_first_call_fake():
@@ -222,11 +213,18 @@ class Lookups:
                 lookup.reject(exc)
                 # For torch this is a miss: it compiles, and its save replaces the entry.
                 raise internals.miss_error.get()(f"s3cache: {exc}") from exc
-            _agree(lookup)
+            self._check_barred(lookup)
         if hit is not None:
             self._accept(lookup, hit, entry)
             function = self._watched(lookup, hit, entry, cast("Function[object]", function))
         return function
+
+    def _check_barred(self, lookup: Lookup) -> None:
+        """Raise torch's miss error if no entry may be used."""
+        if (reason := self._events.barred.ask(lookup)) is not None:
+            if lookup.entries is not None:
+                lookup.entries.force_miss(reason)
+            raise internals.miss_error.get()(f"s3cache: {reason}")
 
     def _watched(
         self, lookup: Lookup, hit: Hit, entry: AOTResult, function: Function[object]
@@ -429,7 +427,7 @@ class Lookups:
             lookup.withdraw()
         if self._engine.policy.level == "require":
             return  # torch's own entries are not signed
-        if lookup is not None and level is FX and internals.ranks_must_agree():
+        if lookup is not None and level is FX and self._events.barred.ask(lookup) is not None:
             return
         for candidate in original(cls, *args, **kwargs):
             limits = getattr(candidate[0], LIMITS, None)
@@ -451,11 +449,11 @@ class Lookups:
                 str(lookup.key),
                 level.name,
                 **asked._asdict(),
-                claim=partial(self._claim, lookup),
+                retry=partial(self._events.missed.ask, lookup) if self._events.missed else None,
                 replaced=True,
             )
-            if level is FX and internals.ranks_must_agree():  # they agree on whole graphs only
-                lookup.entries.force_miss(Reason.RANKS)
+            if level is FX and (reason := self._events.barred.ask(lookup)) is not None:
+                lookup.entries.force_miss(reason)
                 return
             for hit in lookup.entries:
                 lookup.hit = hit
@@ -502,44 +500,10 @@ class Lookups:
             self.compiles.replaced.setdefault(str(lookup.key), []).append(hit.entry)
         lookup.withdraw()
 
-    def _claim(self, lookup: Lookup) -> Waited | None:
-        """Claim a graph, or wait for the process that compiles it."""
-        leading = self._state.leading
-        # A process with a claim does not wait; nor does a rank that must answer other ranks.
-        if leading is None or self._state.holds_claim or internals.ranks_exchange():
-            return None
-        if lookup.level is AOT and not self._saves_at_once(lookup):
-            return None
-        waited = self._engine.claim(str(lookup.key), internals.group_timeout_s() / 3)
-        if waited is not None:
-            leading.claim, leading.key = waited.claim, str(lookup.key)
-            leading.began, leading.count = time.monotonic(), self._engine.led
-            if waited.timed_out:
-                logger.warning(
-                    "%s has compiled a graph for more than %.0f s; this process compiles it too %s",
-                    waited.holder, waited.seconds, pointer("waited"),
-                )  # fmt: skip
-        return waited
-
-    def _saves_at_once(self, lookup: Lookup) -> bool:
-        """Return whether a missing graph is saved as a whole before the program goes on.
-
-        A graph with a backward is, if the backward is lowered with the forward.
-        """
-        if internals.sync_lookups.find():  # after a lookup, ranks exchange data
-            return False
-        if not internals.needs_backward(lookup.inputs):
-            return True
-        return self.lowers_early and not internals.compiled_autograd.get()
-
     def _accept(self, lookup: Lookup, hit: Hit, result: Result) -> None:
         """Count a hit once torch has made a callable of it."""
         assert lookup.entries is not None
         lookup.entries.accept(hit)
-        leading = self._state.leading
-        if leading is not None and leading.leads(lookup.key):
-            leading.landed = True
-            leading.release()  # others need not wait until this process has loaded it
         self._events.hit.tell(lookup, hit, result)
         lookup.saved_s = saved_s = sum(compile_ns(result)) / 1e9
         self._engine.count_time_saved(saved_s)
@@ -589,14 +553,6 @@ def _only_if_asked(level: Level, original: Callable[[], object]) -> object:
 
 def _why_unusable(why: str | None) -> list[str]:
     return [why or "nothing here knows where its code can run"]
-
-
-def _agree(lookup: Lookup) -> None:
-    """Raise torch's miss error unless all ranks have hit so far, if they have to agree."""
-    if lookup.agreement is not None and not lookup.agreement.all_hit():
-        if lookup.entries is not None:
-            lookup.entries.force_miss(Reason.RANKS)
-        raise internals.miss_error.get()("s3cache: not all ranks hit")
 
 
 def _misfits(lookup: Lookup, result: Result) -> Callable[[], Iterable[str]]:

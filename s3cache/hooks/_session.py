@@ -135,23 +135,12 @@ class Session:
         feature(
             internals.TRACES, lambda _: None
         )  # warns only: traces check for the names themselves
-        if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
-            feature(internals.WORKERS, _bound_workers, bind=False)
-        if os.environ.get("WORLD_SIZE", "1") != "1" and engine.settings.on_miss == "wait":
-            feature(internals.EARLY, lambda patches: self._lower_early(patches, compiles))
         if os.environ.get(WATCHED):
             feature(internals.WATCHING, Progress(engine).install)
 
-    def _lower_early(self, patches: Patches, compiles: Compiles) -> None:
-        from s3cache.hooks._early import Early
-
-        patches.install(Early(self.state, compiles, self.keys.version_of))
-        patches.callback(setattr, self.lookups, "lowers_early", False)
-        self.lookups.lowers_early = True
-
     @functools.cached_property
     def state(self) -> CompileState:
-        return CompileState()
+        return CompileState(compiling=self.events.compiling.around)
 
     @functools.cached_property
     def keys(self) -> KeyHook:
@@ -207,18 +196,6 @@ class Session:
             logger.warning("%s is off: %s", feature, exc)
         else:
             self._patches.callback(patches.close)
-
-
-def _bound_workers(patches: Patches) -> None:
-    from s3cache.hooks._ranks import bounded_workers
-
-    def wrap() -> None:
-        try:
-            patches.wrap(internals.compile_threads, bounded_workers)
-        except Exception as exc:  # noqa: BLE001 - each rank then has as many as torch gives it
-            logger.warning("%s is off: %s", internals.WORKERS, exc)
-
-    patches.callback(when_imported(internals.ASYNC_COMPILE, wrap))
 
 
 _mutex = threading.RLock()

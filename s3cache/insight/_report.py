@@ -126,8 +126,8 @@ def _shared(runs: Sequence[Run]) -> list[str]:
     names = _names(runs)
     lines, anyone_waited = [], False
     for run in runs:
-        led = sum(event.event == "lead" for event in run.events)
-        parts = [f"compiled {counted(led, 'graph')}"] if led else []
+        count = sum(event.event == "claim" for event in run.events)
+        parts = [f"compiled {counted(count, 'graph')}"] if count else []
         waits: dict[str, list[float]] = {}
         for event in run.events:
             if event.event == "wait":
@@ -242,7 +242,7 @@ def _events(run: Run, names: Mapping[str, str]) -> Iterator[dict[str, object]]:
         if event.event in _OF_FEATURES:
             lane = _OF_FEATURES[event.event]
             lanes[lane] = event.event
-        elif event.event in ("lead", "wait"):
+        elif event.event in ("claim", "wait"):
             lane = _SHARED
             lanes[lane] = "compiles for others, and waits"
         elif event.event not in ("compile", "save"):

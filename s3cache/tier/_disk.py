@@ -371,7 +371,7 @@ class DiskTier:
                     self._files.delete(key)
 
     def in_time(self, op: str, work: Callable[[Directory], _T]) -> _T:
-        """Return the result of ``work`` on the directory of :mod:`s3cache.tier.claims`."""
+        """Return the result of ``work`` on the directory for locks, ``claims``."""
 
         def call() -> _T:
             with os_errors(op, self.url):

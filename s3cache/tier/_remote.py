@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from s3cache import entries, frame
 from s3cache.entries import Replaceable
@@ -41,18 +41,10 @@ from s3cache.tier._loop import background, cancel_all
 from s3cache.tier._prefetch import Budget, Prefetch
 from s3cache.tier._uploads import SMALL_BYTES, Uploads
 from s3cache.util.logs import logger_of
-from s3cache.util.threads import (
-    Breaker,
-)
-
-if TYPE_CHECKING:
-    from s3cache.tier.claims import Waited
-    from s3cache.tier.leases import Lease, Leases
+from s3cache.util.threads import Breaker
 
 _T = TypeVar("_T")
 
-# How long the requests for a lease may take, besides waiting for other machines.
-_LEASE_S = 30.0
 _MOMENT_S = 0.1
 # How long to wait for a server that was down; a later answer still lands on the disk.
 _PROBE_WAIT_S = 0.5
@@ -113,7 +105,7 @@ class RemoteTier:
         # Used on the loop only.
         self._downloads: dict[str, asyncio.Task[Frame | NotAccepted | None]] = {}
         self._prefetches: set[asyncio.Task[Any]] = set()
-        self._leases: Leases | None = None
+        self.at_stop: list[Callable[[], object]] = []
         self._urgent, self._calm = 0, asyncio.Event()  # the number of callers that wait
         self._stopped = False
         self._may_save, self._in_vain = settings.mode == "read-write", 0
@@ -180,25 +172,12 @@ class RemoteTier:
         with contextlib.suppress(ClosedError):
             self._loop.submit(self._until_stop(work))
 
-    def lease(self, key: str, bound_s: float) -> Waited:
-        """Lease ``key`` for this machine, or wait until another machine has uploaded its entry."""
-        if self._leases is None:
-            from s3cache.tier.leases import Leases, me
+    def run(self, work: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
+        """Run ``work`` on the loop and return its result."""
+        return self._loop.wait(work, timeout_s)
 
-            self._leases = Leases(self.reader, me())
-        work = self._leases.take(key, lambda: self._is_there(key), bound_s)
-        return self._loop.wait(work, bound_s + _LEASE_S)
-
-    def end_lease(self, lease: Lease, key: str, landed: bool) -> None:
-        """End a lease in the background; if the entry ``landed`` here, after its upload."""
-        with contextlib.suppress(ClosedError):
-            self._loop.submit(self._end_lease(lease, key, landed))
-
-    async def _end_lease(self, lease: Lease, key: str, landed: bool) -> None:
-        self._cancel_at_stop()
-        await lease.end((lambda: self._is_there(key)) if landed else None)
-
-    async def _is_there(self, key: str) -> bool:
+    async def has_entry(self, key: str) -> bool:
+        """Return whether an entry under ``key`` is uploaded; on the loop."""
         return await self.reader.head(entries.first_name(key)) is not None
 
     def remove(self, prefix: str) -> list[str]:
@@ -371,8 +350,8 @@ class RemoteTier:
 
     async def _stop(self) -> None:
         self._stopped = True
-        for lease in [*self._leases.held] if self._leases is not None else ():
-            lease.stop()
+        for stop in self.at_stop:
+            stop()
         await cancel_all([*self._prefetches, *self._downloads.values()])
 
 

@@ -164,7 +164,7 @@ class Outcome:
     def judge_waits(self, control: Control, wait_s: float) -> None:
         """Count mishaps and waits; find waits beyond the bound, and repeated waits to the bound."""
         self.counts["mishaps"] = len(control.victims)
-        for what in ("stolen", "compiled"):
+        for what in ("taken over", "compiled"):
             self.counts[what] = len(control.of(what))
         bounds: Counter[tuple[int, str]] = Counter()
         for each in control.of("waited"):

@@ -31,7 +31,7 @@ from tests.fleet.training import Training, draw
 from tests.support import compiled
 
 _BAD = ("hangs", "lost", "wrong", "failed")
-_COUNTED = ("mishaps", "waits", "to the bound", "stolen")
+_COUNTED = ("mishaps", "waits", "to the bound", "taken over")
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """A process that compiles for others announces its steps to the harness.
 
-:class:`Steps` wraps public methods of one engine: ``claim``, ``save``, and ``release`` of a claim.
+:class:`Steps` wraps public methods: ``claim``, ``save``, and ``release`` of a claim.
 It subscribes to uploads. A process announces a step and waits for the harness, which may first
 carry out its mishap.
 """
@@ -26,28 +26,29 @@ class Steps:
     def __init__(self, engine: Engine, control: str, **about: object) -> None:
         self._control, self._about = control, about
         self._leads = False
-        engine_claim, engine_save = engine.claim, engine.save
+        flight = engine.parts["single_flight"]
+        flight_claim, engine_save = flight.claim, engine.save
 
-        def claim(key: str, bound_s: float, level: Any = "fx") -> Any:
+        def claim(key: str, bound_s: float, kind: Any = "fx") -> Any:
             self.reached("claim", "in")
             began = time.monotonic()
-            waited = engine_claim(key, bound_s, level)
+            waited = flight_claim(key, bound_s, kind)
             took_s = time.monotonic() - began
             if waited is None:
                 return None
             how = {"holder": waited.holder, "timed_out": waited.timed_out}
             self.tell("waited", key=key, took_s=took_s, **how)
             held = waited.claim
-            stolen = waited.lease is not None and waited.lease.stolen
-            self._leads = held is not None and (stolen or not waited.holder)
+            taken_over = getattr(getattr(waited, "lease", None), "taken_over", False)
+            self._leads = held is not None and (taken_over or not waited.holder)
             if held is not None and self._leads:
-                if stolen:
-                    self.tell("stolen")
+                if taken_over:
+                    self.tell("taken over")
                 release = held.release
 
-                def released(*, landed: bool) -> None:
+                def released(*, published: bool) -> None:
                     self.reached("release", "in")
-                    release(landed=landed)
+                    release(published=published)
                     self.reached("release", "after")
 
                 held.release = released  # type: ignore[method-assign]
@@ -66,7 +67,7 @@ class Steps:
             self.reached("save", "after")
             return saved
 
-        engine.claim = claim  # type: ignore[method-assign]
+        flight.claim = claim
         engine.save = save  # type: ignore[method-assign]
         engine.subscribe(self._transferred)
 

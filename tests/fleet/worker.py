@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from s3cache.cache import Cache, Engine, Hit, Saved
+from s3cache.cache import Cache, Engine, Hit, Retry, Saved, Work
 from s3cache.errors import S3CacheError, TransientError
+from s3cache.features.single_flight.begin import retry_after
 from s3cache.settings import Settings
 from s3cache.store import Store, WrapperStore, open_store
-from s3cache.tier.claims import Claim, Waited
 from tests.fleet.steps import Steps, announce
 from tests.support.worker import entry, key
 
@@ -107,30 +107,32 @@ class Rank:
             self._steps.tell("has", key=whole)
 
     def _half(self, half: str) -> None:
-        claim: Claim | None = None
-        landed = False
+        claim: Work | None = None
+        published = False
 
-        def claimed() -> Waited | None:
+        def claimed() -> Retry | None:
             nonlocal claim
-            waited = self._engine.claim(half, 1e9)
-            claim = None if waited is None else waited.claim
-            return waited
+            outcome = self._engine.parts["single_flight"].claim(half, 1e9)
+            if outcome is None:
+                return None
+            claim = outcome.claim
+            return retry_after(outcome)
 
         try:
             if self._found(half, "fx", claimed) is None:
                 time.sleep(self._compile_s)
                 self._steps.tell("compiled", key=half)
                 saved = self._engine.save(half, entry(half, _BYTES), level="fx")
-                landed = isinstance(saved, Saved)
+                published = isinstance(saved, Saved)
             else:
-                landed = True
+                published = True
         finally:
             if claim is not None:
                 with suppress(S3CacheError):
-                    claim.release(landed=landed)
+                    claim.release(published=published)
 
-    def _found(self, key: str, level: Any, claim: Callable[[], Waited | None] | None) -> Hit | None:
-        with self._engine.candidates(key, level, claim=claim) as lookup:
+    def _found(self, key: str, level: Any, claim: Callable[[], Retry | None] | None) -> Hit | None:
+        with self._engine.candidates(key, level, retry=claim) as lookup:
             for hit in lookup:
                 check(self._steps, key, hit)
                 lookup.accept(hit)

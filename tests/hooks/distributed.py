@@ -202,8 +202,10 @@ def one_rank(kind: str, url: str, *options: str) -> dict[str, Any]:
             loss.backward()
             losses.append(loss.item())
         assert not cache.flush(60).remaining
-        fx = cache.stats().fx
-        shared = {"fx_hits": sum(fx.hits.values()), "led": fx.led, "waits": fx.waits}
+        stats = cache.stats()
+        counts = stats.features["single_flight"]
+        shared = {"fx_hits": sum(stats.fx.hits.values())}
+        shared |= {name: counts[name] for name in ("claimed", "waits")}
         result = {"losses": losses, "uploaded": cache.stats().uploaded, **shared, **account(cache)}
     dist.barrier()
     dist.destroy_process_group()

@@ -12,13 +12,13 @@ def rank(number: int, *events: Event) -> Run:
 
 def test_a_report_shows_which_ranks_compiled_and_which_waited() -> None:
     runs = [
-        rank(0, Event("lead", 1.0, 2.0, "key 1"), Event("lead", 2.0, 2.0, "key 2")),
+        rank(0, Event("claim", 1.0, 2.0, "key 1"), Event("claim", 2.0, 2.0, "key 2")),
         rank(
             1,
             Event("wait", 1.0, 2.0, "key 1", ended="for 100@here"),
             Event("wait", 2.0, 2.5, "key 2", ended="for 100@here"),
             Event("wait", 3.0, 0.25, "key 3", ended="too long for 7@\x1b[31melsewhere"),
-            Event("lead", 4.0, 2.0, "key 3"),
+            Event("claim", 4.0, 2.0, "key 3"),
         ),
         Run("another", (), pid=9, events=(Event("upload", 1.0, 1.0, "name"),)),
     ]
@@ -31,4 +31,4 @@ def test_a_report_shows_which_ranks_compiled_and_which_waited() -> None:
 
 
 def test_a_report_omits_processes_that_never_waited() -> None:
-    assert sum_up([rank(0, Event("lead", 1.0, 2.0, "key"))]).shared == []
+    assert sum_up([rank(0, Event("claim", 1.0, 2.0, "key"))]).shared == []

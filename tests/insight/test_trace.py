@@ -71,7 +71,7 @@ def test_frames_are_in_a_separate_lane() -> None:
 def test_leads_and_waits_are_in_a_lane_with_the_names_of_ranks() -> None:
     """One rank compiles. The other waits for it, then to the bound for an unknown process."""
     first, second = two_ranks()
-    leads = (Event("lead", BEGAN + 8.0, 3.0, "key"), *EVENTS)
+    leads = (Event("claim", BEGAN + 8.0, 3.0, "key"), *EVENTS)
     waits = (
         Event("wait", BEGAN + 8.0, 2.5, "key", ended="for 11@here"),
         Event("wait", BEGAN + 9.0, 0.5, "other", ended="too long for 7@there (rank 5, \x1b)"),
@@ -83,7 +83,7 @@ def test_leads_and_waits_are_in_a_lane_with_the_names_of_ranks() -> None:
     (lane,) = (lane for lane, name in lanes.items() if name.endswith("waits"))
     spans = [each for each in found if each["ph"] == "X" and each["tid"] == lane]
     shown = [(each["pid"], each["name"], each["dur"]) for each in spans]
-    assert (1, "lead", 3_000_000) in shown
+    assert (1, "claim", 3_000_000) in shown
     assert (2, "wait: for rank 0", 2_500_000) in shown
     (name,) = {name for _, name, _ in shown if "too long" in name}
     assert name.startswith("wait: too long for 7@there (rank 5, ")

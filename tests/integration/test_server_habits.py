@@ -14,9 +14,9 @@ import pytest
 
 from s3cache import Cache, entries
 from s3cache.cache import Hit
+from s3cache.features.single_flight.leases import Leases
 from s3cache.insight import examine
 from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store
-from s3cache.tier.leases import Leases
 from tests.support.caching import entry
 from tests.support.fakes import (
     DirectoryBucket,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,9 @@ import pytest
 
 from s3cache.tier import BackgroundLoop, DiskTier
 from s3cache.util.threads import DeadlineExecutor
+from tests.support.stopped import start as start
 from tests.support.waiting import LONG_S
 from tests.tier.disks import MANY
-from tests.tier.processes import PRELUDE, REPOSITORY
 from tests.tier.sites import MIB, Remote, Site
 
 
@@ -60,29 +58,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small tmpfs is not permitted here")
     yield path
     subprocess.run(["umount", "--lazy", str(path)], check=True)
-
-
-@pytest.fixture
-def start(root: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Return a function that starts a process with a script; it is killed after the test."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(script: str, *args: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + textwrap.dedent(script), str(root), *map(str, args)],
-            cwd=REPOSITORY,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
 
 
 # -- uploads

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 
 from s3cache.stats import Usage
@@ -32,12 +30,3 @@ def use(tier: DiskTier, verb: str) -> None:
         getattr(tier, verb)()
     else:
         getattr(tier, verb)("old/1")
-
-
-def descriptors(root: Path) -> int:
-    """Return how many descriptors lead below ``root``; others may be closed meanwhile."""
-    count = 0
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            count += os.readlink(f"/proc/self/fd/{fd}").startswith(str(root))
-    return count

@@ -15,7 +15,7 @@ from s3cache.errors import ClosedError
 from s3cache.store import Directory
 from s3cache.tier._pending import Pending
 from tests.support.contract import ODD_KEYS
-from tests.tier.disks import descriptors
+from tests.support.stopped import descriptors
 
 Another = Callable[..., Pending]
 

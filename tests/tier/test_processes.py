@@ -16,8 +16,8 @@ from s3cache.stats import Usage
 from s3cache.tier import DiskTier
 from s3cache.tier import _disk as module
 from tests.support.marks import slow
-from tests.tier.disks import descriptors, use
-from tests.tier.processes import finish, open_tier, read_line, send_line, stop
+from tests.support.stopped import descriptors, finish, open_tier, read_line, send_line, stop
+from tests.tier.disks import use
 
 Start = Callable[..., subprocess.Popen[str]]
 

@@ -25,8 +25,7 @@ from s3cache.util.options import INERT_DEVICE
 
 # The rest is imported at the first lookup: a program may import a compiler and never use it.
 if TYPE_CHECKING:
-    from s3cache.cache import CandidateLookup, Engine, Hit
-    from s3cache.tier.claims import Claim, Waited
+    from s3cache.cache import CandidateLookup, Engine, Hit, Retry, Work
 
 logger = logger_of("storage")
 
@@ -62,12 +61,12 @@ class Files:
         return f"{self._kind}-{hashlib.sha256(repr(parts).encode()).hexdigest()}"
 
     def get(
-        self, key: str, hold: Callable[[Claim], object] | None = None
+        self, key: str, hold: Callable[[Work], object] | None = None
     ) -> dict[str, bytes] | None:
         """Return the verified files under ``key``, or ``None``.
 
         With ``hold``, wait while another process of this machine compiles them. If no process does,
-        claim the compile for this one, and call ``hold`` with the claim.
+        this one compiles them, and ``hold`` is called with what to end then.
         """
         found = None
         with self.guarded("nothing is looked up"):
@@ -167,18 +166,18 @@ class Files:
         )
 
     def _look_up(
-        self, engine: Engine, key: str, hold: Callable[[Claim], object] | None
+        self, engine: Engine, key: str, hold: Callable[[Work], object] | None
     ) -> dict[str, bytes] | None:
         from s3cache.records import Record
 
-        def claim() -> Waited | None:
-            waited = engine.claim(key, _WAIT_S, self._kind)
-            if waited is not None and waited.claim is not None and hold is not None:
-                hold(waited.claim)
-            return waited
+        def wait() -> Retry | None:
+            retry = engine.events.missed.ask(key, self._kind, _WAIT_S)
+            if retry is not None and retry.work is not None and hold is not None:
+                hold(retry.work)
+            return retry
 
         best: tuple[int, Hit, dict[str, bytes]] | None = None
-        with engine.candidates(key, self._kind, claim=hold and claim) as lookup:
+        with engine.candidates(key, self._kind, retry=hold and wait) as lookup:
             for hit in lookup:
                 if (files := self._read_from(lookup, hit)) is None:
                     continue

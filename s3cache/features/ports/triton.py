@@ -15,8 +15,8 @@ variables; for measurements the device and its driver; for libraries Python and 
 that no key can describe are not shared: see :func:`_is_unnamed`.
 
 If several processes of a machine miss the same kernel, one compiles it, and the others wait for its
-entry. No thread waits while it holds a claim. If the kernel does not compile, the claim ends with
-the error, with the next kernel of the thread, or with the process.
+entry. No thread waits while others wait for it. If the kernel does not compile, the others' wait
+ends with the error, with the next kernel of the thread, or with the process.
 
 Kernels that Inductor compiles are not handled here: they are in the entries of their graphs.
 """
@@ -41,7 +41,7 @@ from s3cache.errors import S3CacheError
 from s3cache.features.ports._files import Files, device_here, host_here, running_engine
 
 if TYPE_CHECKING:
-    from s3cache.tier.claims import Claim
+    from s3cache.cache import Work
 
 _MEASURED = ".autotune.json"
 _LIBRARIES = tuple(importlib.machinery.EXTENSION_SUFFIXES)
@@ -60,20 +60,20 @@ _files = Files("triton")
 
 
 class _Held(threading.local):
-    """The claim of this thread, and a finalizer that ends it with its manager."""
+    """What others wait for in this thread, and a finalizer that ends it with its manager."""
 
-    claim: tuple[Claim, weakref.finalize[Any, Any]] | None = None
+    work: tuple[Work, weakref.finalize[Any, Any]] | None = None
 
-    def add(self, manager: CacheManager, claim: Claim) -> None:
-        ended = weakref.finalize(manager, claim.drop)
+    def add(self, manager: CacheManager, work: Work) -> None:
+        ended = weakref.finalize(manager, work.drop)
         ended.atexit = False
-        self.claim = claim, ended
+        self.work = work, ended
 
-    def release(self, *, landed: bool) -> None:
-        held, self.claim = self.claim, None
+    def release(self, *, published: bool) -> None:
+        held, self.work = self.work, None
         if held is not None and held[1].detach() is not None:
             with contextlib.suppress(S3CacheError):
-                held[0].release(landed=landed)
+                held[0].release(published=published)
 
 
 _held = _Held()
@@ -91,10 +91,10 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Return the paths of a kernel's files; fetch those that are not here."""
-        _held.release(landed=False)  # the last kernel of this thread did not compile
+        _held.release(published=False)  # the last kernel of this thread did not compile
         found: dict[str, str] | None = super().get_group(filename)
         if found is None and self._has_kernel and self._fetch(filename, is_group=True):
-            _held.release(landed=True)  # this process waited, and others wait for it
+            _held.release(published=True)  # this process waited, and others wait for it
             found = super().get_group(filename)
         return found
 
@@ -102,7 +102,7 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
         """Store the list of a group's files, and share the files."""
         path: str = super().put_group(filename, group)
         if self._has_kernel:
-            _held.release(landed=self._share(filename, group, is_group=True))
+            _held.release(published=self._share(filename, group, is_group=True))
         return path
 
     def get_file(self, filename: str) -> str | None:

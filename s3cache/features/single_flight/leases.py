@@ -1,13 +1,13 @@
 """Leases: one machine compiles a missing entry while the others wait.
 
-On each machine, the process that holds the claim (:mod:`s3cache.tier.claims`) asks for a lease in
+On each machine, the process that holds the claim (see ``claims``) asks for a lease in
 the bucket. A lease is a row of small objects, ``leases/<digest of the key>/<number>``. Each is
 created with ``If-None-Match: *``, which fails if it exists. The process that creates number 0 holds
-the lease. It renews the lease by creating the next number. Another process steals it in the same
-way; if two try, one succeeds. This needs only the permission to create objects. If they may be
+the lease. It renews the lease by creating the next number. Another process takes it over in the
+same way; if two try, one succeeds. This needs only the permission to create objects. If they may be
 deleted, the holder deletes them when the entry has been uploaded.
 
-The other processes wait and look for the entry, with at most one request a second. They steal a
+The other processes wait and look for the entry, with at most one request a second. They take over a
 lease that has not been renewed for three intervals by their own clock: clocks of machines are never
 compared. A lease is advice: losing one costs time, never an entry.
 """
@@ -25,8 +25,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from s3cache.errors import PreconditionError, StoreError, TransientError
+from s3cache.features.single_flight.claims import WaitOutcome
 from s3cache.store import Store, concurrently
-from s3cache.tier.claims import Waited
 from s3cache.util.logs import logger_of
 from s3cache.util.text import printable
 
@@ -43,6 +43,13 @@ _FAILED = "failed"
 logger = logger_of("storage")
 
 
+@dataclass(frozen=True)
+class LeaseOutcome(WaitOutcome):
+    """The outcome of an attempt to take a lease: ``lease`` is the one that was taken, or None."""
+
+    lease: Lease | None = None
+
+
 def me() -> str:
     """Return a unique name for this process in leases."""
     rank = f"rank {each}, " if (each := os.environ.get("RANK")) else ""
@@ -56,7 +63,7 @@ class Lease:
     _leases: Leases
     _row: str
     _number: int
-    stolen: bool = False
+    taken_over: bool = False
     _renewing: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -86,18 +93,18 @@ class Lease:
                 return True
         return False
 
-    async def end(self, has_landed: Callable[[], Awaitable[bool]] | None) -> None:
-        """Let others go on as soon as ``has_landed`` is true; at once without ``has_landed``."""
+    async def end(self, is_published: Callable[[], Awaitable[bool]] | None) -> None:
+        """Let others go on as soon as ``is_published`` is true; at once without it."""
         try:
-            if has_landed is not None:
+            if is_published is not None:
                 for _ in range(_UPLOADED_AFTER):  # the upload is under way; we renew meanwhile
-                    if await has_landed():
+                    if await is_published():
                         break
                     await asyncio.sleep(_FIRST_PAUSE_S)
             self.stop()
             if self._renewing is not None:
                 await asyncio.wait([self._renewing])
-            if has_landed is None:
+            if is_published is None:
                 await self._add(_FAILED)
             else:
                 await self._leases.remove(self._row)
@@ -123,13 +130,13 @@ class Leases:
     _store: Store
     me: str
     _random: random.Random = field(default_factory=random.Random)
-    _given_up: set[str] = field(default_factory=set)  # holders that we no longer wait for
+    _overdue: set[str] = field(default_factory=set)  # holders that we no longer wait for
     held: set[Lease] = field(default_factory=set)
 
     async def take(
-        self, key: str, has_landed: Callable[[], Awaitable[bool]], bound_s: float
-    ) -> Waited:
-        """Lease ``key``, or wait until ``has_landed`` is true, at most ``bound_s``.
+        self, key: str, is_published: Callable[[], Awaitable[bool]], bound_s: float
+    ) -> LeaseOutcome:
+        """Lease ``key``, or wait until ``is_published`` is true, at most ``bound_s``.
 
         If the store has no atomic conditional writes, or refuses them, return at once without a
         lease. If the store stops answering while we wait, keep waiting.
@@ -140,57 +147,62 @@ class Leases:
         loop = asyncio.get_running_loop()
         started, row = loop.time(), PREFIX + hashlib.sha256(key.encode()).hexdigest()[:32]
         if await self._store.atomic_create() is False:
-            return Waited()
+            return LeaseOutcome()
         number, holder = -1, ""
         while number < 0:  # again if the row was removed in between
             if await self.create(row, 0, self.me):
                 if await self._store.atomic_create() is False:  # every machine can create it
                     await Lease(self, row, 0).end(None)
-                    return Waited()
-                return self._begun(row, 0, Waited())
+                    return LeaseOutcome()
+                return self._begun(row, 0, LeaseOutcome())
             number, holder = await self._last(row)
             if holder == self.me:  # the answer was lost, and the store's retry found our object
-                return self._begun(row, number, Waited())
+                return self._begun(row, number, LeaseOutcome())
         if holder == _FAILED and await self.create(row, number + 1, self.me):
-            return self._begun(row, number + 1, Waited())
+            return self._begun(row, number + 1, LeaseOutcome())
         renewed_at, pause_s, turn = loop.time(), _FIRST_PAUSE_S, 0
         whom = ""
         while True:
             whom = whom if holder == _FAILED else holder
-            waited = Waited(None, loop.time() - started, whom)
+            outcome = LeaseOutcome(None, loop.time() - started, whom)
             if holder == _FAILED:
-                return waited
-            if holder in self._given_up or waited.seconds >= bound_s:
-                self._given_up.add(holder)
-                return Waited(None, waited.seconds, whom, timed_out=True)
+                return outcome
+            if holder in self._overdue or outcome.seconds >= bound_s:
+                self._overdue.add(holder)
+                return LeaseOutcome(None, outcome.seconds, whom, timed_out=True)
             pause = pause_s * self._random.uniform(1.0, 1.3)
-            await asyncio.sleep(min(pause, max(bound_s - waited.seconds, 0.01)))
+            await asyncio.sleep(min(pause, max(bound_s - outcome.seconds, 0.01)))
             pause_s, turn = min(1.2 * pause_s, _LONGEST_PAUSE_S), turn + 1
             try:
                 if turn % 3:
-                    if await has_landed():
-                        return Waited(None, loop.time() - started, whom, is_remote=True)
+                    if await is_published():
+                        return LeaseOutcome(None, loop.time() - started, whom, is_remote=True)
                     continue
                 following = await self.read(row, number + 1)
                 if following is not None:
                     number, holder, renewed_at = number + 1, following, loop.time()
-                    if holder == self.me:  # we stole it, and the answer was lost
-                        waited = Waited(None, loop.time() - started, whom)
-                        return self._begun(row, number, waited)
+                    if holder == self.me:  # we took it over, and the answer was lost
+                        outcome = LeaseOutcome(None, loop.time() - started, whom)
+                        return self._begun(row, number, outcome)
                 elif loop.time() - renewed_at > _MISSED_RENEWALS * RENEWED_EVERY_S:
-                    waited = Waited(None, loop.time() - started, whom)
-                    if await has_landed():
-                        return Waited(None, waited.seconds, whom, is_remote=True)
+                    outcome = LeaseOutcome(None, loop.time() - started, whom)
+                    if await is_published():
+                        return LeaseOutcome(None, outcome.seconds, whom, is_remote=True)
                     if await self.create(row, number + 1, self.me):
-                        return self._begun(row, number + 1, waited)
+                        return self._begun(row, number + 1, outcome)
                     renewed_at = loop.time()
             except TransientError:  # the network failed, which says nothing about the holder
                 renewed_at = loop.time()
 
-    def _begun(self, row: str, number: int, waited: Waited) -> Waited:
-        lease = Lease(self, row, number, stolen=number > 0)
+    def _begun(self, row: str, number: int, outcome: LeaseOutcome) -> LeaseOutcome:
+        lease = Lease(self, row, number, taken_over=number > 0)
         lease.begin()
-        return replace(waited, lease=lease)
+        return replace(outcome, lease=lease)
+
+    def stop(self) -> None:
+        """Stop renewing all leases."""
+        for lease in [*self.held]:
+            lease.stop()
 
     async def create(self, row: str, number: int, text: str) -> bool:
         """Create a number of a row; return False if it exists.

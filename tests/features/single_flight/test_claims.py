@@ -14,26 +14,25 @@ from pathlib import Path
 
 import pytest
 
+from s3cache.features.single_flight.claims import Claims, WaitOutcome
 from s3cache.tier import DiskTier
-from s3cache.tier.claims import Claims, Waited
 from tests.support.marks import nightly, slow
+from tests.support.stopped import descriptors, open_tier, read_line, stop
 from tests.support.waiting import LONG_S
-from tests.tier.disks import descriptors
-from tests.tier.processes import open_tier, read_line, stop
 
 Start = Callable[..., subprocess.Popen[str]]
 Another = Callable[[], Claims]
 
 # A process that claims a key, reports that, and releases it when the test sends a line.
 HOLDER = """
-    from s3cache.tier.claims import Claims
+    from s3cache.features.single_flight.claims import Claims
 
     tier = DiskTier(root, max_bytes=1 << 20, max_files=100)
     waited = Claims(tier).take("key", 60)
     assert waited.claim is not None and not waited.holder
     say("claimed")
     hear()
-    waited.claim.release(landed=sys.argv[2] == "landed")
+    waited.claim.release(published=sys.argv[2] == "published")
     say("released")
     hear()
 """
@@ -53,32 +52,34 @@ def another(root: Path) -> Iterator[Another]:
         tier.close()
 
 
-def waiting(pool: ThreadPoolExecutor, claims: Claims, bound_s: float = LONG_S) -> Future[Waited]:
+def waiting(
+    pool: ThreadPoolExecutor, claims: Claims, bound_s: float = LONG_S
+) -> Future[WaitOutcome]:
     return pool.submit(claims.take, "key", bound_s)
 
 
-def claimed(claims: Claims, key: str = "key") -> Waited:
+def claimed(claims: Claims, key: str = "key") -> WaitOutcome:
     waited = claims.take(key, LONG_S)
     assert waited.claim is not None
     return waited
 
 
-def end(waited: Waited, *, landed: bool) -> None:
+def end(waited: WaitOutcome, *, published: bool) -> None:
     assert waited.claim is not None
-    waited.claim.release(landed=landed)
+    waited.claim.release(published=published)
 
 
-def test_others_wait_until_an_entry_has_landed(another: Another, root: Path) -> None:
+def test_others_wait_until_an_entry_is_published(another: Another, root: Path) -> None:
     """Each gets the claim in turn, to look for the entry. No file and no lock is left."""
     first = claimed(another())
-    assert first == Waited(first.claim)
+    assert first == WaitOutcome(first.claim)
     with ThreadPoolExecutor() as pool:
         others = [waiting(pool, another()) for _ in range(5)]
         time.sleep(0.2)
         assert not any(each.done() for each in others)
-        end(first, landed=True)
+        end(first, published=True)
         for other in others:
-            other.add_done_callback(lambda done: end(done.result(), landed=True))
+            other.add_done_callback(lambda done: end(done.result(), published=True))
         ended = [other.result() for other in others]
     assert all(each.seconds >= 0.1 and not each.timed_out for each in ended)
     assert {each.holder.partition("@")[0] for each in ended} == {str(os.getpid())}
@@ -92,7 +93,7 @@ def test_others_continue_together_if_nothing_landed(another: Another) -> None:
     with ThreadPoolExecutor() as pool:
         others = [waiting(pool, another()) for _ in range(5)]
         time.sleep(0.2)
-        end(first, landed=False)
+        end(first, published=False)
         ended = [other.result() for other in others]
     assert all(each.claim is None and not each.timed_out for each in ended)
     later = claimed(another())
@@ -110,7 +111,7 @@ def test_a_wait_ends_at_the_bound_and_is_not_repeated_for_the_same_holder(anothe
     assert again.timed_out
     assert again.seconds < LONG_S / 2
     for each in (first, second):
-        end(each, landed=True)
+        end(each, published=True)
     assert other.take("another key", LONG_S).claim is not None
 
 
@@ -121,18 +122,18 @@ def test_each_key_has_its_own_claim(another: Another) -> None:
 
 def test_one_of_many_simultaneous_processes_compiles(another: Another) -> None:
     """The others find its entry, in any order of arrival."""
-    landed, compiled = threading.Event(), list[int]()
+    published, compiled = threading.Event(), list[int]()
     start = threading.Barrier(16)
 
     def run(number: int, claims: Claims) -> None:
         start.wait()
         waited = claims.take("key", LONG_S)
         assert waited.claim is not None
-        if not landed.is_set():
+        if not published.is_set():
             compiled.append(number)
             time.sleep(0.05)
-            landed.set()
-        end(waited, landed=True)
+            published.set()
+        end(waited, published=True)
 
     with ThreadPoolExecutor(16) as pool:
         for done in [pool.submit(run, number, another()) for number in range(16)]:
@@ -146,7 +147,7 @@ def test_another_process_gets_the_claim_of_a_killed_holder_at_once(
 ) -> None:
     """This holds even if the holder has forked a child that is still alive."""
     fork = "\n    say(os.fork() or signal.pause())" if "child" in how else ""
-    holder = start(HOLDER.replace("\n    hear()", f"{fork}\n    hear()", 1), "landed")
+    holder = start(HOLDER.replace("\n    hear()", f"{fork}\n    hear()", 1), "published")
     assert read_line(holder) == "claimed"
     child = int(read_line(holder)) if fork else 0
     try:
@@ -166,7 +167,7 @@ def test_another_process_gets_the_claim_of_a_killed_holder_at_once(
 
 
 def test_others_wait_for_a_stopped_holder_until_the_bound(start: Start, another: Another) -> None:
-    holder = start(HOLDER, "landed")
+    holder = start(HOLDER, "published")
     assert read_line(holder) == "claimed"
     stop(holder)
     waited = another().take("key", 0.5)
@@ -182,7 +183,7 @@ def test_a_link_in_the_place_of_a_claim_is_not_followed(
     claim = claimed(first)
     (name,) = os.listdir(root / "claims")
     assert claim.claim is not None
-    claim.claim.release(landed=True)
+    claim.claim.release(published=True)
     target = tmp_path / "target"
     target.write_text("precious")
     (root / "claims" / name).symlink_to(target)
@@ -192,7 +193,7 @@ def test_a_link_in_the_place_of_a_claim_is_not_followed(
 
 # Claims, compiles briefly, saves and releases; is killed or stopped, or fails, after a given step.
 RANK = """
-    from s3cache.tier.claims import Claims
+    from s3cache.features.single_flight.claims import Claims
 
     key, bound_s, deed, step, seed = sys.argv[2], float(sys.argv[3]), *sys.argv[4:6], sys.argv[6]
     saved = Path(root, "saved-" + key)
@@ -208,20 +209,20 @@ RANK = """
     waited = Claims(tier).take(key, bound_s)
     if saved.exists():
         if waited.claim is not None:
-            waited.claim.release(landed=True)
+            waited.claim.release(published=True)
         say("found", time.monotonic() - began)
         raise SystemExit
-    landed = False
+    published = False
     try:
         reached("claim")
         time.sleep(0.02)
         reached("compile")
         saved.touch()
-        landed = True
+        published = True
         reached("save")
     finally:
         if waited.claim is not None:
-            waited.claim.release(landed=landed)
+            waited.claim.release(published=published)
     reached("release")
     say("compiled", time.monotonic() - began)
 """

@@ -21,17 +21,12 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from s3cache.store import Directory
+from s3cache.tier import DiskTier
 from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
 from s3cache.util.threads import close_unshared, is_forked
-
-if TYPE_CHECKING:
-    from s3cache.tier._disk import DiskTier
-    from s3cache.tier.leases import Lease
-
 
 _FAILED = b"failed"
 _FORK = ", a fork"
@@ -48,7 +43,7 @@ class Claim:
     """The right to compile a missing entry, until :meth:`release`.
 
     Attributes:
-        end_lease: ends the lease (:mod:`s3cache.tier.leases`) for the same key, if there is one.
+        end_lease: ends the lease (see ``leases``) for the same key, if there is one.
     """
 
     _claims: Claims
@@ -56,23 +51,23 @@ class Claim:
     _fd: int
     end_lease: Callable[[bool], object] | None = None
 
-    def release(self, *, landed: bool) -> None:
+    def release(self, *, published: bool) -> None:
         """Let waiting processes go on: they load the entry, or compile it themselves.
 
         Raises:
             StoreError: the disk fails; the claim ends nevertheless.
         """
         if self.end_lease is not None:
-            self.end_lease(landed)
-        self._claims.disk.in_time("release", lambda root: self._release(root, landed=landed))
+            self.end_lease(published)
+        self._claims.disk.in_time("release", lambda root: self._release(root, published=published))
 
     def drop(self) -> None:
         """Let others go on, one after another. It never waits for the disk, as finalizers need."""
         close_unshared(self._fd)
 
-    def _release(self, root: Directory, *, landed: bool) -> None:
+    def _release(self, root: Directory, *, published: bool) -> None:
         try:
-            if landed:
+            if published:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._name, dir_fd=root.fd)
             else:
@@ -82,11 +77,11 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Waited:
+class WaitOutcome:
     """The outcome of an attempt to take a claim or a lease.
 
     Attributes:
-        claim, lease: the claim or lease that was taken, or None.
+        claim: the claim that was taken, or None.
         seconds: how long we waited for another process.
         holder: the name of that process in its claim or lease; ``""`` if we waited for none.
         timed_out: whether that process still held it after the bound, now or at an earlier attempt.
@@ -99,7 +94,6 @@ class Waited:
     holder: str = ""
     timed_out: bool = False
     is_remote: bool = False
-    lease: Lease | None = None
     waste: Callable[[], None] | None = None
 
 
@@ -116,9 +110,9 @@ class Claims:
     fork_bound_s: float = 30.0
     notice_s: float = 10.0
     _is_noticed: bool = False
-    _given_up: set[str] = field(default_factory=set)  # holders that we no longer wait for
+    _overdue: set[str] = field(default_factory=set)  # holders that we no longer wait for
 
-    def take(self, key: str, bound_s: float) -> Waited:
+    def take(self, key: str, bound_s: float) -> WaitOutcome:
         """Claim ``key``, or wait at most ``bound_s`` until another process has released it.
 
         In both cases look the entry up again: another process may have saved it meanwhile.
@@ -134,11 +128,11 @@ class Claims:
             if fd is not None:
                 claim = Claim(self, name, fd)
                 if not holder:
-                    return Waited(claim)
+                    return WaitOutcome(claim)
                 if found != _FAILED:
-                    return Waited(claim, seconds, holder)
-                claim.release(landed=False)
-                return Waited(None, seconds, holder)
+                    return WaitOutcome(claim, seconds, holder)
+                claim.release(published=False)
+                return WaitOutcome(None, seconds, holder)
             holder = found.decode(errors="replace") or holder
             if holder.endswith(_FORK):
                 bound_s = min(bound_s, self.fork_bound_s)
@@ -149,9 +143,9 @@ class Claims:
                     "that this process needs %s",
                     *(seconds, bound_s, holder, pointer("waited")),
                 )
-            if holder in self._given_up or seconds >= bound_s:
-                self._given_up.add(holder)
-                return Waited(None, seconds, holder, timed_out=True)
+            if holder in self._overdue or seconds >= bound_s:
+                self._overdue.add(holder)
+                return WaitOutcome(None, seconds, holder, timed_out=True)
             time.sleep(min(pause_s, max(bound_s - seconds, 0.0)))
             pause_s = min(1.2 * pause_s, _LONGEST_PAUSE_S)
 

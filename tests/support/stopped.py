@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from s3cache.tier import DiskTier
 
@@ -98,3 +104,35 @@ def stop(process: subprocess.Popen[str]) -> None:
 
 def open_tier(root: Path, namespace: str = "") -> DiskTier:
     return DiskTier(root, namespace=namespace, max_bytes=1 << 30, max_files=1_000)
+
+
+def descriptors(root: Path) -> int:
+    """Return how many descriptors lead below ``root``; others may be closed meanwhile."""
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            count += os.readlink(f"/proc/self/fd/{fd}").startswith(str(root))
+    return count
+
+
+@pytest.fixture
+def start(root: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Return a function that starts a process with a script; it is killed after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(script: str, *args: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + textwrap.dedent(script), str(root), *map(str, args)],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,4 +1,4 @@
-"""Lower backwards together with their forwards, so that other ranks can wait for the whole graph.
+"""Lower backwards eagerly, with their forwards: other ranks can then wait for the whole graph.
 
 torch lowers most backwards at their first call. Until then the whole graph has no entry, and ranks
 must not wait for one: user code runs in between, and may need an answer from a waiting rank. So the
@@ -6,20 +6,17 @@ rank that has claimed a graph lowers the backward before it goes on. The other r
 the entry: they trace and partition nothing.
 
 The program must not notice. torch still asks for the backward at its first call, under the settings
-at that moment. It gets the early result if it would produce the same one now.
+at that moment. It gets the eager result if it would produce the same one now.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from s3cache.errors import UnsupportedTorchError
-from s3cache.hooks._compiles import FX_INFO, Compile, Compiles
-from s3cache.hooks._conditions import settings_of_backward
-from s3cache.hooks._keys import CompileState, around
+from s3cache.hooks import FX_INFO, Compile, around, settings_of_backward
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import AutogradArguments, Function
 from s3cache.util.logs import logger_of
@@ -27,16 +24,18 @@ from s3cache.util.logs import logger_of
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+    from s3cache.features.single_flight.install import CompileClaims
+    from s3cache.hooks import Session
+
 logger = logger_of("ranks")
 
 
 @dataclass(eq=False)
-class Early:
+class EagerBackward:
     """Lowers backwards of graphs that other ranks wait for."""
 
-    _state: CompileState
-    _compiles: Compiles
-    _version_of: Callable[[object], str | None]
+    _session: Session
+    _claims: CompileClaims
 
     def __post_init__(self) -> None:
         there = inspect.signature(internals.make_autograd_function.get()).parameters
@@ -48,9 +47,10 @@ class Early:
         self, original: Function[object], *args: object, **kwargs: object
     ) -> object:
         given = inspect.signature(original).bind(*args, **kwargs)
-        compile_ = self._compiles.led()
+        compile_ = self._session.compiles.current()
+        is_awaited = compile_ is not None and self._claims.held(compile_.key) is not None
         # torch has already lowered a backward with sizes as inputs.
-        if compile_ is not None and given.arguments["compiled_bw_func"] is None:
+        if compile_ is not None and is_awaited and given.arguments["compiled_bw_func"] is None:
             self._lower(compile_, given.arguments)
         return original(*given.args, **given.kwargs)
 
@@ -59,17 +59,18 @@ class Early:
         lower, save, late = (
             given[name] for name in ("bw_compiler", "try_save_cache_entry", "lazy_backward_info")
         )
-        config, metadata, options = given["aot_config"], given["fw_metadata"], self._state.options
+        config, metadata, session = given["aot_config"], given["fw_metadata"], self._session
+        options, version_of = session.state.options, session.keys.version_of
         donated = metadata.bw_donated_idxs
         try:
             # As at a first call: the entry then has a digest of the settings.
-            with internals.lowering_backward(config), self._state.changed(depth=0):
-                early = lower(internals.copied(late.bw_module), late.placeholder_list)
+            with internals.lowering_backward(config), session.state.changed(depth=0):
+                eager = lower(internals.copied(late.bw_module), late.placeholder_list)
         except Exception as exc:  # noqa: BLE001 - torch raises it if the backward is ever called
             logger.info("a backward cannot be lowered with its forward: %s", exc)
             return
-        save(early, late.bw_module, metadata, config)
-        info = getattr(early, FX_INFO, None)
+        save(eager, late.bw_module, metadata, config)
+        info = getattr(eager, FX_INFO, None)
         if info is None or info["lowered"] is None:
             return  # without notes we cannot compare: torch lowers it again
 
@@ -77,8 +78,8 @@ class Early:
             # The code reuses memory of inputs, unless the graph is kept for another backward.
             is_same = (metadata.bw_donated_idxs or []) == (donated or []) and info[
                 "lowered"
-            ] == settings_of_backward(options, self._version_of, of_threads=compile_.of_threads)
-            return early if is_same else lower(module, values)
+            ] == settings_of_backward(options, version_of, of_threads=compile_.of_threads)
+            return eager if is_same else lower(module, values)
 
         internals.hide(lower_late)
         given.update(bw_compiler=lower_late, try_save_cache_entry=None)

@@ -8,18 +8,20 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from s3cache.cache import Engine, Hit, Miss
+from s3cache.cache import Engine, Hit, Miss, Retry
+from s3cache.features.single_flight import leases
+from s3cache.features.single_flight.begin import retry_after
+from s3cache.features.single_flight.claims import Claims, WaitOutcome
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore, WrapperStore
-from s3cache.tier import DiskTier, leases
-from s3cache.tier.claims import Claims, Waited
+from s3cache.tier import DiskTier
 from tests.support.caching import entry, open_engine
 from tests.support.stores import names
 from tests.support.waiting import LONG_S
@@ -47,16 +49,21 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
+def counts(engine: Engine) -> Mapping[str, float]:
+    return engine.stats().features["single_flight"]
+
+
 def looked_up(
-    engine: Engine, claimed: list[Waited | None], key: str = KEY, bound_s: float = LONG_S
+    engine: Engine, claimed: list[WaitOutcome | None], key: str = KEY, bound_s: float = LONG_S
 ) -> Hit | Miss:
     """Look a graph up as the hooks do, and append the claim to ``claimed``."""
 
-    def claim() -> Waited | None:
-        claimed.append(engine.claim(key, bound_s))
-        return claimed[-1]
+    def claim() -> Retry | None:
+        flight = engine.parts.get("single_flight")
+        claimed.append(outcome := None if flight is None else flight.claim(key, bound_s))
+        return None if outcome is None else retry_after(outcome)
 
-    with engine.candidates(key, "fx", claim=claim) as lookup:
+    with engine.candidates(key, "fx", retry=claim) as lookup:
         for hit in lookup:
             lookup.accept(hit)
             break
@@ -66,7 +73,7 @@ def looked_up(
 def test_the_second_process_waits_for_the_first_and_hits(
     opened: Open, pool: ThreadPoolExecutor
 ) -> None:
-    first, second, claimed = opened(), opened(), list[Waited | None]()
+    first, second, claimed = opened(), opened(), list[WaitOutcome | None]()
     assert looked_up(first, claimed).__class__ is Miss
     (mine,) = claimed
     assert mine is not None
@@ -75,13 +82,13 @@ def test_the_second_process_waits_for_the_first_and_hits(
     time.sleep(0.2)
     assert not other.done()
     first.save(KEY, entry(KEY), level="fx", delayed=True)
-    mine.claim.release(landed=True)
+    mine.claim.release(published=True)
     found = other.result(LONG_S)
     assert isinstance(found, Hit)
     assert found.tier == "local"
-    assert second.stats().fx.waits == 1
-    assert second.stats().fx.waited_s >= 0.1
-    assert first.stats().fx.waits == 0
+    assert counts(second)["waits"] == 1
+    assert counts(second)["waited_s"] >= 0.1
+    assert counts(first)["waits"] == 0
 
 
 def test_an_entry_that_several_processes_save_is_uploaded_once(
@@ -104,7 +111,7 @@ def test_an_entry_that_several_processes_save_is_uploaded_once(
     "options", [{"on_miss": "compile"}, {"on_miss": "error"}, {"wait_s": 0}, {"mode": "read-only"}]
 )
 def test_no_process_waits_if_its_settings_rule_it_out(opened: Open, options: Any) -> None:
-    claimed: list[Waited | None] = []
+    claimed: list[WaitOutcome | None] = []
     looked_up(opened(), claimed)
     assert isinstance(looked_up(opened(**options), claimed), Miss)
     assert claimed[1] is None
@@ -160,7 +167,7 @@ def test_the_second_machine_waits_for_the_first(
     """It finds the uploaded entry in the bucket, and the lease is removed."""
     monkeypatch.setattr(leases, "_FIRST_PAUSE_S", 0.05)
     first, second = opened("a", leases="on"), opened("b", leases="on")
-    claimed: list[Waited | None] = []
+    claimed: list[WaitOutcome | None] = []
     assert isinstance(looked_up(first, claimed), Miss)
     other = pool.submit(looked_up, second, [])
     time.sleep(0.5)
@@ -168,11 +175,11 @@ def test_the_second_machine_waits_for_the_first(
     first.save(KEY, entry(KEY), level="fx")
     assert claimed[0] is not None
     assert claimed[0].claim is not None
-    claimed[0].claim.release(landed=True)
+    claimed[0].claim.release(published=True)
     found = other.result(LONG_S)
     assert isinstance(found, Hit)
     assert found.tier == "remote"
-    assert second.stats().fx.waits == 1
+    assert counts(second)["waits"] == 1
     deadline = time.monotonic() + LONG_S
     while any(name.startswith(leases.PREFIX) for name in names(memory)):
         assert time.monotonic() < deadline
@@ -195,13 +202,13 @@ def test_planted_leases_delay_a_machine_by_the_bound_of_one_wait(
         plant(memory, key, f"1@{key[-4:]}")
     processes = opened("a", leases="on"), opened("a", leases="on")
     for number, key in enumerate(keys):
-        claimed: list[Waited | None] = []
+        claimed: list[WaitOutcome | None] = []
         engine = processes[number % 2]
         assert looked_up(engine, claimed, key, bound_s).__class__ is Miss
         assert claimed[0] is not None
         assert claimed[0].claim is not None
-        claimed[0].claim.release(landed=False)
-    assert bound_s <= sum(each.stats().fx.waited_s for each in processes) < 2 * bound_s
+        claimed[0].claim.release(published=False)
+    assert bound_s <= sum(counts(each)["waited_s"] for each in processes) < 2 * bound_s
     assert "waiting for leases gave no entry" in caplog.text
 
 
@@ -220,7 +227,7 @@ def test_a_wait_that_gives_an_entry_does_not_count(
     time.sleep(0.3)
     first.save(KEY, entry(KEY), level="fx")
     assert isinstance(other.result(LONG_S), Hit)
-    assert second.stats().fx.waited_s >= 0.1
+    assert counts(second)["waited_s"] >= 0.1
     with contextlib.closing(DiskTier(str(tmp_path / "b"), max_bytes=2**30, max_files=100)) as disk:
         assert Claims(disk).wasted_s() == 0
 
@@ -229,11 +236,11 @@ def test_no_lease_is_written_by_default_or_with_leases_off(
     opened: Open, memory: MemoryStore
 ) -> None:
     for options in ({}, {"leases": "off"}):
-        claimed: list[Waited | None] = []
+        claimed: list[WaitOutcome | None] = []
         looked_up(opened("a", **options), claimed)
         assert claimed[0] is not None
         assert claimed[0].claim is not None
-        claimed[0].claim.release(landed=False)
+        claimed[0].claim.release(published=False)
     assert names(memory) == []
 
 
@@ -248,7 +255,7 @@ def test_no_machine_waits_if_the_bucket_denies_leases(
                 raise AccessDeniedError("denied", op=verb)
             return await call()
 
-    claimed: list[Waited | None] = []
+    claimed: list[WaitOutcome | None] = []
     engine = opened("a", Refusing(memory), leases="on")
     assert isinstance(looked_up(engine, claimed), Miss)
     assert claimed[0] is not None

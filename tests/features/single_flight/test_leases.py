@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from s3cache.errors import AccessDeniedError, StoreError, TransientError
+from s3cache.features.single_flight.leases import PREFIX, LeaseOutcome, Leases
 from s3cache.store import MemoryStore, WrapperStore
-from s3cache.tier.claims import Waited
-from s3cache.tier.leases import PREFIX, Leases
 from tests.support.marks import slow
 from tests.support.virtual import run_virtually
 
@@ -57,22 +56,22 @@ class Node:
         self.bucket = bucket
         self.leases = Leases(bucket, name, random.Random(name))
 
-    def landed(self, key: str) -> Callable[[], Awaitable[bool]]:
-        async def has_landed() -> bool:
+    def published(self, key: str) -> Callable[[], Awaitable[bool]]:
+        async def is_published() -> bool:
             return await self.bucket.head(f"entries/{key}") is not None
 
-        return has_landed
+        return is_published
 
-    async def take(self, key: str = "key", bound_s: float = BOUND_S) -> Waited:
-        return await self.leases.take(key, self.landed(key), bound_s)
+    async def take(self, key: str = "key", bound_s: float = BOUND_S) -> LeaseOutcome:
+        return await self.leases.take(key, self.published(key), bound_s)
 
-    async def compile(self, key: str = "key", *, seconds: float = 60.0) -> Waited:
+    async def compile(self, key: str = "key", *, seconds: float = 60.0) -> LeaseOutcome:
         """Take part as an engine does; the compiled entry is uploaded a moment later."""
         leased = await self.take(key)
         if not leased.is_remote:
             await asyncio.sleep(seconds)
             if leased.lease is not None:
-                ended = asyncio.ensure_future(leased.lease.end(self.landed(key)))
+                ended = asyncio.ensure_future(leased.lease.end(self.published(key)))
             await asyncio.sleep(0.5)
             await self.bucket.put(f"entries/{key}", b"entry")
             if leased.lease is not None:
@@ -90,7 +89,7 @@ def bucket() -> Bucket:
 
 
 def test_one_machine_compiles_and_the_others_find_its_entry(bucket: Bucket) -> None:
-    async def job() -> list[Waited]:
+    async def job() -> list[LeaseOutcome]:
         nodes = [Node(bucket, f"node {number}") for number in range(20)]
         return await asyncio.gather(*(node.compile() for node in nodes))
 
@@ -104,7 +103,7 @@ def test_one_machine_compiles_and_the_others_find_its_entry(bucket: Bucket) -> N
 
 
 def test_a_waiting_machine_asks_at_most_once_a_second(bucket: Bucket) -> None:
-    async def job() -> Waited:
+    async def job() -> LeaseOutcome:
         await Node(bucket, "leader").take()
         del bucket.requests[:]
         return await Node(bucket, "waiter").take(bound_s=120)
@@ -118,7 +117,7 @@ def test_a_waiting_machine_asks_at_most_once_a_second(bucket: Bucket) -> None:
 def test_a_lease_that_is_not_renewed_is_stolen_by_one_machine(bucket: Bucket) -> None:
     """By the clocks of the waiting machines, three renewals are missing; others await the thief."""
 
-    async def job() -> list[Waited]:
+    async def job() -> list[LeaseOutcome]:
         dead = await Node(bucket, "dead").take()
         assert dead.lease is not None
         dead.lease.stop()
@@ -129,7 +128,7 @@ def test_a_lease_that_is_not_renewed_is_stolen_by_one_machine(bucket: Bucket) ->
     ended = run_virtually(job())
     (thief,) = [each for each in ended if each.lease is not None]
     assert thief.lease is not None
-    assert thief.lease.stolen
+    assert thief.lease.taken_over
     assert thief.holder == "dead"
     assert 15 <= thief.seconds <= 22
     others = [each for each in ended if each is not thief]
@@ -138,7 +137,7 @@ def test_a_lease_that_is_not_renewed_is_stolen_by_one_machine(bucket: Bucket) ->
 
 
 def test_a_slow_machine_keeps_its_lease(bucket: Bucket) -> None:
-    async def job() -> list[Waited]:
+    async def job() -> list[LeaseOutcome]:
         slow, other = Node(bucket, "slow"), Node(bucket, "other")
         return [*await asyncio.gather(slow.compile(seconds=500), other.compile())]
 
@@ -151,7 +150,7 @@ def test_a_slow_machine_keeps_its_lease(bucket: Bucket) -> None:
 def test_all_machines_continue_at_once_if_nothing_lands(bucket: Bucket) -> None:
     """A later machine leads again."""
 
-    async def job() -> tuple[list[Waited], Waited]:
+    async def job() -> tuple[list[LeaseOutcome], LeaseOutcome]:
         first = await Node(bucket, "first").take()
         assert first.lease is not None
         waiting = [asyncio.ensure_future(Node(bucket, str(n)).take()) for n in range(5)]
@@ -179,7 +178,7 @@ def test_a_hostile_lease_costs_the_bound_once(bucket: Bucket) -> None:
                 await bucket.put(row, b"\x1b[31mevil\xff" * 100, mode="overwrite")
             await asyncio.sleep(5)
 
-    async def job() -> list[Waited]:
+    async def job() -> list[LeaseOutcome]:
         evil = asyncio.ensure_future(hostile())
         await asyncio.sleep(1)
         node = Node(bucket, "node")
@@ -223,7 +222,7 @@ def test_there_are_no_leases_in_a_store_without_atomic_creation(bucket: Bucket) 
         return False
 
     bucket.atomic_create = no  # type: ignore[method-assign]
-    assert run_virtually(Node(bucket, "node").take()) == Waited()
+    assert run_virtually(Node(bucket, "node").take()) == LeaseOutcome()
     assert bucket.requests == []
 
 
@@ -236,7 +235,7 @@ def test_no_machine_waits_once_a_lease_shows_that_others_can_create_it_too(bucke
 
     bucket.atomic_create = is_atomic  # type: ignore[method-assign]
 
-    async def job() -> list[Waited]:
+    async def job() -> list[LeaseOutcome]:
         others = [asyncio.ensure_future(Node(bucket, f"{n}").take()) for n in range(3)]
         await asyncio.sleep(0)
         known[0] = False
@@ -249,7 +248,7 @@ def test_no_machine_waits_once_a_lease_shows_that_others_can_create_it_too(bucke
 def test_a_role_that_may_only_create_leaves_its_leases(bucket: Bucket) -> None:
     bucket.refused = {"delete"}
 
-    async def job() -> list[Waited]:
+    async def job() -> list[LeaseOutcome]:
         return await asyncio.gather(*(Node(bucket, str(n)).compile() for n in range(3)))
 
     ended = run_virtually(job())
@@ -260,7 +259,7 @@ def test_a_role_that_may_only_create_leaves_its_leases(bucket: Bucket) -> None:
 def test_a_renewal_that_fails_is_tried_again(bucket: Bucket) -> None:
     """Only two renewals fail in a row, not three: no machine steals the lease."""
 
-    async def job() -> list[Waited]:
+    async def job() -> list[LeaseOutcome]:
         leader = asyncio.ensure_future(Node(bucket, "leader").compile(seconds=60))
         await asyncio.sleep(1)
         other = asyncio.ensure_future(Node(bucket, "other").compile())
@@ -295,7 +294,7 @@ def test_a_renewal_counts_if_its_answer_is_lost(bucket: Bucket) -> None:
     """The next attempt finds the number in the store, written by the same machine."""
     deaf = _Deaf(bucket)
 
-    async def job() -> list[Waited]:
+    async def job() -> list[LeaseOutcome]:
         leader = Node(bucket, "leader")
         leader.leases = Leases(deaf, "leader", random.Random(0))
         leading = asyncio.ensure_future(leader.compile(seconds=100))
@@ -314,7 +313,7 @@ def test_a_renewal_counts_if_its_answer_is_lost(bucket: Bucket) -> None:
 def test_a_stolen_lease_is_held_if_the_answer_is_lost(bucket: Bucket) -> None:
     deaf = _Deaf(bucket)
 
-    async def job() -> Waited:
+    async def job() -> LeaseOutcome:
         dead = await Node(bucket, "dead").take()
         assert dead.lease is not None
         dead.lease.stop()
@@ -332,7 +331,7 @@ def test_a_stolen_lease_is_held_if_the_answer_is_lost(bucket: Bucket) -> None:
 def test_a_machine_that_was_stopped_does_not_end_the_lease_of_another(bucket: Bucket) -> None:
     """It has lost its lease when it continues, and then fails to compile."""
 
-    async def job() -> list[Waited]:
+    async def job() -> list[LeaseOutcome]:
         stopped = await Node(bucket, "stopped").take()
         assert stopped.lease is not None
         stopped.lease.stop()  # it does not run
@@ -384,15 +383,15 @@ class Trial:
         way = Way(self.bucket, self.draw)
         leases = Leases(way, f"node {number}", random.Random(number))
 
-        async def landed() -> bool:
+        async def published() -> bool:
             return await way.head("entries/key") is not None
 
         await asyncio.sleep(self.draw.uniform(0, 3))
         began, lease = asyncio.get_running_loop().time(), None
         try:
-            leased = await leases.take("key", landed, 120.0)
+            leased = await leases.take("key", published, 120.0)
         except StoreError:
-            leased = Waited()
+            leased = LeaseOutcome()
         lease = leased.lease
         deed, step = "", ""
         if lease is not None and self.victims:
@@ -402,7 +401,7 @@ class Trial:
             if leased.is_remote:
                 assert await self._right(way)
             else:
-                await self._compile(way, leases, lease, landed, deed, step)
+                await self._compile(way, leases, lease, published, deed, step)
         except _Killed:
             for each in [*leases.held]:
                 each.stop()
@@ -416,7 +415,7 @@ class Trial:
             await asyncio.sleep(1)
 
     async def _compile(
-        self, way: Way, leases: Leases, lease: Any, landed: Any, deed: str, step: str
+        self, way: Way, leases: Leases, lease: Any, published: Any, deed: str, step: str
     ) -> None:
         async def reached(name: str) -> None:
             if name != step:
@@ -454,7 +453,7 @@ class Trial:
             pass
         finally:
             if lease is not None and lease in leases.held:
-                await lease.end(landed if is_saved else None)
+                await lease.end(published if is_saved else None)
 
 
 class _Killed(BaseException):

@@ -1,0 +1,18 @@
+"""Ranks: those of one job that exchange data while they compile all hit, or all compile.
+
+*Promises*: no rank waits forever for one that hit. Compile workers of all ranks fit the cores.
+
+*Subscribes to*: ``looking_up`` and ``barred`` of the session.
+
+*Without it*: such ranks may hang.
+"""
+
+from __future__ import annotations
+
+from s3cache.seam import Feature
+
+FEATURE = Feature(
+    name="ranks",
+    does="making ranks agree on hits",
+    installs=f"{__name__}.install:install",
+)
