@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import math
 import re
 import sys
 import threading
@@ -623,41 +622,10 @@ def groups_of_ranks() -> tuple[int, int, object] | None:
     return dist.get_rank(), dist.get_world_size(), groups
 
 
-def needs_backward(inputs: Sequence[object]) -> bool:
-    """Return whether torch makes a backward for a graph, judging by its inputs."""
-    import torch
-
-    return torch.is_grad_enabled() and any(
-        isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
-    )
-
-
-@contextlib.contextmanager
-def lowering_backward(aot_config: AOTConfig) -> Iterator[None]:
-    """Set up the context for lowering a backward, inside the compile of a forward."""
-    import torch
-
-    with (
-        torch.no_grad(),
-        names.no_autocast.get()(),
-        names.while_lowering.get()(aot_config, "backward"),
-    ):
-        yield
-
-
 def copied(module: GraphModule) -> GraphModule:
     """Copy a graph, for a compiler that changes it."""
     with names.without_fakes.get()():  # which cannot be copied into a mode of their own
         return copy.deepcopy(module)
-
-
-def group_timeout_s() -> float:
-    """Return the timeout of ranks of this job for each other; infinity outside of a job."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return math.inf
-    return float(names.default_store.get()().timeout.total_seconds())
 
 
 def _context_of_fake_call() -> TracingContext | None:

@@ -23,8 +23,6 @@ TRACES = "showing lookups and saves in torch's traces"
 BACKEND = 'backend="s3cache"'
 LOCKDOWN = "private directories for torch's own caches"
 RANKS = "hits where ranks must agree"
-WORKERS = "bounding compile workers of all ranks together"
-EARLY = "compiling a graph with its backward for all ranks at once"
 HOLDING = "saving only graphs of frames that Dynamo accepted"
 
 TORCH = "torch"
@@ -127,9 +125,6 @@ default_store = Internal[Callable[[], SharedStore]](
 #: The process groups, by object: their names and ranks.
 groups = AnyObject("torch.distributed.distributed_c10d:_world", feature=RANKS)
 ASYNC_COMPILE = "torch._inductor.async_compile"
-compile_threads = Internal[Callable[[], int]](
-    f"{ASYNC_COMPILE}:get_compile_threads", feature=WORKERS
-)
 #: The threads that wait for compilers.
 compile_pool = AnyObject(f"{ASYNC_COMPILE}:AsyncCompile.pool")
 view_replay_enabled = Predicate("torch._C:_is_view_replay_enabled")
@@ -218,21 +213,7 @@ DESCRIBED = f"{_AOT}."
 COMPUTED = Fields(f"{_AOT}.schemas:InputAliasInfo", "mutation_type").names
 deserialize_backward = AnyFunction(f"{_AOT}.aot_autograd_result:SerializedGraphModule.deserialize")
 keeps_graph = Predicate("torch._C._autograd:_get_current_graph_task_keep_graph")
-#: Makes the callable of a graph with a backward, which lowers the backward at its first call.
-make_autograd_function = AnyFunction(
-    f"{_AOT}.graph_compile:_aot_stage2c_make_autograd_function", feature=EARLY
-)
-#: Whether compiled autograd traces all backwards into one graph, so that none is lowered alone.
-compiled_autograd = Flag("torch._dynamo.config:compiled_autograd", feature=EARLY)
-#: Its arguments: the compiler of a backward, the input, and the function that saves the entry.
-LOWERING = Fields(
-    f"{_AOT}.graph_compile:_aot_stage2c_make_autograd_function",
-    """bw_compiler lazy_backward_info try_save_cache_entry compiled_bw_func fw_metadata
-    aot_config""",
-    feature=EARLY,
-)
-while_lowering = AnyFunction(f"{_AOT}.logging_utils:track_graph_compiling", feature=EARLY)
-without_fakes = AnyFunction(f"{_FAKE}:unset_fake_temporarily", feature=EARLY)
+without_fakes = AnyFunction(f"{_FAKE}:unset_fake_temporarily")
 answer_first_call = AnyFunction(f"{_AOT}.runtime_wrappers:FakifiedOutWrapper.post_compile")
 
 # -- functions that compiled autograd creates during a trace

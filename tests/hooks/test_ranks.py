@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 from collections.abc import Iterable
-from datetime import timedelta
 from importlib.metadata import version
 
 import pytest
 import torch._functorch.config as functorch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from s3cache.insight import trace
 from s3cache.records import Run, in_jobs, recorded
@@ -23,17 +20,6 @@ from tests.support.sites import Site
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def test_a_wait_is_bounded_by_the_time_out_of_the_process_group(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert internals.group_timeout_s() == math.inf
-    store = HashStore()
-    store.set_timeout(timedelta(seconds=90))
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
-    assert internals.group_timeout_s() == 90
 
 
 # -- jobs

@@ -14,7 +14,6 @@ DASHBOARD = json.loads((ROOT / "infra" / "grafana" / "s3cache.json").read_text(e
 # Labels that Prometheus adds to each sample.
 _ADDED = {"instance", "job"}
 _NOT_SHOWN = {
-    "s3cache.feature.events": "features that count them are off by default",
     "s3cache.downloads": "their bytes are shown, and lookups that hit the remote",
     "s3cache.request.size": "the sizes of uploads and downloads are shown",
 }

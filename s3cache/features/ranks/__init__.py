@@ -15,4 +15,5 @@ FEATURE = Feature(
     name="ranks",
     does="making ranks agree on hits",
     installs=f"{__name__}.install:install",
+    torch=f"{__name__}._names",
 )

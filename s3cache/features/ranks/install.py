@@ -51,13 +51,14 @@ def install(session: Session) -> None:
 
 
 def _bound_workers(session: Session) -> None:
+    from s3cache.features.ranks import _names
     from s3cache.features.ranks.agreement import bounded_workers
 
     def bound() -> None:
         session.install_part(
-            internals.WORKERS,
-            lambda patches: patches.wrap(internals.compile_threads, bounded_workers),
+            _names.FEATURE,
+            lambda patches: patches.wrap(_names.compile_threads, bounded_workers),
             bind=False,
         )
 
-    session.undo.callback(when_imported(internals.ASYNC_COMPILE, bound))
+    session.undo.callback(when_imported(_names.ASYNC_COMPILE, bound))

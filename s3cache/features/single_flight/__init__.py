@@ -46,4 +46,5 @@ FEATURE = Feature(
     is_used=lambda settings: settings.on_miss == "wait",
     begins=f"{__name__}.begin:SingleFlight",
     installs=f"{__name__}.install:install",
+    torch=f"{__name__}._names",
 )

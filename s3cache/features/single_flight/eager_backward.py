@@ -11,20 +11,23 @@ at that moment. It gets the eager result if it would produce the same one now.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from s3cache.errors import UnsupportedTorchError
+from s3cache.features.single_flight import _names
 from s3cache.hooks import FX_INFO, Compile, around, settings_of_backward
 from s3cache.torch_api import internals
-from s3cache.torch_api.protocols import AutogradArguments, Function
+from s3cache.torch_api.protocols import AOTConfig, AutogradArguments, Function
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from s3cache.features.single_flight.install import CompileClaims
+    from s3cache.features.single_flight.compiles import CompileClaims
     from s3cache.hooks import Session
 
 logger = logger_of("ranks")
@@ -38,11 +41,11 @@ class EagerBackward:
     _claims: CompileClaims
 
     def __post_init__(self) -> None:
-        there = inspect.signature(internals.make_autograd_function.get()).parameters
-        if lacking := " ".join(name for name in internals.LOWERING if name not in there):
+        there = inspect.signature(_names.make_autograd_function.get()).parameters
+        if lacking := " ".join(name for name in _names.ARGUMENTS if name not in there):
             raise UnsupportedTorchError(f"torch does not pass {lacking} to a backward")
 
-    @around(internals.make_autograd_function)
+    @around(_names.make_autograd_function)
     def _make_autograd_function(
         self, original: Function[object], *args: object, **kwargs: object
     ) -> object:
@@ -64,7 +67,7 @@ class EagerBackward:
         donated = metadata.bw_donated_idxs
         try:
             # As at a first call: the entry then has a digest of the settings.
-            with internals.lowering_backward(config), session.state.changed(depth=0):
+            with _lowering(config), session.state.changed(depth=0):
                 eager = lower(internals.copied(late.bw_module), late.placeholder_list)
         except Exception as exc:  # noqa: BLE001 - torch raises it if the backward is ever called
             logger.info("a backward cannot be lowered with its forward: %s", exc)
@@ -83,3 +86,16 @@ class EagerBackward:
 
         internals.hide(lower_late)
         given.update(bw_compiler=lower_late, try_save_cache_entry=None)
+
+
+@contextlib.contextmanager
+def _lowering(aot_config: AOTConfig) -> Iterator[None]:
+    """Set up the context for lowering a backward, inside the compile of a forward."""
+    import torch
+
+    with (
+        torch.no_grad(),
+        internals.no_autocast.get()(),
+        _names.while_lowering.get()(aot_config, "backward"),
+    ):
+        yield
