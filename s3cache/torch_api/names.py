@@ -128,7 +128,6 @@ ASYNC_COMPILE = "torch._inductor.async_compile"
 #: The threads that wait for compilers.
 compile_pool = AnyObject(f"{ASYNC_COMPILE}:AsyncCompile.pool")
 view_replay_enabled = Predicate("torch._C:_is_view_replay_enabled")
-no_autocast = AnyClass("torch._C:_DisableAutocast")
 #: The name of a device that a program has added; a placeholder without one.
 added_device = Internal[Callable[[], str]]("torch._C:_get_privateuse1_backend_name")
 autocast_devices = AnyFunction("torch._C:_autocast_supported_devices")

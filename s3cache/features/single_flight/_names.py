@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from s3cache.torch_api import AnyFunction, Fields, Flag
+from s3cache.torch_api import AnyClass, AnyFunction, Fields, Flag
 
 FEATURE = "compiling a graph with its backward for all ranks at once (single_flight)"
 
@@ -18,6 +18,7 @@ ARGUMENTS = Fields(
     aot_config""",
     feature=FEATURE,
 )
+no_autocast = AnyClass("torch._C:_DisableAutocast", feature=FEATURE)
 while_lowering = AnyFunction(f"{_AOT}.logging_utils:track_graph_compiling", feature=FEATURE)
 #: Whether compiled autograd traces all backwards into one graph, so that none is lowered alone.
 compiled_autograd = Flag("torch._dynamo.config:compiled_autograd", feature=FEATURE)

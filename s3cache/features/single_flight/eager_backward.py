@@ -95,7 +95,7 @@ def _lowering(aot_config: AOTConfig) -> Iterator[None]:
 
     with (
         torch.no_grad(),
-        internals.no_autocast.get()(),
+        _names.no_autocast.get()(),
         _names.while_lowering.get()(aot_config, "backward"),
     ):
         yield
