@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from s3cache.errors import S3CacheError
 from s3cache.features.single_flight import _names
@@ -122,11 +122,10 @@ class CompileClaims:
             current.is_published = True
             self._release(current)
 
-    def saved(self, saving: Save, entry: Frame, is_saved: bool) -> None:
+    def saved(self, saving: Save, _: Frame, is_saved: bool) -> None:
         """Note whether others can use the saved entry: not if it serves this rank alone."""
         if is_saved and (current := self.held(saving.key)) is not None:
-            place = cast("dict[str, Any]", entry.header.meta.get("place") or {})
-            current.is_published = place.get("rank") is place.get("alone") is None
+            current.is_published = not saving.limits.relied
 
     def is_awaited(self, saving: Save) -> bool | None:
         """Return whether other machines wait for an entry."""
