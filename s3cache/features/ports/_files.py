@@ -133,8 +133,8 @@ class Files:
             )
             if instead_of is not None and instead_of != variant:
                 engine.supersede(key, instead_of, self._kind)
-            provisional = self._newest and not at_once
-            outcome = engine.save(key, data, level=self._kind, provisional=provisional)
+            is_delayed = self._newest and not at_once
+            outcome = engine.save(key, data, level=self._kind, delayed=is_delayed)
             is_saved = isinstance(outcome, Saved)
         return variant if is_saved else None
 
