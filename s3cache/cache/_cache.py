@@ -585,6 +585,20 @@ class Engine(Cache):
         except Exception as exc:  # noqa: BLE001 - the former entry is as right
             self._problems.met("save", "an entry could not be replaced", exc)
 
+    def withdraw(self, key: str, variant: str) -> None:
+        """Remove an entry that was saved here and is delayed, unless its upload is under way."""
+        name = entries.variant_name(key, variant)
+        try:
+            if self._remote is not None:
+                is_removed = self._remote.uploads.cancel_delayed(name)
+            else:
+                is_removed = self._local.write(lambda disk: disk.delete(name))
+        except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm
+            self._problems.met("local", "an entry that was replaced cannot be removed", exc)
+        else:
+            if is_removed:
+                self.events.dropped.tell(key, variant)
+
     def set_aside(self, entry: Frame, why: str, *, is_proven: bool) -> str:
         """Use an entry no more that raised at its first call; return what becomes of it elsewhere.
 

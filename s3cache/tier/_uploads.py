@@ -170,6 +170,15 @@ class Uploads:
                 raise NoSpaceError(problem, op="put", key=name)
             self._memory[name] = data
 
+    def cancel_delayed(self, name: str) -> bool:
+        """Remove a delayed object; return False if it is not delayed (any more)."""
+        if not self._delayed.pop(name, False):
+            return False
+        self._memory.pop(name, None)
+        if self._disk is not None:
+            self._disk.delete(name)
+        return True
+
     @property
     def pending(self) -> int:
         """The number of uploads that are queued, delayed or running; may be a moment old."""

@@ -132,7 +132,7 @@ class Files:
                 sections=files,
             )
             if instead_of is not None and instead_of != variant:
-                engine.supersede(key, instead_of, self._kind)
+                engine.withdraw(key, instead_of)
             is_delayed = self._newest and not at_once
             outcome = engine.save(key, data, level=self._kind, delayed=is_delayed)
             is_saved = isinstance(outcome, Saved)

@@ -65,3 +65,14 @@ def test_untrusted_entries_are_not_listed(start: Start) -> None:
     put(start("two", signing_key=signer.secret_text()), "b")
     start("three", trust="require", trusted_keys=signer.public_text())
     assert newest(9) == "b"
+
+
+def test_a_replaced_variant_that_was_not_uploaded_is_removed(start: Start) -> None:
+    """A profile grows while a program runs: only the last one is uploaded."""
+    one = start("one")
+    first = _FILES.put(_KEY, "a", {"file": b"a"})
+    assert _FILES.put(_KEY, "b", {"file": b"b"}, instead_of=first) not in (None, first)
+    assert not one.flush(10).remaining
+    assert one.stats().uploaded == 1
+    start("two")
+    assert newest(9) == "b"
