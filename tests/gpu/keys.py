@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from tests.gpu import standin
+from tests.support.gpu import standin
 
 #: Changes of a machine that change the key.
 IN_KEY: dict[str, dict[str, str]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import standin
+from tests.support.gpu import standin
 from tests.support.machines import remote_url
 from tests.support.marks import slow
 
@@ -20,7 +20,7 @@ def on(root: Path, index: int, remote: str, *names: str) -> dict[str, Any]:
     """Run kinds on a machine with the current device ``index``; return the reports."""
     where = remote_url(root / remote)
     machine = standin.machine(root / f"{remote} {index}", index=index, S3CACHE_URL=where)
-    found: dict[str, Any] = machine.run("tests.gpu.kinds:run", *names).result
+    found: dict[str, Any] = machine.run("tests.support.gpu.kinds:run", *names).result
     return found
 
 

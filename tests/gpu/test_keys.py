@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import keys, standin
+from tests.gpu import keys
+from tests.support.gpu import standin
 from tests.support.machines import ROOT
 from tests.support.marks import cases, selected
 

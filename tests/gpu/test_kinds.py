@@ -20,7 +20,7 @@ import pytest
 
 from s3cache import frame
 from s3cache.errors import CorruptError
-from tests.gpu import standin
+from tests.support.gpu import standin
 from tests.support.machines import remote_url
 from tests.support.marks import nightly, selected, slow
 
@@ -98,7 +98,7 @@ def _rehearse(request: pytest.FixtureRequest, root: Path, gpu: str) -> Rehearsal
     reports = []
     for name, index in ("first", 0), ("second", OTHER):
         machine = standin.machine(root / name, gpu, index=index, S3CACHE_URL=remote_url(root))
-        reports.append(machine.run("tests.gpu.kinds:run", *kinds).result)
+        reports.append(machine.run("tests.support.gpu.kinds:run", *kinds).result)
         if name == "first":
             shutil.rmtree(machine.root)
     sections = []
@@ -163,7 +163,7 @@ def test_a_whole_graph_saved_after_second_level_hits_serves_others(tmp_path: Pat
     for name, whole_graphs in ("first", "0"), ("second", "1"), ("third", "1"):
         machine = standin.machine(tmp_path / name, S3CACHE_URL=remote_url(tmp_path))
         machine.environment["TORCHINDUCTOR_AUTOGRAD_CACHE"] = whole_graphs
-        reports.append(machine.run("tests.gpu.kinds:run", *kinds).result)
+        reports.append(machine.run("tests.support.gpu.kinds:run", *kinds).result)
     for kind in kinds:
         first, second, third = (each[kind] for each in reports)
         assert "ptxas" in first

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import standin
+from tests.support.gpu import standin
 from tests.support.marks import slow
 
 
@@ -20,7 +20,7 @@ def test_ci_skips_no_test_of_the_stand_in() -> None:
 @pytest.mark.skipif(bool(standin.MISSING), reason=standin.MISSING)
 def test_a_process_sees_the_gpus_of_its_machine(tmp_path: Path) -> None:
     machine = standin.machine(tmp_path, "A100", index=3, GPU_MULTI_PROCESSOR_COUNT="7")
-    assert machine.run("tests.gpu.kinds:devices").result == {
+    assert machine.run("tests.support.gpu.kinds:devices").result == {
         "count": 8,
         "current": 3,
         "name": "NVIDIA A100-SXM4-80GB",

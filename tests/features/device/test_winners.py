@@ -10,7 +10,7 @@ import pytest
 
 from s3cache import frame, testing
 from s3cache.testing import ProgramError
-from tests.gpu import standin
+from tests.support.gpu import standin
 from tests.support.machines import Machine, remote_url
 
 pytestmark = [
@@ -72,7 +72,7 @@ def test_a_sealed_entry_is_uploaded_once_with_only_the_winner(site: Site) -> Non
 
 def test_the_entry_of_a_training_step_has_only_its_winners(site: Site) -> None:
     """The example of docs/gpu.md."""
-    first = site.machine("first").run("tests.gpu.kinds:run", "training").result["training"]
+    first = site.machine("first").run("tests.support.gpu.kinds:run", "training").result["training"]
     assert first["ptxas"] == first["benchmark"] == 12
     assert site.kernels() == 5
 

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from tests.gpu import kinds, standin
+from tests.support.gpu import kinds, standin
 
 
 def softmax(at_first: str = "", later_s: float = 0.0) -> dict[str, Any]:

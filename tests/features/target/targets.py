@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.gpu import standin
+from tests.support.gpu import standin
 
 #: Differences between two machines: each has the place of a value and the other value.
 CHANGES: dict[str, tuple[str, str, Any]] = {

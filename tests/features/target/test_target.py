@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.features.target import targets
-from tests.gpu import standin
+from tests.support.gpu import standin
 from tests.support.machines import ROOT, remote_url
 from tests.support.marks import slow
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tests.gpu import standin
+from tests.support.gpu import standin
 
 
 def run(*names: str) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def dynamic_shapes() -> None:
 def triton_kernel() -> None:
     import torch
 
-    from tests.gpu import kernels
+    from tests.support.gpu import kernels
 
     torch.compile(kernels.add)(torch.randn(1000), torch.randn(1000))
 
@@ -135,7 +135,7 @@ def triton_kernel() -> None:
 def triton_op() -> None:
     import torch
 
-    from tests.gpu import kernels
+    from tests.support.gpu import kernels
 
     torch.compile(lambda x: kernels.double(x).relu())(torch.randn(1000))
 
@@ -143,7 +143,7 @@ def triton_op() -> None:
 def triton_autotune() -> None:
     import torch
 
-    from tests.gpu import kernels
+    from tests.support.gpu import kernels
 
     torch.compile(kernels.add_tuned)(torch.randn(1000), torch.randn(1000))
 
