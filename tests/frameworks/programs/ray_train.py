@@ -25,7 +25,8 @@ def train(config):
         optimizer.zero_grad()
         losses.append(loss.item().hex())
     ray.train.report({"losses": losses})
-    if ray.train.get_context().get_world_rank() == 0:  # a result without a checkpoint has no metrics
+    # A result without a checkpoint has no metrics.
+    if ray.train.get_context().get_world_rank() == 0:
         with open(config["losses"], "w", encoding="utf-8") as file:
             file.writelines(f"loss {loss}\n" for loss in losses)
 
