@@ -26,7 +26,8 @@ import functools
 import hashlib
 import re
 import threading
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from s3cache import frame
@@ -46,7 +47,8 @@ NAMES = "v1/"
 #: The number of hexadecimal digits at the end of a key, see :func:`digest_of`.
 KEY_DIGITS = 64
 
-
+# How many characters of a part of a key are kept.
+_SHOWN = 100
 _KEY = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
 _VARIANT = re.compile(r"(?!0$)[a-z0-9][a-z0-9_-]{0,63}|")
 
@@ -55,6 +57,40 @@ def digest_of(components: Mapping[str, str]) -> str:
     """Return the last digits of a key with these components (digests by name)."""
     lines = [f"{name}\0{components[name]}\n" for name in sorted(components)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+class LabelledKey(str):
+    """A key made of texts with labels, so that two keys can be compared part by part.
+
+    Attributes:
+        components: the digest and the shortened text of each part, by label.
+    """
+
+    __slots__ = ("components",)
+    components: Mapping[str, tuple[str, str]]
+
+    def __new__(
+        cls, text: str = "", components: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    ) -> LabelledKey:
+        key = super().__new__(cls, text)
+        key.components = components
+        return key
+
+    @property
+    def about(self) -> dict[str, list[str]]:
+        """The components, for the ``meta`` of an entry."""
+        return {label: [*pair] for label, pair in self.components.items()}
+
+
+def labelled_key(prefix: str, parts: Iterable[tuple[str, object]]) -> LabelledKey:
+    """Return the key for labels with values; the text of a value is what counts."""
+    texts = {label: str(value) for label, value in parts}
+    digests = {
+        label: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
+        for label, text in texts.items()
+    }
+    components = {label: (digests[label], texts[label][:_SHOWN]) for label in texts}
+    return LabelledKey(prefix + digest_of(digests), components)
 
 
 def check_key(key: str) -> str:

@@ -60,7 +60,6 @@ class Feature:
         kinds: its kinds of entries, whose lookups are counted apart.
         hints: prefixes of keys of its entries that name other entries. They are not counted, and
             given up where they may not be uploaded.
-        keys: prefixes of its keys, if their lookups are not recorded.
         page: of the documentation, with a section on each of its codes.
         counts: the names of what else it counts; a name before ``:`` has labels.
         in_words: describes its counts in the summary.
@@ -81,7 +80,6 @@ class Feature:
     options: type = NoOptions
     kinds: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
     page: str = ""
     counts: tuple[str, ...] = ()
     in_words: Callable[[Mapping[str, float]], str] = lambda _: ""
@@ -135,11 +133,6 @@ def kinds() -> tuple[str, ...]:
 def hints() -> tuple[str, ...]:
     """Return the prefixes of keys of the hints of all features."""
     return tuple(prefix for feature in features() for prefix in feature.hints)
-
-
-def unrecorded_keys() -> tuple[str, ...]:
-    """Return prefixes of the keys of features whose lookups are not recorded."""
-    return tuple(key for feature in features() for key in feature.keys)
 
 
 class _Event(Generic[P, R]):

@@ -38,6 +38,23 @@ def test_illegal_variants_are_refused(variant: str) -> None:
         entries.check_entry(KEY, entry(variant=variant))
 
 
+def test_a_labelled_key_depends_on_labels_and_texts_and_has_a_digest_of_each() -> None:
+    keys = [
+        entries.labelled_key("x-", parts)
+        for parts in (
+            [("torch", "2.13"), ("code", "a" * 1_000)],
+            [("torch", "2.13"), ("code", "a" * 1_000 + "b")],
+            [("torch", "2.13"), ("text", "a" * 1_000)],
+        )
+    ]
+    assert len(set(keys)) == 3
+    one, other, _ = (key.components for key in keys)
+    assert [label for label in one if one[label] != other[label]] == ["code"]
+    assert max(len(text) for _, text in one.values()) == 100
+    assert entries.check_key(keys[0]) == keys[0]
+    assert keys[0].endswith(digest_of({label: digest for label, (digest, _) in one.items()}))
+
+
 def test_an_entry_is_saved_under_its_own_key_only() -> None:
     with pytest.raises(ConfigError, match="not the key in the frame"):
         entries.check_entry(OTHER, entry(KEY))

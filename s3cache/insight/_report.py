@@ -17,7 +17,7 @@ from string import Template
 from s3cache.entries import key_of
 from s3cache.insight._explain import Explanation, reasons_of
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
-from s3cache.seam import features, kinds, unrecorded_keys
+from s3cache.seam import features, hints, kinds
 from s3cache.stats import Reason
 from s3cache.util import __version__
 from s3cache.util.text import counted, escape, footer, printable
@@ -101,11 +101,12 @@ def sum_up(runs: Sequence[Run]) -> Totals:
     unused = [size for run in runs for size in _unused(run)]
     events = [event for run in runs for event in run.events]
     of_features: dict[str, Counter[str]] = {}
+    told = {event.event for event in events}  # each of its lookups has an event too
     for event in events:
         if event.event in _FEATURES:
             of_features.setdefault(event.event, Counter())[event.ended] += 1
     for each in records:
-        if each.level in _KINDS:
+        if each.level in _KINDS - told:
             of_features.setdefault(each.level, Counter())[name_of(each.outcome, each.reason)] += 1
     return Totals(
         dict(outcomes.most_common()),
@@ -160,7 +161,7 @@ def _unused(run: Run) -> Iterator[int]:
     for event in run.events:
         if (event.event, event.ended) == ("download", "done"):
             key = key_of(event.name)
-            if key not in looked_up and not key.startswith(unrecorded_keys()):
+            if key not in looked_up and not key.startswith(hints()):
                 yield event.size
 
 
@@ -182,7 +183,7 @@ def name_of(outcome: str, reason: str) -> str:
 def manifest(runs: Sequence[Run]) -> str:
     """Return the keys that ``runs`` hit, and those of entries they saved, one per line.
 
-    It leaves out misses that were not saved. Lookups of some features are not recorded.
+    It leaves out misses that were not saved.
     """
     hits = (each.key for run in runs for each in run.records if each.outcome == "hit" and each.key)
     saves = (each.name for run in runs for each in run.events if each.event == "save")

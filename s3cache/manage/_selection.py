@@ -12,13 +12,13 @@ from typing import Any
 
 from s3cache import entries
 from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError
-from s3cache.seam import hints, unrecorded_keys
+from s3cache.seam import hints
 
 _NAMESPACE = re.compile(r"[0-9a-f]{16}/(?=v1/)")
 # The subject of a CorruptError for a frame of a later release, which may be sound.
 _NEWER = "frame version"
 # Prefixes of keys with entries that are used without a record.
-_UNHIT = (*hints(), *unrecorded_keys())
+_UNHIT = hints()
 
 #: Fields of headers for selecting and grouping entries.
 HEADER_FIELDS = ("kind", "torch", "device", "tag", "signer")

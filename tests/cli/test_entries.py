@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.features import recall
 from s3cache.features.job_profile import KEYS as JOB_KEYS
 from s3cache.records import Record
 from s3cache.trust import generate
@@ -60,14 +59,11 @@ def test_ls_filters_and_sorts_entries(call: Call, shelf: Shelf, tmp_path: Path) 
     assert len(keys("--limit", "1")) == 1
 
 
-def test_recalled_frames_have_a_kind_and_do_not_count_as_never_hit(
-    call: Call, shelf: Shelf
-) -> None:
-    """Records do not contain the hits of recalled frames and of profiles."""
-    for begin, kind in ((recall.KEYS, "recall"), (JOB_KEYS, "job")):
-        shelf.add(begin + "0" * 64, kind=kind)
-    (found,) = call("ls", "--url", shelf.url, "--json", "--kind", "recall").lines
-    assert found["key"] == recall.KEYS + "0" * 64
+def test_profiles_have_a_kind_and_do_not_count_as_never_hit(call: Call, shelf: Shelf) -> None:
+    """Records do not contain the hits of profiles."""
+    shelf.add(JOB_KEYS + "0" * 64, kind="job")
+    (found,) = call("ls", "--url", shelf.url, "--json", "--kind", "job").lines
+    assert found["key"] == JOB_KEYS + "0" * 64
     assert call("ls", "--url", shelf.url, "--json", "--never-hit").lines == []
 
 

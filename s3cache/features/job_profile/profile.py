@@ -91,7 +91,7 @@ class JobProfile:
         #: Whether we have looked for the newest profile. Until then none is saved.
         self.is_known = False
         self._mutex = threading.Lock()
-        self._key = ""
+        self._key = entries.LabelledKey()
         self._newest = ""  # the name of the newest profile when this process began
         self._is_full = False
         self._profiles: list[Lookups] = []  # newest first
@@ -129,10 +129,11 @@ class JobProfile:
             variant = hashlib.sha256(self._newest.encode() + content).hexdigest()[:32]
             data = frame.encode(
                 kind=_KIND,
-                key=self._key,
+                key=str(self._key),
                 variant=variant,
                 schema=_SCHEMA,
                 sections={"lookups": content},
+                meta={"components": self._key.about},
             )
             self._profiles, self._newest = [lookups], entries.variant_name(self._key, variant)
             return data

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator
 
+from s3cache.entries import LabelledKey, labelled_key
 from s3cache.features.job_profile import KEYS
 from s3cache.util import __version__
 
@@ -22,16 +23,16 @@ _PROGRAM_BYTES = 1 << 20
 _PID = os.getpid()  # a forked child has another one
 
 
-def program_key() -> str:
+def program_key() -> LabelledKey:
     """Return the key of the profiles of this program, and of this process of a job.
 
-    Return "" if the process runs no file, or is interactive.
+    Return an empty one if the process runs no file, or is interactive.
     """
     script, *arguments = sys.argv or [""]
     if hasattr(sys, "ps1") or (found := _program(script)) is None:
-        return ""
+        return LabelledKey()
     process = sys.modules.get("multiprocessing.process")
-    parts = {
+    parts: dict[str, object] = {
         "program": [*found, os.path.basename(script)],
         "arguments": sorted({*filter(None, map(_argument_name, arguments))}),
         "rank": os.environ.get("RANK", ""),
@@ -42,7 +43,7 @@ def program_key() -> str:
         "python": platform.python_version(),
         "machine": [platform.system(), platform.machine(), *sorted(set(_models()))],
     }
-    return f"{KEYS}{hashlib.sha256(repr(parts).encode()).hexdigest()}"
+    return labelled_key(KEYS, parts.items())
 
 
 def _program(script: str) -> tuple[str, int] | None:

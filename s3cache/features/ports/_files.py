@@ -26,6 +26,7 @@ from s3cache.util.options import INERT_DEVICE
 # The rest is imported at the first lookup: a program may import a compiler and never use it.
 if TYPE_CHECKING:
     from s3cache.cache import CandidateLookup, Engine, Hit, Retry, Work
+    from s3cache.entries import LabelledKey
 
 logger = logger_of("storage")
 
@@ -56,12 +57,14 @@ class Files:
     def __init__(self, kind: str, *, newest: bool = False) -> None:
         self._kind, self._newest = kind, newest
 
-    def key(self, *parts: str) -> str:
+    def key(self, **parts: str) -> LabelledKey:
         """Return the key for these parts."""
-        return f"{self._kind}-{hashlib.sha256(repr(parts).encode()).hexdigest()}"
+        from s3cache.entries import labelled_key
+
+        return labelled_key(f"{self._kind}-", parts.items())
 
     def get(
-        self, key: str, hold: Callable[[Work], object] | None = None
+        self, key: LabelledKey, hold: Callable[[Work], object] | None = None
     ) -> dict[str, bytes] | None:
         """Return the verified files under ``key``, or ``None``.
 
@@ -74,7 +77,7 @@ class Files:
                 found = self._look_up(engine, key, hold)
         return found
 
-    def newest(self, key: str, limit: int) -> list[dict[str, bytes]]:
+    def newest(self, key: LabelledKey, limit: int) -> list[dict[str, bytes]]:
         """Return the verified files of the newest entries under ``key``, newest first.
 
         Entries on this machine are read. At most ``limit + 2`` others are fetched, those that were
@@ -102,7 +105,7 @@ class Files:
 
     def put(
         self,
-        key: str,
+        key: LabelledKey,
         name: str,
         files: Mapping[str, bytes],
         *,
@@ -125,10 +128,10 @@ class Files:
         with self.guarded("an entry is not shared"):
             data = frame.encode(
                 kind=self._kind,
-                key=key,
+                key=str(key),
                 variant=variant,
                 schema=SCHEMA,
-                meta={"name": name, "torch": installed_version()},
+                meta={"name": name, "torch": installed_version(), "components": key.about},
                 sections=files,
             )
             if instead_of is not None and instead_of != variant:
@@ -166,7 +169,7 @@ class Files:
         )
 
     def _look_up(
-        self, engine: Engine, key: str, hold: Callable[[Work], object] | None
+        self, engine: Engine, key: LabelledKey, hold: Callable[[Work], object] | None
     ) -> dict[str, bytes] | None:
         from s3cache.records import Record
 
@@ -191,7 +194,17 @@ class Files:
         outcome = lookup.close()
         ended = "miss" if best is None else "hit"
         reason = str(outcome.reason if best is None else best[1].tier)  # type: ignore[union-attr]
-        engine.record(Record(self._kind, ended, key, reason, time.time(), outcome.elapsed_s))
+        engine.record(
+            Record(
+                self._kind,
+                ended,
+                key,
+                reason,
+                time.time(),
+                outcome.elapsed_s,
+                components=key.components,
+            )
+        )
         return None if best is None else best[2]
 
     def _read_from(self, lookup: CandidateLookup, hit: Hit) -> dict[str, bytes] | None:

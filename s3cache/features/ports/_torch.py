@@ -14,6 +14,7 @@ import os
 import platform
 from typing import Any
 
+from s3cache.entries import LabelledKey
 from s3cache.features.ports import _names as names
 from s3cache.features.ports._files import Files, device_here
 from s3cache.torch_api import installed_version
@@ -40,9 +41,11 @@ def _backend(*, measured: bool) -> type[Any]:
     files = Files("torch", newest=not measured)
     variants: dict[str, str] = {}
 
-    def key_of(key: str) -> str | None:
+    def key_of(key: str) -> LabelledKey | None:
         device = device_here() if measured else platform.python_version()
-        return device and files.key(installed_version(), device, key)
+        if not device:
+            return None
+        return files.key(torch=installed_version(), needs=device, key=key)
 
     class Backend(names.remote_cache_backend.get()):  # type: ignore[misc]
         def _get(self, key: str) -> bytes | None:

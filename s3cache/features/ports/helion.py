@@ -14,6 +14,7 @@ from importlib.metadata import version
 
 from helion.autotuner.remote_cache import RemoteCacheBackend
 
+from s3cache.entries import LabelledKey
 from s3cache.features.ports._files import Files, device_here
 
 _FILE = "best_config"
@@ -42,9 +43,9 @@ class Backend(RemoteCacheBackend):  # type: ignore[misc]
         return [files[_FILE].decode() for files in found if _FILE in files]
 
 
-def _key_of_list() -> str:
-    return _files.key("list", device_here() or "", version("helion"))
+def _key_of_list() -> LabelledKey:
+    return _files.key(list="all", device=device_here() or "", helion=version("helion"))
 
 
-def _key_of(key: str) -> str:
-    return _files.key(device_here() or "", key)
+def _key_of(key: str) -> LabelledKey:
+    return _files.key(device=device_here() or "", kernel=key)

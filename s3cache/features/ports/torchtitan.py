@@ -10,6 +10,7 @@ torchtitan makes its own ``DiskStorageAdapter`` in its trainer, so a program has
 
 from __future__ import annotations
 
+from s3cache.entries import LabelledKey
 from s3cache.errors import StoreError
 from s3cache.features.ports._files import Files, running_engine
 
@@ -55,5 +56,5 @@ class Storage:
         if (engine := running_engine()) is not None:
             engine.remove(self._key_of(key))
 
-    def _key_of(self, key: str) -> str:
-        return _files.key(self._name, key)
+    def _key_of(self, key: str) -> LabelledKey:
+        return _files.key(name=self._name, graph=key)

@@ -37,6 +37,7 @@ from triton import __version__ as _version
 from triton import knobs as knobs
 from triton.runtime.cache import FileCacheManager
 
+from s3cache.entries import LabelledKey
 from s3cache.errors import S3CacheError
 from s3cache.features.ports._files import Files, device_here, host_here, running_engine
 
@@ -143,7 +144,7 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
                     variant = _files.put(key, filename, _portable(files) if is_group else files)
         return variant is not None
 
-    def _key_of(self, filename: str, is_group: bool) -> str | None:
+    def _key_of(self, filename: str, is_group: bool) -> LabelledKey | None:
         """Return our key; ``None`` for files that are not shared, or that no key can describe."""
         needs: str | None = None
         if is_group:
@@ -154,7 +155,9 @@ class CacheManager(FileCacheManager):  # type: ignore[misc]
             needs = host_here()  # another build function may put anything into them
         if needs is None or _is_unnamed():
             return None
-        return _files.key(_version, self.key, filename, needs, _variables())
+        return _files.key(
+            triton=_version, kernel=self.key, file=filename, needs=needs, variables=_variables()
+        )
 
 
 def _is_unnamed() -> bool:

@@ -73,7 +73,6 @@ FEATURE = Feature(
     does="recalling frames without tracing them",
     options=RecallOptions,
     kinds=("recall",),
-    keys=(KEYS,),
     page="recall.md",
     # ``recalled``: without a trace; ``traced``: by Dynamo; ``saved``; ``agreed``, ``disagreed``:
     # traces with the same result as recall, or another (``check``); ``refused``: by reason.

@@ -18,6 +18,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from s3cache import frame
 from s3cache.artifact import SCHEMA, section_of
+from s3cache.entries import LabelledKey
 from s3cache.errors import CorruptError
 from s3cache.frame import Frame
 
@@ -84,15 +85,16 @@ class Candidate:
         dims = sum(each.count(None) for _, *both in self.sizes for each in both)
         return int(dims + len(self.symbols))
 
-    def encode(self, key: str) -> bytes:
+    def encode(self, key: LabelledKey) -> bytes:
         """Return a frame under ``key``."""
         content: bytes = msgpack.packb(asdict(self))
         return frame.encode(
             kind=_KIND,
-            key=key,
+            key=str(key),
             variant=self.variant,
             schema=SCHEMA,
             sections={_SECTION: content},
+            meta={"components": key.about},
         )
 
     @property

@@ -394,6 +394,12 @@ def symbolic(graph: OutputGraph) -> set[str]:
     return {str(source) for source in graph.shape_env.source_to_var}
 
 
+def may_exclude_sizes() -> bool:
+    """Return whether guards may exclude sizes of earlier calls; by default, they do not."""
+    # Not every release has the option.
+    return bool(getattr(_names.dynamo_options.get(), "automatic_dynamic_exclusion_guard", False))
+
+
 def sizes_of(graph: OutputGraph) -> dict[Source, tuple[list[int | None], list[int | None]]]:
     """Return sizes and strides of inputs; a symbol is None."""
     concrete = _names.concrete_size.get()

@@ -12,7 +12,6 @@ In mode ``check`` Dynamo traces anyway, and both results are compared.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
 import os
 import platform
@@ -21,10 +20,11 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from s3cache.entries import LabelledKey, labelled_key
 from s3cache.features.recall import KEYS, RecallOptions, RecallReason, _names
 from s3cache.features.recall import _dynamo as dynamo
 from s3cache.features.recall._candidate import Candidate, renamed, restored, unpacked
@@ -38,7 +38,8 @@ from s3cache.graph import (
     settings_text,
 )
 from s3cache.hooks import Lookup, Patches, Session, around
-from s3cache.records import Event
+from s3cache.records import Event, Record
+from s3cache.stats import Reason
 from s3cache.torch_api import installed_version, internals
 from s3cache.torch_api.protocols import DynamoObject, Function
 from s3cache.util import __version__
@@ -66,7 +67,7 @@ class _Call:
     """One frame that Dynamo is about to compile, with its key."""
 
     frame: Frame
-    key: str
+    key: LabelledKey
     state: DynamoObject
     compile_id: DynamoObject
     settings: str
@@ -158,6 +159,10 @@ class Recall:
             why = "is compiled under a mode, a transform, a profiler or a debugger"
             self._refuse("modes", why, code)
             return None
+        if dynamo.may_exclude_sizes():
+            why = "is compiled with automatic_dynamic_exclusion_guard, so that earlier calls matter"
+            self._refuse("settings", why, code)
+            return None
         settings = settings_text(self._keys.version_of)
         options = dynamo.options_of_dynamo()
         if settings is None or options is None:
@@ -166,57 +171,83 @@ class Recall:
         import torch
 
         frame = Frame(code, given["globals"], given["locals"], given["closure"])
-        parts = (
-            __version__,
-            installed_version(),
-            platform.python_version(),
-            platform.machine(),
-            _names.cache_key_tag.get(),
-            instruction_sets(),
-            settings,
-            options,
-            compiler,
-            state[1],
-            bool(given["one_graph"]),
-            code_fingerprint(code),
-            code.co_name,
-            code.co_cellvars,
-            str(torch.get_default_dtype()),
-            dynamo.ranks(),
-            dynamo.accelerators(),
-            bool(os.environ.get("TORCH_COMPILE_DEBUG")),
-        )
-        key = f"{KEYS}{hashlib.sha256(repr(parts).encode()).hexdigest()}"
+        parts = {
+            "s3cache": __version__,
+            "torch.version": installed_version(),
+            "python": platform.python_version(),
+            "machine.arch": platform.machine(),
+            "machine.isa": instruction_sets(),
+            "cache_key_tag": _names.cache_key_tag.get(),
+            "settings": settings,
+            "dynamo.config": options,
+            "compiler": compiler,
+            "state": state[1],
+            "fullgraph": bool(given["one_graph"]),
+            "code": code_fingerprint(code),
+            "function": code.co_name,
+            "cells": code.co_cellvars,
+            "default_dtype": torch.get_default_dtype(),
+            "ranks": dynamo.ranks(),
+            "accelerators": dynamo.accelerators(),
+            "debug": bool(os.environ.get("TORCH_COMPILE_DEBUG")),
+        }
+        key = labelled_key(KEYS, parts.items())
         return _Call(frame, key, state[0], given["compile_id"], settings, given["compiler_fn"])
 
     def _found(self, call: _Call) -> _Recalled | None:
         """Return a candidate that matches the live objects, if there is one."""
-        candidates: list[tuple[Candidate, EntryFrame]] = []
+        candidates: list[tuple[Candidate, EntryFrame, str]] = []
+        differences: list[str] = []
         recache = self._engine.settings.recache
         lookup = self._engine.candidates(call.key, "recall", replaced=True)
         for hit in lookup:
             try:
-                candidates.append((Candidate.decode(hit.entry), hit.entry))
+                candidates.append((Candidate.decode(hit.entry), hit.entry, hit.tier))
                 if not recache:
                     lookup.accept(hit)
             except Exception as exc:  # noqa: BLE001 - whatever it holds
                 lookup.reject(hit, exc)
             if len(candidates) >= _MAX_CANDIDATES:
                 break
-        for candidate, entry in sorted(candidates, key=lambda each: each[0].wildcards):
+        for candidate, entry, tier in sorted(candidates, key=lambda each: each[0].wildcards):
             if candidate.variant in self._unusable:
                 continue
             try:
                 walk = Walk(candidate, call.frame)
             except Exception as exc:  # noqa: BLE001 - objects that cannot be read any more
                 logger.debug("a candidate for %s does not fit: %r", call.frame.code.co_name, exc)
+                differences.append(f"cannot be compared: {exc}")
                 continue
             if not walk.difference and recache:
                 call.replaces.append(entry)
             elif not walk.difference:
+                self._looked_up_frame(call, "hit", tier)
                 return _Recalled(candidate, walk)
             logger.debug("a frame %s differs: %s", call.frame.code.co_name, walk.difference)
+            differences.append(walk.difference or "fits, and is replaced (recache)")
+        reason = Reason.FORCED if call.replaces else Reason.GUARD if candidates else Reason.ABSENT
+        self._looked_up_frame(call, "miss", reason, differences)
         return None
+
+    def _looked_up_frame(
+        self, call: _Call, outcome: str, reason: str, differences: Sequence[str] = ()
+    ) -> None:
+        """Record a lookup under the key of a frame, so that a miss can be explained."""
+        if self._engine.settings.record:
+            now, code = time.time(), call.frame.code
+            self._engine.record(
+                Record(
+                    "recall",
+                    outcome,
+                    call.key,
+                    str(reason),
+                    now,
+                    now - call.began,
+                    where=(code.co_filename, code.co_firstlineno, code.co_name),
+                    components=call.key.components,
+                    rejected=tuple(differences),
+                )
+            )
 
     def _rebuilt(self, call: _Call, found: _Recalled) -> object | None:
         """Return what Dynamo would have returned; None if the graph missed."""

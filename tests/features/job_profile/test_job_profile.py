@@ -236,7 +236,9 @@ def followed(
         reads=True, save=None, settled_s=0, max_bytes=max_bytes, on_problem=problems.append
     )
     content = msgpack.packb([[key, ""] for key in GRAPHS])
-    profile = frame.encode(kind="job", key=program_key(), schema=1, sections={"lookups": content})
+    profile = frame.encode(
+        kind="job", key=str(program_key()), schema=1, sections={"lookups": content}
+    )
     put(memory, entries.first_name(program_key()), profile)
 
     async def noted(name: str, accept: AcceptSize) -> Frame | NotAccepted | None:

@@ -10,7 +10,7 @@ from s3cache.trust import generate
 from tests.features.ports.conftest import Start
 
 _FILES = Files("helion", newest=True)
-_KEY = _FILES.key("list")
+_KEY = _FILES.key(list="all")
 
 
 def put(engine: Engine, contents: str) -> None:
