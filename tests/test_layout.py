@@ -151,13 +151,8 @@ def circles() -> list[list[str]]:
     return sorted(sorted(group) for group in groups)
 
 
-#: Modules that still import each other, until features have left the core.
-_LEFT = ({"tier.claims", "tier.leases"},)
-
-
 def test_no_modules_import_each_other() -> None:
-    new = [group for group in circles() if not any({*group} <= known for known in _LEFT)]
-    assert new == []
+    assert circles() == []
 
 
 #: Functions that take the name of a module or an attribute.
