@@ -319,7 +319,7 @@ class Compiles:
     ) -> CompiledGraph:
         state = self._state.changed(fx_hit=None)
         with self._events.compiling.around(), state, CALLS.compiling():
-            graph = self._compile_claimed(original, gm, *args, **kwargs)
+            graph = self._compile_noted(original, gm, *args, **kwargs)
             lookup = self._state.fx_hit
         if isinstance(lookup, Lookup) and (hit := lookup.hit_of(graph)) is not None:
             self._watch(lookup, hit, graph, gm, args, kwargs)
@@ -345,7 +345,7 @@ class Compiles:
         reusing = bool(kwargs.get("is_backward"))
         self.watch_graph(lookup, hit, graph, again if args else None, reusing=reusing)
 
-    def _compile_claimed(
+    def _compile_noted(
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
     ) -> CompiledGraph:
         if internals.compiles_ahead.get():
