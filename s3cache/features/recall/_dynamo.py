@@ -400,6 +400,27 @@ def may_exclude_sizes() -> bool:
     return bool(getattr(_names.dynamo_options.get(), "automatic_dynamic_exclusion_guard", False))
 
 
+def varies_by_history(graph: OutputGraph, reads: Iterable[tuple[Source, object]]) -> bool:
+    """Return whether sizes vary that changed in earlier calls, and that the user has not marked."""
+    shapes = graph.shape_env
+    changed = {symbol for symbol, _ in getattr(shapes, "exclusion_constraints", ())}
+    marked = {
+        f"{source.name}.size()[{dim}]"
+        for source, value in reads
+        if is_tensor(value)
+        for dim in getattr(value, _names.DYNAMIC_DIMS, ())
+    }
+    known = {var for source, var in shapes.source_to_var.items() if str(source) in marked}
+    return not changed <= known
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether a value is a tensor."""
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
 def sizes_of(graph: OutputGraph) -> dict[Source, tuple[list[int | None], list[int | None]]]:
     """Return sizes and strides of inputs; a symbol is None."""
     concrete = _names.concrete_size.get()

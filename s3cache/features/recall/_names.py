@@ -35,7 +35,9 @@ closure_vars = AnyFunction(f"{_GUARDS}:_get_closure_vars", feature=FEATURE)
 dispatch_keys = AnyFunction(f"{_C}:_dispatch_keys", feature=FEATURE)
 #: Attributes of tensors with marks of the user, or of Dynamo.
 (STATIC_DIMS,) = Fields(f"{_DECORATORS}:mark_static", "_dynamo_static_indices", feature=FEATURE)
-(RANGES,) = Fields(f"{_DECORATORS}:mark_dynamic", "_dynamo_dynamic_range", feature=FEATURE)
+RANGES, DYNAMIC_DIMS = Fields(
+    f"{_DECORATORS}:mark_dynamic", "_dynamo_dynamic_range _dynamo_dynamic_indices", feature=FEATURE
+)
 (STATIC_INPUT,) = Fields(
     f"{_DECORATORS}:mark_static_address", "_dynamo_static_input_type", feature=FEATURE
 )

@@ -95,6 +95,8 @@ class Recording:
             raise RefusedError("random", "draws random numbers in Python")
         if graph.aotautograd_guards:
             raise RefusedError("aliasing", "has inputs that share memory")
+        if dynamo.varies_by_history(graph, self.reads):
+            raise RefusedError("guard", "lets sizes vary because of earlier calls")
         if graph.torch_function_subclass_inlined or graph.torch_function_mode_stack:
             raise RefusedError("subclass", "runs a user's __torch_function__")
         self._graph = graph
