@@ -213,5 +213,8 @@ class Span(_Event[P, contextlib.AbstractContextManager[object]]):
             for function in [*self._subscribed]:
                 context = self._call(function, *args, **kwargs)
                 if context is not None:
-                    stack.enter_context(context)
+                    try:
+                        stack.enter_context(context)
+                    except Exception as exc:  # noqa: BLE001 - as in _call
+                        self._failed(function, exc)
             yield

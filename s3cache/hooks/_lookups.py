@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 
 from s3cache.artifact import Artifact, section_of, unpickled
 from s3cache.cache import Engine, Hit
-from s3cache.errors import ConfigError, CorruptError, MissError
+from s3cache.errors import ConfigError, CorruptError, MissError, Reason
 from s3cache.graph import BypassReason, process_bypass_reasons, unwrap_patch
 from s3cache.hooks._calls import (
     AOT,
@@ -219,9 +219,19 @@ class Lookups:
             function = self._watched(lookup, hit, entry, cast("Function[object]", function))
         return function
 
+    def _why_barred(self, lookup: Lookup) -> Reason | None:
+        """Return why no entry may be used.
+
+        If a hit depends on other processes, and no feature asks them, every lookup misses.
+        """
+        reason = self._events.barred.ask(lookup)
+        if reason is None and not self._events.barred and internals.ranks_must_agree():
+            return Reason.RANKS
+        return reason
+
     def _check_barred(self, lookup: Lookup) -> None:
         """Raise torch's miss error if no entry may be used."""
-        if (reason := self._events.barred.ask(lookup)) is not None:
+        if (reason := self._why_barred(lookup)) is not None:
             if lookup.entries is not None:
                 lookup.entries.force_miss(reason)
             raise internals.miss_error.get()(f"s3cache: {reason}")
@@ -427,7 +437,7 @@ class Lookups:
             lookup.withdraw()
         if self._engine.policy.level == "require":
             return  # torch's own entries are not signed
-        if lookup is not None and level is FX and self._events.barred.ask(lookup) is not None:
+        if lookup is not None and level is FX and self._why_barred(lookup) is not None:
             return
         for candidate in original(cls, *args, **kwargs):
             limits = getattr(candidate[0], LIMITS, None)
@@ -452,7 +462,7 @@ class Lookups:
                 retry=partial(self._events.missed.ask, lookup) if self._events.missed else None,
                 replaced=True,
             )
-            if level is FX and (reason := self._events.barred.ask(lookup)) is not None:
+            if level is FX and (reason := self._why_barred(lookup)) is not None:
                 lookup.entries.force_miss(reason)
                 return
             for hit in lookup.entries:

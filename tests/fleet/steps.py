@@ -51,7 +51,7 @@ class Steps:
                     release(published=published)
                     self.reached("release", "after")
 
-                held.release = released  # type: ignore[method-assign]
+                held.release = released
                 self.reached("claim", "after")
                 self.reached("compile", "in")
             return waited

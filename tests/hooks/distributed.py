@@ -205,7 +205,7 @@ def one_rank(kind: str, url: str, *options: str) -> dict[str, Any]:
         stats = cache.stats()
         counts = stats.features["single_flight"]
         shared = {"fx_hits": sum(stats.fx.hits.values())}
-        shared |= {name: counts[name] for name in ("claimed", "waits")}
+        shared |= {name: int(counts[name]) for name in ("claimed", "waits")}
         result = {"losses": losses, "uploaded": cache.stats().uploaded, **shared, **account(cache)}
     dist.barrier()
     dist.destroy_process_group()

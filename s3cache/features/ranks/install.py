@@ -24,8 +24,9 @@ def install(session: Session) -> None:
 
     def looking_up(
         lookup: Lookup, gm: GraphModule, inputs: Sequence[object]
-    ) -> contextlib.AbstractContextManager[None] | None:
-        return agreeing(lookup, gm, inputs) if internals.ranks_must_agree() else None
+    ) -> contextlib.AbstractContextManager[object]:
+        is_needed = internals.ranks_must_agree()
+        return agreeing(lookup, gm, inputs) if is_needed else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def agreeing(lookup: Lookup, gm: GraphModule, inputs: Sequence[object]) -> Iterator[None]:
@@ -39,10 +40,10 @@ def install(session: Session) -> None:
             agreement.close()
 
     def barred(lookup: Lookup) -> Reason | None:
-        if lookup.level.name == "fx":  # ranks agree on whole graphs only
-            return Reason.RANKS if internals.ranks_must_agree() else None
         agreement = agreements.get(lookup)
-        return None if agreement is None or agreement.all_hit() else Reason.RANKS
+        if agreement is None:  # ranks agree on whole graphs only
+            return Reason.RANKS if internals.ranks_must_agree() else None
+        return None if agreement.all_hit() else Reason.RANKS
 
     session.events.looking_up.subscribe(looking_up)
     session.events.barred.subscribe(barred)
