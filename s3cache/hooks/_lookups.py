@@ -225,7 +225,7 @@ class Lookups:
         If a hit depends on other processes, and no feature asks them, every lookup misses.
         """
         reason = self._events.barred.ask(lookup)
-        if reason is None and not self._events.barred and internals.ranks_must_agree():
+        if reason is None and not self._events.barred and internals.hits_need_agreement():
             return Reason.RANKS
         return reason
 

@@ -553,15 +553,15 @@ def shown(event: str, level: str) -> Iterator[dict[str, object]]:
 # -- ranks, and first calls on fake tensors (DDPOptimizer)
 
 
-def ranks_must_agree() -> bool:
+def hits_need_agreement() -> bool:
     """Return whether ranks must agree on hits, because they exchange data while they compile.
 
     False if torch's own lookups already make them agree.
     """
-    return not names.sync_lookups.find() and ranks_exchange()
+    return not names.sync_lookups.find() and compiles_exchange()
 
 
-def ranks_exchange() -> bool:
+def compiles_exchange() -> bool:
     """Return whether ranks of this job exchange data while they compile, hits or not."""
     if not any(option.get() for option in names.EXCHANGING):
         return False

@@ -47,15 +47,15 @@ def test_ranks_decide_together_under_each_option(
 ) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    assert not internals.ranks_must_agree()
+    assert not internals.hits_need_agreement()
     module, _, name = option.partition(":")
     with importlib.import_module(module).patch({name: True}):
-        assert internals.ranks_must_agree()
+        assert internals.hits_need_agreement()
         if TORCH >= (2, 15):  # with this option, torch's own lookups agree
             with functorch.patch({"_sync_cache_decision_cross_ranks": True}):
-                assert not internals.ranks_must_agree()
+                assert not internals.hits_need_agreement()
         monkeypatch.setattr(dist, "get_world_size", lambda: 1)
-        assert not internals.ranks_must_agree()
+        assert not internals.hits_need_agreement()
 
 
 @slow

@@ -50,7 +50,7 @@ def test_ranks_hit_entries_for_what_they_hold(site: Site, backwards: bool) -> No
     ("kind", "count"),
     [
         ("Registered", 10),
-        ("Unregistered", 10),
+        pytest.param("Unregistered", 10, marks=slow),
         pytest.param("Registered", 120, marks=nightly),
         pytest.param("Unregistered", 120, marks=nightly),
     ],
@@ -64,6 +64,7 @@ def test_subclasses_with_random_content_hit_their_own_entries(
     assert seen[1]["bypassed"] == (count if kind == "Unregistered" else 0)
 
 
+@slow
 def test_a_graph_that_returns_a_dtensor_is_shared_at_the_second_level(site: Site) -> None:
     """torch cannot save the mesh of an output. The message says so in the words of the user."""
     first = site.machine("first").ranks(2, "subclasses:return_dtensors", site.url)

@@ -25,7 +25,7 @@ def install(session: Session) -> None:
     def looking_up(
         lookup: Lookup, gm: GraphModule, inputs: Sequence[object]
     ) -> contextlib.AbstractContextManager[object]:
-        is_needed = internals.ranks_must_agree()
+        is_needed = internals.hits_need_agreement()
         return agreeing(lookup, gm, inputs) if is_needed else contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -42,7 +42,7 @@ def install(session: Session) -> None:
     def barred(lookup: Lookup) -> Reason | None:
         agreement = agreements.get(lookup)
         if agreement is None:  # ranks agree on whole graphs only
-            return Reason.RANKS if internals.ranks_must_agree() else None
+            return Reason.RANKS if internals.hits_need_agreement() else None
         return None if agreement.all_hit() else Reason.RANKS
 
     session.events.looking_up.subscribe(looking_up)

@@ -86,7 +86,7 @@ class CompileClaims:
         """Claim a graph, or wait for the process that compiles it."""
         current, held = self._of_thread.current, self._of_thread.held
         # A process with a claim does not wait; nor does a rank that must answer other ranks.
-        if current is None or held or internals.ranks_exchange():
+        if current is None or held or internals.compiles_exchange():
             return None
         if lookup.level.name == "aot" and not self._is_saved_at_once(lookup):
             return None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.machines import Machine, remote_url
+from tests.support.marks import slow
 
 
 def _outcome(root: Path, machine: str, *arguments: Any) -> dict[str, Any]:
@@ -20,6 +21,7 @@ def test_a_result_with_unknown_limits_is_not_saved(tmp_path: Path) -> None:
     assert found["bypasses"] == {"unrecorded": 1}
 
 
+@slow
 def test_an_entry_with_limits_is_a_miss_where_they_are_not_understood(tmp_path: Path) -> None:
     saved = _outcome(tmp_path, "one", "saves", "with")
     assert saved["saved"] == 1

@@ -30,7 +30,7 @@ def _outcomes(url: str) -> list[tuple[str, int, dict[str, int]]]:
         error = RuntimeError("of the feature") if fails else None
         with (
             mock.patch("s3cache.hooks._session.features", return_value=features),
-            mock.patch.object(internals, "ranks_must_agree", return_value=must),
+            mock.patch.object(internals, "hits_need_agreement", return_value=must),
             mock.patch("s3cache.features.ranks.agreement.agreement_on", side_effect=error),
             s3cache.enabled(url) as cache,
         ):

@@ -111,6 +111,7 @@ def _first_backward(url: str) -> tuple[int, list[float], list[str]]:
         return recalled, weight.grad.tolist(), sorted(compilers)
 
 
+@slow
 @pytest.mark.timeout(900)
 def test_the_first_backward_of_a_recalled_frame_needs_no_compiler(tmp_path: Path) -> None:
     job, url = f"{__name__}:_first_backward", remote_url(tmp_path)

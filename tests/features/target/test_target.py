@@ -97,12 +97,13 @@ def test_a_build_of_torch_without_cuda_is_refused(found: Any, tmp_path: Path) ->
     assert not (tmp_path / "ran").exists()
 
 
+@slow
 @needs_standin
 @pytest.mark.parametrize(
     ("other", "saves"),
     [
         ("not launching", {"inference": [1, {}], "training": [2, {}]}),
-        pytest.param("another torch", {"inference": [0, {}], "training": [0, {}]}, marks=slow),
+        ("another torch", {"inference": [0, {}], "training": [0, {}]}),
     ],
 )
 def test_the_library_matches_the_file_and_graphs_that_launched_are_not_saved(
