@@ -188,7 +188,7 @@ def _show_totals(where: Where, out: Output) -> None:
         out.table((), [(f"  {name}", text) for name, text in texts.items()])
 
 
-def _totals(place: manage.Place) -> dict[str, int]:
+def _totals(place: manage.EntryLocation) -> dict[str, int]:
     entries = size = keys = 0
     # Every key in a remote has one first entry. A local tier may lack it, but is bounded.
     local_keys: set[str] = set()
@@ -254,7 +254,7 @@ def inspect(
     return 1
 
 
-def _names_of(place: manage.Place, key: str) -> list[str]:
+def _names_of(place: manage.EntryLocation, key: str) -> list[str]:
     """Return the names of all entries under ``key``, or under the only key with this prefix."""
     whole = manage.Selection(manifest=frozenset({key}))  # one request
     if names := [item.name for item in items_of(manage.Scan(place, whole))]:
@@ -411,7 +411,10 @@ def _chosen(filters: Filters, keys: list[str] | None) -> manage.Selection:
 
 
 def _copy(
-    out: Output, source: manage.Place, target: manage.Place, selection: manage.Selection
+    out: Output,
+    source: manage.EntryLocation,
+    target: manage.EntryLocation,
+    selection: manage.Selection,
 ) -> tuple[manage.Scan, manage.BatchResult]:
     scan = manage.Scan(source, selection)
     with out.progress("copied") as advance:

@@ -178,7 +178,7 @@ class Where:
         self.url = url
         self.local = local
 
-    def open(self) -> manage.Place:
+    def open(self) -> manage.EntryLocation:
         """Open the remote, or the local tier with the entries of all remotes."""
         return manage.open_place(self.url, in_tier=self.local, of_all=True)
 

@@ -522,7 +522,7 @@ def settings_digest(*, of_threads: bool, registered_version: RegisteredVersion) 
     inputs = [processor] if of_threads else []
     with (
         described_passes(registered_version, traced=True),
-        internals.backends_unasked(),
+        internals.skip_backend_init(),
         internals.without_modes.get()(),
         internals.tracing.get()(None),
     ):

@@ -157,7 +157,7 @@ class Compile:
             named = internals.named_symbols(context, guard.expr.free_symbols)
             if named is None:
                 raise _unrecorded(f"a guard on a value without a name ({guard.expr})")
-            yield internals.written(guard.expr), named
+            yield internals.format_expression(guard.expr), named
 
     def _indices(self, sources: Sequence[object]) -> list[int]:
         try:
@@ -542,7 +542,7 @@ class Compiles:
         replaces: Sequence[Frame],
     ) -> None:
         key, name, is_saved = saving.key, saving.level.name, False
-        with internals.shown("s3cache.save", name) as about, self._refusing(saving):
+        with internals.trace_event("s3cache.save", name) as about, self._refusing(saving):
             saved = self._engine.save(
                 key,
                 entry,
@@ -607,7 +607,9 @@ class Compiles:
             }
         kernels = self._kernels.images_of(graphs)
         sources = [
-            internals.light(each.source_code)[0] for each in graphs if hasattr(each, "source_code")
+            internals.strip_imports(each.source_code)[0]
+            for each in graphs
+            if hasattr(each, "source_code")
         ]
         return Artifact(saving.level.name, content, kernels, meta, key.parts, sources)
 

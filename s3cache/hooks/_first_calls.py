@@ -110,7 +110,7 @@ def _expression(number: object) -> str:
         return str(number)
     if internals.unbacked_symbols.get()(number):
         raise _undescribed(f"{number} is only known once the graph has run")
-    return internals.written(number.node.expr)
+    return internals.format_expression(number.node.expr)
 
 
 def fake_first_call(entry: AOTResult, described: Sequence[Mapping[str, object]] | None) -> None:

@@ -181,13 +181,13 @@ class Kernels:
         linecache.cache[path] = len(source), None, source.splitlines(keepends=True), path
         module = ModuleType(f"{original.__module__}.{key}")
         vars(module).update(__file__=path, key=key)
-        source, more = internals.light(source)
+        source, more = internals.strip_imports(source)
         vars(module).update(more)
         call = self._state.rebuilding
         code = None if call is None else call.code_of(source)
         if code is None:
             code = compile(source, path, "exec", dont_inherit=True)
-        exec(internals.placed(code, path), vars(module))  # noqa: S102 - verified
+        exec(internals.with_filename(code, path), vars(module))  # noqa: S102 - verified
         if kwargs.get("set_sys_modules", args[0] if args else True):
             sys.modules[module.__name__] = module
         return module

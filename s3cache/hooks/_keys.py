@@ -329,7 +329,7 @@ class KeyHook:
             try:
                 with (
                     self.described_passes(),
-                    internals.backends_unasked(),
+                    internals.skip_backend_init(),
                     internals.without_made_up_keys(),
                 ):
                     made = ask()
@@ -359,8 +359,8 @@ class KeyHook:
         # torch refuses graphs with a first call on fake tensors; our entries support them.
         with (
             self._registry.accepted(extra_cacheable_functions(gm)),
-            internals.first_calls_unasked(),
-            internals.freezing_unasked(),
+            internals.hide_fake_first_call(),
+            internals.hide_freezing(),
         ):
             original(gm)
 
@@ -372,7 +372,7 @@ class KeyHook:
 
     @around(internals.init_backends)
     def _init_backends(self, original: Function[None]) -> None:
-        if not internals.are_backends_unasked():
+        if not internals.skips_backend_init():
             original()
 
     @around(internals.context_hashes)

@@ -116,7 +116,10 @@ class Lookups:
     ) -> object:
         sources = config.aot_autograd_arg_pos_to_source or ()
         lookup = Lookup(level=AOT, sources=sources, number=config.aot_id)
-        with self._state.entered(lookup), internals.shown("s3cache.lookup", "aot") as lookup.about:
+        with (
+            self._state.entered(lookup),
+            internals.trace_event("s3cache.lookup", "aot") as lookup.about,
+        ):
             gm = internals.graph_module_of(mod)
             if self.compiles.contexts:  # a hit alone needs no call
                 self.compiles.end()
@@ -158,7 +161,10 @@ class Lookups:
     def searching(self, lookup: Lookup) -> Iterator[Iterator[Candidate]]:
         """Search the entries under a key that torch did not compute here, as if it asked."""
         self._keys.know(str(lookup.key))
-        with self._state.entered(lookup), internals.shown("s3cache.lookup", "aot") as lookup.about:
+        with (
+            self._state.entered(lookup),
+            internals.trace_event("s3cache.lookup", "aot") as lookup.about,
+        ):
             try:
                 yield self._entries(lookup)
             finally:
@@ -347,7 +353,7 @@ class Lookups:
             if not call.reasons:
                 call.reasons = (BypassReason("torch", "torch does not cache it"),)
             self._bypasses.record("fx", call.reasons)
-            with internals.shown("s3cache.lookup", "fx") as about:
+            with internals.trace_event("s3cache.lookup", "fx") as about:
                 about.update(outcome="bypass", reason=call.codes)
             self._bypasses.note("a graph is not cached", call.reasons, call.error)
             call.raise_error(strict=self._engine.settings.strict)
@@ -371,7 +377,10 @@ class Lookups:
             if found[0] is None:
                 self._refuse_compile()
             return found
-        with self._state.entered(lookup), internals.shown("s3cache.lookup", "fx") as lookup.about:
+        with (
+            self._state.entered(lookup),
+            internals.trace_event("s3cache.lookup", "fx") as lookup.about,
+        ):
             try:
                 graph, info = original(*args, **kwargs)
                 if graph is not None and (hit := lookup.hit_of(graph)) is not None:

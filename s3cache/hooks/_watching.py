@@ -188,7 +188,7 @@ def checked(
             except Exception as exc:  # noqa: BLE001 - the report says it
                 reasons = call.reasons or (BypassReason("error", repr(exc)),)
                 graphs.append(Graph(nodes, None, {}, reasons))
-        return internals.loaded(_eagerly(mod), config)
+        return internals.as_load_result(_eagerly(mod), config)
 
     take_baseline(early=False)
     # A compiled function keeps its own options.

@@ -18,7 +18,7 @@ from s3cache import entries, frame
 from s3cache.artifact import Artifact
 from s3cache.errors import CorruptError, S3CacheError, UntrustedError
 from s3cache.frame import Header
-from s3cache.manage import Place
+from s3cache.manage import EntryLocation
 from s3cache.records import Record, Run
 from s3cache.store import ObjectInfo, concurrently
 from s3cache.tier import background, read_head
@@ -342,10 +342,10 @@ class StoredEntries:
     Damaged and untrusted entries are skipped.
     """
 
-    def __init__(self, where: str, open_place: Callable[[], Place] | None) -> None:
+    def __init__(self, where: str, open_place: Callable[[], EntryLocation] | None) -> None:
         self._where = where
         self._open = open_place
-        self._place: Place | None = None
+        self._place: EntryLocation | None = None
         self._deadline = 0.0
         self._names: dict[str, str] = {}
         self._parts: dict[str, Mapping[str, Mapping[str, str]]] = {}
@@ -385,7 +385,7 @@ class StoredEntries:
             self.problem = str(exc)
         return None
 
-    async def _look(self, place: Place, found: list[Neighbor]) -> None:
+    async def _look(self, place: EntryLocation, found: list[Neighbor]) -> None:
         infos: list[ObjectInfo] = []
         async for info in place.store.list(entries.NAMES):
             infos.append(info)
@@ -401,7 +401,7 @@ class StoredEntries:
 
         await concurrently(read, heapq.nlargest(_MAX_HEADERS, infos, key=attrgetter("modified")))
 
-    async def _read(self, place: Place, name: str) -> Mapping[str, Mapping[str, str]]:
+    async def _read(self, place: EntryLocation, name: str) -> Mapping[str, Mapping[str, str]]:
         data = await place.store.get(name, lambda size: size <= _MAX_WHOLE_BYTES)
         if isinstance(data, (bytes, bytearray, memoryview)):
             with contextlib.suppress(CorruptError, UntrustedError):

@@ -29,7 +29,7 @@ from s3cache.errors import (
     UntrustedError,
     code_of,
 )
-from s3cache.manage import Place
+from s3cache.manage import EntryLocation
 from s3cache.settings import Settings, unknown_variables
 from s3cache.store import S3Options, Store, open_store, parse_url
 from s3cache.tier import DiskTier, background, namespace_of
@@ -210,7 +210,7 @@ def _examine_remote(
         yield _failed("remote", exc)
         return
     may_write = may_write and settings.mode in ("read-write", "write-only")
-    with Place(store, is_local=False, policy=Policy()):
+    with EntryLocation(store, is_local=False, policy=Policy()):
         yield from check_remote(
             store, may_write=may_write, is_shared_by_rights=has_rights, timeout_s=timeout_s
         )

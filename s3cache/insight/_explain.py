@@ -21,7 +21,7 @@ from s3cache.insight._differences import (
     nearest,
     recorded_neighbors,
 )
-from s3cache.manage import Place, open_place
+from s3cache.manage import EntryLocation, open_place
 from s3cache.records import Record, Run, folded, in_jobs, ranks_in_words, recorded
 from s3cache.settings import Settings
 from s3cache.stats import Reason
@@ -185,7 +185,7 @@ def explain(
     job, key = ([here], "") if here is not None else _chosen(settings, latest, what)
     with ExitStack() as stack:
 
-        def place(in_tier: bool) -> Place:
+        def place(in_tier: bool) -> EntryLocation:
             return stack.enter_context(open_place(remote_url, in_tier=in_tier, **options))
 
         of_tier = functools.partial(place, True) if settings.local else None

@@ -12,7 +12,7 @@ from s3cache.util import lazy_exports
 
 if TYPE_CHECKING:
     from s3cache.manage._bulk import BatchResult as BatchResult
-    from s3cache.manage._bulk import Place as Place
+    from s3cache.manage._bulk import EntryLocation as EntryLocation
     from s3cache.manage._bulk import Scan as Scan
     from s3cache.manage._bulk import age_beyond as age_beyond
     from s3cache.manage._bulk import copy as copy
@@ -26,6 +26,6 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,
-        _bulk="BatchResult Place Scan age_beyond copy open_place read_head remove verify",
+        _bulk="BatchResult EntryLocation Scan age_beyond copy open_place read_head remove verify",
         _selection="Item Selection read_manifest",
     )

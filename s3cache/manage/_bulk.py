@@ -60,7 +60,7 @@ _Advance: TypeAlias = Callable[[int], object]
 
 
 @dataclass(frozen=True)
-class Place(contextlib.AbstractContextManager["Place"]):
+class EntryLocation(contextlib.AbstractContextManager["EntryLocation"]):
     """A store of entries and its trust policy; as a context manager it closes the store."""
 
     store: Store
@@ -95,7 +95,7 @@ def open_place(
     of_all: bool = False,
     to_fill: bool = False,
     **options: Unpack[Options],
-) -> Place:
+) -> EntryLocation:
     """Open the remote of ``url`` and the environment, or the local tier for that remote.
 
     Args:
@@ -113,12 +113,12 @@ def open_place(
             max_bytes=settings.local_max_bytes,
             max_files=settings.local_max_files,
         )
-        return Place(TierStore(tier), True, policy)
+        return EntryLocation(TierStore(tier), True, policy)
     remote = url_of(settings)
     if not to_fill and isinstance(parse_url(remote, **of_store), FileLocation):
         of_store["create"] = False
     store = RetryingStore(open_store(remote, **of_store), settings.retry_policy)
-    return Place(store, False, policy)
+    return EntryLocation(store, False, policy)
 
 
 class Scan:
@@ -133,7 +133,7 @@ class Scan:
     """
 
     def __init__(
-        self, place: Place, selection: Selection | None = None, *, headers: bool = False
+        self, place: EntryLocation, selection: Selection | None = None, *, headers: bool = False
     ) -> None:
         self.place = place
         self.selection = selection or Selection()
@@ -286,7 +286,7 @@ async def remove(scan: Scan, keep: Container[str], advance: _Advance) -> BatchRe
     return await _each(scan, one, advance)
 
 
-async def copy(scan: Scan, target: Place, advance: _Advance) -> BatchResult:
+async def copy(scan: Scan, target: EntryLocation, advance: _Advance) -> BatchResult:
     """Copy every entry into ``target`` and verify it on the way; a second call copies the rest.
 
     If the target has an entry with the same digest, and signed likewise, only its header is read
@@ -335,7 +335,7 @@ async def copy(scan: Scan, target: Place, advance: _Advance) -> BatchResult:
     return await _each(scan, one, advance)
 
 
-async def _verified(place: Place, item: Item) -> Frame | None:
+async def _verified(place: EntryLocation, item: Item) -> Frame | None:
     data = await place.store.get(item.name)
     if data is None:
         return None

@@ -135,8 +135,8 @@ _keying = threading.local()
 
 
 @contextlib.contextmanager
-def backends_unasked() -> Iterator[None]:
-    """Make :func:`are_backends_unasked` true in this thread while the block runs.
+def skip_backend_init() -> Iterator[None]:
+    """Make :func:`skips_backend_init` true in this thread while the block runs.
 
     Importing all of torch's backends takes longer than a key, and a hit needs none.
     """
@@ -147,7 +147,7 @@ def backends_unasked() -> Iterator[None]:
         _keying.unasked = before
 
 
-def are_backends_unasked() -> bool:
+def skips_backend_init() -> bool:
     """Return whether backends need not be registered now; custom devices must be."""
     return getattr(_keying, "unasked", False) and names.added_device.get()() == "privateuseone"
 
@@ -182,7 +182,7 @@ def asks_fx_cache() -> bool:
 # -- entries
 
 
-def loaded(function: Function[object], aot_config: AOTConfig) -> object:
+def as_load_result(function: Function[object], aot_config: AOTConfig) -> object:
     """Return the result of ``try_load`` for a hit: with the configuration since torch 2.13."""
     return (function, aot_config) if installed_release() >= (2, 13) else function
 
@@ -443,7 +443,7 @@ def guard_on_sizes(context: TracingContext, expression: str) -> None:
         raise ValueError(f"{expression} does not hold")
 
 
-def written(expression: object) -> str:
+def format_expression(expression: object) -> str:
     """Format an expression over sizes for ``ShapeEnv.deserialize_symexpr``."""
     return str(names.expression_printer.get()().doprint(expression))
 
@@ -528,7 +528,7 @@ def describe_break(reason: Any) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def shown(event: str, level: str) -> Iterator[dict[str, object]]:
+def trace_event(event: str, level: str) -> Iterator[dict[str, object]]:
     """Show the block as an event in torch's own traces, with the content of the mapping.
 
     It appears in ``TORCH_TRACE`` and in a profiler's trace. Nested events with the same name are
@@ -639,7 +639,7 @@ def is_first_call_fake() -> bool:
 
 
 @contextlib.contextmanager
-def first_calls_unasked() -> Iterator[None]:
+def hide_fake_first_call() -> Iterator[None]:
     """Hide from torch, in the block, that first calls will be on fake tensors."""
     context = _context_of_fake_call()
     if context is not None:
@@ -672,12 +672,12 @@ _LINES: Final = {
 SAME_NAME: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "_int_mm"})
 
 
-def placed(code: CodeType, path: str) -> CodeType:
+def with_filename(code: CodeType, path: str) -> CodeType:
     """Return code, and its nested code, with another file name."""
     if code.co_filename == path:
         return code
     constants = tuple(
-        placed(each, path) if isinstance(each, CodeType) else each for each in code.co_consts
+        with_filename(each, path) if isinstance(each, CodeType) else each for each in code.co_consts
     )
     return code.replace(co_consts=constants, co_filename=path)
 
@@ -702,7 +702,7 @@ def late_align(nbytes: object) -> object:
     return aligned
 
 
-def light(source: str) -> tuple[str, dict[str, object]]:
+def strip_imports(source: str) -> tuple[str, dict[str, object]]:
     """Return generated code with fewer imports, and the names that it needs instead."""
     for line, shorter in _LINES.items():
         source = source.replace(line, shorter, 1)

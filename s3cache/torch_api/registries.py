@@ -100,7 +100,7 @@ def _plain_text(value: object) -> str | None:
     return f"{type(value).__name__} {texts}"
 
 
-def freezing_unasked() -> AbstractContextManager[object]:
+def hide_freezing() -> AbstractContextManager[object]:
     """Hide the option for freezing from torch while the block runs.
 
     torch's check refuses every graph under the option, but it freezes only those without gradients.

@@ -37,13 +37,13 @@ def test_an_event_is_shown_if_a_profiler_runs(monkeypatch: pytest.MonkeyPatch) -
     """An event inside another one with the same name is not; torch would end the wrong one."""
     monkeypatch.setattr(internals.trace_log.get(), "handlers", [])  # neither trace nor pytest's
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
-        with internals.shown("s3cache.lookup", "aot") as about:
+        with internals.trace_event("s3cache.lookup", "aot") as about:
             about["key"] = "a1"
-            with internals.shown("s3cache.lookup", "fx"):
+            with internals.trace_event("s3cache.lookup", "fx"):
                 pass
-        with internals.shown("s3cache.save", "aot"):
+        with internals.trace_event("s3cache.save", "aot"):
             pass
-    with internals.shown("s3cache.lookup", "aot") as about:
+    with internals.trace_event("s3cache.lookup", "aot") as about:
         pass
     # Without the data that torch adds to each event.
     names = [event.name for event in profiled.events() if "_data" not in event.name]

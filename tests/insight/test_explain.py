@@ -19,7 +19,7 @@ from s3cache.entries import NAMES, first_name
 from s3cache.errors import ConfigError
 from s3cache.insight import Explanation
 from s3cache.insight._differences import StoredEntries
-from s3cache.manage import Place
+from s3cache.manage import EntryLocation
 from s3cache.records import Record
 from s3cache.store import MemoryStore
 from s3cache.trust import generate, policy_of
@@ -148,7 +148,7 @@ async def test_a_large_remote_takes_few_requests() -> None:
         if number == 7_999:
             await store.inner.put(first_name(TUNED.key), entry(TUNED))
         await store.inner.put(f"{NAMES}fff/a{number:064x}.0", b"")
-    place = Place(store, False, policy_of(None, "", "", audience="main"))
+    place = EntryLocation(store, False, policy_of(None, "", "", audience="main"))
     source = StoredEntries("the remote", lambda: place)
     neighbors = await asyncio.to_thread(lambda: source.neighbors)
     assert [each.record.key for each in neighbors] == [TUNED.key]

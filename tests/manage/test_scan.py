@@ -10,7 +10,7 @@ import pytest
 
 from s3cache import entries
 from s3cache.errors import CorruptError, UntrustedError
-from s3cache.manage import Item, Place, Scan, Selection
+from s3cache.manage import EntryLocation, Item, Scan, Selection
 from s3cache.store import FileStore, MemoryStore, Store
 from s3cache.trust import Policy, generate, policy_of
 from tests.support.shelves import Shelf
@@ -18,7 +18,7 @@ from tests.support.stores import CountingStore
 
 
 def scan_of(store: Store, *args: Any, policy: Policy | None = None, **options: Any) -> Scan:
-    return Scan(Place(store, False, policy or Policy()), *args, **options)
+    return Scan(EntryLocation(store, False, policy or Policy()), *args, **options)
 
 
 def found(shelf: Shelf, **options: Any) -> dict[str, Item]:

@@ -96,7 +96,7 @@ class UnknownContentError(Exception):
     """An object has no text, so a frame that reads it cannot be recalled."""
 
 
-class Contents:
+class ContentDescriber:
     """Makes texts of objects. It remembers them, so objects must not change during its life.
 
     Attributes:
@@ -344,7 +344,7 @@ class Contents:
 class _Refs:
     """Objects that the text of another one refers to, in order."""
 
-    def __init__(self, contents: Contents) -> None:
+    def __init__(self, contents: ContentDescriber) -> None:
         self.values: list[object] = []
         self._contents = contents
 

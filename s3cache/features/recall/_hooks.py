@@ -29,8 +29,8 @@ from s3cache.features.recall import KEYS, RecallOptions, RecallReason, _names
 from s3cache.features.recall import _dynamo as dynamo
 from s3cache.features.recall._candidate import Candidate, renamed, restored, unpacked
 from s3cache.features.recall._graphs import rebuilt, without_graph
-from s3cache.features.recall._recording import Frame, Recording, RefusedError
-from s3cache.features.recall._walk import Walk
+from s3cache.features.recall._recording import PythonFrame, Recording, RefusedError
+from s3cache.features.recall._walk import FrameComparison
 from s3cache.graph import (
     code_fingerprint,
     instruction_sets,
@@ -66,7 +66,7 @@ _OF_OTHERS = {
 class _Call:
     """One frame that Dynamo is about to compile, with its key."""
 
-    frame: Frame
+    frame: PythonFrame
     key: LabelledKey
     state: DynamoObject
     compile_id: DynamoObject
@@ -79,7 +79,7 @@ class _Call:
 @dataclass(eq=False)
 class _Recalled:
     candidate: Candidate
-    walk: Walk
+    walk: FrameComparison
 
 
 class _Stack(threading.local):
@@ -170,7 +170,7 @@ class Recall:
             return None
         import torch
 
-        frame = Frame(code, given["globals"], given["locals"], given["closure"])
+        frame = PythonFrame(code, given["globals"], given["locals"], given["closure"])
         parts = {
             "s3cache": __version__,
             "torch.version": installed_version(),
@@ -213,7 +213,7 @@ class Recall:
             if candidate.variant in self._unusable:
                 continue
             try:
-                walk = Walk(candidate, call.frame)
+                walk = FrameComparison(candidate, call.frame)
             except Exception as exc:  # noqa: BLE001 - objects that cannot be read any more
                 logger.debug("a candidate for %s does not fit: %r", call.frame.code.co_name, exc)
                 differences.append(f"cannot be compared: {exc}")
@@ -276,7 +276,9 @@ class Recall:
         for placeholder, content, name, is_factory in candidate.resumes:
             names[placeholder] = unique = dynamo.unique_name("resume")
             values[unique] = self._resume(frame, content, name, is_factory=is_factory)
-        code = internals.placed(renamed(_whole(candidate.code), names), frame.code.co_filename)
+        code = internals.with_filename(
+            renamed(_whole(candidate.code), names), frame.code.co_filename
+        )
         guards = dynamo.LateGuards(self._late(walk.guards(call.state), candidate), frame.names)
         dynamo.install(code, frame.code, frame.names, values)
         dynamo.note_sizes(frame.code, frame.closure, walk.seen())
@@ -300,12 +302,12 @@ class Recall:
         return built
 
     def _resume(
-        self, frame: Frame, content: bytes, name: str, *, is_factory: bool
+        self, frame: PythonFrame, content: bytes, name: str, *, is_factory: bool
     ) -> Function[object]:
         known = self._resumes.setdefault(frame.code, {})
         code = known.get(content)
         if code is None:
-            code = known[content] = internals.placed(_whole(content), frame.code.co_filename)
+            code = known[content] = internals.with_filename(_whole(content), frame.code.co_filename)
         if not is_factory:
             return types.FunctionType(code, frame.names, name)
 

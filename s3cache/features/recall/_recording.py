@@ -22,7 +22,7 @@ from s3cache.features.recall._candidate import (
 )
 from s3cache.features.recall._content import (
     NOT_COMPARED,
-    Contents,
+    ContentDescriber,
     UnknownContentError,
     is_environment,
 )
@@ -48,7 +48,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class PythonFrame:
     """A frame that Dynamo is about to compile."""
 
     code: types.CodeType
@@ -61,7 +61,7 @@ class Frame:
 class Recording:
     """The record of one trace of a frame, filled by hooks."""
 
-    frame: Frame
+    frame: PythonFrame
     reads: list[tuple[Source, object]] = field(default_factory=list)
     sourceless: list[object] = field(default_factory=list)
     lookups: list[Any] = field(default_factory=list)  # of graphs, with their outcomes
@@ -103,7 +103,7 @@ class Recording:
         made = Candidate()
         scope = Scope(self.frame.variables, self.frame.names)
         writer = SourceWriter(self.frame.names)
-        contents = Contents()
+        contents = ContentDescriber()
         symbols = dynamo.symbolic(graph)
         sizes = dynamo.sizes_of(graph)
         imports: dict[str, str] = dict(graph.import_sources)
@@ -162,7 +162,7 @@ class Recording:
         made.rows = writer.rows
         self.candidate, self._writer, self._scope = made, writer, scope
 
-    def _check_code(self, graph: Any, contents: Contents, made: Candidate) -> None:
+    def _check_code(self, graph: Any, contents: ContentDescriber, made: Candidate) -> None:
         """Check that the reads describe all code that took part in the trace."""
         codes = dict(contents.codes)
         contents.note(self.frame.code, self.frame.names)
@@ -241,7 +241,7 @@ class Recording:
                 raise RefusedError("global", f"its bytecode needs {name}")
         self._add_graph(made, has_places=has_places)
         try:
-            made.code = packed(_portable(internals.placed(renamed(code, names), _NOWHERE)))
+            made.code = packed(_portable(internals.with_filename(renamed(code, names), _NOWHERE)))
         except ValueError as exc:
             odd = next(filter(_is_odd, constants_in(_portable(code))), None)
             raise RefusedError("constant", f"needs {odd!r} in its bytecode") from exc
@@ -279,7 +279,12 @@ def _resume(placeholder: str, value: types.FunctionType) -> list[Any]:
         factory = True
     else:
         code, factory = value.__code__, False
-    return [placeholder, packed(_portable(internals.placed(code, _NOWHERE))), code.co_name, factory]
+    return [
+        placeholder,
+        packed(_portable(internals.with_filename(code, _NOWHERE))),
+        code.co_name,
+        factory,
+    ]
 
 
 def _portable(code: types.CodeType) -> types.CodeType:

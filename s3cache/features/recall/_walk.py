@@ -9,20 +9,20 @@ from typing import Any
 
 from s3cache.features.recall import _dynamo as dynamo
 from s3cache.features.recall._candidate import Candidate
-from s3cache.features.recall._content import Contents, is_environment, tensor_guarded
+from s3cache.features.recall._content import ContentDescriber, is_environment, tensor_guarded
 from s3cache.features.recall._dynamo import Places, Tree
-from s3cache.features.recall._recording import Frame, _alias, digest, is_dense
+from s3cache.features.recall._recording import PythonFrame, _alias, digest, is_dense
 from s3cache.graph import origin_of_file, placement
 
 
-class Walk:
+class FrameComparison:
     """The comparison of a candidate with a frame.
 
     Attributes:
         difference: the first difference in words; ``""`` if there is none.
     """
 
-    def __init__(self, candidate: Candidate, frame: Frame) -> None:
+    def __init__(self, candidate: Candidate, frame: PythonFrame) -> None:
         self._candidate, self._frame = candidate, frame
         self._places = Places(candidate.rows, frame.variables, frame.names)
         self.difference = self._difference()
@@ -45,7 +45,7 @@ class Walk:
             file = getattr(sys.modules.get(package), "__file__", None)
             if not file or origin_of_file(file).name != version:
                 return f"library {package}"
-        contents, symbols = Contents(), set(made.symbols)
+        contents, symbols = ContentDescriber(), set(made.symbols)
         first: dict[int, int] = {}
         for index, (number, expected, same, is_state) in enumerate(made.reads):
             try:

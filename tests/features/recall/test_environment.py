@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from s3cache.features.recall._candidate import Candidate
-from s3cache.features.recall._content import Contents
+from s3cache.features.recall._content import ContentDescriber
 
 HERE = {b"HOME": b"/root", b"ACT": b"relu"}
 
 
 def test_variables_of_torch_and_s3cache_make_no_difference() -> None:
     added = {b"TORCHINDUCTOR_CACHE_DIR": b"x", b"S3CACHE_JOB": b"y", b"TRITON_CACHE_DIR": b"z"}
-    contents = Contents()
+    contents = ContentDescriber()
     assert contents.of_environment({**added, **HERE}) == contents.of_environment(HERE)
     assert contents.of_environment({**HERE, b"K": b"1"}) != contents.of_environment(HERE)
 
