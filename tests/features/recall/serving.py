@@ -131,10 +131,11 @@ def _cached(url: str, part: Mapping[str, Any], place: str) -> Iterator[Any]:
 
 def _counts(cache: Any) -> dict[str, Any]:
     """Return the counts of recall so far, and the number of frames that Dynamo traced."""
-    recall = getattr(cache.stats(), "recall", None) if cache else None
+    counts = cache.stats().features["recall"] if hasattr(cache, "stats") else {}
     names = ("recalled", "saved", "agreed", "disagreed")
-    found = {name: getattr(recall, name, 0) for name in names}
-    return {**found, "traced": len(_traced), "refused": dict(getattr(recall, "refused", {}))}
+    found = {name: int(counts.get(name, 0)) for name in names}
+    refused = {code: int(n) for code, n in counts.items() if code.startswith("refused:")}
+    return {**found, "traced": len(_traced), "refused": refused}
 
 
 def _perform(programs: Path, part: Mapping[str, Any], prepare: Any) -> Iterator[Any]:
