@@ -44,7 +44,7 @@ _BY_CONTENT = frozenset(
     TYPE_MATCH BOOL_MATCH NONE_MATCH NOT_NONE_MATCH ID_MATCH EQUALS_MATCH CONSTANT_MATCH
     CONSTANT_SUBCLASS_MATCH FUNCTION_MATCH CLASS_MATCH MODULE_MATCH CLOSURE_MATCH
     BUILTIN_MATCH SEQUENCE_LENGTH MAPPING_KEYS_CHECK DICT_KEYS_MATCH
-    EMPTY_NNinternals.SOURCES_HOOKS_DICT TENSOR_MATCH DISPATCH_KEY_SET_MATCH
+    EMPTY_NN_MODULE_HOOKS_DICT TENSOR_MATCH DISPATCH_KEY_SET_MATCH
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
 _BY_ARGUMENT: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
@@ -401,9 +401,16 @@ def may_exclude_sizes() -> bool:
 
 
 def varies_by_history(graph: OutputGraph, reads: Iterable[tuple[Source, object]]) -> bool:
-    """Return whether sizes vary that changed in earlier calls, and that the user has not marked."""
+    """Return whether sizes vary that changed in earlier calls, and that the user has not marked.
+
+    Numbers may vary: the walk looks at them.
+    """
     shapes = graph.shape_env
-    changed = {symbol for symbol, _ in getattr(shapes, "exclusion_constraints", ())}
+    changed = {
+        symbol
+        for symbol, _ in getattr(shapes, "exclusion_constraints", ())
+        if any(".size()[" in str(source) for source in shapes.var_to_sources.get(symbol, ()))
+    }
     marked = {
         f"{source.name}.size()[{dim}]"
         for source, value in reads
