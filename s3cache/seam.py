@@ -57,14 +57,14 @@ class Feature:
         does: what is off without it, for warnings: ``sharing files of other compilers``.
         options: a dataclass of its settings, declared with :func:`s3cache.util.options.option`.
         is_used: whether these :class:`~s3cache.settings.Settings` use it.
-        kinds: its kinds of entries, whose lookups are counted apart.
+        kinds: the kinds of its entries. Lookups are counted for each kind.
         hints: prefixes of keys of its entries that name other entries. They are not counted, and
             given up where they may not be uploaded.
         page: of the documentation, with a section on each of its codes.
-        counts: the names of what else it counts; a name before ``:`` has labels.
+        counts: the names of its other counts. A count with a label is ``name:label``.
         in_words: describes its counts in the summary.
-        waits: called at the end of ``import torch`` in a process whose environment names a cache;
-            returns a function that ends what it has begun.
+        waits: called at the end of ``import torch`` if the environment names a cache; returns a
+            function that stops waiting.
         begins: called with each :class:`~s3cache.cache.Engine` that opens, and again in a fork; its
             result is in ``Engine.parts``, by the feature's name.
         installs: called with each session, the replaced functions of torch and the engine.

@@ -5,8 +5,9 @@ The directories of the first are removed before the second starts. Prints a tabl
 ends with 1 if a check fails. It needs torch with CUDA, Triton and s3cache, and nothing else from
 this repository: ``infra/gpu/bundle.sh`` packs it for a machine without a network.
 
-With ``--standin FILE`` there is no GPU (``infra/gpu/standin.sh``): the file describes a GPU,
-kernels do nothing, numbers are not compared, and CUDA graphs are left out. With ``--warm``, the
+``--standin FILE`` replaces the GPU with a stand-in that has the properties in the file (see
+``infra/gpu/standin.sh``). Its kernels do nothing, numbers are not compared, and CUDA graphs are
+left out. With ``--warm``, the
 first machine runs the jobs by ``s3cache warm --target``, without the GPU that the second has.
 """
 

@@ -14,11 +14,13 @@ from s3cache.graph._key import instruction_sets as instruction_sets
 from s3cache.graph._key import key_of as key_of
 from s3cache.graph._key import settings_digest as settings_digest
 from s3cache.graph._key import settings_text as settings_text
+from s3cache.graph._origin import NATIVE as NATIVE
 from s3cache.graph._origin import ORIGINAL_ATTR as ORIGINAL_ATTR
 from s3cache.graph._origin import is_torch_file as is_torch_file
 from s3cache.graph._origin import origin_of as origin_of
 from s3cache.graph._origin import origin_of_file as origin_of_file
 from s3cache.graph._origin import unwrap_patch as unwrap_patch
+from s3cache.graph._origin import value_at as value_at
 from s3cache.graph._overrides import forget_kernels as forget_kernels
 from s3cache.graph._overrides import record_kernel as record_kernel
 from s3cache.graph._overrides import take_baseline as take_baseline

@@ -43,10 +43,9 @@ class Totals:
         hits, misses, bypasses: the numbers of lookups in all.
         spared_s: the time in seconds that compiling the hits took when they were compiled.
         waited_s: the time in seconds that compiling threads waited for lookups.
-        unused, unused_bytes: entries that were fetched before a lookup and that their
-            process did not look up.
-        features: the outcomes of what features recorded, by the name of the feature or the kind
-            of its entries; not in other totals.
+        unused, unused_bytes: entries that a process fetched early and did not look up.
+        features: how often each outcome was recorded, for each feature and each kind of its
+            entries; other totals do not include these.
         left: kernels of hits that must still be measured, each with the reason.
         shared: which process compiled for others, and which waited for which, a line for each;
             empty if no process waited.

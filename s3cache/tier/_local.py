@@ -122,7 +122,7 @@ class LocalTier:
         return self.read(lambda disk: disk.deadline.call(lambda: [*filter(disk.head, names)]), [])
 
     def read(self, read: Callable[[DiskTier], _T], otherwise: _U) -> _T | _U:
-        """Return the result of ``read``, or ``otherwise`` if there is no disk or it fails."""
+        """Return the result of ``read``; without a disk that works, return ``otherwise``."""
         if self.disk is None or time.monotonic() < self._unread_until:
             return otherwise
         try:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from _s3cache_process import TRITON
 from s3cache.features.ports import PortOptions
 from s3cache.util.importing import before_import, when_imported
 from s3cache.util.logs import logger_of
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 logger = logger_of("storage")
 
-# The module of Triton that decides which class keeps its files.
-_TRITON = "triton.runtime.cache"
 _TORCH, _HELION = "torch._inductor.remote_cache", "helion"
 _BACKEND, _CACHE = "HELION_REMOTE_CACHE_BACKEND", "HELION_AUTOTUNE_CACHE"
 
@@ -70,7 +69,7 @@ def install_triton() -> Callable[[], None]:
         except Exception as exc:  # noqa: BLE001 - an unknown Triton keeps its own files
             logger.warning("Triton's files are not shared: %s", exc)
 
-    undo.callback(when_imported(_TRITON, begin))
+    undo.callback(when_imported(TRITON, begin))
     return undo.close
 
 

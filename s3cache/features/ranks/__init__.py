@@ -4,7 +4,7 @@
 
 *Subscribes to*: ``looking_up`` and ``barred`` of the session.
 
-*Without it*: such ranks may hang.
+*Without it*: such ranks compile each graph.
 """
 
 from __future__ import annotations

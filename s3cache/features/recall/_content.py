@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Final, cast
 
 from s3cache.features.recall import _dynamo as dynamo
 from s3cache.features.recall import _names
-from s3cache.graph import code_digest, is_torch_file, origin_of, origin_of_file, unwrap_patch
+from s3cache.graph import (
+    NATIVE,
+    code_digest,
+    is_torch_file,
+    origin_of,
+    origin_of_file,
+    unwrap_patch,
+)
 from s3cache.util.snapshot import content_of
 
 if TYPE_CHECKING:
@@ -44,15 +51,6 @@ _NO_MEMBERS = frozenset(
     __static_attributes__ __weakref__ _abc_impl
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
-_NATIVE = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.ClassMethodDescriptorType,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-)
 #: Types of objects that are described as code.
 _CODE = (
     types.FunctionType,
@@ -66,7 +64,7 @@ _CODE = (
     property,
     functools.cached_property,
     functools._lru_cache_wrapper,
-    *_NATIVE,
+    *NATIVE,
 )
 #: Attributes of a function that change how Dynamo treats a call, and run code during the trace.
 _MARKS = re.compile(r"_dynamo_marked_constant|_torchdynamo_\w+|_dynamo_\w+")
@@ -255,7 +253,7 @@ class ContentDescriber:
             return f"cached {items([value.func])}"
         if isinstance(value, functools._lru_cache_wrapper):
             return f"lru_cache {items([value.__wrapped__])}"
-        if isinstance(value, _NATIVE):
+        if isinstance(value, NATIVE):
             return _native(value)
         if type(value).__module__ == "torch._ops":
             # Higher-order operators have many classes, and no state.
@@ -278,7 +276,7 @@ class ContentDescriber:
             return f"{kind.__name__} {[self._item(each, refs) for each in each_of]}"
         if isinstance(value, enum.Enum):
             return f"{kind.__qualname__}.{value.name}"
-        if isinstance(value, _NATIVE):
+        if isinstance(value, NATIVE):
             return _native(value)
         if refs.add(value):
             return "#"

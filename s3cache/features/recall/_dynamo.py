@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from s3cache.features.recall import _names
+from s3cache.graph import value_at
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class SourceWriter:
                 type(value).__name__,
                 [self._value(each) for each in cast("list[object]", value)],
             ]
-        if isinstance(value, type) and _class_at(value.__module__, value.__qualname__) is value:
+        if isinstance(value, type) and value_at(value.__module__, value.__qualname__) is value:
             return ["class", value.__module__, value.__qualname__]
         if isinstance(value, _names.source_class.get()):
             return ["source", self.number(value)]
@@ -213,7 +214,7 @@ class Places:
         if kind == "source":
             return self.source(rest[0])
         if kind == "class":
-            return _class_at(*rest)
+            return value_at(*rest)
         if kind == "enum":
             return getattr(self._module, rest[0])[rest[1]]
         items = [self.argument(each) for each in rest[0]]
@@ -253,14 +254,6 @@ _READERS: Final[Mapping[str, Callable[[Places, list[Plain]], Any]]] = {
 @functools.cache
 def _fields_of(kind: type) -> list[str]:
     return [each.name for each in dataclasses.fields(kind) if each.init]
-
-
-def _class_at(module: str, name: str) -> object:
-    """Return the class with a qualified name in an imported module, or None."""
-    found: object = sys.modules.get(module)
-    for step in name.split("."):
-        found = getattr(found, "__dict__", {}).get(step)
-    return found
 
 
 def is_module(value: object) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from _s3cache_process import COMPILER
 from s3cache.util.importing import when_imported, without_collections
 
 if TYPE_CHECKING:
     from s3cache.hooks import Session
 
-_COMPILER = "torch._inductor.compile_fx"
 #: Modules that import much of torch.
-_HEAVY = "torch", "torch._dynamo", "torch._dynamo.repro.after_dynamo", _COMPILER
+_HEAVY = "torch", "torch._dynamo", "torch._dynamo.repro.after_dynamo", COMPILER
 #: Modules that rarely use networkx. Its import takes a tenth of a second.
 _NETWORKX_USERS = tuple(
     f"torch._functorch._activation_checkpointing.{name}"
@@ -32,7 +32,7 @@ def install(session: Session) -> None:
 
     cancel = avoid_collections()
     session.undo.callback(cancel)
-    session.undo.callback(when_imported(_COMPILER, cancel))  # few are left by then
+    session.undo.callback(when_imported(COMPILER, cancel))  # few are left by then
     session.undo.callback(parse_templates_later())
     for importer in _NETWORKX_USERS:
         session.undo.callback(import_later(importer, "networkx"))

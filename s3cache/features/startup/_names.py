@@ -1,4 +1,4 @@
-"""Names of torch, and modules whose import can do less."""
+"""Names of torch for parsing templates later."""
 
 from __future__ import annotations
 

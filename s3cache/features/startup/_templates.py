@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from _s3cache_process import COMPILER
 from s3cache.features.startup._names import TEMPLATES, template_environment
 from s3cache.util.importing import when_imported
 
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
     from s3cache.torch_api.protocols import Function
-
-
-_COMPILER = "torch._inductor.compile_fx"
 
 
 def parse_templates_later() -> Callable[[], None]:
@@ -36,7 +34,7 @@ def parse_templates_later() -> Callable[[], None]:
                 undo.callback(names.pop, "from_string", None)
 
     undo.callback(when_imported(TEMPLATES, begin))
-    undo.callback(when_imported(_COMPILER, undo.close))
+    undo.callback(when_imported(COMPILER, undo.close))
     return undo.close
 
 
