@@ -329,17 +329,19 @@ class Cache:
             else:
                 disk.put(name, data)
 
-        durable = self._local.write(put)
-        if not is_new:
-            return durable
         if remote is not None:
-            delay_s = _DELAY_S if delayed else 0.0
-            remote.uploads.add(name, None if durable else data, delay_s=delay_s)
-        elif not durable:
+            with remote.uploads.saving(name):
+                durable = self._local.write(put)
+                if is_new:
+                    delay_s = _DELAY_S if delayed else 0.0
+                    remote.uploads.add(name, None if durable else data, delay_s=delay_s)
+            return durable
+        durable = self._local.write(put)
+        if not durable:
             if error := error or self._local.error:
                 raise error
             return None
-        elif share:
+        if share and is_new:
             self._unsent.add(name)
         return durable
 

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,7 @@ class Uploads:
         self._mutex = threading.Lock()
         # Uploads that wait for a delay. The thread that removes a name decides about it.
         self._delayed: dict[str, bool] = {}
+        self._saving: list[str] = []  # names on their way to the disk, see saving()
         # Used on the loop only. A name that is saved again during its upload is in both.
         self._waiting: dict[str, None] = {}
         self._active: set[str] = set()
@@ -135,6 +136,18 @@ class Uploads:
             self._loop.call(self._start_tasks)
             for name in names:
                 self._loop.call(self._queue, name)
+
+    @contextlib.contextmanager
+    def saving(self, name: str) -> Iterator[None]:
+        """Keep the search for pending uploads from queueing ``name``, which the block adds.
+
+        Otherwise it could find the record on the disk first, and upload the object without delay.
+        """
+        self._saving.append(name)
+        try:
+            yield
+        finally:
+            self._saving.remove(name)
 
     def add(self, name: str, data: Buffer | None = None, *, delay_s: float = 0.0) -> None:
         """Queue an object that is pending on the disk, or keep a copy of ``data`` in memory.
@@ -432,7 +445,8 @@ class Uploads:
                     if self._adopts:
                         adopted = await self._ask(lambda: disk.adopt(limit, but))
                 found = adopted or await self._ask(disk.pending)
-                for name in found - known - self._known():
+                # Read in this order: a name goes from the first set to the second.
+                for name in found - known - {*self._saving} - self._known():
                     self._queue(name)
             # Adopt more as soon as all uploads have begun: workers must not be idle.
             await self._until(lambda: self._waiting.keys() <= self._refused)

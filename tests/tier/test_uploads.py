@@ -189,6 +189,23 @@ def test_a_delayed_upload_waits_until_a_flush(new_site: NewSite, remote: Remote)
     eventually(lambda: remote.objects == {"soon": b"data"})
 
 
+def test_a_search_for_pending_uploads_leaves_a_delayed_one_that_is_being_saved(
+    site: Site, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert site.tier is not None
+    searches = []
+    pending = site.tier.pending
+    monkeypatch.setattr(site.tier, "pending", lambda: searches.append(pending()) or searches[-1])
+    with site.uploads.saving("one"):
+        site.tier.put_pending("one", b"data")
+        site.uploads.start()
+        eventually(lambda: searches)
+        site.loop.wait(asyncio.sleep(0.05), LONG_S)
+        site.uploads.add("one", delay_s=3_600.0)
+    assert site.uploads.cancel_delayed("one")
+    assert remote.objects == {}
+
+
 def test_closing_releases_a_flush_and_leaves_the_records(new_site: NewSite, remote: Remote) -> None:
     site = new_site()
     remote.is_open = False
