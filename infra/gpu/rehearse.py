@@ -328,7 +328,7 @@ def work(shared: Path, names: list[str]) -> None:
         torch._dynamo.reset()
         counters.clear()
         before, reasons = assembled(), dict(cache.stats().misses)
-        earlier = len(cache.recorded().records)
+        earlier = len(cache.engine.recorded().records)
         if benchmarks:
             benchmarks.clear()
         try:
@@ -339,7 +339,9 @@ def work(shared: Path, names: list[str]) -> None:
                 "benchmarks": None if benchmarks is None else len(benchmarks),
                 "hits": counters["aot_autograd"]["autograd_cache_hit"],
                 "compiled": counters["inductor"]["fxgraph_cache_miss"],
-                "left": [each for at in cache.recorded().records[earlier:] for each in at.left],
+                "left": [
+                    each for at in cache.engine.recorded().records[earlier:] for each in at.left
+                ],
                 "reasons": {
                     str(reason): count - reasons.get(reason, 0)
                     for reason, count in cache.stats().misses.items()

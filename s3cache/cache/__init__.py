@@ -3,14 +3,15 @@
 Packages below this one raise. Here an error becomes a :class:`Miss` with its reason, a count and
 one warning. With ``strict`` it is raised.
 
-:class:`Cache` is public. :class:`Engine` adds the methods that torch's hooks need.
-:func:`current_cache` is the cache that torch.compile used last.
+:class:`Cache` is public. It has an :class:`Engine`, which torch's hooks and features use.
+:func:`active_cache` is the cache that torch.compile uses, :func:`current_cache` the last one.
 """
 
 from __future__ import annotations
 
 from s3cache.cache._cache import Cache as Cache
 from s3cache.cache._cache import Engine as Engine
+from s3cache.cache._cache import open_for_torch as open_for_torch
 from s3cache.cache._lookup import CandidateLookup as CandidateLookup
 from s3cache.cache._lookup import Hit as Hit
 from s3cache.cache._lookup import Miss as Miss
@@ -21,11 +22,18 @@ from s3cache.cache._lookup import Work as Work
 from s3cache.records import Run
 
 _current: Cache | None = None
+_is_active = False
 
 
-def set_current(cache: Cache) -> None:
-    global _current
-    _current = cache
+def set_active(cache: Cache | None) -> None:
+    """Make ``cache`` the one that torch.compile uses; None if it uses none from now on."""
+    global _current, _is_active
+    _current, _is_active = cache or _current, cache is not None
+
+
+def active_cache() -> Cache | None:
+    """Return the cache that torch.compile uses now, if any."""
+    return _current if _is_active else None
 
 
 def current_cache() -> Cache | None:
@@ -35,4 +43,4 @@ def current_cache() -> Cache | None:
 
 def recorded() -> Run | None:
     """Return the latest lookups of the cache that was enabled last."""
-    return _current.recorded() if isinstance(_current, Engine) else None
+    return None if _current is None else _current.engine.recorded()

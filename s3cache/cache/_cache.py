@@ -29,7 +29,7 @@ from s3cache.errors import (
 )
 from s3cache.frame import Frame
 from s3cache.records import Event, Record, Recorder, Run
-from s3cache.seam import features, hints, kinds
+from s3cache.seam import Feature, features, hints, kinds
 from s3cache.settings import Settings, warn_of_unknown_variables
 from s3cache.stats import (
     CacheStats,
@@ -73,22 +73,10 @@ _RELEASE_S, _RECORDS_S, _MOMENT_S = 3.0, 0.5, 0.1
 _inherited: list[RemoteTier | None] = []
 
 
-class Cache:
-    """Frames under keys, on this machine and in a bucket.
+class Engine:
+    """The tiers of a :class:`Cache`, with what torch's hooks and features need beyond it.
 
-    Any thread may use it; listeners must not wait for it. A forked child has its own connections,
-    background thread, counts and listeners. An error becomes a reason, a count and one warning;
-    with strict settings it is raised.
-
-    Args:
-        open_remote: opens the remote store, once in each process. ``None`` for no remote.
-        identity: a canonical name of the remote. The local tier keeps entries of different remotes
-            apart, because they may not be equally trusted.
-
-    Raises:
-        ConfigError: the configured local directory is not safe to use; with ``strict``, also the
-            default one.
-        StoreError: with ``strict``, the local directory cannot be used.
+    These are kinds of entries, candidates of a lookup, events, and records.
     """
 
     def __init__(
@@ -97,38 +85,14 @@ class Cache:
         *,
         open_remote: Callable[[], Store] | None = None,
         identity: str = "",
+        used: Sequence[Feature] = (),
     ) -> None:
-        self._settings = settings
+        self.settings, self._used = settings, used
         self._policy, self._signer = settings.trust_policy(), settings.signer()
         self._open_remote = None if settings.mode == "off" else open_remote
         self._closed = False
         self._begin(open_disk(settings, identity))
         call_in_child(self._begin_in_child)
-
-    @classmethod
-    def open(cls, url: str | None = None, **options: Unpack[Options]) -> Self:
-        """Open the cache that ``url``, ``options`` and the environment describe.
-
-        ``options`` are those of :class:`~s3cache.settings.Settings` and of the store.
-
-        Raises:
-            ConfigError: the URL, an option or an environment variable cannot be used.
-        """
-        settings, store_options = Settings.load(url, **options)
-        warn_of_unknown_variables()
-        where = settings.url
-        if where is None:
-            for name in store_options:
-                raise ConfigError(f"option {name}", "needs a URL", "give a URL too")
-            return cls(settings)
-        location = parse_url(where, **store_options)
-        cache = cls(
-            settings,
-            open_remote=lambda: open_store(where, **store_options),
-            identity=location.identity,
-        )
-        cache.start()
-        return cache
 
     def _begin(self, disk: DiskTier | None) -> None:
         """Create the state that belongs to one process."""
@@ -152,17 +116,18 @@ class Cache:
             self._listeners.add(self._records.transferred)
         self._remote: RemoteTier | None = None
         self._forget_exit = before_exit(self._at_exit)
+        #: What features keep for this process, by their names.
+        self.parts: dict[str, Any] = {}
+        for feature in self._used:
+            if feature.is_used(self.settings):
+                strict = self.settings.strict
+                self.parts[feature.name] = feature.call(feature.begins, self, strict=strict)
 
     def _begin_in_child(self) -> None:
         _inherited.append(self._remote)
         self._begin(self._local.disk)
         if self._closed:
             self._forget_exit()
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of the cache."""
-        return self._settings
 
     def __enter__(self) -> Self:
         return self
@@ -173,16 +138,7 @@ class Cache:
     # -- looking up
 
     def lookup(self, key: str, accept: Callable[[Frame], bool] | None = None) -> Hit | Miss:
-        """Return the first entry under ``key`` that ``accept`` accepts; by default any entry.
-
-        The local tier is searched first, then the remote, for at most ``lookup_timeout_s``. An
-        entry that arrives later is still stored in the local tier. Returned entries are verified.
-
-        Raises:
-            ConfigError: ``key`` is not legal.
-            S3CacheError: with ``strict``, the lookup missed for a reason other than absence.
-        """
-        with self._candidates(key) as lookup:
+        with self.candidates(key) as lookup:
             for hit in lookup:
                 try:
                     if accept is None or accept(hit.entry):
@@ -192,7 +148,7 @@ class Cache:
                     lookup.fail(exc)
         return lookup.close()
 
-    def _candidates(
+    def candidates(
         self,
         key: str,
         level: EntryKind = "aot",
@@ -227,11 +183,6 @@ class Cache:
         )
 
     def prefetch(self, keys: Iterable[str]) -> Prefetch:
-        """Fetch the first entry of each key into the local tier, in the background.
-
-        A lookup waits for a download that is under way. Without a local tier or a remote, this does
-        nothing.
-        """
         names = [entries.first_name(entries.check_key(key)) for key in keys]
         if self.settings.mode == "write-only" or not self._local.is_writable:
             return Prefetch([])
@@ -246,20 +197,7 @@ class Cache:
 
     # -- saving
 
-    def save(self, key: str, entry: Frame | Buffer) -> Saved | NotSaved:
-        """Save ``entry`` and share it, without waiting for the network.
-
-        On return it is on the local disk, with its upload pending. Entries with different variants
-        are kept side by side. An entry replaces a local one with the same variant. A remote one
-        stays, unless ``recache`` is set or it is known to be damaged.
-
-        Raises:
-            ConfigError, CorruptError: ``entry`` is not a sound frame, or does not have ``key``.
-            S3CacheError: with ``strict``, it cannot be saved for another reason.
-        """
-        return self._save(key, entry)
-
-    def _save(
+    def save(
         self,
         key: str,
         entry: Frame | Buffer,
@@ -270,7 +208,7 @@ class Cache:
         once: bool = False,
         replaces: Sequence[Frame] = (),
     ) -> Saved | NotSaved:
-        """Save like :meth:`save`; without ``remote``, on this machine only.
+        """Save like :meth:`Cache.save`; without ``remote``, on this machine only.
 
         The entry also takes the place of those in ``replaces``, under their variants. (Most writers
         may not delete from a bucket.)
@@ -361,19 +299,8 @@ class Cache:
 
     # -- removing
 
-    def remove(self, key: str) -> int:
-        """Remove all entries under ``key``, here and in the remote; return their number.
-
-        Pending entries are uploaded first, so that none comes back. Other machines keep their local
-        copies. Raises StoreError if a tier fails.
-        """
-        return self._remove_all(entries.name_prefix(entries.check_key(key)))
-
-    def clear(self) -> int:
-        """Remove all entries of this cache, like :meth:`remove` for one key."""
-        return self._remove_all(entries.NAMES)
-
-    def _remove_all(self, prefix: str) -> int:
+    def remove_all(self, prefix: str) -> int:
+        """Remove all entries with names that begin with ``prefix``; return their number."""
         if self._closed:
             raise ClosedError("the cache was closed")
         if self.settings.mode in ("off", "read-only"):
@@ -390,11 +317,9 @@ class Cache:
     # -- counting
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` with each transfer, on any thread; return a function that ends this."""
         return self._listeners.add(listener)
 
     def stats(self) -> CacheStats:
-        """Return the counts so far. They remain after the cache is closed."""
         usage = self._local.read(DiskTier.usage, None)
         more: dict[str, object] = {"local": usage, "fx": self._counters_of["fx"].level()}
         more["features"] = {each.name: self.counts[each.name].snapshot() for each in features()}
@@ -408,12 +333,6 @@ class Cache:
     # -- the life of a cache
 
     def start(self) -> None:
-        """Connect in the background now, and begin to upload pending entries of other processes.
-
-        Raises:
-            ConfigError: the remote cannot be used as it is configured.
-            S3CacheError: with ``strict``, the remote cannot be opened.
-        """
         remote, error = self._try_remote()
         if isinstance(error, ConfigError):
             raise error
@@ -421,10 +340,7 @@ class Cache:
             remote.connect_soon()
 
     def flush(self, timeout_s: float | None = None) -> FlushReport:
-        """Wait at most ``timeout_s`` until all saved entries are uploaded; report what remains.
-
-        With ``strict``, raise S3CacheError if the remote cannot be opened.
-        """
+        self.events.finishing.tell()
         if self.settings.mode in ("off", "read-only"):
             return FlushReport(0, 0, None)
         if self._closed:
@@ -437,7 +353,6 @@ class Cache:
         return remote.uploads.flush(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> FlushReport:
-        """Flush, by default for at most ``exit_timeout_s``; leave the rest to the next process."""
         if not self._closed:
             limit_s = self.settings.exit_timeout_s if timeout_s is None else timeout_s
             end = time.monotonic() + limit_s + _RELEASE_S
@@ -448,6 +363,7 @@ class Cache:
         return self._last_report
 
     def _at_exit(self) -> None:
+        self.events.finishing.tell()
         limit_s = self.settings.exit_timeout_s
         end = time.monotonic() + limit_s + _RELEASE_S
         if self._remote is not None:
@@ -516,30 +432,7 @@ class Cache:
             self._problems.met("remote", "the remote cannot be opened", exc)
             return None, exc
 
-
-class Engine(Cache):
-    """A :class:`Cache` with what torch's hooks need: levels, candidates, records."""
-
-    candidates = Cache._candidates
-    save = Cache._save
-
-    def _begin(self, disk: DiskTier | None) -> None:
-        super()._begin(disk)
-        #: What features keep for this process, by their names.
-        self.parts: dict[str, Any] = {}
-        for feature in features():
-            if feature.is_used(self.settings):
-                strict = self.settings.strict
-                self.parts[feature.name] = feature.call(feature.begins, self, strict=strict)
-
-    def flush(self, timeout_s: float | None = None) -> FlushReport:
-        """Flush like :meth:`Cache.flush`, after saving finished entries."""
-        self.events.finishing.tell()
-        return super().flush(timeout_s)
-
-    def _at_exit(self) -> None:
-        self.events.finishing.tell()
-        super()._at_exit()
+    # -- for torch's hooks and features
 
     @property
     def local(self) -> LocalTier:
@@ -575,7 +468,7 @@ class Engine(Cache):
         return f"{reason} ({causes})" if causes else str(reason)
 
     def keep(self, entry: Frame) -> None:
-        """Save an entry like :meth:`save`, without counting it; raise if that fails."""
+        """Save an entry like :meth:`Cache.save`, without counting it; raise if that fails."""
         if not (self._closed or self.settings.mode in ("off", "read-only")):
             self._write(entry, delayed=False, share=True)
 
@@ -648,3 +541,153 @@ class Engine(Cache):
     def recorded(self) -> Run:
         """Return the last few hundred lookups of this process, oldest first; any thread."""
         return Run(self._records.run, self._records.held())
+
+
+class Cache:
+    """Frames under keys, on this machine and in a bucket.
+
+    Any thread may use it; listeners must not wait for it. A forked child has its own connections,
+    background thread, counts and listeners. An error becomes a reason, a count and one warning;
+    with strict settings it is raised.
+
+    Args:
+        open_remote: opens the remote store, once in each process. ``None`` for no remote.
+        identity: a canonical name of the remote. The local tier keeps entries of different remotes
+            apart, because they may not be equally trusted.
+        used: the features that serve this cache, those of torch's hooks.
+
+    Raises:
+        ConfigError: the configured local directory is not safe to use; with ``strict``, also the
+            default one.
+        StoreError: with ``strict``, the local directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        open_remote: Callable[[], Store] | None = None,
+        identity: str = "",
+        used: Sequence[Feature] = (),
+    ) -> None:
+        #: What torch's hooks use, which may change in each release.
+        self.engine = Engine(settings, open_remote=open_remote, identity=identity, used=used)
+
+    @classmethod
+    def open(cls, url: str | None = None, **options: Unpack[Options]) -> Self:
+        """Open the cache that ``url``, ``options`` and the environment describe.
+
+        ``options`` are those of :class:`~s3cache.settings.Settings` and of the store.
+
+        Raises:
+            ConfigError: the URL, an option or an environment variable cannot be used.
+        """
+        return cls._open(url, options)
+
+    @classmethod
+    def _open(cls, url: str | None, options: Options, used: Sequence[Feature] = ()) -> Self:
+        settings, store_options = Settings.load(url, **options)
+        warn_of_unknown_variables()
+        where = settings.url
+        if where is None:
+            for name in store_options:
+                raise ConfigError(f"option {name}", "needs a URL", "give a URL too")
+            return cls(settings, used=used)
+        location = parse_url(where, **store_options)
+        cache = cls(
+            settings,
+            open_remote=lambda: open_store(where, **store_options),
+            identity=location.identity,
+            used=used,
+        )
+        cache.start()
+        return cache
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the cache."""
+        return self.engine.settings
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def lookup(self, key: str, accept: Callable[[Frame], bool] | None = None) -> Hit | Miss:
+        """Return the first entry under ``key`` that ``accept`` accepts; by default any entry.
+
+        The local tier is searched first, then the remote, for at most ``lookup_timeout_s``. An
+        entry that arrives later is still stored in the local tier. Returned entries are verified.
+
+        Raises:
+            ConfigError: ``key`` is not legal.
+            S3CacheError: with ``strict``, the lookup missed for a reason other than absence.
+        """
+        return self.engine.lookup(key, accept)
+
+    def prefetch(self, keys: Iterable[str]) -> Prefetch:
+        """Fetch the first entry of each key into the local tier, in the background.
+
+        A lookup waits for a download that is under way. Without a local tier or a remote, this does
+        nothing.
+        """
+        return self.engine.prefetch(keys)
+
+    def save(self, key: str, entry: Frame | Buffer) -> Saved | NotSaved:
+        """Save ``entry`` and share it, without waiting for the network.
+
+        On return it is on the local disk, with its upload pending. Entries with different variants
+        are kept side by side. An entry replaces a local one with the same variant. A remote one
+        stays, unless ``recache`` is set or it is known to be damaged.
+
+        Raises:
+            ConfigError, CorruptError: ``entry`` is not a sound frame, or does not have ``key``.
+            S3CacheError: with ``strict``, it cannot be saved for another reason.
+        """
+        return self.engine.save(key, entry)
+
+    def remove(self, key: str) -> int:
+        """Remove all entries under ``key``, here and in the remote; return their number.
+
+        Pending entries are uploaded first, so that none comes back. Other machines keep their local
+        copies. Raises StoreError if a tier fails.
+        """
+        return self.engine.remove_all(entries.name_prefix(entries.check_key(key)))
+
+    def clear(self) -> int:
+        """Remove all entries of this cache, like :meth:`remove` for one key."""
+        return self.engine.remove_all(entries.NAMES)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener`` with each transfer, on any thread; return a function that ends this."""
+        return self.engine.subscribe(listener)
+
+    def stats(self) -> CacheStats:
+        """Return the counts so far. They remain after the cache is closed."""
+        return self.engine.stats()
+
+    def start(self) -> None:
+        """Connect in the background now, and begin to upload pending entries of other processes.
+
+        Raises:
+            ConfigError: the remote cannot be used as it is configured.
+            S3CacheError: with ``strict``, the remote cannot be opened.
+        """
+        self.engine.start()
+
+    def flush(self, timeout_s: float | None = None) -> FlushReport:
+        """Wait at most ``timeout_s`` until all saved entries are uploaded; report what remains.
+
+        With ``strict``, raise S3CacheError if the remote cannot be opened.
+        """
+        return self.engine.flush(timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> FlushReport:
+        """Flush, by default for at most ``exit_timeout_s``; leave the rest to the next process."""
+        return self.engine.close(timeout_s)
+
+
+def open_for_torch(url: str | None, options: Options) -> Cache:
+    """Open a cache like :meth:`Cache.open`, with all features."""
+    return Cache._open(url, options, features())

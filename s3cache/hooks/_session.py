@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from _s3cache_process import is_asked
 from s3cache import metrics
-from s3cache.cache import Cache, Engine, current_cache, set_current
+from s3cache.cache import Cache, Engine, active_cache, current_cache, open_for_torch, set_active
 from s3cache.errors import S3CacheError, UnsupportedTorchError, code_of
 from s3cache.graph import Report
 from s3cache.hooks._compiles import Compiles
@@ -213,7 +213,7 @@ def active() -> Cache | None:
     if by_torch and "torch" not in sys.modules and is_asked():
         first_compile.wait(enable_by_environment)
     first_compile.end()
-    return _session.engine if _session is not None and _session.supported else None
+    return active_cache()
 
 
 def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
@@ -236,19 +236,20 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
         _close()
         if not internals.is_supported():
             inert: Options = {**options, "mode": "off"}
-            _session = Session(Engine.open(url, **inert), supported=False)
-            return _session.engine
-        engine = Engine.open(url, **options)
+            cache = open_for_torch(url, inert)
+            _session = Session(cache.engine, supported=False)
+            return cache
+        cache = open_for_torch(url, options)
         try:
-            _session = Session(engine)
+            _session = Session(cache.engine)
         except Exception:  # strict
-            engine.close()
+            cache.close()
             raise
-        set_current(engine)
-        if engine.settings.summary or engine.settings.metrics_file:
+        set_active(cache)
+        if cache.settings.summary or cache.settings.metrics_file:
             atexit.unregister(_print_summary)  # so that it is registered once
             atexit.register(_print_summary)
-        return engine
+        return cache
 
 
 def enable_by_environment() -> None:
@@ -314,8 +315,8 @@ def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
     Raises:
         Exception: what ``function`` raises.
     """
-    session = _session
-    probe = session.engine.probe if session is not None and session.supported else None
+    cache = active_cache()
+    probe = None if cache is None else cache.engine.probe
     return checked(function, registry, args, kwargs, probe)
 
 
@@ -344,6 +345,7 @@ def backend(
 def _close() -> None:
     global _session
     session, _session = _session, None
+    set_active(None)
     if session is not None:
         session.close()
 
@@ -370,7 +372,7 @@ def _print_summary() -> None:
 def _after_fork_in_child() -> None:
     global _mutex
     _mutex = threading.RLock()  # the thread that held it does not exist in the child
-    if _session is not None and internals.ASYNC_COMPILE in sys.modules:
+    if active_cache() is not None and internals.ASYNC_COMPILE in sys.modules:
         with contextlib.suppress(Exception):  # a fork of a program must not fail
             internals.compile_pool.get().cache_clear()  # its threads do not exist in the child
 

@@ -65,7 +65,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def open(self, number: int) -> Engine:
         engine = open_engine(self.root / f"{number}", self.remote, retry_attempts=2)
-        engine.start()  # as Engine.open does; adopts uploads that the last process left
+        engine.start()  # as Cache.open does; adopts uploads that the last process left
         return engine
 
     def teardown(self) -> None:

@@ -208,7 +208,6 @@ def rank(config: dict[str, Any], number: int) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     import s3cache
-    from s3cache.cache import Engine
 
     class Block(torch.nn.Module):
         def __init__(self) -> None:
@@ -226,8 +225,8 @@ def rank(config: dict[str, Any], number: int) -> None:
         where = {"local_dir": str(root / f"n{node}" / "tier"), "wait_s": config["wait_s"]}
         enabled = s3cache.enabled(config["url"], leases=config["leases"], **where)
     with enabled as cache:
-        if isinstance(cache, Engine):
-            Steps(cache, config["control"], rank=number, node=node)
+        if cache is not None:
+            Steps(cache.engine, config["control"], rank=number, node=node)
         model = torch.compile(DistributedDataParallel(network))
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
         losses = []

@@ -19,6 +19,7 @@ from typing import Any
 from s3cache.cache import Cache, Engine, Hit, Retry, Saved, Work
 from s3cache.errors import S3CacheError, TransientError
 from s3cache.features.single_flight.begin import retry_after
+from s3cache.seam import features
 from s3cache.settings import Settings
 from s3cache.store import Store, WrapperStore, open_store
 from tests.fleet.steps import Steps, announce
@@ -88,6 +89,7 @@ def opened(config: dict[str, Any], **changes: Any) -> Engine:
         Settings(**options),
         open_remote=lambda: NodeStore(open_store(url, **store), node),
         identity="fleet",
+        used=features(),
     )
     engine.start()
     return engine

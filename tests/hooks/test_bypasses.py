@@ -11,7 +11,7 @@ import torch
 
 import s3cache
 import tests.support.compiler  # noqa: F401
-from s3cache.cache import Engine
+from s3cache.cache import Cache
 from s3cache.graph import BypassReason
 from s3cache.hooks._watching import Bypasses
 from tests.support.marks import slow
@@ -38,7 +38,7 @@ def test_each_function_is_named_with_its_fix_and_no_message_is_long(
 ) -> None:
     """A user who applies one fix must not learn in the next run that there are many more."""
     caplog.set_level("INFO", "s3cache.bypasses")
-    engine = Engine.open(None, local=False)
+    engine = Cache.open(None, local=False).engine
     bypasses = Bypasses(engine)
     reasons = [
         BypassReason("function", f"calls f{n}", f"f{n}()", target=f"f{n}") for n in range(200)

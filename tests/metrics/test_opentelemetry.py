@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from s3cache import Cache
-from s3cache.cache import Hit, set_current
+from s3cache.cache import Hit, set_active
 from s3cache.errors import ConfigError
 from s3cache.metrics import FAMILIES, families, observe
 from tests.support.caching import entry
@@ -85,7 +85,7 @@ def test_a_cache_enabled_later_is_observed_too(tmp_path: Path, telemetry: Teleme
     observe(meter_provider=telemetry.provider)
     for number in range(2):
         with open_cache(tmp_path, str(number)) as cache:
-            set_current(cache)
+            set_active(cache)
             save(cache, f"key-{number}")
             first, _ = telemetry.metrics()["s3cache.saved"].data.data_points
             assert (first.attributes, first.value) == ({"level": "aot"}, 1)

@@ -8,6 +8,7 @@ from typing import Any
 from s3cache import frame
 from s3cache.cache import Cache, Engine
 from s3cache.frame import Frame
+from s3cache.seam import features
 from s3cache.settings import Settings
 from s3cache.store import Store
 
@@ -49,13 +50,14 @@ def settings(local_dir: Path | None, **changes: Any) -> Settings:
 
 def open_engine(local_dir: Path | None, store: Store | None, **changes: Any) -> Engine:
     """Open an engine over ``store``. All such engines identify it as the same place."""
-    return Engine(
-        settings(local_dir, **changes),
-        open_remote=None if store is None else lambda: store,
-        identity="place",
-    )
+    return open_cache(local_dir, store, **changes).engine
 
 
 def open_cache(local_dir: Path | None, store: Store | None, **changes: Any) -> Cache:
-    """Open such an engine as the cache that users see."""
-    return open_engine(local_dir, store, **changes)
+    """Open a cache with such an engine."""
+    return Cache(
+        settings(local_dir, **changes),
+        open_remote=None if store is None else lambda: store,
+        identity="place",
+        used=features(),
+    )

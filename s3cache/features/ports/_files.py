@@ -37,14 +37,14 @@ _warned: set[str] = set()
 
 def running_engine() -> Engine | None:
     """Return the enabled cache; the first call enables it if the environment asks for it."""
-    from s3cache.cache import Engine, current_cache
+    from s3cache.cache import current_cache
 
     if (cache := current_cache()) is None:
         from s3cache.hooks import active
 
         active()
         cache = current_cache()
-    return cache if isinstance(cache, Engine) else None
+    return None if cache is None else cache.engine
 
 
 class Files:

@@ -550,11 +550,11 @@ def test_a_profile_is_not_counted_as_an_uploaded_entry(machine: Open) -> None:
 
 _KILLED = """
 import sys, time
-from s3cache.cache import Engine
+from s3cache.cache import open_for_torch
 from s3cache.features.job_profile import begin
 from tests.support.caching import entry
 begin.SETTLED_S = 0.05
-engine = Engine.open(sys.argv[1], local_dir=sys.argv[2])
+engine = open_for_torch(sys.argv[1], {"local_dir": sys.argv[2]}).engine
 for key in sys.argv[3:]:
     engine.save(key, entry(key))
 print("saved", flush=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from s3cache.cache import Engine, set_current
+from s3cache.cache import Engine, set_active
 from s3cache.store import MemoryStore
-from tests.support.caching import open_engine
+from tests.support.caching import open_cache
 
 Start = Callable[..., Engine]
 
@@ -21,8 +21,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     remote, engines = MemoryStore("memory://ports"), []
 
     def begin(name: str, **settings: Any) -> Engine:
-        engines.append(open_engine(tmp_path / name, remote, **settings))
-        set_current(engines[-1])
+        cache = open_cache(tmp_path / name, remote, **settings)
+        set_active(cache)
+        engines.append(cache.engine)
         return engines[-1]
 
     yield begin

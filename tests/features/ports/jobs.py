@@ -107,8 +107,9 @@ def killed() -> None:
 def claimed(name: str, ended: str) -> dict[str, Any]:
     """Compile a kernel: ``one`` starts, and continues or fails once ``two`` has asked for it."""
     standin.install()
-    engine: Any = s3cache.active()
-    missed = engine.events.missed
+    cache = s3cache.active()
+    assert cache is not None
+    missed: Any = cache.engine.events.missed
     ask = missed.ask
 
     def claimed(*args: Any) -> Any:
