@@ -34,29 +34,6 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 
-__all__ = [
-    "AccessDeniedError",
-    "CircuitOpenError",
-    "ClosedError",
-    "ConfigError",
-    "CorruptError",
-    "CredentialsError",
-    "DownloadTimeoutError",
-    "MissError",
-    "MissingContainerError",
-    "NoSpaceError",
-    "PermanentError",
-    "PreconditionError",
-    "ReadOnlyError",
-    "S3CacheError",
-    "StoreError",
-    "TooLargeError",
-    "TransientError",
-    "TruncatedError",
-    "UnsupportedTorchError",
-    "UntrustedError",
-]
-
 
 class Reason(str, Enum):
     """Why a lookup missed, or why an entry was not saved.
@@ -294,11 +271,23 @@ class TooLargeError(PermanentError):
 
 # -- from an error to its reason
 
+# A process that cannot map this many bytes lacks memory.
+_SPARE_BYTES = 16 << 20
+_LOADER = re.compile(
+    "failed to map segment from shared object|annot allocate memory|Too many open files"
+    r"|No usable temporary directory|cannot open shared object file|' not found \(required by"
+)
+# Such as "CUDA driver error: out of memory", "Triton Error [CUDA]: no kernel image is available".
+# torch drops the class of the error if no configuration of a kernel can be loaded.
+_DRIVER = re.compile(r"\b(CUDA|HIP|XPU)( driver)? error:|Triton Error \[\w+\]|\bOutOfMemoryError:")
+_NO_KERNEL = re.compile(r"kernel image is invalid|named symbol not found")
+
 
 def reason_for(error: Exception) -> Reason:
     """Return the reason of a miss, or of a refused save, that ``error`` causes."""
     if isinstance(error, (StoreError, ClosedError)):  # they replace other errors
-        return Reason.MACHINE if lacks_memory(error) or _lacks_descriptors(error) else error.reason
+        lacks_descriptors = _has_code(error, errno.EMFILE, errno.ENFILE)
+        return Reason.MACHINE if lacks_memory(error) or lacks_descriptors else error.reason
     if isinstance(error, S3CacheError):
         return error.reason
     if lacks_memory(error):
@@ -311,10 +300,8 @@ def code_of(error: Exception) -> str:
 
     For an error that is not s3cache's own, return its reason.
     """
-    for kind in type(error).__mro__:
-        if kind.__module__ == __name__:
-            return kind.__name__
-    return str(reason_for(error))
+    names = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
+    return next(names, None) or str(reason_for(error))
 
 
 def is_machine_trouble(error: BaseException) -> bool:
@@ -354,33 +341,26 @@ def lacks_memory(error: BaseException) -> bool:
 
     Libraries may drop the ``MemoryError`` and raise another error, such as a broken connection.
     """
-
-    def is_lack(each: BaseException) -> bool:
-        return isinstance(each, MemoryError) or getattr(each, "errno", None) == errno.ENOMEM
-
-    if any(map(is_lack, causes(error))):
+    if _has_code(error, errno.ENOMEM):
         return True
     try:
         mmap.mmap(-1, _SPARE_BYTES).close()  # not from malloc(), which would keep these bytes
     except (OSError, MemoryError) as exc:
-        return is_lack(exc)
+        return _has_code(exc, errno.ENOMEM)
     return False
 
 
-def _lacks_descriptors(error: BaseException) -> bool:
-    lacking = (errno.EMFILE, errno.ENFILE)
-    return any(isinstance(each, OSError) and each.errno in lacking for each in causes(error))
+def _has_code(error: BaseException, *codes: int) -> bool:
+    """Return whether a cause has one of these codes; a MemoryError has that of lacking memory."""
+    lacking = errno.ENOMEM in codes
+    return any(
+        getattr(cause, "errno", None) in codes or (lacking and isinstance(cause, MemoryError))
+        for cause in causes(error)
+    )
 
 
-# A process that cannot map this many bytes lacks memory.
-_SPARE_BYTES = 16 << 20
-
-
-_LOADER = re.compile(
-    "failed to map segment from shared object|annot allocate memory|Too many open files"
-    r"|No usable temporary directory|cannot open shared object file|' not found \(required by"
+__all__ = sorted(
+    name
+    for name, kind in globals().items()
+    if isinstance(kind, type) and issubclass(kind, S3CacheError)
 )
-# Such as "CUDA driver error: out of memory", "Triton Error [CUDA]: no kernel image is available".
-# torch drops the class of the error if no configuration of a kernel can be loaded.
-_DRIVER = re.compile(r"\b(CUDA|HIP|XPU)( driver)? error:|Triton Error \[\w+\]|\bOutOfMemoryError:")
-_NO_KERNEL = re.compile(r"kernel image is invalid|named symbol not found")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -19,20 +19,11 @@ TierName: TypeAlias = Literal["local", "remote"]
 EntryKind: TypeAlias = str
 Verb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list", "atomic_create"]
 Step: TypeAlias = Literal["queued", "started", "done", "absent", "retried", "failed"]
-_Counted: TypeAlias = Literal[
-    "contained",
-    "refused",
-    "set_aside",
-    "time_saved_s",
-    "upload_failures",
-]
 
 # Bucket 0 counts durations below 1 µs, bucket i those in [2**(i-1), 2**i) µs. 40 buckets cover more
 # than three days; the last one also counts longer durations.
 _BUCKETS = 40
 _BUCKET_S = 1e-6
-
-_NOTHING = "nothing was looked up in this process"
 
 logger = logger_of("storage")
 
@@ -58,6 +49,9 @@ class HistogramSnapshot:
         buckets[min(max(math.frexp(seconds / _BUCKET_S)[1], 0), _BUCKETS - 1)] += 1
         total_s, max_s = self.total_s + seconds, max(self.max_s, seconds)
         return HistogramSnapshot(self.count + 1, total_s, max_s, tuple(buckets))
+
+
+_NO_TIMES = HistogramSnapshot()
 
 
 # -- transfers
@@ -144,7 +138,7 @@ class VerbStats:
     errors: Mapping[str, int] = field(default_factory=dict)
     bytes_in: int = 0
     bytes_out: int = 0
-    latency: HistogramSnapshot = field(default_factory=HistogramSnapshot)
+    latency: HistogramSnapshot = _NO_TIMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +214,15 @@ class CacheStats(_Lookups):
     uploaded_bytes: int = 0
     downloaded_bytes: int = 0
     hit_latency: Mapping[TierName, HistogramSnapshot] = field(default_factory=dict)
-    miss_latency: HistogramSnapshot = field(default_factory=HistogramSnapshot)
-    save_latency: HistogramSnapshot = field(default_factory=HistogramSnapshot)
+    miss_latency: HistogramSnapshot = _NO_TIMES
+    save_latency: HistogramSnapshot = _NO_TIMES
     set_aside: Mapping[TierName, int] = field(default_factory=dict)
     time_saved_s: float = 0.0
     local: Usage | None = None
     pending: int = 0
     breaker: str = "none"
     remote: Mapping[Verb, VerbStats] = field(default_factory=dict)
-    fx: LevelStats = field(default_factory=LevelStats)
+    fx: LevelStats = LevelStats()
     kinds: Mapping[str, LevelStats] = field(default_factory=dict)
     features: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
@@ -255,7 +249,7 @@ class CacheStats(_Lookups):
         words = {each.name: each.in_words(self.features.get(each.name, {})) for each in features()}
         more = "".join(f"; {text}" for text in words.values() if text)
         if not (self.lookups or self.bypassed or any(self.fx.hits.values()) or more):
-            return f"no graph was looked up in this process{kinds}" if kinds else _NOTHING
+            return f"{'no graph' if kinds else 'nothing'} was looked up in this process{kinds}"
         refused = Counter(self.refused) + Counter(self.fx.refused)
         shared = self.fx.saved - self.fx.contained  # those that whole graphs do not replace
         counts = [
@@ -285,118 +279,58 @@ def _count_in_words(what: str, by_name: Mapping[Any, int], total: int | None = N
 
 # -- counting
 
-
 _Stats = TypeVar("_Stats", LevelStats, CacheStats, VerbStats)
+_FIELDS = [*fields(LevelStats), *fields(CacheStats), *fields(VerbStats)]
+_LABELLED = {each.name for each in _FIELDS if each.default_factory is dict}
 
 
-class _Counts:
-    """The running counts behind a dataclass of statistics; any thread may add to them.
-
-    A count is identified by its field and, if the field is a mapping, by its label, else ``""``.
-    """
+class Counters:
+    """The running counts behind a dataclass of statistics; any thread may add to them."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
+        # By field, then by label; "" if the field has no labels.
         self._counts: dict[str, dict[str, Any]] = defaultdict(dict)
+        for tier in get_args(TierName):  # both tiers always have a count
+            self.add(tier, hits=0, hit_bytes=0, set_aside=0)
+            self._counts["hit_latency"][tier] = HistogramSnapshot()
 
-    def _add(
-        self, *counts: tuple[str, str, float], time: tuple[str, str, float] | None = None
-    ) -> None:
+    def add(self, label: str = "", /, **amounts: float) -> None:
+        """Add to fields, by name; in mappings to the count of ``label``.
+
+        An amount of a latency is one duration in seconds.
+        """
         with self._mutex:
-            for name, label, number in counts:
-                self._counts[name][label] = self._counts[name].get(label, 0) + number
-            if time is not None:
-                name, label, seconds = time
-                before = self._counts[name].get(label, HistogramSnapshot())
-                self._counts[name][label] = before.plus(seconds)
+            for name, amount in amounts.items():
+                counts, key = self._counts[name], label if name in _LABELLED else ""
+                if name.endswith("latency"):
+                    counts[key] = counts.get(key, _NO_TIMES).plus(amount)
+                else:
+                    counts[key] = counts.get(key, 0) + amount
 
-    def _read(self, of: type[_Stats], **more: Any) -> _Stats:
+    def read(self, of: type[_Stats], **more: Any) -> _Stats:
         """Return a consistent snapshot; ``more`` has fields that are not counted here."""
         with self._mutex:
             counts = {name: dict(labels) for name, labels in self._counts.items()}
         names = counts.keys() & {each.name for each in fields(of)}
-        return of(**{name: counts[name].get("", counts[name]) for name in names} | more)
+        values = {n: counts[n] if n in _LABELLED else counts[n][""] for n in names}
+        return of(**values | more)
 
 
-class Counters(_Counts):
-    """The running counts behind :class:`CacheStats`, or one level of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for tier in get_args(TierName):  # both tiers always have a count
-            self._add(("hits", tier, 0), ("hit_bytes", tier, 0), ("set_aside", tier, 0))
-            self._counts["hit_latency"][tier] = HistogramSnapshot()
-
-    def hit(self, tier: TierName, size: int, seconds: float) -> None:
-        self._add(("hits", tier, 1), ("hit_bytes", tier, size), time=("hit_latency", tier, seconds))
-
-    def take_back(self, tier: TierName, size: int) -> None:
-        """Count a hit as a miss: its code raised at its first call."""
-        self._add(("hits", tier, -1), ("hit_bytes", tier, -size), ("misses", Reason.CORRUPT, 1))
-
-    def miss(self, reason: Reason, seconds: float) -> None:
-        self._add(("misses", reason, 1), time=("miss_latency", "", seconds))
-
-    def bypassed(self, reasons: Iterable[str]) -> None:
-        self._add(("bypassed", "", 1), *(("bypass_reasons", reason, 1) for reason in set(reasons)))
-
-    def saved(self, size: int, seconds: float) -> None:
-        self._add(("saved", "", 1), ("saved_bytes", "", size), time=("save_latency", "", seconds))
-
-    def not_saved(self, reason: Reason, seconds: float) -> None:
-        self._add(("not_saved", reason, 1), time=("save_latency", "", seconds))
-
-    def transferred(self, event: TransferEvent) -> None:
-        """Count uploads and downloads; a :data:`Listener`."""
-        if event.step == "done":
-            name = f"{event.direction}ed"
-            self._add((name, "", 1), (f"{name}_bytes", "", event.size))
-
-    def count(self, name: _Counted, label: str = "", number: float = 1) -> None:
-        """Add to the field ``name``, under ``label`` if it is a mapping."""
-        self._add((name, label, number))
-
-    def level(self) -> LevelStats:
-        return self._read(LevelStats)
-
-    def snapshot(self, **more: Any) -> CacheStats:
-        """Return all counts; ``more`` are the fields of :class:`CacheStats` not counted here."""
-        return self._read(CacheStats, **more)
-
-
-class FeatureCounters(_Counts):
+class FeatureCounters:
     """The running counts of a feature."""
 
     def __init__(self, feature: Feature) -> None:
-        super().__init__()
-        for name in feature.counts:
-            self._counts[name][""] = 0
+        self._mutex = threading.Lock()
+        self._counts: dict[str, float] = dict.fromkeys(feature.counts, 0)
 
     def count(self, name: str, label: str = "", number: float = 1) -> None:
         """Add to the count ``name``, and to that of its ``label``."""
-        self._add((name, "", number), *([(name, label, number)] if label else []))
+        with self._mutex:
+            for key in (name, f"{name}:{label}") if label else (name,):
+                self._counts[key] = self._counts.get(key, 0) + number
 
     def snapshot(self) -> dict[str, float]:
         """Return all counts by name, those of labels as ``name:label``."""
         with self._mutex:
-            return {
-                f"{name}:{label}" if label else name: number
-                for name, labels in self._counts.items()
-                for label, number in labels.items()
-            }
-
-
-class Meter(_Counts):
-    """The running counts behind :class:`VerbStats`."""
-
-    def record(self, seconds: float, bytes_in: int, error: str | None) -> None:
-        """Count a call that ended, with the name of its error if it raised one."""
-        errors = [] if error is None else [("errors", error, 1)]
-        counts = ("calls", "", 1), ("bytes_in", "", bytes_in), *errors
-        self._add(*counts, time=("latency", "", seconds))
-
-    def add_bytes_out(self, size: int) -> None:
-        self._add(("bytes_out", "", size))
-
-    def snapshot(self) -> VerbStats:
-        return self._read(VerbStats)
+            return dict(self._counts)

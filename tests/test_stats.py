@@ -10,14 +10,21 @@ from pathlib import Path
 import pytest
 
 from s3cache.features.recall import FEATURE
-from s3cache.stats import Counters, FeatureCounters, HistogramSnapshot, Reason, TransferEvent
+from s3cache.stats import (
+    CacheStats,
+    Counters,
+    FeatureCounters,
+    HistogramSnapshot,
+    LevelStats,
+    Reason,
+)
 from s3cache.store import MemoryStore
 from tests.support.caching import KEY, entry, open_cache
 from tests.support.faulty import FaultyStore
 
 
 def test_the_counts_of_a_new_cache_are_zero() -> None:
-    stats = Counters().snapshot()
+    stats = Counters().read(CacheStats)
     assert (stats.lookups, stats.saved, stats.uploaded, stats.downloaded) == (0, 0, 0, 0)
     assert stats.hits == {"local": 0, "remote": 0}
     assert stats.misses == {} == stats.not_saved
@@ -26,48 +33,50 @@ def test_the_counts_of_a_new_cache_are_zero() -> None:
 
 def test_counts_are_shown_in_words() -> None:
     counters = Counters()
-    counters.bypassed(["freezing", "input"])
-    assert counters.snapshot().in_words().startswith("0 hit, 0 missed, 1 bypassed (1 free")
-    counters.hit("remote", 10, 0.1)
-    counters.hit("local", 10, 0.1)
-    counters.miss(Reason.ABSENT, 0.1)
-    counters.saved(10, 0.1)
-    counters.count("time_saved_s", number=2.25)
-    assert counters.snapshot().in_words() == (
+    counters.add(bypassed=1)
+    for reason in ("freezing", "input"):
+        counters.add(reason, bypass_reasons=1)
+    assert counters.read(CacheStats).in_words().startswith("0 hit, 0 missed, 1 bypassed (1 free")
+    counters.add("remote", hits=1, hit_bytes=10, hit_latency=0.1)
+    counters.add("local", hits=1, hit_bytes=10, hit_latency=0.1)
+    counters.add(Reason.ABSENT, misses=1, miss_latency=0.1)
+    counters.add(saved=1, saved_bytes=10, save_latency=0.1)
+    counters.add(time_saved_s=2.25)
+    assert counters.read(CacheStats).in_words() == (
         "2 hit (1 local, 1 remote), 1 missed (1 absent), 1 bypassed (1 freezing, 1 input), "
         "1 saved, 0 uploaded; 2.2 s of compiling spared; "
         "`s3cache explain` says why graphs missed where others hit"
     )
-    assert json.loads(json.dumps(counters.snapshot().in_numbers()))["misses"] == {"absent": 1}
+    assert json.loads(json.dumps(counters.read(CacheStats).in_numbers()))["misses"] == {"absent": 1}
     second = Counters()
-    second.hit("local", 10, 0.1)
+    second.add("local", hits=1, hit_bytes=10, hit_latency=0.1)
     assert "1 bypassed (1 freezing, 1 input), 1 hit at the second level (1 local), 1 saved" in (
-        counters.snapshot(fx=second.level()).in_words()
+        counters.read(CacheStats, fx=second.read(LevelStats)).in_words()
     )
 
 
 def test_saves_at_the_second_level_are_shown_unless_a_whole_graph_contains_them() -> None:
     """For example, a graph without a backward shares its forward alone."""
     counters, second = Counters(), Counters()
-    counters.miss(Reason.ABSENT, 0.1)
-    second.saved(10, 0.1)
-    counters.transferred(TransferEvent("upload", "done", "name", 10))
-    words = counters.snapshot(fx=second.level()).in_words()
+    counters.add(Reason.ABSENT, misses=1, miss_latency=0.1)
+    second.add(saved=1, saved_bytes=10, save_latency=0.1)
+    counters.add(uploaded=1)
+    words = counters.read(CacheStats, fx=second.read(LevelStats)).in_words()
     assert "0 saved, 1 saved at the second level, 1 uploaded" in words
-    second.count("contained")
-    words = counters.snapshot(fx=second.level()).in_words()
+    second.add(contained=1)
+    words = counters.read(CacheStats, fx=second.read(LevelStats)).in_words()
     assert "0 saved, 1 uploaded" in words
 
 
 def test_frames_are_counted_in_words_if_recall_is_on() -> None:
     """If recall is off, frames are not mentioned."""
     counters, frames = Counters(), FeatureCounters(FEATURE)
-    off = counters.snapshot(features={"recall": frames.snapshot()})
+    off = counters.read(CacheStats, features={"recall": frames.snapshot()})
     assert "frame" not in off.in_words()
     assert "recall" not in off.in_numbers()
     for name, label in (("recalled", ""), ("recalled", ""), ("traced", ""), ("refused", "object")):
         frames.count(name, label)
-    on = counters.snapshot(features={"recall": frames.snapshot()})
+    on = counters.read(CacheStats, features={"recall": frames.snapshot()})
     assert "; 2 frames recalled, 1 traced, 1 refused (1 object); " in on.in_words()
     numbers = json.loads(json.dumps(on.in_numbers()))["recall"]
     assert (numbers["recalled"], numbers["refused"]) == (2, 1)
@@ -81,18 +90,21 @@ def test_no_count_is_lost_between_threads() -> None:
 
     def work() -> None:
         for _ in range(500):
-            counters.hit("local", 1, 0.5)
+            counters.add("local", hits=1, hit_bytes=1, hit_latency=0.5)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        stats = counters.snapshot()
+        stats = counters.read(CacheStats)
         latency = stats.hit_latency["local"]
         assert stats.lookups == latency.count == sum(latency.buckets) == latency.total_s * 2
     for thread in threads:
         thread.join()
-    assert (counters.snapshot().lookups, counters.snapshot().hit_bytes["local"]) == (2_000, 2_000)
+    assert (counters.read(CacheStats).lookups, counters.read(CacheStats).hit_bytes["local"]) == (
+        2_000,
+        2_000,
+    )
 
 
 def test_a_closed_cache_keeps_its_requests_and_pending_uploads(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from s3cache.stats import (
     Counters,
     EntryKind,
     FeatureCounters,
+    LevelStats,
     Listener,
     Listeners,
     TransferEvent,
@@ -238,11 +239,11 @@ class Engine:
             reason, error = reason_for(exc), exc
         elapsed_s = time.perf_counter() - started
         if durable is not None:
-            counters.saved(size, elapsed_s)
+            counters.add(saved=1, saved_bytes=size, save_latency=elapsed_s)
             if remote:
                 self.events.used.tell(key, found.header.variant)
             return Saved(durable, elapsed_s)
-        counters.not_saved(reason, elapsed_s)
+        counters.add(reason, not_saved=1, save_latency=elapsed_s)
         if self.settings.strict and error is not None:
             raise error
         return NotSaved(reason, elapsed_s, error)
@@ -321,14 +322,14 @@ class Engine:
 
     def stats(self) -> CacheStats:
         usage = self._local.read(DiskTier.usage, None)
-        more: dict[str, object] = {"local": usage, "fx": self._counters_of["fx"].level()}
+        more: dict[str, object] = {"local": usage, "fx": self._counters_of["fx"].read(LevelStats)}
         more["features"] = {each.name: self.counts[each.name].snapshot() for each in features()}
-        levels = {kind: self._counters_of[kind].level() for kind in kinds()}
+        levels = {kind: self._counters_of[kind].read(LevelStats) for kind in kinds()}
         more["kinds"] = {kind: of for kind, of in levels.items() if of.lookups or of.saved}
         if (remote := self._remote) is not None:
             more |= {"pending": remote.uploads.pending, "breaker": remote.breaker.state}
             more |= {"remote": remote.metered.snapshot()}
-        return self._counters.snapshot(**more)
+        return self._counters.read(CacheStats, **more)
 
     # -- the life of a cache
 
@@ -413,11 +414,12 @@ class Engine:
             return None if self._closed else self._remote
 
     def _count_transfer(self, event: TransferEvent) -> None:
-        if not entries.key_of(event.name).startswith(hints()):
-            self._counters.transferred(event)
+        if event.step == "done" and not entries.key_of(event.name).startswith(hints()):
+            name = f"{event.direction}ed"
+            self._counters.add(**{name: 1, f"{name}_bytes": event.size})
 
     def _upload_failed(self, error: Exception) -> None:
-        self._counters.count("upload_failures")
+        self._counters.add(upload_failures=1)
         if isinstance(error, TooLargeError):
             found = "an entry stays on this machine only, and is not sent again"
             self._problems.warn("too large", found, error)
@@ -463,8 +465,9 @@ class Engine:
         with self.candidates(key, counters=counters) as lookup:
             for hit in lookup:
                 return hit.tier
-        causes = ", ".join(f"{count} {cause}" for cause, count in counters.level().refused.items())
-        (reason,) = counters.level().misses
+        counts = counters.read(LevelStats)
+        causes = ", ".join(f"{count} {cause}" for cause, count in counts.refused.items())
+        (reason,) = counts.misses
         return f"{reason} ({causes})" if causes else str(reason)
 
     def keep(self, entry: Frame) -> None:
@@ -523,15 +526,17 @@ class Engine:
         It stays, because other graphs may share it. The next process does not fetch it early.
         """
         self.events.dropped.tell(key, variant)
-        self._counters_of["fx"].count("contained")
+        self._counters_of["fx"].add(contained=1)
 
     def count_bypass(self, reasons: Iterable[str], level: EntryKind = "aot") -> None:
         """Count a graph that cannot be cached, by the codes of the reasons."""
-        self._counters_of[level].bypassed(reasons)
+        self._counters_of[level].add(bypassed=1)
+        for reason in {*reasons}:
+            self._counters_of[level].add(reason, bypass_reasons=1)
 
     def count_time_saved(self, seconds: float) -> None:
         """Count the compile time that a hit has saved."""
-        self._counters.count("time_saved_s", number=seconds)
+        self._counters.add(time_saved_s=seconds)
 
     def record(self, what: Record | Event | dict[str, object]) -> None:
         """Record a lookup or an event, in the background."""

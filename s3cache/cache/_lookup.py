@@ -196,7 +196,8 @@ class CandidateLookup:
         """Count a lookup that ended with a hit as a miss; return False if it was none."""
         hit, self._accepted, self._reason = self._accepted, None, Reason.CORRUPT
         if hit is not None:
-            self._counters.take_back(hit.tier, hit.entry.size)
+            self._counters.add(hit.tier, hits=-1, hit_bytes=-hit.entry.size)
+            self._counters.add(Reason.CORRUPT, misses=1)
         return hit is not None
 
     def fail(self, error: Exception) -> None:
@@ -216,11 +217,13 @@ class CandidateLookup:
         if not self._closed:
             self._closed = True
             if hit is None:
-                self._counters.miss(self._skip or self._reason, self._elapsed_s)
+                reason = self._skip or self._reason
+                self._counters.add(reason, misses=1, miss_latency=self._elapsed_s)
                 if self._retried is not None and self._retried.in_vain is not None:
                     self._attempt(self._retried.in_vain)
             else:
-                self._counters.hit(hit.tier, hit.entry.size, self._elapsed_s)
+                counts = {"hits": 1, "hit_bytes": hit.entry.size, "hit_latency": self._elapsed_s}
+                self._counters.add(hit.tier, **counts)
         return hit or Miss(self._skip or self._reason, self._elapsed_s, self._error)
 
     def __enter__(self) -> CandidateLookup:
@@ -322,7 +325,7 @@ class CandidateLookup:
             # Not a failure: other writers may put such entries into a bucket.
             self._last_error = exc
             self._rejected += 1
-            self._counters.count("refused", exc.cause)
+            self._counters.add(exc.cause, refused=1)
             if self._error is None:
                 self._reason = Reason.UNTRUSTED
             self._problems.warn("trust", "an entry is not used", exc)

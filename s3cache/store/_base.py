@@ -34,7 +34,7 @@ from s3cache.errors import (
     StoreError,
     TransientError,
 )
-from s3cache.stats import Meter, Verb, VerbStats
+from s3cache.stats import Counters, Verb, VerbStats
 from s3cache.util.logs import logger_of
 from s3cache.util.threads import Breaker
 
@@ -498,25 +498,25 @@ class MeteredStore(WrapperStore):
     def __init__(self, inner: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(inner)
         self._clock = clock
-        self._meters: dict[Verb, Meter] = {verb: Meter() for verb in get_args(Verb)}
+        self._meters: dict[Verb, Counters] = {verb: Counters() for verb in get_args(Verb)}
 
     def snapshot(self) -> Mapping[Verb, VerbStats]:
         """Return every verb's statistics so far; may be called from any thread."""
-        return {verb: meter.snapshot() for verb, meter in self._meters.items()}
+        return {verb: meter.read(VerbStats) for verb, meter in self._meters.items()}
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
-        started, bytes_in, failure = self._clock(), 0, None
+        meter, started, bytes_in = self._meters[verb], self._clock(), 0
         try:
             answer = await call()
             if isinstance(answer, bytes | bytearray | memoryview):
                 bytes_in = memoryview(answer).nbytes
             return answer
         except BaseException as error:
-            failure = type(error).__name__
+            meter.add(type(error).__name__, errors=1)
             raise
         finally:
-            self._meters[verb].record(self._clock() - started, bytes_in, failure)
+            meter.add(calls=1, bytes_in=bytes_in, latency=self._clock() - started)
 
     async def put(self, key: str, data: Buffer, **options: Any) -> None:
         await super().put(key, data, **options)
-        self._meters["put"].add_bytes_out(memoryview(data).nbytes)
+        self._meters["put"].add(bytes_out=memoryview(data).nbytes)

@@ -110,7 +110,7 @@ class LocalTier:
         try:
             entry = entries.verify(name, data, admit=self.check_trust)
         except CorruptError:
-            self._counters.count("set_aside", "remote")
+            self._counters.add("remote", set_aside=1)
             with contextlib.suppress(CorruptError):  # an upload detects a damaged header itself
                 self._replaceable.add(frame.decode_head(data).digest)
             raise
@@ -189,7 +189,7 @@ class LocalTier:
                     self._remove(name, there.data)
 
     def _remove(self, name: str, data: Buffer) -> None:
-        self._counters.count("set_aside", "local")
+        self._counters.add("local", set_aside=1)
         self.write(lambda disk: disk.delete(name, data))
 
 

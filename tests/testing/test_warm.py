@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.stats import Counters, LevelStats, Reason
+from s3cache.stats import CacheStats, Counters, LevelStats, Reason
 from s3cache.testing import Outcome, assert_warm_start
 from tests.support.machines import Machine
 from tests.support.marks import slow
 
 HIT = replace(
-    Counters().snapshot(local=None, pending=0, breaker="none", remote={}, fx=LevelStats()),
+    Counters().read(CacheStats, local=None, pending=0, breaker="none", remote={}, fx=LevelStats()),
     hits={"remote": 1},
 )
 WARM = Outcome("job", 0, "loss 1\n", "", recorded=HIT)
