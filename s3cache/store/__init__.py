@@ -8,6 +8,10 @@ from a URL. Wrappers are named by their effect; their ``inner`` is the wrapped s
 To write a wrapper, subclass :class:`WrapperStore` and override one method.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from s3cache.store._base import LONGEST_NAME_BYTES as LONGEST_NAME_BYTES
 from s3cache.store._base import MAX_KEY_BYTES as MAX_KEY_BYTES
 from s3cache.store._base import AcceptSize as AcceptSize
@@ -30,13 +34,33 @@ from s3cache.store._file import FileStore as FileStore
 from s3cache.store._file import ObjectFiles as ObjectFiles
 from s3cache.store._file import mark_used as mark_used
 from s3cache.store._file import own_directory as own_directory
+from s3cache.store._options import STORE_OPTIONS as STORE_OPTIONS
+from s3cache.store._options import FileLocation as FileLocation
+from s3cache.store._options import MemoryLocation as MemoryLocation
+from s3cache.store._options import S3Options as S3Options
+from s3cache.store._options import StoreOptions as StoreOptions
+from s3cache.store._options import parse_url as parse_url
 from s3cache.store._s3 import S3Store as S3Store
 from s3cache.store._s3 import concurrently as concurrently
 from s3cache.store._s3_credentials import credentials_source as credentials_source
-from s3cache.store._s3_options import S3Options as S3Options
-from s3cache.store._url import STORE_OPTIONS as STORE_OPTIONS
-from s3cache.store._url import FileLocation as FileLocation
-from s3cache.store._url import MemoryLocation as MemoryLocation
-from s3cache.store._url import StoreOptions as StoreOptions
-from s3cache.store._url import open_store as open_store
-from s3cache.store._url import parse_url as parse_url
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_memory_stores: dict[str, Store] = {}
+
+
+def open_store(url: str, **options: Unpack[StoreOptions]) -> Store:
+    """Return the store at ``url``, without opening it or importing botocore.
+
+    Equal ``memory://`` URLs are the same store.
+
+    Raises:
+        ConfigError: the URL or an option cannot be used; see :func:`parse_url`.
+    """
+    location = parse_url(url, **options)
+    if isinstance(location, S3Options):
+        return S3Store(location)
+    if isinstance(location, FileLocation):
+        return FileStore(location.path, create=location.create)
+    return _memory_stores.setdefault(location.name, MemoryStore(location.name))

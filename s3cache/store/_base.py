@@ -291,6 +291,16 @@ class MemoryStore(Store):
         return [info for info in infos if info.key.startswith(prefix)], None
 
 
+def _method(verb: Verb, name: str = "") -> Any:
+    """Return the method of a wrapper that calls the same method of its inner store."""
+
+    async def method(self: WrapperStore, key: str, *args: Any, **options: Any) -> Any:
+        call = getattr(self.inner, name or verb)
+        return await self._around(verb, key, lambda: call(key, *args, **options))
+
+    return method
+
+
 class WrapperStore(Store):
     """Passes every call on to ``inner``; closing the wrapper closes ``inner``.
 
@@ -319,27 +329,12 @@ class WrapperStore(Store):
     def via(self) -> str:
         return self.inner.via
 
-    async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
-        return await self._around("get", key, lambda: self.inner.get(key, accept_size))
-
-    async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        return await self._around(
-            "get_range", key, lambda: self.inner.get_range(key, start, length)
-        )
-
-    async def head(self, key: str) -> ObjectInfo | None:
-        return await self._around("head", key, lambda: self.inner.head(key))
-
-    async def put(self, key: str, data: Buffer, **options: Any) -> None:
-        await self._around("put", key, lambda: self.inner.put(key, data, **options))
-
-    async def delete(self, key: str) -> None:
-        await self._around("delete", key, lambda: self.inner.delete(key))
-
-    async def list_page(
-        self, prefix: str, after: str | None = None
-    ) -> tuple[Sequence[ObjectInfo], str | None]:
-        return await self._around("list", prefix, lambda: self.inner.list_page(prefix, after))
+    get = _method("get")
+    get_range = _method("get_range")
+    head = _method("head")
+    put = _method("put")
+    delete = _method("delete")
+    list_page = _method("list", "list_page")
 
     async def atomic_create(self) -> bool | None:
         return await self._around("atomic_create", "", self.inner.atomic_create)
@@ -390,13 +385,16 @@ class RetryingStore(WrapperStore):
         self.policy = policy
 
     async def _around(self, verb: Verb, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
-        started, attempts = time.monotonic(), 0
+        policy, started, attempts = self.policy, time.monotonic(), 0
+        failed: list[TransientError] = []
 
         async def attempt() -> _T:
             nonlocal attempts
+            if failed:
+                raise failed.pop()
             attempts += 1
-            left_s = started + self.policy.total_timeout_s - time.monotonic()
-            timeout_s = max(min(self.policy.attempt_timeout_s, left_s), 0.0)
+            left_s = started + policy.total_timeout_s - time.monotonic()
+            timeout_s = max(min(policy.attempt_timeout_s, left_s), 0.0)
             try:
                 if sys.version_info >= (3, 11):
                     async with asyncio.timeout(timeout_s):  # unlike wait_for, it makes no task
@@ -410,36 +408,25 @@ class RetryingStore(WrapperStore):
             try:
                 return await attempt()
             except TransientError as error:
-                return await self._repeat(attempt, error, time.monotonic() - started)
+                # Most calls succeed and never use tenacity; it begins with this failure.
+                failed.append(error)
+            import tenacity as t
+
+            retrying = t.AsyncRetrying(
+                retry=t.retry_if_exception_type(TransientError)
+                & t.retry_if_not_exception_type(CircuitOpenError),
+                stop=t.stop_after_attempt(policy.attempts)
+                | t.stop_before_delay(started + policy.total_timeout_s - time.monotonic()),
+                wait=t.wait_random_exponential(policy.base_delay_s, policy.max_delay_s),
+                before_sleep=lambda state: logger.info(
+                    "%s; it is tried again", state.outcome and state.outcome.exception()
+                ),
+                reraise=True,
+            )
+            return await retrying(attempt)
         except StoreError as error:
             error.attempts, error.elapsed_s = attempts, time.monotonic() - started
             raise
-
-    async def _repeat(
-        self, attempt: Callable[[], Awaitable[_T]], error: TransientError, elapsed_s: float
-    ) -> _T:
-        """Retry after a failed first attempt. Most calls succeed and never use tenacity."""
-        import tenacity as t
-
-        policy, failed = self.policy, [error]
-
-        async def first_or_next() -> _T:
-            if failed:
-                raise failed.pop()
-            return await attempt()
-
-        retrying = t.AsyncRetrying(
-            retry=t.retry_if_exception_type(TransientError)
-            & t.retry_if_not_exception_type(CircuitOpenError),
-            stop=t.stop_after_attempt(policy.attempts)
-            | t.stop_before_delay(policy.total_timeout_s - elapsed_s),
-            wait=t.wait_random_exponential(multiplier=policy.base_delay_s, max=policy.max_delay_s),
-            before_sleep=lambda state: logger.info(
-                "%s; it is tried again", state.outcome and state.outcome.exception()
-            ),
-            reraise=True,
-        )
-        return await retrying(first_or_next)
 
     async def put(self, key: str, data: Buffer, **options: Any) -> None:
         tried_before = False

@@ -10,7 +10,7 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 from s3cache.errors import (
     ConfigError,
@@ -33,15 +33,9 @@ from s3cache.store._base import (
     is_key,
     logger,
 )
+from s3cache.store._options import MIN_PART_BYTES, S3Options
 from s3cache.store._s3_client import CHUNK_BYTES, Clients
-from s3cache.store._s3_errors import (
-    error_status,
-    is_absent,
-    refuses_condition,
-    requires_digest,
-    translate,
-)
-from s3cache.store._s3_options import MIN_PART_BYTES, S3Options
+from s3cache.store._s3_errors import answer_of, translate
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -131,10 +125,7 @@ class S3Store(Store):
             ClosedError: the store is closed, or in use on another event loop.
             PermanentError: botocore cannot use its configuration (profile, endpoint, region).
         """
-
-        async def send_nothing(client: Any) -> None: ...
-
-        await self._call("connect", "", send_nothing)
+        await self._call("connect", "", lambda client: asyncio.sleep(0))
 
     async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
         path = self._path(key)
@@ -160,12 +151,10 @@ class S3Store(Store):
 
     async def head(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
-
-        async def head(client: Any) -> ObjectInfo:
-            answer = await client.head_object(Key=path, **self._for_read)
-            return ObjectInfo(key, answer["ContentLength"], answer["LastModified"].timestamp())
-
-        return await self._call("head", key, head)
+        answer = await self._call("head", key, lambda client: self._head(client, path))
+        if answer is None:
+            return None
+        return ObjectInfo(key, answer["ContentLength"], answer["LastModified"].timestamp())
 
     async def put(
         self,
@@ -178,11 +167,9 @@ class S3Store(Store):
         body = memoryview(data).cast("B")
         target = {**self._for_write, "Key": self._path(key), "Metadata": dict(metadata or {})}
 
-        async def put(client: Any) -> None:
-            await (self._create if mode == "create" else self._write)(client, target, body)
-
+        write = self._create if mode == "create" else self._write
         try:
-            await self._call("put", key, put)
+            await self._call("put", key, lambda client: write(client, target, body))
         except TooLargeError as error:
             error.message = f"an object of {len(body)} bytes is {error.message}"
             raise
@@ -202,19 +189,15 @@ class S3Store(Store):
 
         async def list_page(client: Any) -> tuple[list[ObjectInfo], str | None]:
             page = await client.list_objects_v2(**self._common, Prefix=asked, **going_on)
-            infos = [
-                ObjectInfo(
-                    self._key(listed["Key"]), listed["Size"], listed["LastModified"].timestamp()
-                )
-                for listed in page.get("Contents", ())
-                if listed["Key"].startswith(path)  # some proxies drop the request's query
-            ]
-            # Consoles create an object "dir/" for a directory, which is not a key.
-            keys = [info for info in infos if is_key(info.key)]
             token = page["NextContinuationToken"] if page["IsTruncated"] else None
             if token is not None and token == after:
                 raise TransientError("the listing goes in circles; check endpoint_url")
-            return keys, token
+            infos = []
+            for row in page.get("Contents", ()):
+                # Some proxies drop the request's query, and some objects are not ours.
+                if row["Key"].startswith(path) and is_key(key := self._key(row["Key"])):
+                    infos.append(ObjectInfo(key, row["Size"], row["LastModified"].timestamp()))
+            return infos, token
 
         page = await self._call("list", prefix, list_page)
         assert page is not None
@@ -238,7 +221,7 @@ class S3Store(Store):
         try:
             return await self._clients.run(work)
         except Exception as error:
-            if op in ("get", "get_range", "head", "delete") and is_absent(error):
+            if op in ("get", "get_range", "head", "delete") and answer_of(error).is_absence:
                 return None
             ours = translate(
                 error, op=op, store=self._url, key=key, sse=self._options.sse, via=self.via
@@ -248,7 +231,7 @@ class S3Store(Store):
             if ours is error:
                 raise
             # Errors without an answer may contain the URL of a proxy, with its password.
-            raise ours from (error if error_status(error) else None)
+            raise ours from (error if answer_of(error).status else None)
 
     def _path(self, key: str) -> str:
         path = self._prefix + self._spell(check_key(key))
@@ -276,30 +259,29 @@ class S3Store(Store):
 
     # -- creating
 
-    async def _create(self, client: Any, target: dict[str, Any], body: memoryview) -> None:
+    async def _create(self, client: Any, target: dict[str, Any], body: memoryview) -> object:
         if not self._is_sure and self._condition in ("ignored", "refused"):
             await self._require_absent(client, target["Key"])
         if self._condition == "refused":
-            await self._write(client, target, body)
-            return
+            return await self._write(client, target, body)
         conditional, started = {**target, "IfNoneMatch": "*"}, time.monotonic()
         try:
             etag = await self._write(client, conditional, body)
         except Exception as error:
-            if not self._is_sure and refuses_condition(error):
+            answer = answer_of(error)
+            if not self._is_sure and answer.refuses_condition:
                 self._condition = "refused"
-                await self._create(client, target, body)
-                return
-            status = error_status(error)
-            if status in (409, 412) and self._condition == "unknown":
+                return await self._create(client, target, body)
+            if answer.status in (409, 412) and self._condition == "unknown":
                 self._condition = "honoured"
-            if status in _TOO_OFTEN:  # another writer may have created it just now
+            if answer.status in _TOO_OFTEN:  # another writer may have created it just now
                 await self._require_absent(client, target["Key"], unless=error)
             raise
         if not self._is_sure:
             took_s = time.monotonic() - started
             await self._learn(client, conditional, body)
             await self._require_ours(client, target["Key"], etag, took_s)
+        return None
 
     async def _learn(self, client: Any, conditional: dict[str, Any], body: memoryview) -> None:
         """Write an object again that we have just created, unless the server is known.
@@ -318,7 +300,7 @@ class S3Store(Store):
                     await self._write(client, conditional, body)
                     self._condition = "ignored"
                 except Exception as error:  # noqa: BLE001 - the object is written
-                    status = error_status(error)
+                    status = answer_of(error).status
                     if status in (401, 403, 409, 412):
                         self._condition = "honoured"
                     elif status not in _TOO_OFTEN:
@@ -331,7 +313,7 @@ class S3Store(Store):
         """
         await asyncio.sleep(min(took_s, _SETTLED_S))
         try:
-            there = (await client.head_object(Key=path, **self._for_read)).get("ETag")
+            there = (await self._head(client, path)).get("ETag")
         except Exception as error:  # noqa: BLE001 - it may be removed, or not ours to read
             logger.debug("%s cannot be read back: %s", path, error)
             return
@@ -344,9 +326,9 @@ class S3Store(Store):
     ) -> None:
         """Raise PreconditionError if there is an object; with ``unless``, ignore other errors."""
         try:
-            await client.head_object(Key=path, **self._for_read)
+            await self._head(client, path)
         except Exception as error:
-            if unless is not None or is_absent(error):
+            if unless is not None or answer_of(error).is_absence:
                 return
             raise
         raise PreconditionError("an object is already there") from unless
@@ -355,58 +337,58 @@ class S3Store(Store):
 
     async def _write(self, client: Any, target: dict[str, Any], body: memoryview) -> str:
         """Write an object in one request or in parts; return its ETag, which may be empty."""
-        digests = _digests if self._sends_digests else _no_digests
+        has_digests = self._sends_digests
         try:
-            return await self._write_once(client, target, body, digests)
+            return await self._write_once(client, target, body, has_digests)
         except Exception as error:
-            if digests is _digests or not requires_digest(error):
+            if has_digests or not answer_of(error).requires_digest:
                 raise
         self._sends_digests = True  # a bucket with Object Lock and default retention
-        return await self._write_once(client, target, body, _digests)
+        return await self._write_once(client, target, body, True)
 
     async def _write_once(
-        self, client: Any, target: dict[str, Any], body: memoryview, digests: _Digests
+        self, client: Any, target: dict[str, Any], body: memoryview, has_digests: bool
     ) -> str:
         if len(body) > self._options.multipart_bytes:
-            etag = await self._put_in_parts(client, target, body, digests)
+            etag = await self._put_in_parts(client, target, body, has_digests)
             if etag is not None:
                 return etag
-        answer = await client.put_object(Body=_Body(body), **target, **digests(body))
+        digests = _digests(body) if has_digests else {}
+        answer = await client.put_object(Body=_Body(body), **target, **digests)
         return str(answer["ETag"])  # missing in the answer of a login portal
 
     async def _put_in_parts(
-        self, client: Any, target: dict[str, Any], body: memoryview, digests: _Digests
+        self, client: Any, target: dict[str, Any], body: memoryview, has_digests: bool
     ) -> str | None:
         """Write an object in parts; return None if the server would ignore ``IfNoneMatch``."""
-        condition = {name: target[name] for name in target if name == "IfNoneMatch"}
-        others = {name: target[name] for name in target if name != "IfNoneMatch"}
-        algorithm = {"ChecksumAlgorithm": "SHA256"} if digests is _digests else {}
-        begun = await client.create_multipart_upload(**others, **algorithm)
+        others = {**target, **({"ChecksumAlgorithm": "SHA256"} if has_digests else {})}
+        is_conditional = others.pop("IfNoneMatch", None) is not None
+        begun = await client.create_multipart_upload(**others)
         upload = {"Key": target["Key"], "UploadId": begun["UploadId"]}
         part_of = {**upload, **self._for_read}
         size = max(self._options.part_bytes, MIN_PART_BYTES, -(-len(body) // _MAX_PARTS))
         written = False
 
         async def send(start: int) -> dict[str, Any]:
-            number, part = start // size + 1, body[start : start + size]
-            of_part = digests(part)
+            part = body[start : start + size]
+            fields = {"PartNumber": start // size + 1, **(_digests(part) if has_digests else {})}
             etag = await _persistently(
-                lambda: client.upload_part(
-                    PartNumber=number, Body=_Body(part), **part_of, **of_part
-                )
+                lambda: client.upload_part(Body=_Body(part), **part_of, **fields)
             )
-            of_part.pop("ContentMD5", None)
-            return {"PartNumber": number, "ETag": etag, **of_part}
+            fields.pop("ContentMD5", None)
+            return {"ETag": etag, **fields}
 
         try:
-            if condition:
+            whole: dict[str, Any] = {}
+            if is_conditional:
                 server = begun["ResponseMetadata"]["HTTPHeaders"].get("server", "")
                 if not server.lower().startswith(("amazons3", "minio")):
                     return None
                 # S3 checks the condition last, after it has received all bytes.
                 await self._require_absent(client, target["Key"])
+                whole = {"IfNoneMatch": "*"}
             parts = await concurrently(send, range(0, len(body), size), at_once=_PARTS_AT_ONCE)
-            whole = {"MultipartUpload": {"Parts": parts}, **part_of, **condition}
+            whole |= {"MultipartUpload": {"Parts": parts}, **part_of}
             etag = await _persistently(lambda: client.complete_multipart_upload(**whole))
             written = True
             return str(etag)
@@ -418,18 +400,16 @@ class S3Store(Store):
 
     # -- reading
 
-    async def _get_range(
-        self, client: Any, path: str, start: int, length: int
-    ) -> Mapping[str, Any] | None:
+    async def _head(self, client: Any, path: str) -> Any:
+        return await client.head_object(Key=path, **self._for_read)
+
+    async def _get_range(self, client: Any, path: str, start: int, length: int) -> Any:
         """Return the answer to a request for a range; None if the object ends before."""
         span = f"bytes={start}-{start + length - 1}"
         try:
-            answer: Mapping[str, Any] = await client.get_object(
-                Key=path, Range=span, **self._for_read
-            )
-            return answer
+            return await client.get_object(Key=path, Range=span, **self._for_read)
         except Exception as error:
-            if error_status(error) == 416:
+            if answer_of(error).status == 416:
                 return None
             raise
 
@@ -486,18 +466,11 @@ def _bare(etag: str) -> str:
     return etag.removeprefix("W/").strip('"')
 
 
-_Digests: TypeAlias = Callable[[memoryview], dict[str, str]]
-
-
-def _digests(body: memoryview) -> dict[str, str]:
+def _digests(body: memoryview) -> dict[str, Any]:
     """Return the digests of a body as fields of a request; old servers know Content-MD5 only."""
     md5, sha256 = hashlib.md5(body, usedforsecurity=False), hashlib.sha256(body)
     fields = {"ContentMD5": md5, "ChecksumSHA256": sha256}
     return {name: base64.b64encode(hashed.digest()).decode() for name, hashed in fields.items()}
-
-
-def _no_digests(body: memoryview) -> dict[str, str]:
-    return {}
 
 
 async def _fill(into: memoryview, body: Any) -> None:

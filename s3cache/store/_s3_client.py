@@ -21,7 +21,7 @@ from s3cache.util import __version__
 from s3cache.util.logs import quiet_libraries
 
 if TYPE_CHECKING:
-    from s3cache.store._s3_options import S3Options
+    from s3cache.store._options import S3Options
 
 _T = TypeVar("_T")
 

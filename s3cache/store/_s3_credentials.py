@@ -23,7 +23,7 @@ from s3cache.util.logs import quiet_libraries, watch_libraries
 from s3cache.util.threads import new_event_loop, threads_are_greenlets
 
 if TYPE_CHECKING:
-    from s3cache.store._s3_options import S3Options
+    from s3cache.store._options import S3Options
 
 _T = TypeVar("_T")
 

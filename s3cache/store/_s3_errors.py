@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 from s3cache.errors import (
     AccessDeniedError,
@@ -148,24 +148,49 @@ _SSE_C = (
 _KMS = "with sse=aws:kms, allow kms:GenerateDataKey and kms:Decrypt on the KMS key too"
 
 
-def _answer(error: Exception) -> tuple[int, str, str]:
-    """Return status (0 without an answer), code (empty without a body) and message."""
+class Answer(NamedTuple):
+    """What a server answered; without an answer, the status is 0 and the rest is empty."""
+
+    status: int
+    code: str
+    message: str
+    headers: Mapping[str, str]
+
+    @property
+    def is_absence(self) -> bool:
+        """Return whether the object is absent. A missing bucket looks the same to HEAD."""
+        return self.code in ("NoSuchKey", "NoSuchVersion", "404")
+
+    @property
+    def refuses_condition(self) -> bool:
+        """Return whether the server does not support ``If-None-Match`` on a write."""
+        is_named = self.status == 400 and "if-none-match" in self.message.lower()
+        return is_named or self.status == 501 or self.code == "NotImplemented"
+
+    @property
+    def requires_digest(self) -> bool:
+        """Return whether the bucket takes only writes that have a digest in a header.
+
+        A bucket with Object Lock and default retention does:
+        https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-lock-managing.html
+        """
+        wanted = f"{self.code} {self.message}".lower()
+        return self.status == 400 and ("content-md5" in wanted or "x-amz-checksum" in wanted)
+
+
+def answer_of(error: Exception) -> Answer:
     # botocore's ClientError has the parsed answer; aiohttp's ClientError does not
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
-        return 0, "", ""
+        return Answer(0, "", "", {})
     metadata, details = response.get("ResponseMetadata", {}), response.get("Error", {})
-    headers, message = _headers(response), str(details.get("Message") or "")
+    headers, message = metadata.get("HTTPHeaders", {}), str(details.get("Message") or "")
     if target := headers.get("location") or details.get("Endpoint"):
         message += f"; it leads to {re.split('[?#]', target)[0]}"  # a query may hold a token
     if region := headers.get("x-amz-bucket-region") or details.get("Region"):
         message += f"; the bucket's region is {region}"
-    return int(metadata.get("HTTPStatusCode", 0)), str(details.get("Code", "")), message
-
-
-def _headers(response: Mapping[str, Any]) -> Mapping[str, str]:
-    headers: Mapping[str, str] = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    return headers
+    status, code = int(metadata.get("HTTPStatusCode", 0)), str(details.get("Code", ""))
+    return Answer(status, code, message, headers)
 
 
 def translate(
@@ -179,17 +204,18 @@ def translate(
     """
     if isinstance(error, S3CacheError):
         return error
-    status, code, message = _answer(error)
+    status, code, message, headers = answer_of(error)
     if not status and not code:
-        kind, cause, fix = _ROWS[_row_of(error)]
-        detail, inner = f"{type(error).__name__}: {error}", _inner(error)
+        inner = getattr(error, "kwargs", {}).get("error")
+        kind, cause, fix = _ROWS[_row_of(error, inner)]
+        detail = f"{type(error).__name__}: {error}"
         if inner is not None and str(inner) not in detail:
             detail += f": {inner}"  # the words of aiohttp and the system, which botocore drops
         cause += via
     else:
         kind, cause, fix = _row_of_answer(status, code)
         if code == str(status):  # botocore's, for an answer without a body that it can read
-            if status in _PAGES and is_page(_headers(getattr(error, "response", {}))):
+            if status in _PAGES and is_page(headers):
                 _, cause, fix = _ROWS["page"]
             code = ""
         if action := _ACTION.search(message):
@@ -218,7 +244,7 @@ def translate_source(error: Exception, source: str, fix: str) -> S3CacheError:
 def refuses_credentials(error: Exception) -> bool:
     """Return whether the server might accept other credentials."""
     # The answer to HEAD has no body, so it is 400 for expired credentials.
-    is_unnamed = _answer(error)[1] == "400"
+    is_unnamed = answer_of(error).code == "400"
     return is_unnamed or isinstance(translate(error, op="", store=""), AccessDeniedError)
 
 
@@ -228,9 +254,9 @@ def distrusts_server(error: Exception) -> bool:
     return "SSLError" in names and "CERTIFICATE_VERIFY_FAILED" in str(error)
 
 
-def _row_of(error: Exception) -> str:
-    """Return the name of the row for an error without an answer."""
-    names, inner = [kind.__name__ for kind in type(error).__mro__], _inner(error)
+def _row_of(error: Exception, inner: object) -> str:
+    """Return the name of the row for an error without an answer, and the error inside of it."""
+    names = [kind.__name__ for kind in type(error).__mro__]
     # The server is not at fault, even if a library wrapped the error.
     if lacks_memory(error):
         return "memory"
@@ -241,10 +267,6 @@ def _row_of(error: Exception) -> str:
     if getattr(inner, "status", 0) == 407:
         return "407"
     return next(name for name in names if name in _ROWS)
-
-
-def _inner(error: Exception) -> object:
-    return getattr(error, "kwargs", {}).get("error")
 
 
 def _row_of_answer(status: int, code: str) -> tuple[type[StoreError], str, str]:
@@ -271,34 +293,3 @@ def is_page(headers: Mapping[str, str]) -> bool:
 def page_error() -> StoreError:
     kind, cause, fix = _ROWS["page"]
     return kind(f"{cause}; {fix}")
-
-
-def error_status(error: Exception) -> int:
-    """Return the HTTP status, or 0 if there was no answer."""
-    return _answer(error)[0]
-
-
-def is_absent(error: Exception) -> bool:
-    """Return whether the server reports that the object is absent.
-
-    The answer to HEAD has no body, so a missing bucket looks the same.
-    """
-    return _answer(error)[1] in ("NoSuchKey", "NoSuchVersion", "404")
-
-
-def refuses_condition(error: Exception) -> bool:
-    """Return whether the server reports that it does not support ``If-None-Match`` on a write."""
-    status, code, message = _answer(error)
-    is_named = status == 400 and "if-none-match" in message.lower()
-    return is_named or status == 501 or code == "NotImplemented"
-
-
-def requires_digest(error: Exception) -> bool:
-    """Return whether the bucket takes only writes that have a digest in a header.
-
-    A bucket with Object Lock and default retention does:
-    https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-lock-managing.html
-    """
-    status, code, message = _answer(error)
-    wanted = f"{code} {message}".lower()
-    return status == 400 and ("content-md5" in wanted or "x-amz-checksum" in wanted)

@@ -22,7 +22,7 @@ from s3cache.errors import (
     StoreError,
     TransientError,
 )
-from s3cache.store._s3_errors import refuses_condition, translate
+from s3cache.store._s3_errors import answer_of, translate
 from tests.support.scripts import run_script
 
 
@@ -158,7 +158,7 @@ def test_lasting_failures_are_permanent_errors(
     ],
 )
 def test_refused_conditions_are_recognized(error: Exception, refused: bool) -> None:
-    assert refuses_condition(error) is refused
+    assert answer_of(error).refuses_condition is refused
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
