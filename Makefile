@@ -141,7 +141,7 @@ bench-storage: $(READY) ## latency and throughput of the stores
 bench-ranks: $(READY) ## CPU seconds of the first start of a job, all ranks together; 10 minutes
 	$(BIN)/python benchmarks/ranks.py --json docs/benchmarks/ranks.json $(ARGS)
 bench-keys: $(READY) ## the cost of a key, compared with torch's own
-	$(BIN)/python -m benchmarks.key_cost --json docs/benchmarks/keys.json $(ARGS)
+	$(BIN)/python benchmarks/key_cost.py --json docs/benchmarks/keys.json $(ARGS)
 
 lines: ## the lines and files of the core, by room, and of each feature
 	@$(PYTHON) -m infra.lines

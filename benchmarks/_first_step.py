@@ -83,15 +83,19 @@ def started(request: Request) -> tuple[dict[str, Any], Callable[[], float]]:
     answer["total_s"] = time.monotonic() - request.began_s
     answer["cpu_s"] = time.process_time()
     answer["first_cpu_s"] = answer["cpu_s"] - before_cpu_s
-    answer |= {"hit": None, "traced": 0, "tiers": []}
+    answer |= {"hit": None, "traced": 0, "tiers": [], "lowered": 0, "uploaded": 0}
     if request.compiled:
         counters = torch._dynamo.utils.counters
         asked = counters["aot_autograd"]
         # DDP splits the model into several graphs, which torch alone does not look up.
         answer["hit"] = bool(asked["autograd_cache_hit"]) and not asked["autograd_cache_miss"]
         answer["traced"] = counters["stats"]["unique_graphs"]
+        # torch counts each FX graph; those that did not hit are lowered.
+        of_fx = counters["inductor"]
+        answer["lowered"] = of_fx["fxgraph_cache_miss"] + of_fx["fxgraph_cache_bypass"]
     if request.s3cache:
         cache.flush()
+        answer["uploaded"] = cache.stats().uploaded
         answer["tiers"] = sorted(tier for tier, count in cache.stats().hits.items() if count)
     if request.save_artifacts:
         data_and_info = torch.compiler.save_cache_artifacts()

@@ -28,8 +28,6 @@ COMMANDS = {
 
 def render(document: Mapping[str, Any], command: str) -> str:
     """Return Markdown for the results of ``command``."""
-    if "markdown" in document:
-        return str(document["markdown"]).strip() + "\n"
     parts = [_result(result) for result in document["results"]]
     environment = document.get("environment", {})
     if environment:

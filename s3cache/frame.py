@@ -74,7 +74,7 @@ RATIO_SLACK_BYTES: Final = 64 << 10
 
 ZSTD_LEVEL: Final = 3  # higher levels cost the compiling job more CPU than they save in transfer
 
-# BLAKE3 is some 3 times faster (benchmarks/digest.py), but that is half a millisecond for a usual
+# BLAKE3 is some 3 times faster, but that is half a millisecond for a usual
 # entry of 1.5 MB. SHA-256 is in the standard library, in FIPS builds, in signatures, and in S3.
 _sha256 = hashlib.sha256
 

@@ -14,15 +14,6 @@ import sys
 from s3cache.errors import ConfigError, CorruptError, S3CacheError, UntrustedError, code_of
 from s3cache.util.text import command, pointer, printable, redacted
 
-# Former commands, and what replaced them.
-_REPLACED = {
-    "bench": "doctor --bench",
-    "clear": "rm --all --delete",
-    "du": "stats --by age",
-    "gc": "rm",
-    "prefetch": "pull",
-    "version": "--version",
-}
 # Exit codes, documented in ``docs/commands.md``.
 _FOUND, _USAGE, _STORE, _INTERRUPTED = 1, 2, 3, 130
 
@@ -67,8 +58,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _call(arguments: list[str]) -> object:
-    if arguments and (now := _REPLACED.get(arguments[0])):
-        raise ConfigError(f"s3cache {arguments[0]}", "is not a command", f"use s3cache {now}")
     try:
         from s3cache.cli._app import app
     except ModuleNotFoundError as exc:

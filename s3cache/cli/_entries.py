@@ -8,10 +8,10 @@ import itertools
 import math
 import os
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from typer import Argument, Option
@@ -30,6 +30,7 @@ from s3cache.cli._options import (
     size_bytes,
     size_text,
     until_done,
+    work_on,
 )
 from s3cache.errors import AccessDeniedError, ConfigError, UntrustedError
 from s3cache.settings import Settings
@@ -77,6 +78,7 @@ def ls(
     bucket may have any size. With --sort, at most a thousand are shown without --limit.
     """
     long = long or sort in ("kind", "torch") or filters.selection.needs_headers
+    names = "key", "name", "size", "modified", *(("about", "problem") if long else ())
     shown = 0
     with where.open() as place:
         scan = manage.Scan(place, filters.selection, headers=long)
@@ -87,7 +89,6 @@ def ls(
         for item in itertools.islice(items, limit):
             shown += 1
             if out.json:
-                names = "key", "name", "size", "modified", *(("about", "problem") if long else ())
                 out.record({name: getattr(item, name) for name in names})
             else:
                 out.line(_item_text(item, long))
@@ -132,36 +133,34 @@ def stats(
     if by is None and filters.selection == manage.Selection():
         _show_totals(where, out)
         return 0
-    return _show_sums(filters.selection, where, out, by or "age")
-
-
-def _show_sums(selection: manage.Selection, where: Where, out: Output, by: _Group) -> int:
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    by = by or "age"
+    sums: dict[str, tuple[int, int]] = {}
+    count = size = 0
     with where.open() as place, out.progress("entries") as advance:
-        scan = manage.Scan(place, selection, headers=by not in ("age", "size"))
+        scan = manage.Scan(place, filters.selection, headers=by not in ("age", "size"))
         for item in items_of(scan):
-            if by == "age":
-                name = next(name for name, days in _AGES.items() if item.age_s < days * _DAY_S)
-            elif by == "size":
-                name = next(name for name, size in _SIZES.items() if item.size < size * 2**20)
-            elif item.about is None:
-                name = "(not readable)"
-            else:
-                name = " ".join(item.values(by)) or "(none)"
-            sums[name][0] += 1
-            sums[name][1] += item.size
+            name = _group_of(item, by)
+            entries, total = sums.get(name, (0, 0))
+            sums[name] = entries + 1, total + item.size
+            count, size = count + 1, size + item.size
             advance(1)
-    rows = sorted(sums.items(), key=lambda row: (-row[1][1], row[0]))
-    count, size = (sum(group[at] for group in sums.values()) for at in (0, 1))
+    rows = [(name, *of) for name, of in sorted(sums.items(), key=lambda row: (-row[1][1], row[0]))]
     code = note_missing(out, scan)
     if out.json:
-        groups = [{by: name, "entries": n, "bytes": total} for name, (n, total) in rows]
+        groups = [{by: name, "entries": n, "bytes": total} for name, n, total in rows]
         found = {"by": by, "groups": groups, "entries": count, "bytes": size}
         out.record({**found, "absent": scan.absent})
     else:
-        shown = [(name, str(n), size_text(total)) for name, (n, total) in rows]
-        out.table([by, ">entries", ">size"], [*shown, ("all", str(count), size_text(size))])
+        shown = [(name, n, size_text(total)) for name, n, total in (*rows, ("all", count, size))]
+        out.table([by, ">entries", ">size"], shown)
     return code
+
+
+def _group_of(item: manage.Item, by: _Group) -> str:
+    if by in ("age", "size"):
+        bounds, value = (_AGES, item.age_s / _DAY_S) if by == "age" else (_SIZES, item.size / 2**20)
+        return next(name for name, bound in bounds.items() if value < bound)
+    return "(not readable)" if item.about is None else " ".join(item.values(by)) or "(none)"
 
 
 def _show_totals(where: Where, out: Output) -> None:
@@ -207,14 +206,13 @@ def verify(filters: Filters, where: Where, out: Output) -> int:
     Exits with 1 if an entry is damaged, misplaced or not trusted. To remove such entries:
     s3cache rm --unreadable --untrusted --delete.
     """
-    with where.open() as place, out.progress("verified") as advance:
+    with where.open() as place:
         scan = manage.Scan(place, filters.selection)
-        result = until_done(manage.verify(scan, advance))
+        result = work_on(out, "verified", scan, manage.verify)
     level = place.policy.level
     checked = "" if level == "off" else ", signatures too"
-    return finish(
-        out, scan, result, f"{{done}} sound{checked} ({{size}}), {{failed}} not", trust=level
-    )
+    summary = f"{{done}} sound{checked} ({{size}}), {{failed}} not"
+    return finish(out, scan, result, summary, trust=level)
 
 
 # The URL of an object: the URL of its store, its name, and options.
@@ -242,16 +240,15 @@ def inspect(
     if part is None and "://" in target:
         fix = "give SCHEME://.../v1/3/KEY.0, or a key and --url"
         raise ConfigError("the URL", "is not the URL of an entry", fix)
+    code = 1
     with manage.open_place(part[1] + (part[3] or "")) if part else where.open() as place:
-        names = [part[2]] if part else _names_of(place, target)
-        heads = {name: until_done(manage.read_head(place.store, name)) for name in sorted(names)}
-        for name, head in heads.items():
-            if head is not None:
+        for name in sorted([part[2]] if part else _names_of(place, target)):
+            if (head := until_done(manage.read_head(place.store, name))) is not None:
                 _show(out, name, head, place.policy)
-    if any(heads.values()):
-        return 0
-    out.note(f"{target}: there is no such entry")
-    return 1
+                code = 0
+    if code:
+        out.note(f"{target}: there is no such entry")
+    return code
 
 
 def _names_of(place: manage.EntryLocation, key: str) -> list[str]:
@@ -417,8 +414,7 @@ def _copy(
     selection: manage.Selection,
 ) -> tuple[manage.Scan, manage.BatchResult]:
     scan = manage.Scan(source, selection)
-    with out.progress("copied") as advance:
-        return scan, until_done(manage.copy(scan, target, advance))
+    return scan, work_on(out, "copied", scan, partial(manage.copy, target=target))
 
 
 # -- removing
@@ -457,21 +453,16 @@ def rm(
             scan = manage.Scan(place, chosen)
             age_s = until_done(manage.age_beyond(scan, size_bytes("--keep", keep)))
         chosen = replace(chosen, older=max(chosen.older, age_s))
-    dry_run = not (is_by_key if delete is None else delete)
-    return _remove(out, where, chosen, dry_run, "omit --dry-run" if is_by_key else "give --delete")
-
-
-def _remove(out: Output, where: Where, selection: manage.Selection, dry_run: bool, how: str) -> int:
-    with where.open() as place, out.progress("removed") as advance:
-        if selection.untrusted and place.policy.level == "off":
+    with where.open() as place:
+        if chosen.untrusted and place.policy.level == "off":
             cause = "needs a trusted key"
             raise ConfigError("option --untrusted", cause, "set trusted_keys")
-        scan = manage.Scan(place, selection)
-        if dry_run:
-            return _count(out, scan, how)
-        keep = until_done(place.to_upload())
+        scan = manage.Scan(place, chosen)
+        if not (is_by_key if delete is None else delete):
+            return _count(out, scan, "omit --dry-run" if is_by_key else "give --delete")
+        unsaved = until_done(place.to_upload())
         try:
-            result = until_done(manage.remove(scan, keep, advance))
+            result = work_on(out, "removed", scan, partial(manage.remove, keep=unsaved))
         except AccessDeniedError as exc:
             hint = "removing entries needs the operator's role, see infra/README.md"
             raise AccessDeniedError(f"{exc}; {hint}") from exc

@@ -6,11 +6,13 @@ import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from typer import Argument, Option
 
@@ -23,6 +25,9 @@ from s3cache.trust import Algorithm, VerifyKey, generate
 from s3cache.util import __version__
 from s3cache.util.text import command as command_on
 from s3cache.util.text import counted, footer, pointer, redacted, sections, sections_on
+
+if TYPE_CHECKING:
+    from s3cache.insight import Explained
 
 # -- programs
 
@@ -60,6 +65,11 @@ _ENDS = {
 }
 
 
+def _end_of(what: str, done: Mapping[str, Any]) -> str:
+    code = done["exit_code"]
+    return f"the {what} {_ENDS[done['end']]}{f' with {code}' if code else ''}"
+
+
 def check(
     out: Output,
     program: list[str] = PROGRAM,
@@ -87,14 +97,13 @@ def check(
         graphs=graphs or float("inf"),
         to_stderr=out.json,
     )
-    end, code = str(found.program["end"]), found.program["exit_code"]
     if out.json:
         out.record(found.as_dict())
     else:
-        out.note(f"the program {_ENDS[end]}{f' with {code}' if code else ''}")
+        out.note(_end_of("program", found.program))
         nothing = "no graph: the program called nothing that torch.compile compiles with Inductor"
         out.text(str(found) if found.graphs else nothing)
-    return 130 if end == "interrupted" else 0 if found.cacheable else 1
+    return 130 if found.program["end"] == "interrupted" else 0 if found.cacheable else 1
 
 
 def warm(
@@ -121,14 +130,11 @@ def warm(
         url=url,
         environments=job.environments,
     )
-    exit_code = 130 if done["end"] == "interrupted" else 0 if done["is_warm"] else 1
     if out.json:
         out.record(done)
-        return exit_code
-    code, left = done["exit_code"], done["to_upload"]
-    out.note(f"the job {_ENDS[done['end']]}{f' with {code}' if code else ''}")
-    if left:
-        out.note(f"{left} not uploaded")
+    out.note(_end_of("job", done))  # notes are not written with --json
+    if done["to_upload"]:
+        out.note(f"{done['to_upload']} not uploaded")
     if done["hits"] or done["misses"] or done["bypasses"]:
         out.note(
             f"{counted(done['hits'], 'graph')} hit, {done['misses']} missed, of which "
@@ -139,7 +145,7 @@ def warm(
             "nothing was compiled, so nothing is warm: the job called nothing that torch.compile "
             "compiles with Inductor, or turned the cache off; s3cache check lists its graphs"
         )
-    return exit_code
+    return 130 if done["end"] == "interrupted" else 0 if done["is_warm"] else 1
 
 
 def recording(describe: Callable[[], object]) -> Callable[[Output], None]:
@@ -180,21 +186,27 @@ def explain(
     """
     code = 0
     for word in words or [""]:
-        for section in (found := sections_on(word)):
+        found = sections_on(word)
+        for section in found:
             if out.json:
-                out.record(asdict(section))
-                continue
-            out.text(f"{section.code}: {section.title}\n\n{section.text}\n")
+                out.record(section)
+            else:
+                out.text(f"{section.code}: {section.title}\n\n{section.text}\n")
         if not found:
-            code |= _explain(out, word, local, url)
+            explained = _explained(word, local, url)
+            code |= bool(explained.explanations)
+            if out.json:
+                out.record(explained.as_dict())
+            else:
+                out.text(str(explained))
     return code
 
 
-def _explain(out: Output, word: str, local: bool, url: str | None) -> int:
+def _explained(word: str, local: bool, url: str | None) -> Explained:
     from s3cache import insight
 
     try:
-        found = insight.explain(word, url=url, remote=not local)
+        return insight.explain(word, url=url, remote=not local)
     except ConfigError:
         codes = {section.code.casefold(): section.code for section in sections()}
         near = get_close_matches(word.casefold().replace("_", "-"), codes, n=3)
@@ -203,11 +215,6 @@ def _explain(out: Output, word: str, local: bool, url: str | None) -> int:
         fix = f"did you mean {' or '.join(command_on(codes[each]) for each in near)}?"
         problem = "is not code, and no run, key or program recorded here"
         raise ConfigError(f"word {word!r}", problem, fix) from None
-    if out.json:
-        out.record(found.as_dict())
-    else:
-        out.text(str(found))
-    return 1 if found.explanations else 0
 
 
 def report(
@@ -234,23 +241,17 @@ def report(
         of_jobs = [insight.explain(job[0].name, remote=False) for job in jobs]
         return insight.page(runs, [each for one in of_jobs for each in one.explanations])
 
-    files: list[tuple[Path | None, Callable[[], str]]] = [
-        (html, page),
-        (trace, lambda: insight.trace(runs)),
-        (manifest, lambda: insight.manifest(runs)),
-    ]
-    for path, text in files:
+    traced, listed = (partial(write, runs) for write in (insight.trace, insight.manifest))
+    for path, text in ((html, page), (trace, traced), (manifest, listed)):
         if path is not None:
             with named_file(f"file {path}", "written"):
                 path.write_text(text(), encoding="utf-8")
             out.note(f"written to {path}")
     if out.json:
-        outcomes = [
-            {"outcome": outcome, "reason": reason, "count": count}
-            for (outcome, reason), count in totals.outcomes.items()
-        ]
+        names = ("outcome", "reason", "count")
+        outcomes = [dict(zip(names, (*of, n), strict=True)) for of, n in totals.outcomes.items()]
         more = {"runs": [each.name for each in runs], "hit_rate": totals.hit_rate}
-        out.record({**asdict(totals), **more, "outcomes": outcomes})
+        out.record({**vars(totals), **more, "outcomes": outcomes})
         return
     for job in jobs:
         ranks = f", {ranks_in_words(job)}" if len(job) > 1 or job[0].rank else ""
@@ -293,20 +294,12 @@ def doctor(
     write: bool = Option(True, "--write/--no-write", help="Write a test object, and remove it."),
     programs: bool = Option(True, help="Also start torch and the compiler."),
     timeout: float = Option(15.0, help="Seconds for any one check of the remote.", min=0.1),
-    bench: bool = Option(
-        False, "--bench", help="Measure the bucket instead: small and large requests, one by one."
-    ),
 ) -> int:
     """Check settings, credentials, permissions, latency, clock, disk, torch, compiler and trust.
 
     Each check prints a verdict and, for a problem, a fix and the command that explains it.
     Exits with 1 if there is a fault. Every check ends in bounded time.
-    The times of --bench are medians. Its objects are written below v1/s3cache-bench/, and removed
-    at the end. If the credentials may not delete, the output says how many are left.
     """
-    if bench:
-        _bench(out, url)
-        return 0
     from s3cache.insight import examine
 
     verdicts: Counter[str] = Counter()
@@ -321,30 +314,6 @@ def doctor(
             out.line(f"{'':8} fix: {fix}{f' {pointer(*check.codes)}' if check.codes else ''}")
     out.note(", ".join(counted(verdicts[each], each) for each in ("fault", "warning")))
     return 1 if verdicts["fault"] else 0
-
-
-def _bench(out: Output, url: str | None) -> None:
-    """Show the times of requests to the bucket."""
-    from s3cache.manage import programs
-
-    with out.progress("measured") as advance:
-        found = programs.bench(url, advance=advance)
-    if out.json:
-        out.record(found)
-        return
-    rows = []
-    for name, times in found["storage"].items():
-        speed = f"{times['mb_s']:.0f} MB/s" if "mb_s" in times else ""
-        median = f"{times['median_s'] * 1000:.1f} ms"
-        rows.append((name.replace("_", " "), median, speed, str(len(times["seconds"]))))
-    out.table(["storage", ">median", ">speed", ">tries"], rows)
-    if found["left"]:
-        out.line(
-            f"{counted(found['left'], 'object')} left below {found['prefix']}: these credentials "
-            "may not delete; the operator of the bucket can remove them"
-        )
-    else:
-        out.note(f"{counted(found['removed'], 'object')} written and removed again")
 
 
 _PACKAGES = (

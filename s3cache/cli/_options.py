@@ -17,7 +17,7 @@ from typer import Option
 from s3cache import manage
 from s3cache.errors import ConfigError
 from s3cache.records import recorded
-from s3cache.seam import JobOption, features, named
+from s3cache.seam import features, named
 from s3cache.settings import Settings
 from s3cache.util.options import size
 from s3cache.util.text import printable, printable_lines
@@ -183,25 +183,6 @@ class Where:
         return manage.open_place(self.url, in_tier=self.local, of_all=True)
 
 
-class JobOptions:
-    """The given options of features that change the environment of a job."""
-
-    def __init__(self, **given: str | None) -> None:
-        self.environments = [
-            named(_JOB_OPTIONS[name].environment)(value)
-            for name, value in given.items()
-            if value is not None
-        ]
-
-
-_JOB_OPTIONS = {each.name: each for feature in features() for each in feature.job_options}
-
-
-def _job_parameter(option: JobOption) -> inspect.Parameter:
-    default = given(option.metavar, option.help)
-    return inspect.Parameter(option.name, _KEYWORD_ONLY, default=default, annotation=str | None)
-
-
 # Options that select entries, by the field of `Selection` that they set: the parser of the text
 # (without one, the option may be repeated), the metavar (empty for a flag), and the help.
 _FILTERS: dict[str, tuple[Callable[[str, str], Any] | None, str, str]] = {
@@ -220,29 +201,40 @@ _FILTERS: dict[str, tuple[Callable[[str, str], Any] | None, str, str]] = {
     "unreadable": (None, "", "entries that are damaged or misplaced"),
     "untrusted": (None, "", "entries that the trust settings refuse"),
 }
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+# Options of features that change the environment of a job.
+_JOB_OPTIONS = {each.name: each for feature in features() for each in feature.job_options}
 
 
 class Filters:
     """The given conditions on entries, as a ``selection``."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **values: Any) -> None:
         chosen: dict[str, Any] = {}
         for name, (read, _, _) in _FILTERS.items():
-            if (value := given[name]) not in (None, False, []):
-                value = value if read is None else read(_option(name), value)
+            if (value := values[name]) not in (None, False, []):
+                value = value if read is None else read(_flag(name), value)
                 chosen[name] = tuple(value) if isinstance(value, list) else value
         self.selection = manage.Selection(**chosen)
 
 
-def _filter_parameter(name: str) -> inspect.Parameter:
-    read, metavar, chosen = _FILTERS[name]
-    kind: Any = bool if not metavar else list[str] | None if read is None else str | None
-    default = None if metavar else False
-    option = Option(default, _option(name), metavar=metavar or None, help=f"Only {chosen}.")
+class JobOptions:
+    """The given options of features that change the environment of a job."""
+
+    def __init__(self, **values: str | None) -> None:
+        self.environments = [
+            named(_JOB_OPTIONS[name].environment)(value)
+            for name, value in values.items()
+            if value is not None
+        ]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _parameter(name: str, kind: Any, metavar: str, text: str) -> inspect.Parameter:
+    default = False if kind is bool else None
+    option = Option(default, _flag(name), metavar=metavar or None, help=text)
     return inspect.Parameter(name, _KEYWORD_ONLY, default=option, annotation=kind)
 
 
@@ -252,27 +244,32 @@ def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 _GROUPS: dict[Any, list[inspect.Parameter]] = {
-    **{group: _parameters(group) for group in (Output, Where)},
-    Filters: [*map(_filter_parameter, _FILTERS)],
-    JobOptions: [*map(_job_parameter, _JOB_OPTIONS.values())],
+    Output: _parameters(Output),
+    Where: _parameters(Where),
+    Filters: [
+        _parameter(
+            name,
+            bool if not metavar else list[str] | None if read is None else str | None,
+            metavar,
+            f"Only {chosen}.",
+        )
+        for name, (read, metavar, chosen) in _FILTERS.items()
+    ],
+    JobOptions: [
+        _parameter(each.name, str | None, each.metavar, each.help) for each in _JOB_OPTIONS.values()
+    ],
 }
 
 
 def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``command`` for Typer, with options in place of groups.
-
-    A parameter annotated with one of these classes becomes the options of that group,
-    and the command gets the group, made from their values.
-    """
+    """Return ``command`` for Typer: a parameter annotated with a group becomes its options."""
     own = _parameters(command)
     groups = {each.name: each.annotation for each in own if each.annotation in _GROUPS}
 
-    def wrapper(**given: Any) -> Any:
-        made = {
-            name: group(**{each.name: given.pop(each.name) for each in _GROUPS[group]})
-            for name, group in groups.items()
-        }
-        return command(**given, **made)
+    def wrapper(**values: Any) -> Any:
+        for name, group in groups.items():
+            values[name] = group(**{each.name: values.pop(each.name) for each in _GROUPS[group]})
+        return command(**values)
 
     parameters = [each for each in own if each.name not in groups]
     parameters += [each for group in groups.values() for each in _GROUPS[group]]
@@ -301,6 +298,17 @@ def items_of(scan: manage.Scan) -> Iterator[manage.Item]:
 
     while (batch := until_done(step())) is not None:
         yield from batch
+
+
+def work_on(
+    out: Output,
+    what: str,
+    scan: manage.Scan,
+    work: Callable[..., Coroutine[Any, Any, manage.BatchResult]],
+) -> manage.BatchResult:
+    """Call ``work`` on the entries of a scan, and count those that are ``what``."""
+    with out.progress(what) as advance:
+        return until_done(work(scan, advance=advance))
 
 
 def note_missing(out: Output, scan: manage.Scan) -> int:

@@ -1,7 +1,7 @@
 """List, select, verify, copy and remove entries of a store or a local tier; run programs.
 
 Entries are never unpickled, and torch is not needed. Of headers, only signatures are verified.
-:mod:`~s3cache.manage.programs` checks and warms programs, and measures a bucket.
+:mod:`~s3cache.manage.programs` checks and warms programs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 :func:`check_program` finds out which graphs of a program can be cached. :func:`warm` runs a job
 until the remote has all entries that it compiles. Both read the lookups that the processes record
 in the local tier (:mod:`s3cache.records`), and their progress, which
-:data:`s3cache.settings.WATCHED` turns on. :func:`bench` measures a bucket.
+:data:`s3cache.settings.WATCHED` turns on.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any, Literal, TypeAlias
 
-from s3cache.errors import AccessDeniedError, ConfigError, UnsupportedTorchError
+from s3cache.errors import ConfigError, UnsupportedTorchError
 from s3cache.graph import BypassReason, Component, Graph, GraphBreak, Report
 from s3cache.manage._bulk import open_place, url_of
 from s3cache.records import JOB, Record, Run, job_here, recorded
 from s3cache.settings import WATCHED, Settings
-from s3cache.store import Store
 from s3cache.tier import background
 from s3cache.torch_api import installed_version, internals
 
@@ -268,59 +266,3 @@ def warm(
         "to_upload": left,
         "is_warm": is_done and bool(counts),
     }
-
-
-# -- measuring a bucket
-
-# The size and number of requests of each kind; the first one connects, and is not counted.
-_REQUESTS = {
-    "small_put": (4 << 10, 20),
-    "small_get": (4 << 10, 20),
-    "miss": (0, 20),
-    "large_put": (32 << 20, 3),
-    "large_get": (32 << 20, 3),
-}
-
-
-def bench(url: str | None, *, advance: Callable[[int], object]) -> dict[str, Any]:
-    """Time requests to a store, one by one.
-
-    All objects are written below ``v1/s3cache-bench/``, and removed at the end if that is allowed.
-
-    Returns:
-        Plain data: ``url``, ``prefix``, ``storage`` with the times of each kind of request, and the
-        numbers of objects that were ``removed`` and are ``left``.
-    """
-    prefix = f"v1/s3cache-bench/{secrets.token_hex(6)}-"
-    with open_place(url, to_fill=True) as place:
-        store, found = place.store, {}
-        background().wait(store.get(f"{prefix}first"), None)
-        try:
-            for name, (size, tries) in _REQUESTS.items():
-                seconds = []
-                data = os.urandom(size)
-                for number in range(tries):
-                    key = f"{prefix}{'absent' if name == 'miss' else size}-{number}"
-                    started = time.perf_counter()
-                    is_put = name.endswith("put")
-                    background().wait(store.put(key, data) if is_put else store.get(key), None)
-                    seconds.append(time.perf_counter() - started)
-                    advance(1)
-                median_s = median(seconds)
-                speed = {"mb_s": size / max(median_s, 1e-9) / 1e6} if size > 1 << 20 else {}
-                found[name] = {"median_s": median_s, "seconds": seconds, "bytes": size, **speed}
-        finally:  # also after Ctrl-C
-            removed, left = background().wait(_clean(store, prefix), None)
-    about = {"url": store.url, "prefix": prefix}
-    return {**about, "storage": found, "removed": removed, "left": left}
-
-
-async def _clean(store: Store, prefix: str) -> tuple[int, int]:
-    """Remove the objects; return how many were removed, and how many are left."""
-    names = [info.key async for info in store.list(prefix)]
-    for gone, name in enumerate(names):
-        try:
-            await store.delete(name)
-        except AccessDeniedError:
-            return gone, len(names) - gone
-    return len(names), 0

@@ -130,18 +130,11 @@ def test_without_typer_other_commands_say_what_to_install(
         ("mirror {url} s3://AKIA:hunter2@bucket", 2, "user name, a password"),
         ("mirror file:///nowhere?create=false {url}", 3, "/nowhere"),
         ("rm --delete --untrusted --url {url}", 2, "set trusted_keys"),
-        ("doctor --bench", 2, "has no URL"),
         ("warm -- true", 2, "has no URL"),
         ("warm --url {url}?create=1 -- /no/such/program", 2, "/no/such/program"),
         ("check -m -c x", 2, "cannot be used with -m"),
         ("check /no/such/script.py", 2, "script.py: does not exist"),
         ("report", 2, "there are none in"),
-        ("du", 2, "use s3cache stats --by age"),
-        ("prefetch key", 2, "use s3cache pull"),
-        ("clear --local", 2, "use s3cache rm --all --delete"),
-        ("gc --older 90d", 2, "use s3cache rm"),
-        ("bench", 2, "use s3cache doctor --bench"),
-        ("version", 2, "use s3cache --version"),
     ],
 )
 def test_a_command_that_cannot_work_prints_one_clear_line(
