@@ -266,7 +266,7 @@ def report(
     if totals.unused:
         size = size_text(totals.unused_bytes)
         out.line(f"fetched and not used: {counted(totals.unused, 'entry', 'entries')} of {size}")
-    for line in (*totals.features_in_words, *totals.left_in_words, *totals.shared):
+    for line in totals.in_words:
         out.line(line)
     if read_on := footer(totals.codes):
         out.line(read_on)

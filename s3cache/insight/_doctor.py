@@ -37,6 +37,7 @@ from s3cache.trust import Policy, pack, sign, signing_key_of
 from s3cache.util.text import counted
 
 _T = TypeVar("_T")
+_WRITING = ("read-write", "write-only")
 
 #: A ``fault`` keeps the cache from working, a ``warning`` does not.
 Verdict: TypeAlias = Literal["ok", "warning", "fault", "skipped"]
@@ -164,13 +165,13 @@ def check_trust(settings: Settings) -> Iterator[Check]:
     else:
         names = ", ".join(f"{each.key.name} for {each.audience}" for each in policy.trusted)
         yield Check("trust", "ok", f"{policy.level}: {names}")
+    audience, digest, now_s = settings.audience, bytes(32), int(time.time())
     if signer is None:
-        if policy.level == "require" and settings.mode in ("read-write", "write-only"):
+        if policy.level == "require" and settings.mode in _WRITING:
             found = "entries from here are not signed: readers with the same keys do not use them"
             fix = "set signing_key, or mode=read-only"
             yield Check("signing", "warning", found, fix, "untrusted")
         return
-    audience, digest, now_s = settings.audience, bytes(32), int(time.time())
     try:
         signature = sign(digest, signer, audience=audience, issued_s=now_s, ttl_s=0)
         policy.check(digest, pack([signature]))
@@ -209,7 +210,7 @@ def _examine_remote(
     except S3CacheError as exc:
         yield _failed("remote", exc)
         return
-    may_write = may_write and settings.mode in ("read-write", "write-only")
+    may_write = may_write and settings.mode in _WRITING
     with EntryLocation(store, is_local=False, policy=Policy()):
         yield from check_remote(
             store, may_write=may_write, is_shared_by_rights=has_rights, timeout_s=timeout_s
@@ -254,10 +255,6 @@ def check_remote(
     async def allowed(name: Name, work: Awaitable[object]) -> Check:
         await work
         return Check(name, "ok", "allowed")
-
-    async def put() -> Check:
-        await patiently(lambda: store.put(_PROBE, data))
-        return Check("put", "ok", "allowed")
 
     async def patiently(call: Callable[[], Awaitable[None]]) -> None:
         """Repeat a call that fails for a while: some stores take one write of it a second."""
@@ -338,7 +335,7 @@ def check_remote(
         # What a lookup lists: some stores list whole directories only.
         "list": lambda: allowed("list", anext(store.list(entries.name_prefix("0")), None)),
         "get": lambda: allowed("get", store.get(f"{_PROBE}-that-is-not-there")),
-        "put": put,
+        "put": lambda: allowed("put", patiently(lambda: store.put(_PROBE, data))),
         "conditional-put": conditional_put,
         "read-back": read_back,
         "clock": clock,

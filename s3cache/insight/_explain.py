@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from s3cache.errors import ConfigError
@@ -188,10 +188,10 @@ def explain(
         def place(in_tier: bool) -> EntryLocation:
             return stack.enter_context(open_place(remote_url, in_tier=in_tier, **options))
 
-        of_tier = functools.partial(place, True) if settings.local else None
-        of_remote = functools.partial(place, False) if remote and remote_url else None
-        tier = StoredEntries("the local tier", of_tier)
-        entries = StoredEntries("the remote", of_remote)
+        tier = StoredEntries("the local tier", partial(place, True) if settings.local else None)
+        entries = StoredEntries(
+            "the remote", partial(place, False) if remote and remote_url else None
+        )
         known = recorded_neighbors({each.name: each for each in (*job, *latest)}.values())
 
         def find(missed: Record) -> Neighbor | None:

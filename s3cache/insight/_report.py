@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,8 @@ EXPECTED = frozenset(
     map(str, (Reason.ABSENT, Reason.GUARD, Reason.DISABLED, Reason.FORCED, Reason.RANKS))
 )
 
-#: The kinds of entries that features look up.
-_KINDS = frozenset(kinds())
-#: The names of features, which are the names of their events.
-_FEATURES = tuple(feature.name for feature in features())
+_KINDS = frozenset(kinds())  # of entries that features look up
+_FEATURES = [feature.name for feature in features()]  # the names of their events
 _REFUSED = "refused: "  # the outcome of an event, followed by the code
 
 
@@ -80,17 +78,19 @@ class Totals:
         return [*dict.fromkeys(code for codes in reasons for code in codes if code not in EXPECTED)]
 
     @property
-    def features_in_words(self) -> Sequence[str]:
-        """Return a line for each feature or kind: ``NAME: 3 hit: remote, 1 miss: absent``."""
-        return [
-            f"{name}: {', '.join(f'{count} {printable(ended)}' for ended, count in of.items())}"
-            for name, of in self.features.items()
-        ]
+    def in_words(self) -> Sequence[str]:
+        """Return a line for each feature or kind, for each kernel, and those that are ``shared``.
 
-    @property
-    def left_in_words(self) -> Sequence[str]:
-        """Return a line for each kernel: ``left to measure: triton_red_0, 3 configurations``."""
-        return [f"left to measure: {printable(f'{n}, {why}')}" for n, why in self.left.items()]
+        ``NAME: 3 hit: remote, 1 miss: absent``, ``left to measure: triton_red_0, 3 configurations``
+        """
+        return [
+            *(
+                f"{name}: {', '.join(f'{count} {printable(ended)}' for ended, count in of.items())}"
+                for name, of in self.features.items()
+            ),
+            *(f"left to measure: {printable(f'{n}, {why}')}" for n, why in self.left.items()),
+            *self.shared,
+        ]
 
 
 def sum_up(runs: Sequence[Run]) -> Totals:
@@ -99,14 +99,16 @@ def sum_up(runs: Sequence[Run]) -> Totals:
     of = Counter(each.outcome for each in records if is_counted(each))
     unused = [size for run in runs for size in _unused(run)]
     events = [event for run in runs for event in run.events]
-    of_features: dict[str, Counter[str]] = {}
-    told = {event.event for event in events}  # each of its lookups has an event too
-    for event in events:
-        if event.event in _FEATURES:
-            of_features.setdefault(event.event, Counter())[event.ended] += 1
-    for each in records:
-        if each.level in _KINDS - told:
-            of_features.setdefault(each.level, Counter())[name_of(each.outcome, each.reason)] += 1
+    with_events = {event.event for event in events}  # each of their lookups has an event too
+    ends = [(event.event, event.ended) for event in events if event.event in _FEATURES]
+    ends += [
+        (each.level, name_of(each.outcome, each.reason))
+        for each in records
+        if each.level in _KINDS - with_events
+    ]
+    of_features: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, ended in ends:
+        of_features[name][ended] += 1
     return Totals(
         dict(outcomes.most_common()),
         *(of["hit"], of["miss"], of["bypass"]),
@@ -124,22 +126,20 @@ def sum_up(runs: Sequence[Run]) -> Totals:
 def _shared(runs: Sequence[Run]) -> list[str]:
     """Return a line for each process: its compiles under a claim, and its waits for others."""
     names = _names(runs)
-    lines, anyone_waited = [], False
+    lines = []
     for run in runs:
         count = sum(event.event == "claim" for event in run.events)
         parts = [f"compiled {counted(count, 'graph')}"] if count else []
-        waits: dict[str, list[float]] = {}
+        waits: dict[str, list[float]] = defaultdict(list)
         for event in run.events:
             if event.event == "wait":
-                waits.setdefault(event.ended, []).append(event.elapsed_s)
+                waits[event.ended].append(event.elapsed_s)
         for ended, seconds in waits.items():
-            graphs = counted(len(seconds), "graph")
-            whom = _for_whom(ended, names)
-            parts.append(f"waited {whom}: {graphs}, {_duration(sum(seconds))}")
-        anyone_waited |= bool(waits)
+            graphs, took = counted(len(seconds), "graph"), _duration(sum(seconds))
+            parts.append(f"waited {_for_whom(ended, names)}: {graphs}, {took}")
         if parts:
             lines.append(f"{names[str(run.pid)]}: {'; '.join(parts)}")
-    return lines if anyone_waited else []
+    return lines if any(event.event == "wait" for run in runs for event in run.events) else []
 
 
 def _names(runs: Sequence[Run]) -> dict[str, str]:
@@ -200,11 +200,6 @@ def manifest(runs: Sequence[Run]) -> str:
 # Times are Unix times in microseconds, like those of torch's own compile events.
 
 
-_LOOKUPS, _COMPILES, _SHARED = 1, 2, 3
-_OF_FEATURES = {name: 4 + index for index, name in enumerate(_FEATURES)}
-_TRANSFERS = 4 + len(_FEATURES)
-
-
 def trace(runs: Sequence[Run]) -> str:
     """Return the lookups, compiles, saves and transfers of ``runs`` as one trace.
 
@@ -222,9 +217,18 @@ def trace(runs: Sequence[Run]) -> str:
 
 
 def _events(run: Run, names: Mapping[str, str]) -> Iterator[dict[str, object]]:
+    lanes = {("lookups", 0): 1, ("compiles and saves", 0): 2}
+
+    def span(
+        of: Record | Event, title: str, name: str, args: object, number: int = 0
+    ) -> dict[str, object]:
+        lane = lanes.setdefault((title, number), len(lanes) + 1)
+        begin, took = (of.time - of.elapsed_s) * 1e6, of.elapsed_s * 1e6
+        what = {"cat": "s3cache", "name": name, "args": args}
+        return {"ph": "X", "tid": lane, "ts": begin, "dur": took, **what}
+
     of = f"rank {run.rank}" if run.rank else run.name
-    yield _named("process_name", 0, f"{run.program} ({of}), s3cache")
-    lanes = {_LOOKUPS: "lookups", _COMPILES: "compiles and saves", _TRANSFERS: "transfers"}
+    yield _label("process_name", 0, f"{run.program} ({of}), s3cache")
     for each in run.records:
         args = {
             "key": each.key,
@@ -235,37 +239,27 @@ def _events(run: Run, names: Mapping[str, str]) -> Iterator[dict[str, object]]:
             "reasons": [reason.get("message", "") for reason in each.reasons],
         }
         shown = {name: value for name, value in args.items() if value}
-        yield _span(_LOOKUPS, each, f"{each.outcome}: {each.reason}", shown)
+        yield span(each, "lookups", f"{each.outcome}: {each.reason}", shown)
     ends: list[float] = []  # of the last transfer in each lane
     for event in sorted(run.events, key=lambda each: each.time - each.elapsed_s):
-        lane = _COMPILES
-        if event.event in _OF_FEATURES:
-            lane = _OF_FEATURES[event.event]
-            lanes[lane] = event.event
+        title, number = "compiles and saves", 0
+        if event.event in _FEATURES:
+            title = event.event
         elif event.event in ("claim", "wait"):
-            lane = _SHARED
-            lanes[lane] = "compiles for others, and waits"
+            title = "compiles for others, and waits"
         elif event.event not in ("compile", "save"):
-            began = event.time - event.elapsed_s
-            free = next((index for index, end in enumerate(ends) if end <= began), len(ends))
-            ends[free : free + 1] = [event.time]
-            lane = _TRANSFERS + free
-            lanes[lane] = "transfers"
+            began, title = event.time - event.elapsed_s, "transfers"
+            number = next((index for index, end in enumerate(ends) if end <= began), len(ends))
+            ends[number : number + 1] = [event.time]
         ended = _for_whom(event.ended, names) if event.event == "wait" else event.ended
         name = event.event if ended == "done" else f"{event.event}: {ended}"
-        yield _span(lane, event, name, {"name": event.name, "bytes": event.size})
-    for lane, name in lanes.items():
-        yield _named("thread_name", lane, name)
+        yield span(event, title, name, {"name": event.name, "bytes": event.size}, number)
+    for (title, _), lane in lanes.items():
+        yield _label("thread_name", lane, title)
 
 
-def _named(what: str, lane: int, name: str) -> dict[str, object]:
+def _label(what: str, lane: int, name: str) -> dict[str, object]:
     return {"ph": "M", "name": what, "tid": lane, "args": {"name": name}}
-
-
-def _span(lane: int, of: Record | Event, name: str, args: object) -> dict[str, object]:
-    begin, took = (of.time - of.elapsed_s) * 1e6, of.elapsed_s * 1e6
-    what = {"cat": "s3cache", "name": name, "args": args}
-    return {"ph": "X", "tid": lane, "ts": begin, "dur": took, **what}
 
 
 # -- one page of HTML that loads nothing, runs nothing, and can be mailed
@@ -295,9 +289,7 @@ def page(runs: Sequence[Run], explanations: Iterable[Explanation] = ()) -> str:
     }
     left = max(len(found) - _MAX_ROWS, 0)
     more = f"{left:,} more lookups are not shown here, but counted above" if left else ""
-    notes = [*totals.features_in_words, *totals.left_in_words]
-    notes += totals.shared
-    notes.append("" if totals.complete else _INCOMPLETE)
+    notes = [*totals.in_words, "" if totals.complete else _INCOMPLETE]
     end = more, escape(footer(totals.codes)), f"s3cache {__version__}"
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     return template.substitute(

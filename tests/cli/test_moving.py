@@ -241,21 +241,3 @@ def test_a_push_to_a_missing_server_or_bucket_fails_early(
     no_bucket = call("push", "--url", f"s3://there-is-none?{at(moto_port).partition('?')[2]}")
     assert no_bucket.code == 3
     assert "the bucket does not exist" in no_bucket.err
-
-
-def test_bench_measures_storage_and_removes_its_objects_or_reports_them(
-    call: Call, at: Callable[[int], str], moto_port: int
-) -> None:
-    found = call("doctor", "--bench", "--url", at(moto_port), "--json").json
-    assert list(found["storage"]) == ["small_put", "small_get", "miss", "large_put", "large_get"]
-    assert all(times["median_s"] > 0 for times in found["storage"].values())
-    large = found["storage"]["large_get"]
-    assert large["mb_s"] == pytest.approx(large["bytes"] / large["median_s"] / 1e6)
-    written = sum(len(found["storage"][name]["seconds"]) for name in ("small_put", "large_put"))
-    assert (found["removed"], found["left"]) == (written, 0)
-    with Gate(moto_port) as narrow:
-        narrow.rule = refusing("DELETE")
-        done = call("doctor", "--bench", "--url", at(narrow.port))
-    assert done.code == 0
-    assert "left below v1/s3cache-bench/" in done.out
-    assert "large get" in done.out
