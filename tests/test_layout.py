@@ -217,14 +217,14 @@ def reached_in_torch(source: ast.Module) -> Iterator[str]:
 #: Names that are not declared, by module, with the reason.
 _REACHED = {
     # The name of a public constant, such as a dtype, from an entry.
-    "features.recall._dynamo": {"torch.*"},
+    "features.recall.dynamo": {"torch.*"},
     "hooks._first_calls": {"torch.*"},
     # Operators and methods by name, which are public.
-    "features.target._hooks": {"torch.ops.aten.*"},
+    "features.target.install": {"torch.ops.aten.*"},
     "torch_api.compiling": {"torch.*"},
     "torch_api.registries": {"torch.Tensor.*"},
     # Whether torch is imported at all.
-    "features.ports._files": {"torch"},
+    "features.ports.files": {"torch"},
 }
 
 

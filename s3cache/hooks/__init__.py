@@ -19,7 +19,9 @@ from s3cache.hooks._conditions import LIMITS_FIELD as LIMITS_FIELD
 from s3cache.hooks._conditions import conditions_of as conditions_of
 from s3cache.hooks._conditions import graphs_of as graphs_of
 from s3cache.hooks._conditions import settings_of_backward as settings_of_backward
+from s3cache.hooks._kernels import COMPILES_LATER as COMPILES_LATER
 from s3cache.hooks._kernels import Kernels as Kernels
+from s3cache.hooks._kernels import has_triton as has_triton
 from s3cache.hooks._kernels import portable_bundle as portable_bundle
 from s3cache.hooks._keys import Patches as Patches
 from s3cache.hooks._keys import around as around

@@ -318,7 +318,7 @@ class Compiles:
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
     ) -> CompiledGraph:
         state = self._state.changed(fx_hit=None)
-        with self._events.compiling.around(), state, CALLS.compiling():
+        with self._state.ending(), state, CALLS.compiling():
             graph = self._compile_noted(original, gm, *args, **kwargs)
             lookup = self._state.fx_hit
         if isinstance(lookup, Lookup) and (hit := lookup.hit_of(graph)) is not None:

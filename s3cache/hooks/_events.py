@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from s3cache.errors import Reason
     from s3cache.frame import Frame
     from s3cache.hooks._calls import Limits, Lookup, Result, Save
-    from s3cache.hooks._keys import Patches
+    from s3cache.torch_api.protocols import CompiledGraph
 
 
 class CompileEvents:
     """The events of one session, as torch compiles.
 
     Attributes:
-        compiling: torch compiles a graph, at either level.
-        looking_up: torch looks a whole graph up.
-        barred: why no entry may be used, not even torch's own. Asked before the entries of an FX
-            graph are searched, and before and after torch makes a callable of a whole graph.
+        looking_up: torch looks a whole graph up, and a hit depends on other processes.
+        barred: why no entry may be used, not even torch's own, where a hit depends on other
+            processes. Asked before the entries of an FX graph are searched, and before and after
+            torch makes a callable of a whole graph.
         missed: no entry fits; a process may wait for another one, and search again.
         is_awaited: whether the entry must be uploaded at once.
-        loading: hooks that make a callable of an entry are installed, with these patches.
+        rebuilding: torch is about to load a graph with kernels of Triton.
         fits: why code with limits cannot be used here as it is; empty if it can.
         load: a function that unpickles code with limits, or returns why it cannot be used here.
         hit: torch has made a callable of an entry.
@@ -41,12 +41,11 @@ class CompileEvents:
 
     def __init__(self, *, strict: bool) -> None:
         self.strict = strict
-        self.compiling: Span[[]] = Span(strict=strict)
         self.looking_up: Span[[Lookup, GraphModule, Sequence[object]]] = Span(strict=strict)
         self.barred: Question[[Lookup], Reason] = Question(strict=strict)
         self.missed: Question[[Lookup], Retry] = Question(strict=strict)
         self.is_awaited: Question[[Save], bool] = Question(strict=strict)
-        self.loading: Notice[[Patches]] = Notice(strict=strict)
+        self.rebuilding: Notice[[CompiledGraph]] = Notice(strict=strict)
         self.fits: Question[[object], str] = Question(strict=strict)
         self.load: Question[[object, bytes], Callable[[], object]] = Question(strict=strict)
         self.hit: Notice[[Lookup, Hit, Result]] = Notice(strict=strict)

@@ -64,6 +64,11 @@ _PORTABLE = {"cpp", "cpp_pybinding", "triton", "multi_kernel", "size_hint_multi_
 _SOURCES = b".cpp", b".h", b".hpp"
 
 
+#: The marks around the source of a kernel of Triton in generated C++ (``cpp_wrapper``), which
+#: compiles it at the first launch of the kernel.
+COMPILES_LATER = 'R"TRITON(', ')TRITON"'
+
+
 class UnusableKernelError(Exception):
     """Raised when code of an entry is missing or does not load here."""
 
@@ -76,8 +81,10 @@ class Kernels:
         state: CompileState,
         *,
         share_sources: bool = False,
+        on_triton: Callable[[CompiledGraph], object] = lambda _: None,
     ) -> None:
         self.share_sources = share_sources
+        self._on_triton = on_triton  # called before a graph with kernels of Triton is loaded
         self._state = state
         self._loaded: dict[tuple[str, str], object] = {}  # from entries, by id and digest
         self._images: dict[str, Buffer | str] = {}  # image or path of every kernel loaded
@@ -160,6 +167,8 @@ class Kernels:
         self, original: Function[str], graph: CompiledGraph, *args: object, **kwargs: object
     ) -> str:
         call = self._state.rebuilding
+        if has_triton(graph):
+            self._on_triton(graph)
         if call is None:
             return original(graph, *args, **kwargs)
         path = internals.path_of_module.get()(graph.cache_key, "py")[2]
@@ -261,6 +270,14 @@ class Kernels:
     ) -> object:
         internals.keep_launched_kernels(bundler)
         return original(bundler, *args, **kwargs)
+
+
+def has_triton(graph: CompiledGraph) -> bool:
+    """Return whether a compiled graph has kernels of Triton."""
+    bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
+    if bundle is not None and bundle.kernel_artifacts:
+        return True
+    return COMPILES_LATER[0] in getattr(graph, "source_code", "")
 
 
 def _unsharable(why: str) -> NotSharableError:

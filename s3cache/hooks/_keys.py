@@ -164,8 +164,9 @@ class CompileState(threading.local):
     fx_hit: CacheCall | None = None
     # Restores an option that was set for the current FX graph.
     fx_options: contextlib.ExitStack | None = None
-    # Entered while torch compiles: for features, and to notice calls.
-    compiling: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    # Lets a function be called once the current compile has ended; None outside of a compile.
+    at_end: Callable[[Callable[[], object]], object] | None = None
+    # Entered while torch compiles, to notice calls.
     observed: Callable[[], contextlib.AbstractContextManager[object]] = CALLS.compiling
     # Kernels of the modules that are being loaded, outermost module first.
     loading: list[set[str]] = field(default_factory=list)
@@ -202,6 +203,14 @@ class CompileState(threading.local):
         finally:
             frame.end()
 
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Let the block be a compile; it ends after the block, or once its frame is accepted."""
+        with contextlib.ExitStack() as ends, self.changed(at_end=ends.callback):
+            yield
+            if self.frame is not None:
+                self.frame.ends.append(ends.pop_all().close)
+
     @around(internals.compile_fx)
     def _compile_fx(self, original: Function[object], *args: object, **kwargs: object) -> object:
         asked = cast("Mapping[str, object] | None", kwargs.get("config_patches"))
@@ -227,7 +236,7 @@ class CompileState(threading.local):
             return compile_module(original, options, args, kwargs, values)
 
         of_call["again"] = again if len(args) > 1 else None
-        with self.changed(**of_call), self.compiling(), self.observed():
+        with self.changed(**of_call), self.ending(), self.observed():
             return original(*args, **kwargs)
 
 

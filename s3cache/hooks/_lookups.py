@@ -56,6 +56,7 @@ from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
     from torch.nn import Module
 
     from s3cache.hooks._compiles import Compiles
@@ -126,7 +127,7 @@ class Lookups:
             if self._state.frame is not None:
                 self._state.frame.save()
             try:
-                with self._events.looking_up.around(lookup, gm, inputs):
+                with self._agreeing(lookup, gm, inputs):
                     result = original(mod, inputs, config, *args, **kwargs)
             finally:
                 if lookup.reasons:
@@ -230,10 +231,17 @@ class Lookups:
 
         If a hit depends on other processes, and no feature asks them, every lookup misses.
         """
+        if not internals.hits_need_agreement():
+            return None
         reason = self._events.barred.ask(lookup)
-        if reason is None and not self._events.barred and internals.hits_need_agreement():
-            return Reason.RANKS
-        return reason
+        return Reason.RANKS if reason is None and not self._events.barred else reason
+
+    def _agreeing(
+        self, lookup: Lookup, gm: GraphModule, inputs: Sequence[object]
+    ) -> contextlib.AbstractContextManager[object]:
+        if not internals.hits_need_agreement():
+            return contextlib.nullcontext()
+        return self._events.looking_up.around(lookup, gm, inputs)
 
     def _check_barred(self, lookup: Lookup) -> None:
         """Raise torch's miss error if no entry may be used."""

@@ -140,7 +140,7 @@ class Session:
 
     @functools.cached_property
     def state(self) -> CompileState:
-        return CompileState(compiling=self.events.compiling.around)
+        return CompileState()
 
     @functools.cached_property
     def keys(self) -> KeyHook:
@@ -152,8 +152,8 @@ class Session:
 
     @functools.cached_property
     def kernels(self) -> Kernels:
-        share_sources = self.engine.settings.share_sources
-        return Kernels(self.state, share_sources=share_sources)
+        share_sources, on_triton = self.engine.settings.share_sources, self.events.rebuilding.tell
+        return Kernels(self.state, share_sources=share_sources, on_triton=on_triton)
 
     @functools.cached_property
     def lookups(self) -> Lookups:
@@ -168,7 +168,6 @@ class Session:
         functions, more = internals.guard_functions.get(), internals.branch_free()
         functions.update(more)
         self._patches.callback(lambda: [functions.pop(name, None) for name in more])
-        self.events.loading.tell(self._patches)
         self._loads = True
 
     def _install_holding(self) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 from s3cache.cache import Cache, Engine, Hit, Retry, Saved, Work
 from s3cache.errors import S3CacheError, TransientError
-from s3cache.features.single_flight.begin import retry_after
 from s3cache.seam import features
 from s3cache.settings import Settings
 from s3cache.store import Store, WrapperStore, open_store
@@ -118,7 +117,7 @@ class Rank:
             if outcome is None:
                 return None
             claim = outcome.claim
-            return retry_after(outcome)
+            return outcome.retry()
 
         try:
             if self._found(half, "fx", claimed) is None:

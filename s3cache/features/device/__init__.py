@@ -5,8 +5,8 @@ used on another device only if every mention of the first one is known and repla
 contain the number of a rank is used by that rank only. Once torch has measured the kernels of a
 graph, its entry is sealed: it has only the fastest configurations.
 
-*Subscribes to*: ``limit``, ``fits``, ``load``, ``loading``, ``hit``, ``saving``, ``describe``,
-``saved``, and ``finishing`` of the cache.
+*Subscribes to*: ``limit``, ``fits``, ``load``, ``rebuilding``, ``saving``, ``describe``, ``saved``;
+``hit`` once a graph with kernels of Triton is loaded; and ``finishing`` of the cache.
 
 *Without it*: an entry that is limited to a device or a rank is not used, and none is saved.
 """
@@ -21,6 +21,6 @@ SEALING = "sharing which configurations of kernels are the fastest"
 FEATURE = Feature(
     name="device",
     does="sharing code for accelerators and ranks",
-    installs=f"{__name__}._install:install",
-    torch=f"{__name__}._names",
+    installs=f"{__name__}.install:install",
+    torch=f"{__name__}.names",
 )

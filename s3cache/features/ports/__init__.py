@@ -51,7 +51,7 @@ FEATURE = Feature(
     options=PortOptions,
     kinds=PORTS,
     is_used=lambda settings: settings.ports != "off",
-    waits=f"{__name__}._install:share_triton_later",
-    installs=f"{__name__}._install:install",
-    torch=f"{__name__}._names",
+    waits=f"{__name__}.install:share_triton_later",
+    installs=f"{__name__}.install:install",
+    torch=f"{__name__}.names",
 )

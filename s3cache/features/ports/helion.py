@@ -15,7 +15,7 @@ from importlib.metadata import version
 from helion.autotuner.remote_cache import RemoteCacheBackend
 
 from s3cache.entries import LabelledKey
-from s3cache.features.ports._files import Files, device_here
+from s3cache.features.ports.files import Files, device_here
 
 _FILE = "best_config"
 _LISTED = 100  # if Helion gives no limit

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from s3cache.entries import LabelledKey
 from s3cache.errors import StoreError
-from s3cache.features.ports._files import Files, running_engine
+from s3cache.features.ports.files import Files, running_engine
 
 _FILE = "artifact"
 

@@ -39,7 +39,7 @@ from triton.runtime.cache import FileCacheManager
 
 from s3cache.entries import LabelledKey
 from s3cache.errors import S3CacheError
-from s3cache.features.ports._files import Files, device_here, host_here, running_engine
+from s3cache.features.ports.files import Files, device_here, host_here, running_engine
 
 if TYPE_CHECKING:
     from s3cache.cache import Work

@@ -2,7 +2,8 @@
 
 *Promises*: no rank waits forever for one that hit. Compile workers of all ranks fit the cores.
 
-*Subscribes to*: ``looking_up`` and ``barred`` of the session.
+*Subscribes to*: ``looking_up`` and ``barred`` of the session, which are announced only if ranks
+must agree.
 
 *Without it*: such ranks compile each graph.
 """
@@ -15,5 +16,5 @@ FEATURE = Feature(
     name="ranks",
     does="making ranks agree on hits",
     installs=f"{__name__}.install:install",
-    torch=f"{__name__}._names",
+    torch=f"{__name__}.names",
 )

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from s3cache.errors import Reason
-from s3cache.torch_api import internals
 from s3cache.util.importing import when_imported
 
 if TYPE_CHECKING:
@@ -19,17 +18,11 @@ if TYPE_CHECKING:
 
 
 def install(session: Session) -> None:
-    """Agree on lookups of whole graphs: nothing is done where ranks exchange no data."""
+    """Agree on lookups of whole graphs. The events are announced only if ranks must agree."""
     agreements: dict[Lookup, Agreement] = {}
 
-    def looking_up(
-        lookup: Lookup, gm: GraphModule, inputs: Sequence[object]
-    ) -> contextlib.AbstractContextManager[object]:
-        is_needed = internals.hits_need_agreement()
-        return agreeing(lookup, gm, inputs) if is_needed else contextlib.nullcontext()
-
     @contextlib.contextmanager
-    def agreeing(lookup: Lookup, gm: GraphModule, inputs: Sequence[object]) -> Iterator[None]:
+    def looking_up(lookup: Lookup, gm: GraphModule, inputs: Sequence[object]) -> Iterator[None]:
         from s3cache.features.ranks.agreement import agreement_on
 
         agreement = agreements[lookup] = agreement_on(gm, inputs)
@@ -40,10 +33,8 @@ def install(session: Session) -> None:
             agreement.close()
 
     def barred(lookup: Lookup) -> Reason | None:
-        agreement = agreements.get(lookup)
-        if agreement is None:  # ranks agree on whole graphs only
-            return Reason.RANKS if internals.hits_need_agreement() else None
-        return None if agreement.all_hit() else Reason.RANKS
+        agreement = agreements.get(lookup)  # there is none for an FX graph
+        return None if agreement is not None and agreement.all_hit() else Reason.RANKS
 
     session.events.looking_up.subscribe(looking_up)
     session.events.barred.subscribe(barred)
@@ -52,14 +43,14 @@ def install(session: Session) -> None:
 
 
 def _bound_workers(session: Session) -> None:
-    from s3cache.features.ranks import _names
+    from s3cache.features.ranks import names
     from s3cache.features.ranks.agreement import bounded_workers
 
     def bound() -> None:
         session.install_part(
-            _names.FEATURE,
-            lambda patches: patches.wrap(_names.compile_threads, bounded_workers),
+            names.FEATURE,
+            lambda patches: patches.wrap(names.compile_threads, bounded_workers),
             bind=False,
         )
 
-    session.undo.callback(when_imported(_names.ASYNC_COMPILE, bound))
+    session.undo.callback(when_imported(names.ASYNC_COMPILE, bound))

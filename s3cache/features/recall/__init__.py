@@ -80,6 +80,6 @@ FEATURE = Feature(
     in_words=_in_words,
     # Frames may depend on computed values.
     is_used=lambda settings: settings.recall != "off" and not os.environ.get(INERT_DEVICE),
-    installs=f"{__name__}._hooks:install",
-    torch=f"{__name__}._names",
+    installs=f"{__name__}.install:install",
+    torch=f"{__name__}.names",
 )

@@ -3,8 +3,8 @@
 *Promises*: waits are bounded; a process that waits holds no claim; no claim is held while the
 user's code runs. A claim is for the processes of a machine, a lease for machines.
 
-*Subscribes to*: ``missed`` of the cache, for ports; ``compiling``, ``missed``, ``hit``, ``saved``
-and ``is_awaited`` of the session.
+*Subscribes to*: ``missed`` of the cache, for ports, and of the session; ``hit``, ``saved`` and
+``is_awaited`` of the session once a graph was claimed.
 
 *Without it*: all processes that miss a graph compile it.
 """
@@ -46,5 +46,5 @@ FEATURE = Feature(
     is_used=lambda settings: settings.on_miss == "wait",
     begins=f"{__name__}.begin:SingleFlight",
     installs=f"{__name__}.install:install",
-    torch=f"{__name__}._names",
+    torch=f"{__name__}.names",
 )

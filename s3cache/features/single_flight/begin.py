@@ -8,15 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from s3cache.cache import Retry
-from s3cache.errors import Reason, TransientError
+from s3cache.errors import TransientError
 from s3cache.features.single_flight import SingleFlightOptions
 from s3cache.records import Event
 from s3cache.util.logs import Problems
 from s3cache.util.threads import is_forked
 
 if TYPE_CHECKING:
-    from s3cache.cache import Engine
+    from s3cache.cache import Engine, Retry
     from s3cache.features.single_flight.claims import Claim, Claims, WaitOutcome
     from s3cache.features.single_flight.leases import Leases
     from s3cache.tier import RemoteTier
@@ -39,7 +38,7 @@ class SingleFlight:
 
     def _missed(self, key: str, kind: str, bound_s: float) -> Retry | None:
         outcome = self.claim(key, bound_s, kind)
-        return None if outcome is None else retry_after(outcome)
+        return None if outcome is None else outcome.retry()
 
     def claim(self, key: str, bound_s: float, kind: str = "fx") -> WaitOutcome | None:
         """Claim a compile by the key of its entry, or wait until another process has done it.
@@ -113,13 +112,3 @@ class SingleFlight:
             self._leases = Leases(remote.reader, me())
             remote.at_stop.append(self._leases.stop)
         return self._leases
-
-
-def retry_after(outcome: WaitOutcome) -> Retry:
-    """Return how a lookup goes on after a wait."""
-    return Retry(
-        in_remote=outcome.is_remote,
-        reason=Reason.WAITED if outcome.timed_out else None,
-        in_vain=outcome.waste,
-        work=outcome.claim,
-    )

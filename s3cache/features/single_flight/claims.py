@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from s3cache.cache import Retry
+from s3cache.errors import Reason
 from s3cache.store import Directory
 from s3cache.tier import DiskTier
 from s3cache.util.logs import logger_of
@@ -95,6 +97,15 @@ class WaitOutcome:
     timed_out: bool = False
     is_remote: bool = False
     waste: Callable[[], None] | None = None
+
+    def retry(self) -> Retry:
+        """Return how a lookup goes on."""
+        return Retry(
+            in_remote=self.is_remote,
+            reason=Reason.WAITED if self.timed_out else None,
+            in_vain=self.waste,
+            work=self.claim,
+        )
 
 
 @dataclass(eq=False)

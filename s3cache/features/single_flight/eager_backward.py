@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from s3cache.errors import UnsupportedTorchError
-from s3cache.features.single_flight import _names
+from s3cache.features.single_flight import names
 from s3cache.hooks import FX_INFO, Compile, around, settings_of_backward
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import AOTConfig, AutogradArguments, Function
@@ -27,7 +27,6 @@ from s3cache.util.logs import logger_of
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from s3cache.features.single_flight.compiles import CompileClaims
     from s3cache.hooks import Session
 
 logger = logger_of("ranks")
@@ -38,20 +37,20 @@ class EagerBackward:
     """Lowers backwards of graphs that other ranks wait for."""
 
     _session: Session
-    _claims: CompileClaims
+    _is_claimed: Callable[[str | None], bool]
 
     def __post_init__(self) -> None:
-        there = inspect.signature(_names.make_autograd_function.get()).parameters
-        if lacking := " ".join(name for name in _names.ARGUMENTS if name not in there):
+        there = inspect.signature(names.make_autograd_function.get()).parameters
+        if lacking := " ".join(name for name in names.ARGUMENTS if name not in there):
             raise UnsupportedTorchError(f"torch does not pass {lacking} to a backward")
 
-    @around(_names.make_autograd_function)
+    @around(names.make_autograd_function)
     def _make_autograd_function(
         self, original: Function[object], *args: object, **kwargs: object
     ) -> object:
         given = inspect.signature(original).bind(*args, **kwargs)
         compile_ = self._session.compiles.current()
-        is_awaited = compile_ is not None and self._claims.held(compile_.key) is not None
+        is_awaited = compile_ is not None and self._is_claimed(compile_.key)
         # torch has already lowered a backward with sizes as inputs.
         if compile_ is not None and is_awaited and given.arguments["compiled_bw_func"] is None:
             self._lower(compile_, given.arguments)
@@ -95,7 +94,7 @@ def _lowering(aot_config: AOTConfig) -> Iterator[None]:
 
     with (
         torch.no_grad(),
-        _names.no_autocast.get()(),
-        _names.while_lowering.get()(aot_config, "backward"),
+        names.no_autocast.get()(),
+        names.while_lowering.get()(aot_config, "backward"),
     ):
         yield

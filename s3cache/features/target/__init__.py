@@ -27,10 +27,10 @@ FEATURE = Feature(
     name="target",
     does="compiling for a GPU that is not there (s3cache warm --target)",
     is_used=lambda _: bool(os.environ.get(TARGET)),
-    installs=f"{__name__}._install:install",
-    torch=f"{__name__}._names",
+    installs=f"{__name__}.install:install",
+    torch=f"{__name__}.names",
     variables=(TARGET.removeprefix(PREFIX), STANDIN.removeprefix(PREFIX)),
-    commands=(f"{__name__}._install:target",),
+    commands=(f"{__name__}.description:target",),
     job_options=(
         JobOption(
             "target",

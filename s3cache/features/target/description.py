@@ -33,16 +33,14 @@ _TRITON_PROPERTIES = {
 _MAX_SHOWN = 160
 
 
-def describe() -> dict[str, Any]:
-    """Describe the first GPU of this machine, and every other input of keys of graphs on it.
+def target() -> dict[str, Any]:
+    """Describe this machine's GPU in JSON, for s3cache warm --target FILE elsewhere (experimental).
 
-    Returns:
-        Plain data: ``versions`` of the packages; properties of the ``device``; and the components
-        of the ``key`` of a small graph on the device, with their digests.
-
-    Raises:
-        ConfigError: there is no NVIDIA GPU, or torch cannot compile for it.
+    The description has the inputs of keys on the GPU: the device and its driver, torch, Triton, and
+    the settings of this environment. Write it in the image and environment of the job in
+    production.
     """
+    # ``key`` has the components of the key of a small graph on the first GPU, with their digests.
     import torch
 
     versions = _versions()

@@ -18,7 +18,7 @@ def outcome(url: str, *, knows_limits: bool, limited: bool = True) -> dict[str, 
     every = seam.features()
     some = tuple(each for each in every if knows_limits or each.name != "device")
     groups = (0, 2, "groups") if limited else None
-    place = "s3cache.features.device._moving"
+    place = "s3cache.features.device.moving"
     with (
         mock.patch("s3cache.hooks._session.features", return_value=some),
         mock.patch.object(internals, "is_among_ranks", return_value=limited),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from s3cache import frame
-from s3cache.features.device._moving import why_alone
+from s3cache.features.device.moving import why_alone
 from s3cache.torch_api.internals import collectives_of
 from tests.support.marks import slow
 from tests.support.sites import Machine, Site

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 import tests.support.compiler  # noqa: F401
-from s3cache.features.device._first_launches import FirstLaunches, left_by_cpp
-from s3cache.features.device._kernels import (
+from s3cache.features.device.kernels import (
     compiled_later,
     kernel_digest,
     ready_to_launch,
 )
-from s3cache.features.device._marks import REMEMBERED, has_triton
+from s3cache.features.device.names import REMEMBERED
+from s3cache.features.device.winners import FirstLaunches, left_by_cpp
+from s3cache.hooks import has_triton
 
 NAMES = "triton_poi_0", "triton_red_1"
 TEXTS = {name: f"\nimport triton\n# {name}\n" for name in NAMES}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from s3cache.cache import Engine
-from s3cache.features.ports._files import Files
+from s3cache.features.ports.files import Files
 from s3cache.trust import generate
 from tests.features.ports.conftest import Start
 

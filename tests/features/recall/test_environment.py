@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from s3cache.features.recall._candidate import Candidate
-from s3cache.features.recall._content import ContentDescriber
+from s3cache.features.recall.candidate import Candidate
+from s3cache.features.recall.content import ContentDescriber
 
 HERE = {b"HOME": b"/root", b"ACT": b"relu"}
 

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from s3cache.features.single_flight.compiles import group_timeout_s
+from s3cache.features.single_flight.install import group_timeout_s
 
 
 def test_a_wait_is_bounded_by_the_time_out_of_the_process_group(

@@ -17,7 +17,6 @@ import pytest
 
 from s3cache.cache import Engine, Hit, Miss, Retry
 from s3cache.features.single_flight import leases
-from s3cache.features.single_flight.begin import retry_after
 from s3cache.features.single_flight.claims import Claims, WaitOutcome
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore, WrapperStore
@@ -61,7 +60,7 @@ def looked_up(
     def claim() -> Retry | None:
         flight = engine.parts.get("single_flight")
         claimed.append(outcome := None if flight is None else flight.claim(key, bound_s))
-        return None if outcome is None else retry_after(outcome)
+        return None if outcome is None else outcome.retry()
 
     with engine.candidates(key, "fx", retry=claim) as lookup:
         for hit in lookup:

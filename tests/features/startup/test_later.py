@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.features.startup._later import import_later
+from s3cache.features.startup.later import import_later
 from s3cache.util.importing import when_imported
 
 _LEFT_OUT = """\

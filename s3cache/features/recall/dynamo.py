@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from s3cache.features.recall import _names
+from s3cache.features.recall import names
 from s3cache.graph import value_at
 from s3cache.torch_api import internals
 
@@ -157,7 +157,7 @@ class SourceWriter:
             ]
         if isinstance(value, type) and value_at(value.__module__, value.__qualname__) is value:
             return ["class", value.__module__, value.__qualname__]
-        if isinstance(value, _names.source_class.get()):
+        if isinstance(value, names.source_class.get()):
             return ["source", self.number(value)]
         raise NotPlainError("source", f"reads by a {type(value).__qualname__}")
 
@@ -170,7 +170,7 @@ class Places:
     def __init__(
         self, rows: Sequence[Plain], variables: Mapping[str, object], names_: dict[str, object]
     ) -> None:
-        self._rows, self._module = rows, _names.sources.get()
+        self._rows, self._module = rows, names.sources.get()
         self._sources: list[Source] = [None] * len(rows)
         self._values: list[Any] = [_UNREAD] * len(rows)
         self._variables, self._names = variables, names_
@@ -199,7 +199,7 @@ class Places:
         if found is None:
             name, *values = self._rows[number]
             kind = getattr(self._module, name)
-            if not (isinstance(kind, type) and issubclass(kind, _names.source_class.get())):
+            if not (isinstance(kind, type) and issubclass(kind, names.source_class.get())):
                 raise ValueError(f"{name} is not a source")
             made: Any = kind
             given = zip(_fields_of(made), map(self.argument, values), strict=True)
@@ -282,7 +282,7 @@ class Scope:
         self._variables, self._names = variables, names_
         # The names that Dynamo's builder of guards uses.
         self._outer = {"L": variables, "G": names_}
-        self._closure = _names.closure_vars.get()()
+        self._closure = names.closure_vars.get()()
         self._known: dict[Source, object] = {}
 
     def value(self, source: Source) -> Any:
@@ -319,7 +319,7 @@ class Scope:
 
 def dispatch_keys(tensor: Any) -> int:
     """Return the dispatch keys of a tensor."""
-    return int(_names.dispatch_keys.get()(tensor).raw_repr())
+    return int(names.dispatch_keys.get()(tensor).raw_repr())
 
 
 # -- guards
@@ -375,7 +375,7 @@ def check_guard(kind: str, value: object, args: Sequence[object]) -> bool:
 
 def ignores_hooks() -> bool:
     """Return whether torch does not guard the absence of hooks on modules; the default."""
-    return _names.skips_module_hooks.get()
+    return names.skips_module_hooks.get()
 
 
 def is_by_argument(kind: str) -> bool:
@@ -390,7 +390,7 @@ def symbolic(graph: OutputGraph) -> set[str]:
 def may_exclude_sizes() -> bool:
     """Return whether guards may exclude sizes of earlier calls; by default, they do not."""
     # Not every release has the option.
-    return bool(getattr(_names.dynamo_options.get(), "automatic_dynamic_exclusion_guard", False))
+    return bool(getattr(names.dynamo_options.get(), "automatic_dynamic_exclusion_guard", False))
 
 
 def varies_by_history(graph: OutputGraph, reads: Iterable[tuple[Source, object]]) -> bool:
@@ -408,7 +408,7 @@ def varies_by_history(graph: OutputGraph, reads: Iterable[tuple[Source, object]]
         f"{source.name}.size()[{dim}]"
         for source, value in reads
         if is_tensor(value)
-        for dim in getattr(value, _names.DYNAMIC_DIMS, ())
+        for dim in getattr(value, names.DYNAMIC_DIMS, ())
     }
     known = {var for source, var in shapes.source_to_var.items() if str(source) in marked}
     return not changed <= known
@@ -423,7 +423,7 @@ def is_tensor(value: object) -> bool:
 
 def sizes_of(graph: OutputGraph) -> dict[Source, tuple[list[int | None], list[int | None]]]:
     """Return sizes and strides of inputs; a symbol is None."""
-    concrete = _names.concrete_size.get()
+    concrete = names.concrete_size.get()
     return {
         source: ([concrete(d) for d in sizes["size"]], [concrete(d) for d in sizes["stride"]])
         for source, sizes in graph.input_source_to_sizes_strides.items()
@@ -450,15 +450,15 @@ class Tree:
         state: object,
     ) -> Any:
         """Build torch's own guards for the current values."""
-        builder, guard = _names.guard_builder.get(), _names.guard_class.get()
+        builder, guard = names.guard_builder.get(), names.guard_class.get()
         made = [
             guard(source, functools.partial(getattr(builder, kind), *args, **kwargs))
             if args or kwargs
             else guard(source, getattr(builder, kind))
             for kind, source, args, kwargs in self.guards
         ]
-        expressions = _names.shape_guards.get()([*self.expressions])
-        graph = _names.guards_state.get()(
+        expressions = names.shape_guards.get()([*self.expressions])
+        graph = names.guards_state.get()(
             local_scope=dict(variables),
             global_scope=names_,
             torch_function_mode_stack=[],
@@ -469,28 +469,28 @@ class Tree:
             },
             dual_level=-1,
             functorch_layers=[],
-            current_device=_names.current_device.get(),
+            current_device=names.current_device.get(),
             global_state_guard=state,
-            _guards=_names.guard_set.get()(_names.ordered_set.get()(made)),
+            _guards=names.guard_set.get()(names.ordered_set.get()(made)),
             _aotautograd_guards=[],
             skip_guards_check=True,
             name_of_builtins_dict_key_in_fglobals=OWN_BUILTINS,
         )
-        parts = _names.shape_code.get()(expressions, expressions, None, True, [])
+        parts = names.shape_code.get()(expressions, expressions, None, True, [])
         # Outside of a compile there is no context with the id of the compile.
         with _compile_context():
-            return _names.check_manager.get()(code, graph, shape_code_parts=parts)
+            return names.check_manager.get()(code, graph, shape_code_parts=parts)
 
 
 @contextlib.contextmanager
 def _compile_context() -> Any:
-    context, before = _names.compile_context_class.get(), _names.initial_state.get()
-    with _names.compile_context.get()(context(context.current_compile_id())):
+    context, before = names.compile_context_class.get(), names.initial_state.get()
+    with names.compile_context.get()(context(context.current_compile_id())):
         try:
-            setattr(*_names.initial_state.owner(), before or _names.state_guard.get()())
+            setattr(*names.initial_state.owner(), before or names.state_guard.get()())
             yield
         finally:
-            setattr(*_names.initial_state.owner(), before)
+            setattr(*names.initial_state.owner(), before)
 
 
 class LateGuards:
@@ -503,12 +503,12 @@ class LateGuards:
     def __init__(
         self, first: Callable[[dict[str, object]], Any], names_: dict[str, object]
     ) -> None:
-        self.manager = _names.guard_manager.get()()
+        self.manager = names.guard_manager.get()()
         self._first: Callable[[dict[str, object]], Any] | None = first
         self._real: Any = None
         self.manager.root.add_lambda_guard(self._check, ["recalled by s3cache"], None)
         self.manager.verbose_code_parts = []
-        self.manager.args, self.manager.closure_vars = [], _names.closure_vars.get()()
+        self.manager.args, self.manager.closure_vars = [], names.closure_vars.get()()
         self.manager.global_scope = {"G": names_}
 
     def _check(self, variables: dict[str, object]) -> bool:
@@ -544,9 +544,7 @@ class LateGuards:
 def guarded(code: types.CodeType, guards: Any, compile_id: object) -> Any:
     """Return the result that Dynamo returns for a compiled frame."""
     label = f"Torch-Compiled Region: {compile_id}"
-    return _names.wrap_guarded_code.get()(
-        _names.guarded_code.get()(code, guards, compile_id, label)
-    )
+    return names.wrap_guarded_code.get()(names.guarded_code.get()(code, guards, compile_id, label))
 
 
 def guarded_code(result: Any) -> types.CodeType | None:
@@ -562,10 +560,10 @@ def install(
     values: Mapping[str, object],
 ) -> None:
     """Register generated code with Dynamo as its own, and install its global names."""
-    _names.original_codes.get()[code] = original
-    _names.output_codes.get().add(code)
-    clean = _names.cleanup_hook.get()
-    _names.cleanups.get()[code] = [clean(scope, name, value) for name, value in values.items()]
+    names.original_codes.get()[code] = original
+    names.output_codes.get().add(code)
+    clean = names.cleanup_hook.get()
+    names.cleanups.get()[code] = [clean(scope, name, value) for name, value in values.items()]
 
 
 def constant_row(value: object) -> list[Any] | None:
@@ -677,35 +675,35 @@ def state_of_process() -> tuple[Any, str] | None:
     """
     unusual = (
         is_under_modes()
-        or _names.stance.get().stance != "default"
-        or _names.in_compiled_autograd.get()
-        or _names.bytecode_hooks.get()
-        or _names.profiler_enabled.get()()
+        or names.stance.get().stance != "default"
+        or names.in_compiled_autograd.get()
+        or names.bytecode_hooks.get()
+        or names.profiler_enabled.get()()
         or sys.gettrace() is not None
         or sys.getprofile() is not None
     )
     if unusual:
         return None
-    state = _names.state_guard.get()()
-    return state, f"{state.__getstate__()} {_names.error_on_graph_break.get()()}"
+    state = names.state_guard.get()()
+    return state, f"{state.__getstate__()} {names.error_on_graph_break.get()()}"
 
 
 def is_under_modes() -> bool:
     """Return whether a mode for functions or dispatch, a transform, or a saving hook is active."""
     return bool(
-        _names.function_modes.get()() > 0
+        names.function_modes.get()() > 0
         # Inside a compile, Dynamo has disabled the modes, so none is current.
-        or _names.in_dispatch_mode.get()()
-        or _names.dispatch_modes.get()() > 0
-        or _names.functorch_layer.get()() is not None
-        or _names.dual_level.get() >= 0
-        or _names.saving_hooks.get()(True) is not None
+        or names.in_dispatch_mode.get()()
+        or names.dispatch_modes.get()() > 0
+        or names.functorch_layer.get()() is not None
+        or names.dual_level.get() >= 0
+        or names.saving_hooks.get()(True) is not None
     )
 
 
 def state_text(state: Any) -> str:
     """Return the given, or else the current, state of torch that guards check, as text."""
-    return str((state or _names.state_guard.get()()).__getstate__())
+    return str((state or names.state_guard.get()()).__getstate__())
 
 
 def ranks() -> tuple[int, int]:
@@ -745,9 +743,9 @@ def note_sizes(code: types.CodeType, closure: object, values: Iterable[tuple[str
 
 def _seen(code: types.CodeType, closure: object) -> Any:
     """Return the sizes that Dynamo has seen in a frame, by name; None if it does not use them."""
-    if not _names.automatic_dynamic.get():
+    if not names.automatic_dynamic.get():
         return None
-    return _names.code_state.get()()[_names.code_id.get().make(code, closure)].automatic_dynamic
+    return names.code_state.get()()[names.code_id.get().make(code, closure)].automatic_dynamic
 
 
 def _size_entry(name: str, value: object) -> Any:
@@ -759,9 +757,9 @@ def _size_entry(name: str, value: object) -> Any:
         table = types.SimpleNamespace(automatic_dynamic={})
         state = types.SimpleNamespace(all_states=None, local_state=table)
         trace = types.SimpleNamespace(distributed_state=state)
-        return _names.record_automatic_dynamic.get()(trace, name, value)
+        return names.record_automatic_dynamic.get()(trace, name, value)
     if type(value) in (int, float):
-        return _names.size_entry.get().make_scalar(value)
+        return names.size_entry.get().make_scalar(value)
     return None
 
 
@@ -782,8 +780,8 @@ def lets_vary(
     merged = copy.copy(seen[name])
     merged |= entry
     if type(value) in (int, float):
-        return fixed is not None and merged.scalar is _names.auto_dynamic.get()
-    static = getattr(value, _names.STATIC_DIMS, ())
+        return fixed is not None and merged.scalar is names.auto_dynamic.get()
+    static = getattr(value, names.STATIC_DIMS, ())
     sizes, strides = fixed or ((), ())
     return any(
         number not in (None, 0, 1) and dim not in static and is_dynamic(dim)
@@ -799,7 +797,7 @@ def compiler_of(backend: object) -> Plain | None:
     """Return the mode and options of an Inductor backend; None for other backends."""
     found: Any = backend
     for _ in range(8):
-        inner = getattr(found, _names.ORIGINAL_BACKEND, None)
+        inner = getattr(found, names.ORIGINAL_BACKEND, None)
         if inner is None:
             break
         found = inner
@@ -807,7 +805,7 @@ def compiler_of(backend: object) -> Plain | None:
     if type(ddp).__name__ == "DDPOptimizer":
         inner = compiler_of(ddp.backend_compile_fn)
         return inner and ["ddp", ddp.bucket_bytes_cap, ddp.first_bucket_cap, inner]
-    if type(found) is _names.inductor_wrapper.get():
+    if type(found) is names.inductor_wrapper.get():
         return [
             "inductor",
             sorted((name, repr(each)) for name, each in found.config.items()),
@@ -818,9 +816,9 @@ def compiler_of(backend: object) -> Plain | None:
 
 def options_of_dynamo() -> str | None:
     """Return the options of Dynamo as text; None if one of them has none."""
-    own = internals.options_text(_names.dynamo_options.get())
+    own = internals.options_text(names.dynamo_options.get())
     # Names and values of inputs with sizes that may change.
-    common = _names.common_options.get()()
+    common = names.common_options.get()()
     sizes = {name: each for name, each in common.items() if name.startswith(_OF_SIZES)}
     return None if own is None else f"{own}\n{sorted(sizes.items())}"
 
@@ -828,7 +826,7 @@ def options_of_dynamo() -> str | None:
 def options_of_compiler(backend: object) -> Mapping[str, object]:
     """Return the options of ``torch.compile``, or those of its mode."""
     found: Any = backend
-    while (inner := getattr(found, _names.ORIGINAL_BACKEND, None)) is not None:
+    while (inner := getattr(found, names.ORIGINAL_BACKEND, None)) is not None:
         found = inner
     ddp: Any = getattr(found, "__self__", None)
     if type(ddp).__name__ == "DDPOptimizer":

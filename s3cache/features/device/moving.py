@@ -24,9 +24,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from s3cache.artifact import unpickled
-from s3cache.features.device import _names
-from s3cache.features.device._kernels import kernel_digest, kernel_sources
-from s3cache.features.device._marks import REMEMBERED
+from s3cache.features.device import names
+from s3cache.features.device.kernels import kernel_digest, kernel_sources
+from s3cache.features.device.names import REMEMBERED
 from s3cache.graph import call_nodes, code_on
 from s3cache.hooks import LIMITS, graphs_of
 from s3cache.torch_api import internals
@@ -222,7 +222,7 @@ def _move_graph(graph: CompiledGraph, made_for: device, here: device) -> None:
     if bundle is None:
         return
     sources = [*zip(kernel_sources(before), kernel_sources(graph.source_code), strict=True)]
-    key = _names.kernel_key.get()
+    key = names.kernel_key.get()
     keys = {key(theirs): key(ours) for theirs, ours in sources}
     bundle_here = dataclasses.replace(
         bundle,

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from s3cache.features.device import _names
-from s3cache.features.device._marks import COMPILES_LATER
+from s3cache.features.device import names
+from s3cache.hooks import COMPILES_LATER
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _SEARCHED = _COMBINED, _DESCENDED = "found_by_combo_autotune", "found_by_coordes
 def kernels_in(module: ModuleType) -> Iterator[tuple[str, object]]:
     """Yield the kernels of Triton that a module of generated code has loaded, with their names."""
     for name, value in vars(module).items():
-        if isinstance(value, _names.autotuner.get()):
+        if isinstance(value, names.autotuner.get()):
             yield kernel_name(value), value
         elif type(value).__name__.endswith("MultiKernelCall"):
             yield name, value
@@ -37,7 +37,7 @@ def kernel_name(tuner: CachingAutotuner) -> str:
 
 def left_to_measure(kernel: Any) -> str:
     """Return why the next launch of a loaded kernel measures; "" if it does not."""
-    if not isinstance(kernel, _names.autotuner.get()):
+    if not isinstance(kernel, names.autotuner.get()):
         return "a choice between kernels" if kernel.picked_kernel is None else ""
     results = kernel.launchers or kernel.compile_results or kernel.configs
     if len(results) > 1:
@@ -109,12 +109,12 @@ def _kernels(source: str) -> Iterator[tuple[str, str]]:
 
 def kernel_digest(source: str) -> str:
     """Return the digest of a kernel's source, which is the name of its file."""
-    return str(_names.code_hash.get()(source.strip()))
+    return str(names.code_hash.get()(source.strip()))
 
 
 def ready_to_launch(pending: dict[str, Any], name: str) -> CachingAutotuner:
     """Wait for a kernel that C++ is about to launch for the first time, and return it."""
-    if not isinstance(pending[name], _names.autotuner.get()):
+    if not isinstance(pending[name], names.autotuner.get()):
         pending[name] = pending[name].result()  # not twice: each call loads its configurations
     return pending[name]
 
@@ -139,14 +139,14 @@ def device_of(tuner: CachingAutotuner) -> int:
 def triton_files(name: str, device: int) -> object:
     """Return a kernel's files as torch bundles them."""
     directory = os.path.join(internals.triton_directory.get()(device), name)
-    make, files = _names.triton_file_class.get(), []
+    make, files = names.triton_file_class.get(), []
     for each in sorted(os.scandir(directory), key=lambda each: each.name):
         with open(each, "rb") as file:
             content = file.read()
         if each.name.endswith(".json"):
             content = content.replace(directory.encode(), b"[REPLACE]")  # as torch does
         files.append(make(each.name, content))
-    return _names.triton_files_class.get()(name, device, files)
+    return names.triton_files_class.get()(name, device, files)
 
 
 def sealed_kernel(kernel: CachingAutotuner, tuner: CachingAutotuner) -> CachingAutotuner:

@@ -21,8 +21,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, cast
 
-from s3cache.features.recall import _dynamo as dynamo
-from s3cache.features.recall import _names
+from s3cache.features.recall import dynamo, names
 from s3cache.graph import (
     NATIVE,
     code_digest,
@@ -405,7 +404,7 @@ def _mark(name: str, value: object) -> str:
     """Return the text of an attribute of a tensor, such as a mark for dynamic sizes."""
     if name == "_specialize_on" and any(cast("dict[int, object]", value).values()):
         raise UnknownContentError("a size with specializations")
-    if name == _names.RANGES:
+    if name == names.RANGES:
         return f"{name}={sorted(map(repr, cast('set[object]', value)))}"
     return f"{name}={_shallow(value)}"
 
@@ -464,7 +463,7 @@ def _tensor_text(tensor: Tensor, *, is_state: bool) -> str:
 
     state = dict(getattr(tensor, "__dict__", None) or {})
     if is_state or isinstance(tensor, torch.nn.Parameter):  # Dynamo marks them during the trace
-        state.pop(_names.STATIC_INPUT, None)
+        state.pop(names.STATIC_INPUT, None)
     marks = sorted(_mark(name, value) for name, value in state.items())
     parts: list[object] = [
         str(tensor.dtype),

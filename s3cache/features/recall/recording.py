@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from s3cache.features.recall import RecallReason
-from s3cache.features.recall import _dynamo as dynamo
-from s3cache.features.recall._candidate import (
+from s3cache.features.recall import RecallReason, dynamo
+from s3cache.features.recall.candidate import (
     Candidate,
     constants_in,
     names_in,
@@ -20,13 +19,13 @@ from s3cache.features.recall._candidate import (
     portable,
     renamed,
 )
-from s3cache.features.recall._content import (
+from s3cache.features.recall.content import (
     NOT_COMPARED,
     ContentDescriber,
     UnknownContentError,
     is_environment,
 )
-from s3cache.features.recall._dynamo import NotPlainError, Scope, Source, SourceWriter
+from s3cache.features.recall.dynamo import NotPlainError, Scope, Source, SourceWriter
 from s3cache.graph import origin_of_file, placement
 from s3cache.torch_api import internals
 

@@ -1,4 +1,4 @@
-"""Templates of kernels that are parsed at their first use."""
+"""Wait for the imports that can do less."""
 
 from __future__ import annotations
 
@@ -8,13 +8,38 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from _s3cache_process import COMPILER
-from s3cache.features.startup._names import TEMPLATES, template_environment
-from s3cache.util.importing import when_imported
+from s3cache.util.importing import when_imported, without_collections
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
+    from s3cache.hooks import Session
     from s3cache.torch_api.protocols import Function
+
+#: Modules that import much of torch.
+_HEAVY = "torch", "torch._dynamo", "torch._dynamo.repro.after_dynamo", COMPILER
+#: Modules that rarely use networkx. Its import takes a tenth of a second.
+_NETWORKX_USERS = tuple(
+    f"torch._functorch._activation_checkpointing.{name}"
+    for name in ("graph_info_provider", "knapsack_evaluator")
+)
+
+
+def avoid_collections() -> Callable[[], None]:
+    """Import heavy modules without garbage collections; return a function that ends this."""
+    return without_collections(_HEAVY)
+
+
+def install(session: Session) -> None:
+    """Defer what can be deferred."""
+    from s3cache.features.startup.later import import_later
+
+    cancel = avoid_collections()
+    session.undo.callback(cancel)
+    session.undo.callback(when_imported(COMPILER, cancel))  # few are left by then
+    session.undo.callback(parse_templates_later())
+    for importer in _NETWORKX_USERS:
+        session.undo.callback(import_later(importer, "networkx"))
 
 
 def parse_templates_later() -> Callable[[], None]:
@@ -23,6 +48,8 @@ def parse_templates_later() -> Callable[[], None]:
     They are templates of GPU kernels; parsing them takes longer than most of the import. Returns a
     function that ends this for templates that are created later.
     """
+    from s3cache.features.startup.names import TEMPLATES, template_environment
+
     undo = contextlib.ExitStack()
 
     def begin() -> None:

@@ -1,4 +1,4 @@
-"""Names of torch for kernels on accelerators."""
+"""Names of torch for kernels on accelerators, and our names in entries with such kernels."""
 
 from __future__ import annotations
 
@@ -28,3 +28,11 @@ triton_files_class = AnyClass(
 )
 triton_file_class = AnyClass("torch._inductor.triton_bundler:TritonKernelArtifact", feature=SEALING)
 code_hash = AnyFunction(f"{_CODE}:code_hash", feature=SEALING)
+
+#: In the ``meta`` of an entry: kernels that a hit compiles or measures, each with the reason.
+LEFT = "left"
+#: The attribute of a compiled graph that holds the fastest configurations of its kernels, as torch
+#: remembers them, by the digest of their source.
+REMEMBERED = "s3cache_winners"
+#: On a kernel in an entry: torch's marks on a winner that was found by a search.
+SEARCHED = "s3cache_searched"

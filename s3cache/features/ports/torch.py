@@ -15,8 +15,8 @@ import platform
 from typing import Any
 
 from s3cache.entries import LabelledKey
-from s3cache.features.ports import _names as names
-from s3cache.features.ports._files import Files, device_here
+from s3cache.features.ports import names
+from s3cache.features.ports.files import Files, device_here
 from s3cache.torch_api import installed_version
 
 _REDIS = "TORCHINDUCTOR_REDIS_URL", "TORCHINDUCTOR_REDIS_HOST"

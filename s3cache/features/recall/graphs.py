@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from s3cache.features.recall import _names
+from s3cache.features.recall import names
 from s3cache.hooks import AOT, Lookup, conditions_of
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
@@ -55,11 +55,11 @@ class _Debug:
     RECORD_GRAPH_EXECUTION = False
 
     def __getattr__(self, name: str) -> object:
-        return getattr(_names.debug.get(), name)
+        return getattr(names.debug.get(), name)
 
 
 def _stand_in_for_debug() -> None:
-    if "debug" not in vars(package := _names.inductor.get()):
+    if "debug" not in vars(package := names.inductor.get()):
         package.__dict__["debug"] = _Debug()
 
 
@@ -86,8 +86,8 @@ def call_untraced(result: Any, wrap: Function[Function[object]]) -> Function[obj
     result.guards_expr = None
     inductor = internals.inductor_config.get()
     boxed = {
-        "cudagraphs": _names.boxed_bool.get()(bool(inductor.triton.cudagraphs)),
-        "boxed_forward_device_index": _names.boxed_index.get()(None),
+        "cudagraphs": names.boxed_bool.get()(bool(inductor.triton.cudagraphs)),
+        "boxed_forward_device_index": names.boxed_index.get()(None),
     }
     compiled = wrap(result, [], result.sanitized_aot_config, boxed)
 

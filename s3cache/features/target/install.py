@@ -22,14 +22,14 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from s3cache.errors import UnsupportedTorchError
-from s3cache.features.target import FEATURE, TARGET, _names
+from s3cache.features.target import FEATURE, TARGET, names
 from s3cache.graph import BypassReason
 from s3cache.hooks import Patches, around
 from s3cache.torch_api import internals, require
 from s3cache.torch_api.protocols import Function
 
 if TYPE_CHECKING:
-    from s3cache.hooks import Bypasses
+    from s3cache.hooks import Bypasses, Session
     from s3cache.torch_api.protocols import TracingContext
 
 # Operators that round exactly: processors and GPUs agree to the last bit.
@@ -49,6 +49,11 @@ _NOT_THERE = BypassReason(
     "torch computed or measured something on the stand-in for a GPU",
     "compile it on a machine that has the GPU",
 )
+
+
+def install(session: Session) -> None:
+    """Install hooks with those that the cache requires."""
+    session.required.append(lambda patches: StandIn(session.bypasses).install(patches))
 
 
 class StandIn:
@@ -78,9 +83,9 @@ class StandIn:
 
         require(FEATURE.does)
         patches.install(self)
-        if _names.first_launch.find() is not None:
-            patches.wrap(_names.first_launch, self._first_launch)
-        library = _names.dispatch_library.get()("IMPL", "aten", "CUDA", "")
+        if names.first_launch.find() is not None:
+            patches.wrap(names.first_launch, self._first_launch)
+        library = names.dispatch_library.get()("IMPL", "aten", "CUDA", "")
         patches.callback(library.reset)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of replaced functions
@@ -117,7 +122,7 @@ class StandIn:
             self._computed.add(context)
         return context in self._computed
 
-    @around(_names.launch_kernel)
+    @around(names.launch_kernel)
     def _launch(self, original: Function[object], *args: object, **kwargs: object) -> object:
         # Kernels that are never launched are never measured; entries list them as unmeasured.
         is_compiling = getattr(self._began, "at", None) is not None
@@ -131,7 +136,7 @@ class StandIn:
         finally:
             self._began.at = outer
 
-    @around(_names.save_winner)
+    @around(names.save_winner)
     def _save_winner(self, original: Function[object], *args: object, **kwargs: object) -> None:
         pass  # a stand-in measures nothing that is worth remembering
 
@@ -154,7 +159,7 @@ class StandIn:
             return
         self._bypasses.note("a compiled graph is not shared", [_NOT_THERE])
 
-    @around(*_names.constant_folders)
+    @around(*names.constant_folders)
     def _fold(self, original: Function[object], *args: object, **kwargs: object) -> object:
         with _on_processor()():
             return original(*args, **kwargs)
@@ -166,7 +171,7 @@ def _empty_results(
     """Return tensors with the layout of an operator's results, without values."""
     import torch
 
-    tree_map, mode = _names.tree_map.get(), internals.fake_mode.get()()
+    tree_map, mode = names.tree_map.get(), internals.fake_mode.get()()
 
     def fake(value: object) -> object:
         is_tensor = isinstance(value, torch.Tensor)
@@ -189,7 +194,7 @@ def _on_processor() -> type[AbstractContextManager[object]]:
     """Return a mode in which exact operators on the device are computed on the processor."""
     import torch
 
-    class OnProcessor(_names.dispatch_mode.get()):  # type: ignore[misc]
+    class OnProcessor(names.dispatch_mode.get()):  # type: ignore[misc]
         def __torch_dispatch__(
             self,
             operator: Function[object],
@@ -211,7 +216,7 @@ def _on_processor() -> type[AbstractContextManager[object]]:
                     return value.cpu()
                 return value
 
-            here, named = _names.tree_map.get()(moved, (args, {**kwargs}))
+            here, named = names.tree_map.get()(moved, (args, {**kwargs}))
             result = operator(*here, **named)
             if not devices or not isinstance(result, torch.Tensor):
                 return result

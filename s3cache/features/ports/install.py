@@ -1,8 +1,8 @@
 """Install each adapter when its compiler is imported.
 
 Compilers that are not installed are not waited for. Programs may name the modules ``triton``,
-``helion`` and ``torchtitan``; torch uses ``_torch`` if its own options ask for remote caches.
-``_files`` describes the entries of all of them.
+``helion`` and ``torchtitan``; torch uses ``torch`` if its own options ask for remote caches.
+``files`` describes the entries of all of them.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ def install_triton() -> Callable[[], None]:
 
 def _install_torch(undo: contextlib.ExitStack) -> None:
     try:
-        from s3cache.features.ports._torch import install_backends
+        from s3cache.features.ports.torch import install_backends
 
         install_backends(undo)
     except Exception as exc:  # noqa: BLE001 - an unknown torch
-        from s3cache.features.ports._names import FEATURE
+        from s3cache.features.ports.names import FEATURE
 
         logger.warning("%s is off: %s", FEATURE, exc)
 

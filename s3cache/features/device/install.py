@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from s3cache.features.device import SEALING
-from s3cache.features.device._marks import LEFT, REMEMBERED, SEARCHED, has_triton
-from s3cache.hooks import FX, LIMITS, LIMITS_FIELD, Limits, Patches, graphs_of
+from s3cache.features.device.names import LEFT, REMEMBERED, SEARCHED
+from s3cache.hooks import FX, LIMITS, LIMITS_FIELD, Limits, Patches, graphs_of, has_triton
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from s3cache.cache import Hit
-    from s3cache.features.device._moving import DeviceConstraint
-    from s3cache.features.device._winners import Winners
+    from s3cache.features.device.moving import DeviceConstraint
+    from s3cache.features.device.winners import Winners
     from s3cache.frame import Frame
     from s3cache.hooks import CacheCall, Lookup, Result, Save, Session
     from s3cache.torch_api.protocols import CompiledGraph, TritonBundle
@@ -35,16 +35,15 @@ _HOLDS_RANK = "s3cache_holds_rank"
 
 def install(session: Session) -> None:
     """Subscribe to the events of ``session``."""
-    device, events, undo = Device(session), session.events, session.undo
+    device, events = Device(session), session.events
     session.required.append(device.install)
-    undo.callback(events.limit.subscribe(device.limit))
-    undo.callback(events.fits.subscribe(device.fits))
-    undo.callback(events.load.subscribe(device.load))
-    undo.callback(events.loading.subscribe(device.install_loading))
-    undo.callback(events.hit.subscribe(device.hit))
-    undo.callback(events.saving.subscribe(device.saving))
-    undo.callback(events.describe.subscribe(device.describe))
-    undo.callback(events.saved.subscribe(device.saved))
+    events.limit.subscribe(device.limit)
+    events.fits.subscribe(device.fits)
+    events.load.subscribe(device.load)
+    events.rebuilding.subscribe(device.rebuilding)
+    events.saving.subscribe(device.saving)
+    events.describe.subscribe(device.describe)
+    events.saved.subscribe(device.saved)
 
 
 class _OfThread(threading.local):
@@ -60,20 +59,16 @@ class Device:
         self._session = session
         self._of_thread = _OfThread()
         self._with_triton: weakref.WeakSet[CacheCall] = weakref.WeakSet()
+        self._sees_hits = False
 
     def install(self, patches: Patches) -> None:
         """Observe which collectives a compile adds."""
         patches.wrap(internals.compile_fx_inner, self._compile_graph)
 
-    def install_loading(self, patches: Patches) -> None:
-        """Add what a hit needs to know of winners to its kernels, before torch loads them."""
-        patches.wrap(internals.rebuild_module, self._rebuild)
-        patches.wrap(internals.emit_triton_bundle, self._emit)
-
     @functools.cached_property
     def winners(self) -> Winners:
         """The object that seals entries, created for the first entry with a Triton kernel."""
-        from s3cache.features.device._winners import Winners
+        from s3cache.features.device.winners import Winners
 
         winners = Winners(self._session.engine, self._session.kernels)
         self._session.install_part(SEALING, winners.install, bind=True)
@@ -86,7 +81,7 @@ class Device:
     ) -> CompiledGraph:
         if internals.groups_of_ranks() is None:
             return original(gm, *args, **kwargs)
-        from s3cache.features.device._moving import collectives_in
+        from s3cache.features.device.moving import collectives_in
 
         outer, self._of_thread.traced = self._of_thread.traced, collectives_in(gm)
         try:
@@ -103,7 +98,7 @@ class Device:
     def limit(self, saving: Save, device: str) -> Limits | None:
         """Return where the code of a result can run."""
         try:
-            from s3cache.features.device._moving import rank_of_process, why_alone
+            from s3cache.features.device.moving import rank_of_process, why_alone
 
             graphs = graphs_of(saving.result)
             if saving.level is FX:
@@ -125,7 +120,7 @@ class Device:
 
     def fits(self, limits: object) -> str:
         """Return why code cannot be used here as it is."""
-        from s3cache.features.device._moving import misplaced
+        from s3cache.features.device.moving import misplaced
 
         try:
             return misplaced(cast("DeviceConstraint", limits), movable=False) or ""
@@ -134,32 +129,28 @@ class Device:
 
     def load(self, limits: object, content: bytes) -> Callable[[], object]:
         """Return a function that unpickles code for this device."""
-        from s3cache.features.device._moving import moved_here
+        from s3cache.features.device.moving import moved_here
 
         return partial(moved_here, content, cast("DeviceConstraint", limits))
 
     # -- winners
 
-    def _rebuild(
-        self, original: Function[str], graph: CompiledGraph, *args: object, **kwargs: object
-    ) -> str:
-        if (call := self._session.state.rebuilding) is not None:
-            if known := getattr(graph, REMEMBERED, None):
-                from s3cache.features.device._kernels import remember_winner
-
-                for kernel, best in known.items():
-                    remember_winner(kernel, best)
-            if has_triton(graph):
-                self._with_triton.add(call)
-        return original(graph, *args, **kwargs)
-
-    def _emit(
-        self, original: Function[object], bundle: TritonBundle, *args: object, **kwargs: object
-    ) -> object:
-        for static in bundle.static_autotuners:
+    def rebuilding(self, graph: CompiledGraph) -> None:
+        """Tell torch what the entry knows of winners, before torch loads the kernels."""
+        bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
+        for static in () if bundle is None else bundle.static_autotuners:
             for name in vars(static.kernel).get(SEARCHED, ()):
                 setattr(static.kernel.compile_results[0].config, name, True)
-        return original(bundle, *args, **kwargs)
+        if (call := self._session.state.rebuilding) is None:
+            return
+        for kernel, best in getattr(graph, REMEMBERED, {}).items():
+            from s3cache.features.device.kernels import remember_winner
+
+            remember_winner(kernel, best)
+        if not self._sees_hits:  # programs without such kernels do not come here
+            self._sees_hits = True
+            self._session.events.hit.subscribe(self.hit)
+        self._with_triton.add(call)
 
     def hit(self, lookup: Lookup, hit: Hit, result: Result) -> None:
         """Note the kernels of a hit that must still be measured; seal the entry after that."""

@@ -7,11 +7,11 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from s3cache.features.recall import _dynamo as dynamo
-from s3cache.features.recall._candidate import Candidate
-from s3cache.features.recall._content import ContentDescriber, is_environment, tensor_guarded
-from s3cache.features.recall._dynamo import Places, Tree
-from s3cache.features.recall._recording import PythonFrame, _alias, digest, is_dense
+from s3cache.features.recall import dynamo
+from s3cache.features.recall.candidate import Candidate
+from s3cache.features.recall.content import ContentDescriber, is_environment, tensor_guarded
+from s3cache.features.recall.dynamo import Places, Tree
+from s3cache.features.recall.recording import PythonFrame, _alias, digest, is_dense
 from s3cache.graph import origin_of_file, placement
 
 

@@ -25,12 +25,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from s3cache.entries import LabelledKey, labelled_key
-from s3cache.features.recall import KEYS, RecallOptions, RecallReason, _names
-from s3cache.features.recall import _dynamo as dynamo
-from s3cache.features.recall._candidate import Candidate, renamed, restored, unpacked
-from s3cache.features.recall._graphs import rebuilt, without_graph
-from s3cache.features.recall._recording import PythonFrame, Recording, RefusedError
-from s3cache.features.recall._walk import FrameComparison
+from s3cache.features.recall import KEYS, RecallOptions, RecallReason, dynamo, names
+from s3cache.features.recall.candidate import Candidate, renamed, restored, unpacked
+from s3cache.features.recall.comparison import FrameComparison
+from s3cache.features.recall.graphs import rebuilt, without_graph
+from s3cache.features.recall.recording import PythonFrame, Recording, RefusedError
 from s3cache.graph import (
     code_fingerprint,
     instruction_sets,
@@ -147,7 +146,7 @@ class Recall:
         if dynamo.asks_for_guards(given["hooks"]):
             self._refuse("filter", "has user functions that filter guards or frames", code)
             return None
-        limit, _ = _names.exceeds_recompile_limit.get()(given["cache_size"], given["compile_id"])
+        limit, _ = names.exceeds_recompile_limit.get()(given["cache_size"], given["compile_id"])
         if limit:
             return None
         compiler = dynamo.compiler_of(given["compiler_fn"])
@@ -177,7 +176,7 @@ class Recall:
             "python": platform.python_version(),
             "machine.arch": platform.machine(),
             "machine.isa": instruction_sets(),
-            "cache_key_tag": _names.cache_key_tag.get(),
+            "cache_key_tag": names.cache_key_tag.get(),
             "settings": settings,
             "dynamo.config": options,
             "compiler": compiler,
@@ -403,7 +402,7 @@ class Recall:
                 raise
             self._bypasses.failed(logger, what, exc)
 
-    @around(_names.compiler_config)
+    @around(names.compiler_config)
     def _compiler_config(self, original: Function[object], backend: DynamoObject) -> object:
         """Answer torch.compile's question to Inductor without importing Inductor."""
         if internals.COMPILER in sys.modules:
@@ -428,16 +427,16 @@ class Recall:
         patches.install(self)
 
         def around_parts() -> None:
-            patches.wrap(_names.compile_parts, self._compile_parts)
+            patches.wrap(names.compile_parts, self._compile_parts)
 
-        patches.callback(when_imported(_names.DDP_OPTIMIZER, around_parts))
+        patches.callback(when_imported(names.DDP_OPTIMIZER, around_parts))
         patches.callback(self._session.events.looked_up.subscribe(self._looked_up))
 
     def _make_ready(self) -> None:
         """Install the hooks that make a callable of an entry, unless they are installed."""
         self._session.install_loading()
         if not self._is_ready:
-            self._patches.wrap(_names.post_compile_hit, self._post_compile_hit)
+            self._patches.wrap(names.post_compile_hit, self._post_compile_hit)
             self._is_ready = True
 
     def _compile_parts(
@@ -457,7 +456,7 @@ class Recall:
         for recording in self._stack.recordings[-1:]:
             recording.lookups.append(lookup)
 
-    @around(_names.build_variable)
+    @around(names.build_variable)
     def _build_variable(
         self, original: Function[object], builder: DynamoObject, value: object
     ) -> object:
@@ -465,13 +464,13 @@ class Recall:
             recording.reads.append((builder.source, value))
         return original(builder, value)
 
-    @around(_names.build_sourceless)
+    @around(names.build_sourceless)
     def _build_sourceless(self, original: Function[object], tx: object, value: object) -> object:
         for recording in self._stack.recordings[-1:]:
             recording.sourceless.append(value)
         return original(tx, value)
 
-    @around(_names.update_automatic_dynamic)
+    @around(names.update_automatic_dynamic)
     def _automatic_dynamic(
         self, original: Function[object], tx: object, name: str, *args: object, **kwargs: object
     ) -> object:
@@ -479,7 +478,7 @@ class Recall:
             recording.dynamic.append(name)
         return original(tx, name, *args, **kwargs)
 
-    @around(_names.build_guards)
+    @around(names.build_guards)
     def _build_guards(
         self,
         original: Function[object],
@@ -497,7 +496,7 @@ class Recall:
             recording.candidate.expressions = [*manager.shape_code_parts.python_code_parts.exprs]
         return built
 
-    @around(_names.check_functions)
+    @around(names.check_functions)
     def _check_functions(
         self, original: Function[None], manager: object, *args: DynamoObject, **kwargs: DynamoObject
     ) -> None:
@@ -517,7 +516,7 @@ def install(session: Session) -> None:
     """Install recall when Dynamo is imported, before torch's compiler: it does not need it."""
 
     def begin() -> None:
-        session.install_part(_names.FEATURE, Recall(session).install)
+        session.install_part(names.FEATURE, Recall(session).install)
 
     session.undo.callback(when_imported(internals.DYNAMO, begin))
 

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, cast
 from s3cache import frame
 from s3cache.artifact import unpickled
 from s3cache.cache import Engine
-from s3cache.features.device import _names
-from s3cache.features.device._first_launches import FirstLaunches, left_by_cpp
-from s3cache.features.device._kernels import (
+from s3cache.features.device import names
+from s3cache.features.device.kernels import (
+    compiled_later,
     device_of,
     files_of,
     is_combined,
@@ -38,13 +38,14 @@ from s3cache.features.device._kernels import (
     kernel_sources,
     kernels_in,
     left_to_measure,
+    needs_assembly,
     ready_to_launch,
     remembered_winner,
     sealed_kernel,
     searched,
     triton_files,
 )
-from s3cache.features.device._marks import LEFT, REMEMBERED, SEARCHED
+from s3cache.features.device.names import LEFT, REMEMBERED, SEARCHED
 from s3cache.frame import Frame
 from s3cache.hooks import Kernels, Patches, graphs_of, portable_bundle
 from s3cache.torch_api import internals
@@ -86,11 +87,11 @@ class Winners:
 
     def install(self, patches: Patches) -> None:
         """Watch torch measure kernels from now on; without this, no entry is sealed."""
-        for each in _names.measure, _names.descend, _names.combine:
+        for each in names.measure, names.descend, names.combine:
             if each.find() is not None:
-                patches.wrap(each, partial(self._measure, each is _names.measure))
-        if _names.first_launch.find() is not None:
-            patches.wrap(_names.first_launch, self._launch)
+                patches.wrap(each, partial(self._measure, each is names.measure))
+        if names.first_launch.find() is not None:
+            patches.wrap(names.first_launch, self._launch)
         patches.callback(self._engine.events.finishing.subscribe(self.seal))
         self._is_on = True
 
@@ -116,7 +117,7 @@ class Winners:
 
     def _tuners_of(self, graphs: Iterable[CompiledGraph]) -> dict[str, CachingAutotuner]:
         kernels = (kernel for graph in graphs for _, kernel in self._kernels_of(graph))
-        tuners = [each for each in kernels if isinstance(each, _names.autotuner.get())]
+        tuners = [each for each in kernels if isinstance(each, names.autotuner.get())]
         return {each.kernel_hash: each for each in tuners}
 
     # -- while the program runs
@@ -291,3 +292,76 @@ def _sealed_kernel(
     sealed = sealed_kernel(kernel, tuner)
     setattr(sealed, SEARCHED, searched(tuner))
     return sealed
+
+
+# -- kernels that generated C++ launches
+#
+# torch's bundle of a graph has none of them, so they are added to the entry: their files, and the
+# winner that torch remembers. If a hit must measure a kernel again, the entry has the files of all
+# its configurations.
+
+_NOT_LAUNCHED = "compiled when it is launched (cpp_wrapper)"
+
+
+@dataclass(frozen=True)
+class _Launch:
+    device: int
+    directories: set[str]  # those with files that a hit launches
+    lost: set[str]  # the other ones
+    known: dict[str, object]  # the winner, if there was a choice; or why a hit measures, as LEFT
+
+
+class FirstLaunches:
+    """The kernels that C++ has launched in this process, by the digest of their source."""
+
+    def __init__(self) -> None:
+        self._launches: dict[str, _Launch] = {}
+
+    def note(self, kernel: CachingAutotuner, directories: set[str], left: str) -> str:
+        """Note a kernel that was launched; return why a hit compiles or measures it again.
+
+        Args:
+            directories: names of the directories with all its configurations, before the launch.
+            left: why the launch measured the kernel, if it did.
+        """
+        if needs_assembly():
+            return _NOT_LAUNCHED
+        known, files = remembered_winner(kernel) or {}, {kernel.launchers[0].cache_hash}
+        # torch remembers only the blocks of one part of a combo kernel.
+        if left and (is_combined(kernel) or left_to_measure(kernel) or not known):
+            known, files = {LEFT: left}, files | directories
+        self._launches[kernel.kernel_hash] = _Launch(
+            device_of(kernel), files, directories - files, known
+        )
+        return left if LEFT in known else ""
+
+    def add_to(self, graph: CompiledGraph) -> None:
+        """Add the files and winners of launched kernels to a graph that will be pickled."""
+        launches = {
+            digest: launch
+            for digest in compiled_later(graph.source_code)
+            if (launch := self._launches.get(digest)) is not None
+        }
+        bundle: TritonBundle | None = getattr(graph, internals.TRITON_BUNDLE, None)
+        if not launches or bundle is None:
+            return
+        lost = {name for launch in launches.values() for name in launch.lost}
+        files = {each.kernel_hash: each for each in bundle.kernel_artifacts}
+        files = {name: each for name, each in files.items() if name not in lost}
+        for launch in launches.values():
+            for name in launch.directories - files.keys():
+                files[name] = triton_files(name, launch.device)
+        bundle = dataclasses.replace(bundle, kernel_artifacts=[*files.values()])
+        setattr(graph, internals.TRITON_BUNDLE, bundle)
+        known = {digest: launch.known for digest, launch in launches.items()}
+        setattr(graph, REMEMBERED, {**getattr(graph, REMEMBERED, {}), **known})
+
+
+def left_by_cpp(graph: CompiledGraph) -> dict[str, tuple[str, str]]:
+    """Return the kernels that C++ compiles or measures on a hit: name and reason, by digest."""
+    known = getattr(graph, REMEMBERED, {})
+    found = {}
+    for digest, name in compiled_later(graph.source_code).items():
+        if why := known.get(digest, {LEFT: _NOT_LAUNCHED}).get(LEFT, ""):
+            found[digest] = (name, why)
+    return found
