@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
+import platform
 import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -72,30 +75,31 @@ class Result:
         return document
 
 
-def write_results(
-    path: str,
-    environment: Mapping[str, Any],
-    results: Sequence[Result],
-    *,
-    others: Sequence[Result] | None = None,
-) -> None:
+def environment(*packages: str) -> dict[str, str | int | None]:
+    """Return the machine, its Python, and the versions of packages."""
+    return {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in packages},
+    }
+
+
+def write_results(path: str, environment: Mapping[str, Any], results: Sequence[Result]) -> None:
     """Write the results as JSON, and their charts beside it.
 
-    Args:
-        others: results to write for the parts that were not run, unless the file has results of
-            these parts from a machine like this one. None if all parts were run.
+    Results in the file of other parts stay, if they are from a machine like this one.
     """
     kept: dict[str, Any] = {}
-    if others is not None and os.path.exists(path):
+    if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
         if document["environment"] == environment:
             kept = {result["title"]: result for result in document["results"]}
-    written = [*(each for each in others or () if each.title not in kept), *results]
-    kept |= {result.title: result.as_json() for result in written}
+    kept |= {result.title: result.as_json() for result in results}
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
-    for result in written:
+    for result in results:
         if result.chart:
             with open(os.path.join(folder, result.chart), "w", encoding="utf-8") as file:
                 file.write(result.svg)
@@ -197,6 +201,19 @@ def shuffled_rounds(names: Sequence[str], rounds: int, seed: int) -> Iterator[li
     rng = random.Random(seed)
     for _ in range(rounds):
         yield rng.sample(list(names), len(names))
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], object]], rounds: int, seed: int
+) -> dict[str, list[float]]:
+    """Return the seconds of each call in all rounds."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for names in shuffled_rounds([*calls], rounds, seed):
+        for name in names:
+            started = time.perf_counter()
+            calls[name]()
+            times[name].append(time.perf_counter() - started)
+    return times
 
 
 def percentile(samples: Sequence[float], percent: int) -> float:

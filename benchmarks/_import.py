@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable
 
-from _harness import Bar, Result, shuffled_rounds
+from _harness import Bar, Result, in_turns
 
 AT_MOST_S = 0.050
 HEAVY = ("torch", "aioboto3", "aiobotocore", "boto3", "botocore", "typer", "rich", "nacl")
@@ -17,18 +15,19 @@ HEAVY = ("torch", "aioboto3", "aiobotocore", "boto3", "botocore", "typer", "rich
 _PROGRAMS = {"bare": "pass", "import": "import s3cache", "use": "from s3cache import Cache"}
 
 
-def measure(repeats: int, seed: int, environment: Mapping[str, str] | None = None) -> Result:
-    """Time imports in fresh processes, with ``environment`` added to this process's variables."""
-    variables = {**os.environ, **(environment or {})}
-    times: dict[str, list[float]] = {name: [] for name in _PROGRAMS}
-    for names in shuffled_rounds(list(_PROGRAMS), repeats + 1, seed):
-        for name in names:
-            started = time.perf_counter()
-            subprocess.run([sys.executable, "-c", _PROGRAMS[name]], env=variables, check=True)
-            times[name].append(time.perf_counter() - started)
+def measure(repeats: int, seed: int) -> Result:
+    """Time imports in fresh processes."""
+
+    def running(program: str) -> Callable[[], object]:
+        return lambda: subprocess.run([sys.executable, "-c", program], check=True)
+
+    programs = {name: running(program) for name, program in _PROGRAMS.items()}
+    times = in_turns(programs, repeats + 1, seed)
     times = {name: samples[1:] for name, samples in times.items()}  # the first round fills caches
     bare, imported, used = (statistics.median(samples) for samples in times.values())
-    heavy = sorted(_heavy_modules("import s3cache", variables))
+    shows = [sys.executable, "-c", "import s3cache, sys; print(*sys.modules)"]
+    loaded = subprocess.run(shows, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
+    heavy = sorted({name.partition(".")[0] for name in loaded} & set(HEAVY))
     return Result(
         "Import, in fresh processes",
         ["program", "median above a bare interpreter"],
@@ -43,15 +42,3 @@ def measure(repeats: int, seed: int, environment: Mapping[str, str] | None = Non
         ],
         samples={f"{_PROGRAMS[name]}, s": samples for name, samples in times.items()},
     )
-
-
-def _heavy_modules(program: str, variables: Mapping[str, str]) -> set[str]:
-    show = f"{program}; import sys; print(*sys.modules)"
-    child = subprocess.run(
-        [sys.executable, "-c", show],
-        env=variables,
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    )
-    return {name.partition(".")[0] for name in child.stdout.split()} & set(HEAVY)

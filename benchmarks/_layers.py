@@ -12,7 +12,6 @@ from _harness import Bar, Gateway, Result, median_ratio
 from _plot import lines
 from _start import (
     EAGER,
-    HAS_RECALL,
     PRECOMPILE,
     RECALL,
     S3,
@@ -51,9 +50,6 @@ def measure(root: Path, gateway: Gateway, sizes: Sequence[int], rounds: int, see
         bench = Bench(root, gateway, "", request, job, environment=threads, kernels=kernels)
         for name in CASES:
             label = _label(size, name)
-            if name == RECALL and not HAS_RECALL:
-                missing[label] = "not in this version"
-                continue
             try:
                 print(label, flush=True)
                 bench.prepare([name])
@@ -96,15 +92,12 @@ def result_of(found: Samples, sizes: Sequence[int], missing: Mapping[str, str]) 
         )
         reasons = {missing[label] for size in sizes if (label := _label(size, name)) in missing}
         result.notes += [f"{name}: not run: {reason}." for reason in sorted(reasons)]
-    if found:
-        rounds = len(next(iter(found["cpu_s"].values())))
-        result.notes += [
-            f"Medians of {rounds} fresh processes each, which took turns; one thread.",
-            "From the start of the process to the end of its first step, with an optimizer.",
-            "CPU seconds are those of the process itself, without its child processes.",
-        ]
-    else:
-        result.notes.append("Not run.")
+    rounds = len(next(iter(found["cpu_s"].values())))
+    result.notes += [
+        f"Medians of {rounds} fresh processes each, which took turns; one thread.",
+        "From the start of the process to the end of its first step, with an optimizer.",
+        "CPU seconds are those of the process itself, without its child processes.",
+    ]
     result.bars += _bars(found, sizes)
     result.svg = lines(
         f"{TITLE}: seconds to the end of the first step",

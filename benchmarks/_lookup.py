@@ -8,10 +8,9 @@ import os
 import random
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 
-from _harness import ENTRY_BYTES, Bar, Result, compiled_graph, key_of, median_ratio, shuffled_rounds
+from _harness import ENTRY_BYTES, Bar, Result, compiled_graph, in_turns, key_of, median_ratio
 
 from s3cache import Cache, frame
 
@@ -41,12 +40,7 @@ def measure(repeats: int, many: int, seed: int) -> Result:
             f"lookup among {FEW:,}": lambda: small.lookup(key_of(0)),
             f"lookup among {many:,}": lambda: large.lookup(key_of(0)),
         }
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        for names in shuffled_rounds(list(calls), repeats, seed):
-            for name in names:
-                started = time.perf_counter()
-                calls[name]()
-                times[name].append(time.perf_counter() - started)
+        times = in_turns(calls, repeats, seed)
         for cache in (small, large):
             assert cache.stats().hits["local"] == repeats
     return _result(times)

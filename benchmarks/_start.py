@@ -10,14 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from _first_step import Request
 from _harness import Gateway, shuffled_rounds
-
-from s3cache.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,9 +29,6 @@ LOCAL = "s3cache, local tier"
 S3 = "s3cache from S3, empty disk"
 PRECOMPILE = "TORCH_CACHING_PRECOMPILE=1, warm disk"
 RECALL = "s3cache from S3, empty disk, with recall"
-
-#: Whether this version of s3cache has recall.
-HAS_RECALL = any(each.name == "recall" for each in fields(Settings))
 
 TIMED = ("first_s", "total_s", "first_cpu_s", "cpu_s")
 
@@ -142,7 +137,6 @@ class Bench:
 
     Args:
         name: name of the job; jobs of different names share nothing.
-        trust: s3cache's settings for signatures.
         environment: variables of every process.
         kernels: disk with kernels; once it exists, preparations copy it and do not compile them.
     """
@@ -154,7 +148,6 @@ class Bench:
         redis_url: str,
         request: Request,
         name: str = "",
-        trust: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
         kernels: Path | None = None,
     ) -> None:
@@ -164,7 +157,6 @@ class Bench:
         self._prefix = f"{plain}-" if plain else ""
         self._gateway = gateway
         self._request = request
-        self._trust = {**(trust or {})}
         self._environment = {**(environment or {})}
         self._disks = 0
         self._prepared: set[str] = set()
@@ -216,7 +208,7 @@ class Bench:
 
     def _s3cache(self, prefix: str) -> dict[str, str]:
         url = self._gateway.url(self._prefix + prefix)
-        options = {**self._gateway.options(), **self._trust, "url": url, "strict": "true"}
+        options = {**self._gateway.options(), "url": url, "strict": "true"}
         return {f"S3CACHE_{name.upper()}": value for name, value in options.items()}
 
     def prepare(self, names: Collection[str]) -> None:

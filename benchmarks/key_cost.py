@@ -13,16 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from typing import Any
 
-from _harness import Bar, Result, all_met, write_results
+from _harness import Bar, Result, all_met, environment, write_results
 from _start import ROOT
 
 _LAYERS = (6, 24)
@@ -115,12 +113,7 @@ def main() -> int:
     result = measure(options.rounds)
     print(result.markdown(), *result.bars, sep="\n")
     if options.json:
-        environment = {
-            "cpus": os.cpu_count(),
-            "python": platform.python_version(),
-            "torch": version("torch"),
-        }
-        write_results(options.json, environment, [result])
+        write_results(options.json, environment("torch"), [result])
     return int(not all_met([result]))
 
 

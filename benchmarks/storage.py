@@ -13,9 +13,6 @@ docs/benchmarks.md.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import os
-import platform
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +24,7 @@ import _memory
 import _save
 import _trust
 import render
-from _harness import Gateway, Result, all_met, parts_of, write_results
+from _harness import Gateway, Result, all_met, environment, parts_of, write_results
 
 # Lookups come late: ext4 without a journal creates files slowly after 100,000 were removed.
 PARTS = ("import", "save", "throughput", "memory", "trust", "lookup", "bound")
@@ -50,8 +47,8 @@ def main() -> int:
 
     print(*(bar for result in results for bar in result.bars), sep="\n")
     if options.json:
-        others: list[Result] | None = None if set(options.parts) == set(PARTS) else []
-        write_results(options.json, _environment(), results, others=others)
+        packages = ("aioboto3", "aiohttp", "botocore", "obstore")
+        write_results(options.json, environment(*packages), results)
         render.fill_page("storage", options.json, "make bench-storage", parts=len(PARTS))
     return int(not all_met(results))
 
@@ -74,16 +71,6 @@ def _throughput(gateway: Gateway, options: argparse.Namespace) -> Result:
     import _throughput as throughput  # needs aioboto3 and obstore, the other parts do not
 
     return throughput.measure(gateway, options.rounds, options.seed)
-
-
-def _environment() -> dict[str, str | int | None]:
-    packages = ("aioboto3", "aiohttp", "botocore", "obstore")
-    return {
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in packages},
-    }
 
 
 def _options() -> argparse.Namespace:

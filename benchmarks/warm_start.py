@@ -1,7 +1,6 @@
 """Measure how fast training starts after a compile on this machine, on another, or on none.
 
     make bench [ARGS="--parts first,layers --rounds 9"]
-    make bench-signed
 
 Each run is one training step of a GPT in a fresh process. Cases take turns in a shuffled order. So
 the ratios hold on a busy machine, although the times do not. With an "empty disk", home, caches and
@@ -13,9 +12,6 @@ So two running processes take turns, a few steps each.
 The part "layers" starts models of several sizes with one thread. It also measures the CPU seconds
 of the process, which do not include waiting.
 
-With ``--signed``, every entry is signed with Ed25519, and unsigned entries are refused. Only the
-first steps and the import of s3cache are measured, against the same bars.
-
 Prints tables, writes every sample as JSON and charts as SVG, and ends with status 1 if a bar is
 missed. If only some parts run, the JSON keeps its results of the others, provided that they are
 from a machine like this one.
@@ -24,22 +20,28 @@ from a machine like this one.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
-import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import _import
 import _layers
 from _first_step import LAYERS, WIDTH, Request
-from _harness import Bar, Gateway, Result, all_met, median_ratio, parts_of, write_results
+from _harness import (
+    Bar,
+    Gateway,
+    Result,
+    all_met,
+    environment,
+    median_ratio,
+    parts_of,
+    write_results,
+)
 from _plot import horizontal_bars
 from _start import (
     COLD,
@@ -51,11 +53,8 @@ from _start import (
     S3,
     TORCH,
     Bench,
-    Samples,
     measure,
 )
-
-from s3cache.trust import generate
 
 PARTS = ("first", "later", "others", "layers")
 FIRST = (EAGER, COLD, MISS, REDIS, MEGA, TORCH, LOCAL, S3)
@@ -70,27 +69,19 @@ LATER_LIMIT = 1.02
 # Other jobs must start as fast as torch does on a machine that has compiled them.
 OTHER_LIMIT = 1.0
 OTHER_JOBS = {"DDP, 2 ranks": {"ranks": 2}, "24 layers": {"layers": 24}}
-CHART = "warm_start.svg"
-LATER_TITLE = "Later training steps of the same GPT"
-OTHERS_TITLE = "First training steps of other jobs"
 _STEPS_A_TURN = 5
 _TURNS = 20
 
 
-def result_of(
-    found: Samples, layers: int, rounds: int, names: Collection[str], chart: str = ""
-) -> Result:
-    """Return the table of first steps, with its bars and samples.
-
-    Args:
-        names: the rows; a case without samples was not run.
-    """
+def measure_first(bench: Bench, options: argparse.Namespace) -> Result:
+    """Measure the first step with every cache; a case without samples was not run."""
+    found = measure(bench, options.only or FIRST, options.rounds, options.seed)
     first, total = found["first_s"], found["total_s"]
     result = Result(
-        _first_title(layers),
+        f"First training step of a GPT ({options.layers} layers, d={WIDTH})",
         ["started from", "first step", "process start to its end"],
         notes=[
-            f"Medians of {rounds} fresh processes each, which took turns.",
+            f"Medians of {options.rounds} fresh processes each, which took turns.",
             "Loading a Mega-Cache comes before the first step, and is not in its time.",
         ],
         samples={
@@ -98,11 +89,11 @@ def result_of(
             for timed, by_case in found.items()
             for name, samples in by_case.items()
         },
-        chart=chart,
+        chart="warm_start.svg",
     )
     medians = {name: statistics.median(samples) for name, samples in first.items()}
     result.svg = horizontal_bars(f"{result.title}, seconds", medians, emphasised={LOCAL, S3})
-    for name in names:
+    for name in FIRST:
         cells = ["not run", "not run"]
         if name in first:
             cells = [f"{statistics.median(samples[name]):.2f} s" for samples in (first, total)]
@@ -130,7 +121,7 @@ def measure_later(bench: Bench, rounds: int) -> Result:
                     turns[name].append(statistics.median(samples))
         print(f"later steps: round {number} done", flush=True)
     result = Result(
-        LATER_TITLE,
+        "Later training steps of the same GPT",
         ["started from", "later steps"],
         notes=[
             f"Medians of {rounds} pairs of processes, which took turns of {_STEPS_A_TURN} steps.",
@@ -149,7 +140,7 @@ def measure_others(root: Path, gateway: Gateway, redis_url: str, options: Any) -
     """Measure first steps of other jobs, on another machine and on one with torch's own cache."""
     names = (COLD, TORCH, S3)
     result = Result(
-        OTHERS_TITLE,
+        "First training steps of other jobs",
         ["job", *names],
         notes=[f"Medians of {options.rounds} fresh starts; with nothing cached, of one."],
     )
@@ -167,26 +158,6 @@ def measure_others(root: Path, gateway: Gateway, redis_url: str, options: Any) -
     return result
 
 
-def measure_signed(
-    root: Path, gateway: Gateway, redis_url: str, options: argparse.Namespace
-) -> list[Result]:
-    """Measure the first steps and the import, with unsigned entries refused."""
-    key = generate("bench-1")
-    readers = {"trusted_keys": key.public_text(), "trust": "require"}
-    trust = {**readers, "signing_key": key.secret_text()}
-    request = Request(began_s=0.0, layers=options.layers)
-    bench = Bench(root, gateway, redis_url, request, "signed", trust)
-    names = [name for name in options.only or FIRST if name not in (EAGER, MEGA)]
-    found = measure(bench, names, options.rounds, options.seed)
-    first = result_of(found, options.layers, options.rounds, names)
-    first.title += ", where every entry is signed and has to be"
-    first.notes.pop()  # about the Mega-Cache, which is not measured here
-    environment = {f"S3CACHE_{name.upper()}": value for name, value in readers.items()}
-    imported = _import.measure(15, options.seed, environment)
-    imported.title += ", where every entry has to be signed"
-    return [first, imported]
-
-
 def main() -> int:
     options = _options()
     gateway = Gateway.from_environment()
@@ -195,61 +166,21 @@ def main() -> int:
         raise SystemExit("no gateway or no Redis is running: use make bench")
     gateway.create_bucket()
     with tempfile.TemporaryDirectory(prefix="s3cache-bench-") as root:
-        if options.signed:
-            results = measure_signed(Path(root), gateway, redis_url, options)
-        else:
-            results = measure_parts(Path(root), gateway, redis_url, options)
+        bench = Bench(Path(root), gateway, redis_url, Request(began_s=0.0, layers=options.layers))
+        parts: dict[str, Callable[[], Result]] = {
+            "first": lambda: measure_first(bench, options),
+            "later": lambda: measure_later(bench, options.rounds),
+            "others": lambda: measure_others(Path(root), gateway, redis_url, options),
+            "layers": lambda: _layers.measure(
+                Path(root), gateway, options.sizes, options.rounds, options.seed
+            ),
+        }
+        results = [measure() for part, measure in parts.items() if part in options.parts]
     for result in results:
         print(f"\n{result.markdown()}", *result.bars, sep="\n")
     if options.json:
-        all_parts = options.signed or set(options.parts) == set(PARTS)
-        others = None if all_parts else _not_run(options)
-        write_results(options.json, _environment(), results, others=others)
+        write_results(options.json, environment("torch", "aioboto3"), results)
     return int(not all_met(results))
-
-
-def measure_parts(
-    root: Path, gateway: Gateway, redis_url: str, options: argparse.Namespace
-) -> list[Result]:
-    """Measure the parts that were asked for."""
-    bench = Bench(root, gateway, redis_url, Request(began_s=0.0, layers=options.layers))
-    results = []
-    if "first" in options.parts:
-        names = options.only or FIRST
-        found = measure(bench, names, options.rounds, options.seed)
-        results.append(result_of(found, options.layers, options.rounds, FIRST, CHART))
-    if "later" in options.parts:
-        results.append(measure_later(bench, options.rounds))
-    if "others" in options.parts:
-        results.append(measure_others(root, gateway, redis_url, options))
-    if "layers" in options.parts:
-        seed = options.seed
-        results.append(_layers.measure(root, gateway, options.sizes, options.rounds, seed))
-    return results
-
-
-def _not_run(options: argparse.Namespace) -> list[Result]:
-    """Return empty results for the parts that were not asked for."""
-    every = {
-        "first": Result(_first_title(options.layers), (), notes=["Not run."]),
-        "later": Result(LATER_TITLE, (), notes=["Not run."]),
-        "others": Result(OTHERS_TITLE, (), notes=["Not run."]),
-        "layers": _layers.result_of({}, options.sizes, {}),
-    }
-    return [result for part, result in every.items() if part not in options.parts]
-
-
-def _first_title(layers: int) -> str:
-    return f"First training step of a GPT ({layers} layers, d={WIDTH})"
-
-
-def _environment() -> dict[str, str | int | None]:
-    return {
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in ("torch", "aioboto3")},
-    }
 
 
 def _options() -> argparse.Namespace:
@@ -275,9 +206,6 @@ def _options() -> argparse.Namespace:
         type=int,
         default=_layers.SIZES,
         help="numbers of layers for the part 'layers'",
-    )
-    parser.add_argument(
-        "--signed", action="store_true", help="sign every entry, and refuse unsigned ones"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

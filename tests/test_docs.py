@@ -44,15 +44,6 @@ def test_the_tables_of_reasons_and_errors_are_up_to_date(name: str) -> None:
     assert reasons.updated(page, reasons.tables()[name]) == page
 
 
-def test_the_command_corrects_defaults_adds_new_settings_and_removes_old_ones() -> None:
-    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    row = "| `local_max_files` | `50000` | the same for their number |\n"
-    assert row in page
-    assert updated(page.replace("`50000`", "`5`")) == page
-    assert updated(page.replace(row, f"{row}| `bygone` | none | of before |\n")) == page
-    assert "| `local_max_files` | `50000` | |\n" in updated(page.replace(row, ""))
-
-
 def test_every_reason_is_documented() -> None:
     text = (ROOT / "docs" / "storage.md").read_text(encoding="utf-8")
     assert [str(reason) for reason in Reason if f"`{reason}`" not in text] == []
@@ -117,19 +108,6 @@ def test_the_page_of_benchmarks_shows_the_measured_results(name: str) -> None:
         assert fill(page, name, text) == page
     else:
         assert f"Not measured yet: `{COMMANDS[name]}`" in page
-
-
-def test_benchmarks_that_did_not_run_are_shown_as_not_run() -> None:
-    bar = {"what": "ratio", "bound": "at most", "limit": 2}
-    bars = [bar | {"value": value, "met": met} for value, met in ((None, None), (3.0, False))]
-    result = {"title": "Starts", "columns": [], "rows": [], "notes": ["Not run."], "bars": bars}
-    lines = render({"results": [result]}, "make bench").splitlines()
-    assert [line for line in lines if line] == [
-        "### Starts",
-        "Not run.",
-        "ratio: at most 2 asked: not run.",
-        "ratio: 3; at most 2 asked: **missed**.",
-    ]
 
 
 # -- claims about versions

@@ -62,13 +62,12 @@ def differences(old: Record, new: Record) -> list[Difference]:
     names = dict.fromkeys([*_LABELS, *sorted({*old.components, *new.components})])
     differing = [name for name in names if _digest(old, name) != _digest(new, name)]
     implied = {name for cause in differing for name in _IMPLIED.get(cause, ())}
-    found = [
-        replace(each, follows=name in implied)
-        for name in differing
+    found = []
+    for name in differing:
         # A component without a result from its own function is described like any other.
-        for each in [*_OWN_WAYS.get(name, _in_general)(name, old, new)]
-        or _in_general(name, old, new)
-    ]
+        own = [*_OWN_WAYS[name](name, old, new)] if name in _OWN_WAYS else []
+        own = own or [*_in_general(name, old, new)]
+        found += [replace(each, follows=name in implied) for each in own]
     return sorted(found, key=lambda each: each.follows)
 
 
@@ -81,7 +80,6 @@ def _parts(of: Record, name: str) -> Mapping[str, str]:
 
 
 def _text(of: Record, name: str) -> str:
-    """Return the whole text of a component's value."""
     return _parts(of, name).get("", of.components.get(name, ("", ""))[1])
 
 

@@ -190,10 +190,7 @@ class Scan:
 
 
 def _about(head: Head) -> dict[str, Any]:
-    """Return the fields for selections; malformed fields are empty.
-
-    The names of signers are not verified.
-    """
+    """Return the fields for selections; malformed fields are empty, signers are not verified."""
     header = head.header
     made_by, components = (
         value if isinstance(value := header.meta.get(name), Mapping) else {}
@@ -246,7 +243,7 @@ async def verify(scan: Scan, advance: _Advance) -> BatchResult:
     """Read every entry completely, and check all digests, its name, and its signatures."""
 
     async def one(item: Item) -> str:
-        return "gone" if await _verified(scan.place, item) is None else "done"
+        return "done" if await _verified(scan.place, item) else "gone"
 
     return await _each(scan, one, advance)
 
@@ -319,16 +316,15 @@ async def copy(scan: Scan, target: EntryLocation, advance: _Advance) -> BatchRes
             head = await read_head(source.store, item.name, admit)
             if head is not None and await has(item.place, head):
                 return "present"
-            entry = await _verified(source, item)
-            if entry is None:
+            if (entry := await _verified(source, item)) is None:
                 return "gone"
             if target.is_local:
                 await target.store.put(item.place, entry.data)
-                return "done"
-            is_new = await entries.publish(
+            elif not await entries.publish(
                 target.store, entry, replaceable=replaceable, admit=admit
-            )
-            return "done" if is_new else "present"
+            ):
+                return "present"
+            return "done"
         except TransientError as exc:
             return exc
 

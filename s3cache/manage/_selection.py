@@ -115,12 +115,12 @@ class Selection:
 
     def chooses(self, item: Item) -> bool:
         """Return whether ``item``, with its header, meets all conditions."""
-        if self.unreadable or self.untrusted:
-            problem = item.problem
-            is_damaged = isinstance(problem, CorruptError) and problem.where != _NEWER
-            is_refused = isinstance(problem, UntrustedError)
-            if not (self.unreadable and is_damaged) and not (self.untrusted and is_refused):
-                return False
+        problem = item.problem
+        is_damaged = isinstance(problem, CorruptError) and problem.where != _NEWER
+        is_refused = isinstance(problem, UntrustedError)
+        has_problem = (self.unreadable and is_damaged) or (self.untrusted and is_refused)
+        if (self.unreadable or self.untrusted) and not has_problem:
+            return False
         return self.may_choose(item) and all(
             any(item.has(field, value) for value in values) for field, values in self.asked.items()
         )

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
@@ -190,27 +190,29 @@ def check_program(
 def _graphs(lookups: Sequence[Record]) -> tuple[Graph, ...]:
     """Return each graph once, with the reasons if its save was refused."""
     refused: dict[str, Record] = {}
-    found: dict[object, list[Record]] = {}
+    found: dict[object, list[Record]] = defaultdict(list)
     for record in lookups:
         if record.outcome == "bypass" and record.key:
             refused[record.key] = record
         else:
             messages = tuple(each.get("message", "") for each in record.reasons)
-            found.setdefault(record.key or (record.where, messages), []).append(record)
-    return tuple(_graph(same[0], refused.get(same[0].key), len(same)) for same in found.values())
-
-
-def _graph(first: Record, refusal: Record | None, times: int) -> Graph:
-    size = re.search(r"(\d+) nodes", first.components.get("gm", ("", ""))[1])
-    reasons: Any = (refusal or first).reasons
-    return Graph(
-        nodes=int(size[1]) if size else 0,
-        key=None if refusal else first.key or None,
-        components={name: Component(*pair) for name, pair in first.components.items()},
-        reasons=tuple(BypassReason(**each) for each in reasons),
-        where=first.where,
-        times=times,
-    )
+            found[record.key or (record.where, messages)].append(record)
+    graphs = []
+    for first, *others in found.values():
+        size = re.search(r"(\d+) nodes", first.components.get("gm", ("", ""))[1])
+        refusal = refused.get(first.key)
+        reasons: Any = (refusal or first).reasons
+        graphs.append(
+            Graph(
+                nodes=int(size[1]) if size else 0,
+                key=None if refusal else first.key or None,
+                components={name: Component(*pair) for name, pair in first.components.items()},
+                reasons=tuple(BypassReason(**each) for each in reasons),
+                where=first.where,
+                times=1 + len(others),
+            )
+        )
+    return tuple(graphs)
 
 
 def warm(
@@ -236,7 +238,7 @@ def warm(
         StoreError: the local tier cannot be used.
     """
     settings, _ = Settings.load(url)
-    environment = {**os.environ, "S3CACHE_URL": url_of(settings)}
+    variables: dict[str, str | None] = {**os.environ, "S3CACHE_URL": url_of(settings)}
     if not settings.local:
         raise ConfigError("the local tier", "is off", "unset S3CACHE_LOCAL")
     left = 0
@@ -249,10 +251,9 @@ def warm(
         return "quiet" if is_quiet else None
 
     with open_place(url, in_tier=True) as place, ExitStack() as stack:
-        changes: dict[str, str | None] = {**environment}
         for each in environments:
-            changes |= stack.enter_context(each)
-        environment = {name: value for name, value in changes.items() if value is not None}
+            variables |= stack.enter_context(each)
+        environment = {name: value for name, value in variables.items() if value is not None}
         end, look = _watch(command, settings.local_dir, environment, enough, timeout_s)
     counts = Counter(each.outcome for each in look.lookups)
     is_done = end not in ("timeout", "interrupted") and not look.exit_code and not left

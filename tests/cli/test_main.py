@@ -6,10 +6,8 @@ import io
 import os
 import platform
 import pty
-import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,74 +39,30 @@ with contextlib.redirect_stdout(io.StringIO()):
     assert modules_after(f"exec({code!r})").isdisjoint(heavy)
 
 
-def test_the_installed_command_is_the_same_program(tmp_path: Path) -> None:
-    """The program that it runs has neither the command's directory on its path nor Typer."""
-    declared = re.search(
-        r'^s3cache = "(\S+):(\S+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
-    )
-    assert declared is not None
-    module, function = declared.groups()
-    script = tmp_path / "bin" / "s3cache"
-    script.parent.mkdir()
-    (script.parent / "helper.py").write_text("")
-    script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
-    shows = (
-        "import sys; from importlib.util import find_spec; "
-        "print(sys.path[0] == '', find_spec('helper'), 'typer' in sys.modules)"
-    )
-    done = python(
-        str(script),
-        "run",
-        "-c",
-        shows,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "S3CACHE_LOCAL": "0", "S3CACHE_SUMMARY": "0"},
-        cwd=tmp_path,
-    )
-    assert (done.returncode, done.stdout) == (0, "True None False\n"), done.stderr
-
-
-@pytest.fixture
-def without_typer(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function that calls commands where Typer cannot be imported."""
+def test_programs_run_without_typer_and_other_commands_say_what_to_install(tmp_path: Path) -> None:
+    """A job does not need the extra ``cli``. Arguments after the program's name are its own."""
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(name='typer')")
+    variables = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "S3CACHE_LOCAL": "0"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        variables = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "S3CACHE_LOCAL": "0"}
-        return python("-m", "s3cache", *arguments, env={**os.environ, **variables}, cwd=tmp_path)
+        return python("-m", "s3cache", *arguments, env=variables, cwd=tmp_path)
 
-    return run
-
-
-def test_programs_run_without_typer(
-    without_typer: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    """A job does not need the extra ``cli``. Arguments after the program's name are its own."""
     shows = "import os, sys; print(os.environ['S3CACHE_SUMMARY'], sys.argv)"
     options = ["--url", "memory://x", "--json", "-c"]
-    done = without_typer("run", *options, shows, "--json", "-m", "--", "x")
+    done = run("run", *options, shows, "--json", "-m", "--", "x")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "json ['-c', '--json', '-m', '--', 'x']\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["ls", "--url", "memory://x"], "pip install 'torch-s3cache[cli]'"),
-        (["--help"], "pip install 'torch-s3cache[cli]'"),
-        ([], "pip install 'torch-s3cache[cli]'"),
+    install = "pip install 'torch-s3cache[cli]'"
+    for arguments, message in (
+        (["ls", "--url", "memory://x"], install),
+        ([], install),
         (["run"], "s3cache run: has no program"),
         (["run", "--what", "x.py"], "unrecognized arguments: --what"),
-    ],
-)
-def test_without_typer_other_commands_say_what_to_install(
-    without_typer: Callable[..., subprocess.CompletedProcess[str]],
-    arguments: list[str],
-    message: str,
-) -> None:
-    done = without_typer(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert message in line
+    ):
+        done = run(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert message in line
 
 
 @pytest.mark.parametrize(
@@ -174,6 +128,11 @@ def test_no_secret_of_a_url_is_repeated(call: Call, url: str) -> None:
         assert "hunter2" not in done.out + done.err
 
 
+def test_text_without_secrets_is_not_redacted() -> None:
+    text = "give --url: s3://bucket/p?endpoint_url=https://minio&region=eu-west-1, file:///at/all"
+    assert redacted(text) == text
+
+
 def test_a_retried_request_is_shown_on_a_terminal(tmp_path: Path) -> None:
     environment = {
         "PATH": os.environ["PATH"],
@@ -202,19 +161,6 @@ def test_the_page_is_up_to_date() -> None:
 
 
 # -- output
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "s3://bucket/prefix is not there",
-        "give --url, or set S3CACHE_URL",
-        "file:///nowhere/at/all",
-        "s3://bucket/p?endpoint_url=https://minio&region=eu-west-1",
-    ],
-)
-def test_text_without_secrets_is_not_redacted(text: str) -> None:
-    assert redacted(text) == text
 
 
 def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:

@@ -178,22 +178,6 @@ def test_pull_takes_keys_and_a_manifest(call: Call, shelf: Shelf, tmp_path: Path
     assert "0 copied (0 B), 1 were there" in again.out
 
 
-def test_mirror_copies_the_entries_of_a_manifest_and_names_missing_ones(
-    call: Call, shelf: Shelf, other: Shelf, tmp_path: Path
-) -> None:
-    named = shelf.add("a"), shelf.add("b"), shelf.add("b", variant="v", first=False)
-    for key in ("aa", "c"):
-        shelf.add(key)
-    manifest = tmp_path / "keys"
-    manifest.write_text(f"# of a job\na\nb\nabsent # gone\n{named[0]}\n")
-    done = call("mirror", shelf.url, other.url, "--manifest", manifest)
-    assert done.code == 1
-    assert "absent: there is no such entry" in done.out
-    assert "3 copied" in done.out
-    assert variants(other) == {("a", ""), ("b", ""), ("b", "v")}
-    assert "3 sound" in call("verify", "--url", shelf.url, "--manifest", manifest).out
-
-
 @pytest.mark.parametrize("line", ["A/B", "a b", "{", "v1/0/a.0", "-"])
 def test_an_error_names_the_invalid_line_of_a_manifest(
     call: Call, shelf: Shelf, tmp_path: Path, line: str

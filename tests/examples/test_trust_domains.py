@@ -90,6 +90,11 @@ def test_only_examples_that_save_have_a_signing_key() -> None:
     signs = {name for name in EXAMPLES if "S3CACHE_SIGNING_KEY" in environment(name)}
     assert signs == {"main", "pull-request", "mounted-secrets"}
     assert environment("irsa")["S3CACHE_MODE"] == "read-only"
+    assert "secret" not in json.dumps(manifests("irsa")).lower()
+    data = json.loads(manifests("irsa")["ConfigMap"]["data"]["trust.json"])
+    assert data["trust"] == "require"
+    (trusted,) = parse_trusted(" ".join(data["trusted_keys"]), audience="other")
+    assert trusted.audience == "main"
 
 
 @pytest.mark.parametrize(
@@ -145,23 +150,3 @@ def test_a_job_gets_a_token_and_only_the_program_gets_the_signing_key(name: str)
     assert job(name)["permissions"] == {"contents": "read", "id-token": "write"}
     with_secrets = [step for step in job(name)["steps"] if "secrets." in json.dumps(step)]
     assert [step["run"] for step in with_secrets] == ["python -m s3cache run train.py"]
-
-
-# -- Kubernetes
-
-
-def test_training_reads_its_trust_settings_from_a_read_only_file() -> None:
-    data = json.loads(manifests("irsa")["ConfigMap"]["data"]["trust.json"])
-    assert data.keys() == {"trust", "trusted_keys", "revoked"}
-    assert data["trust"] == "require"
-    (trusted,) = parse_trusted(" ".join(data["trusted_keys"]), audience="other")
-    assert trusted.audience == "main"
-    (volume,), (container,) = pod("irsa")["volumes"], pod("irsa")["containers"]
-    assert volume["configMap"]["name"] == manifests("irsa")["ConfigMap"]["metadata"]["name"]
-    (mount,) = container["volumeMounts"]
-    assert (mount["name"], mount["mountPath"]) == (volume["name"], "/etc/s3cache")
-    assert mount["readOnly"] is True
-
-
-def test_training_has_no_secret() -> None:
-    assert "secret" not in json.dumps(manifests("irsa")).lower()

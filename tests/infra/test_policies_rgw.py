@@ -157,16 +157,6 @@ async def test_an_absent_object_is_a_miss_and_not_a_refusal(
     assert await store.head("absent") is None
 
 
-def test_the_bucket_has_versions_and_a_lifecycle(bucket: Bucket) -> None:
-    assert bucket.owner.get_bucket_versioning(Bucket=bucket.name)["Status"] == "Enabled"
-    accepted = bucket.owner.get_bucket_lifecycle_configuration(Bucket=bucket.name)["Rules"]
-    wanted = policies.lifecycle("rgw")["Rules"]
-    by_id = {rule["ID"]: rule for rule in accepted}
-    assert len(by_id) == len(wanted)
-    for rule in wanted:
-        assert {name: by_id[rule["ID"]][name] for name in rule} == rule
-
-
 def test_deploy_can_run_again_and_prints_the_settings(
     users: dict[str, str],
     bucket: Bucket,

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import yaml
 
 from infra.docs.site import ADDED, fetched, on_config
@@ -42,16 +41,8 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert set(found.values()) == {1}
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ('<script src="https://example.com/x.js"></script>', 1),
-        ('<link rel="stylesheet" href="https://example.com/x.css">', 1),
-        ('<img alt="" src="https://example.com/x.png">', 1),
-        ("body { background: url(https://example.com/x.png) }", 1),
-        ('<a href="https://example.com">there</a>', 0),
-        ('<script src="assets/x.js"></script><img src="x.svg">', 0),
-    ],
-)
-def test_resources_from_other_servers_are_found(text: str, count: int) -> None:
-    assert len(fetched(text)) == count
+def test_resources_from_other_servers_are_found() -> None:
+    place = '"https://example.com/x"'
+    for text in (f"<script src={place}>", f'<img alt="" src={place}>', f"url({place[1:-1]})"):
+        assert len(fetched(text)) == 1
+    assert fetched(f'<a href={place}>there</a><script src="assets/x.js"></script>') == []
