@@ -13,14 +13,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 #: The classes that have the events, by the name of the object that has one.
-CLASSES = {"session": "s3cache/hooks/_events.py", "engine": "s3cache/cache/_events.py"}
+CLASSES = {"session": "s3cache/hooks/_state.py", "engine": "s3cache/cache/_events.py"}
 _USED = re.compile(r"([\w.]*\b_?events)\.(\w+)\.(subscribe|tell|ask|ask_all|around)\b")
 
 
 def events(of: str) -> dict[str, tuple[str, str]]:
     """Return the type and the description of each event of a session or an engine."""
     tree = ast.parse((ROOT / CLASSES[of]).read_text(encoding="utf-8"))
-    (kind,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    kind = next(
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Events")
+    )
     text = (ast.get_docstring(kind) or "").partition("Attributes:\n")[2]
     described = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", text, re.MULTILINE)
     words = {name: " ".join(line.split()) for name, line in described}

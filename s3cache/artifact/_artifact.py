@@ -16,7 +16,7 @@ graph does to inputs and outputs, packed: :func:`s3cache.artifact.description` r
 ``made_by`` (torch and platform, for people), ``first_call`` (the outputs of a first call on fake
 tensors, or nil, see ``hooks/_first_calls.py``), ``relies_on`` (conditions beyond the key, as text,
 or nil) and ``place`` (where the code can run; absent if wherever its key is looked up), see
-``hooks/_conditions.py`` for both.
+``hooks/_rebuild.py`` for both.
 """
 
 from __future__ import annotations

@@ -42,18 +42,32 @@ from s3cache.graph import (
     settings_digest,
     storage_offsets,
 )
-from s3cache.hooks._calls import AOT, FX, LEVELS, Lookup, Save, compile_ns
-from s3cache.hooks._conditions import (
+from s3cache.hooks._again import compile_graph
+from s3cache.hooks._bypasses import Bypasses
+from s3cache.hooks._keys import KeyHook
+from s3cache.hooks._portable import portable
+from s3cache.hooks._rebuild import (
     LIMITS,
     LIMITS_FIELD,
     Conditions,
+    Kernels,
     NotSharableError,
     conditions_of,
     described,
+)
+from s3cache.hooks._state import (
+    AOT,
+    FX,
+    LEVELS,
+    CompileEvents,
+    CompileState,
+    Lookup,
+    Patches,
+    Save,
+    around,
+    compile_ns,
     graphs_of,
 )
-from s3cache.hooks._kernels import Kernels, portable
-from s3cache.hooks._keys import CompileState, KeyHook, Patches, around
 from s3cache.records import Event
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
@@ -63,9 +77,7 @@ from s3cache.util.snapshot import CALLS
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from s3cache.hooks._events import CompileEvents
     from s3cache.hooks._first_calls import OutputDescription
-    from s3cache.hooks._watching import Bypasses
     from s3cache.torch_api.protocols import (
         AOTResult,
         CompiledGraph,
@@ -336,14 +348,8 @@ class Compiles:
     ) -> None:
         context, options = self._current()[0], dict(self._state.options)
         metadata = None if context is None else context.fw_metadata
-
-        def again(values: Sequence[object]) -> Function[object]:
-            from s3cache.hooks._recompile import compile_graph
-
-            return compile_graph(options, gm, metadata, args[1:], kwargs, values)
-
-        reusing = bool(kwargs.get("is_backward"))
-        self.watch_graph(lookup, hit, graph, again if args else None, reusing=reusing)
+        again = partial(compile_graph, options, gm, metadata, args[1:], kwargs) if args else None
+        self.watch_graph(lookup, hit, graph, again, reusing=bool(kwargs.get("is_backward")))
 
     def _compile_noted(
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
@@ -385,12 +391,7 @@ class Compiles:
                 lowered = settings_digest(
                     of_threads=compile_.of_threads, registered_version=self._keys.version_of
                 )
-            sees_places = reads_storage_offsets(gm)
-            return {
-                "sees_places": sees_places,
-                "late": late,
-                "lowered": lowered,
-            }
+            return {"sees_places": reads_storage_offsets(gm), "late": late, "lowered": lowered}
         except Exception as exc:  # noqa: BLE001 - the user's program goes on
             self._bypasses.failed(logger, "a graph will not be cached as a whole", exc)
             return None

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from s3cache.errors import ConfigError, StoreError
-from s3cache.hooks._keys import Patches
+from s3cache.hooks._state import Patches
 from s3cache.store import Directory, own_directory
 from s3cache.torch_api import internals
 from s3cache.util.directories import private_directory
@@ -170,7 +170,7 @@ def install_lockdown(policy: str, patches: Patches) -> None:
         place, forget = kept_directory(os.path.join(before, name))
         patches.callback(forget)
         patches.callback(internals.clear_caches.get())
-        _set_variable(variable, place, patches)
+        patches.set_variable(variable, place)
         internals.clear_caches.get()()  # some remember the paths of their files
     patches.wrap(internals.populate_caches, _populate_with_nothing)
     patches.wrap(internals.remote_profiles, lambda _: None)
@@ -185,7 +185,7 @@ def lock_down_triton(policy: str, patches: Patches) -> None:
         if os.path.basename(before) != name:
             place, forget = kept_directory(os.path.join(before, name))
             patches.callback(forget)
-            _set_variable("TRITON_CACHE_DIR", place, patches)
+            patches.set_variable("TRITON_CACHE_DIR", place)
             if "dir" in vars(knobs.cache):  # set in Python, which overrides the variable
                 knobs.cache.dir = place
                 patches.callback(setattr, knobs.cache, "dir", before)
@@ -210,20 +210,11 @@ def disable_torch_caches(patches: Patches) -> None:
     for variable in internals.DIRECTORIES:
         place, forget = private_directory()
         patches.callback(forget)
-        _set_variable(variable, place, patches)
-    _set_variable(internals.NO_CACHES, "1", patches)
+        patches.set_variable(variable, place)
+    patches.set_variable(internals.NO_CACHES, "1")
     owner, name = internals.force_disable_caches.owner()
     patches.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, True)
-
-
-def _set_variable(variable: str, value: str, patches: Patches) -> None:
-    before = os.environ.get(variable)
-    os.environ[variable] = value
-    if before is None:
-        patches.callback(os.environ.pop, variable, None)
-    else:
-        patches.callback(os.environ.__setitem__, variable, before)
 
 
 def kept_directory(path: str) -> tuple[str, Callable[[], None]]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from s3cache.errors import CorruptError
-from s3cache.hooks._conditions import NotSharableError
+from s3cache.hooks._rebuild import NotSharableError
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:

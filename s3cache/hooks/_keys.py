@@ -1,4 +1,4 @@
-"""Install hooks, hold the state of the current compile, and compute keys.
+"""Compute the key of a graph, or the reasons why it has none.
 
 A lookup of torch begins here: ``autograd_cache_key`` checks a graph, collects its inputs and
 digests them. Inductor does the same with each FX graph. We replace checks and digest with those of
@@ -8,19 +8,14 @@ digests them. Inductor does the same with each FX graph. We replace checks and d
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from types import CodeType
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn
 
 from s3cache.errors import ConfigError
 from s3cache.graph import (
-    ORIGINAL_ATTR,
     BypassReason,
     Key,
     bypass_reasons,
@@ -35,11 +30,10 @@ from s3cache.graph import (
     take_baseline,
     unpicklable_options,
 )
-from s3cache.hooks._calls import CacheCall, FxKeying
-from s3cache.torch_api import Internal, internals
+from s3cache.hooks._state import CacheCall, CompileState, FxKeying, Patches, around
+from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.importing import when_imported
-from s3cache.util.snapshot import CALLS
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -47,197 +41,11 @@ if TYPE_CHECKING:
 
     from s3cache.torch_api.protocols import KeyPickler
 
-F = TypeVar("F", bound=Function[object])
-_Method = TypeVar("_Method", bound=Function[object])
-
-_ABSENT = object()
-_MARK = "s3cache_around"
-# Arguments that make AOTAutograd compile a graph with something other than Inductor.
-_COMPILERS = ("bw_compiler", "decompositions", "fw_compiler", "inference_compiler", "partition_fn")
 # A key is needed from the lookup that misses to the save. For a backward that is compiled late,
 # many other graphs may come between.
 _MAX_KEYS = 1024
 # Details of components take more memory, and entries do not need them.
 _MAX_WITH_DETAILS = 64
-
-
-def around(*functions: Internal[F]) -> Callable[[_Method], _Method]:
-    """Mark a method as a hook: :meth:`Patches.install` replaces these functions with it.
-
-    It is called with the original function, followed by the arguments of the call.
-    """
-
-    def mark(method: _Method) -> _Method:
-        vars(method)[_MARK] = functions
-        return method
-
-    return mark
-
-
-class Patches(contextlib.ExitStack):
-    """Stack of replaced functions. :meth:`close` restores them, last first."""
-
-    def install(self, hooks: object) -> None:
-        """Install every hook of an object, see :func:`around`."""
-        for name in dir(type(hooks)):
-            for function in getattr(getattr(type(hooks), name), _MARK, ()):
-                self.wrap(function, getattr(hooks, name))
-
-    def wrap(self, internal: Internal[F], around: Function[object]) -> None:
-        """Replace a function with ``around(original, *args, **kwargs)``.
-
-        ``original`` is the plain function. A static or class method stays one.
-        """
-        owner, name = internal.owner()
-        present = inspect.getattr_static(owner, name)
-        wrapped = isinstance(present, (staticmethod, classmethod))
-        original: F = present.__func__ if wrapped else present
-
-        def replacement(*args: object, **kwargs: object) -> object:
-            return around(original, *args, **kwargs)
-
-        internals.hide(replacement)
-        # Keys describe the original function, which may be the user's.
-        vars(replacement)[ORIGINAL_ATTR] = original
-        old = vars(owner).get(name, _ABSENT)  # absent if the owner inherits it
-        setattr(owner, name, type(present)(replacement) if wrapped else replacement)
-        if old is _ABSENT:
-            self.callback(delattr, owner, name)
-        else:
-            self.callback(setattr, owner, name, old)
-
-
-_Call = TypeVar("_Call", bound=CacheCall)
-
-
-@dataclass(eq=False)
-class FrameCompile:
-    """The compile of a Python frame by Dynamo, with what is done once Dynamo has accepted it.
-
-    Dynamo compares its guards with the user's bounds of sizes after the backend has compiled the
-    graph of the frame. The graph of a frame that ends in an error is not saved. (DDPOptimizer
-    splits a frame into several graphs. Other ranks wait for each of them, so each is saved when the
-    next one is looked up.)
-
-    Attributes:
-        saves: functions that save what the backend has compiled.
-        ends: functions to call once the graphs are saved, or dropped.
-    """
-
-    saves: list[Callable[[], object]] = field(default_factory=list)
-    ends: list[Callable[[], object]] = field(default_factory=list)
-
-    def save(self) -> None:
-        """Save the graphs that were compiled so far."""
-        try:
-            while self.saves:
-                self.saves.pop(0)()
-        finally:
-            self.end()
-
-    def end(self) -> None:
-        """End what waits for the saves."""
-        while self.ends:
-            self.ends.pop(0)()
-
-
-@dataclass(eq=False)
-class CompileState(threading.local):
-    """State of the current compile on this thread. Hooks set and reset its fields."""
-
-    # The Python frame that Dynamo compiles; None outside of Dynamo.
-    frame: FrameCompile | None = None
-
-    # The options that ``torch.compile(options=...)`` gave to Inductor.
-    options: Mapping[str, object] = field(default_factory=dict)
-    depth: int = 0  # of nested calls of AOTAutograd
-    backward_compiler: Function[Function[object]] | None = None  # of the innermost one
-    # The program's own compilers for the graph, by name of the argument.
-    user_compilers: Mapping[str, object] = field(default_factory=dict)
-    # The innermost call of torch into its cache. Calls may be nested.
-    current: CacheCall | None = None
-    # Compiles the graph of the innermost call of AOTAutograd again, for real inputs.
-    again: Callable[[Sequence[object]], Function[object]] | None = None
-    # The code that calls the graph, if Dynamo does not trace it now.
-    caller: CodeType | None = None
-    # The lookup that gave the current FX graph, if it was a hit of ours.
-    fx_hit: CacheCall | None = None
-    # Restores an option that was set for the current FX graph.
-    fx_options: contextlib.ExitStack | None = None
-    # Lets a function be called once the current compile has ended; None outside of a compile.
-    at_end: Callable[[Callable[[], object]], object] | None = None
-    # Entered while torch compiles, to notice calls.
-    observed: Callable[[], contextlib.AbstractContextManager[object]] = CALLS.compiling
-    # Kernels of the modules that are being loaded, outermost module first.
-    loading: list[set[str]] = field(default_factory=list)
-
-    @property
-    def rebuilding(self) -> CacheCall | None:
-        """The current call if it rebuilds an entry of ours."""
-        return self.current if self.current and self.current.kernels is not None else None
-
-    @contextlib.contextmanager
-    def changed(self, **values: object) -> Iterator[None]:
-        """Set attributes of this thread while the block runs."""
-        before = {name: getattr(self, name) for name in values}
-        vars(self).update(values)
-        try:
-            yield
-        finally:
-            vars(self).update(before)
-
-    @contextlib.contextmanager
-    def entered(self, call: _Call) -> Iterator[_Call]:
-        """Make ``call`` the current one while the block runs."""
-        with self.changed(current=call):
-            yield call
-
-    def compile_frame(self, original: Function[object], *args: object, **kwargs: object) -> object:
-        """Compile a frame with Dynamo, then save its graphs; see :class:`FrameCompile`."""
-        frame = FrameCompile()
-        try:
-            with self.changed(frame=frame):
-                result = original(*args, **kwargs)
-            frame.save()
-            return result
-        finally:
-            frame.end()
-
-    @contextlib.contextmanager
-    def ending(self) -> Iterator[None]:
-        """Let the block be a compile; it ends after the block, or once its frame is accepted."""
-        with contextlib.ExitStack() as ends, self.changed(at_end=ends.callback):
-            yield
-            if self.frame is not None:
-                self.frame.ends.append(ends.pop_all().close)
-
-    @around(internals.compile_fx)
-    def _compile_fx(self, original: Function[object], *args: object, **kwargs: object) -> object:
-        asked = cast("Mapping[str, object] | None", kwargs.get("config_patches"))
-        with self.changed(options={**self.options, **(asked or {})}):
-            return original(*args, **kwargs)
-
-    # A user's backend may call compile_fx or AOTAutograd with its own compilers or decompositions,
-    # which are not visible in the graph. Programs may have imported compile_fx before.
-    @around(internals.aot_module)
-    def _aot_module(self, original: Function[object], *args: object, **kwargs: object) -> object:
-        inner = internals.inner_compiler(kwargs.get("fw_compiler"))
-        if inner is None:
-            given = {name: kwargs.get(name) for name in _COMPILERS}
-        else:
-            given = {"inner_compile": inner, "decompositions": kwargs.get("decompositions")}
-        compiler = kwargs.get("bw_compiler")
-        of_call = {"depth": self.depth + 1, "backward_compiler": compiler, "user_compilers": given}
-        options = dict(self.options)
-
-        def again(values: Sequence[object]) -> Function[object]:
-            from s3cache.hooks._recompile import compile_module
-
-            return compile_module(original, options, args, kwargs, values)
-
-        of_call["again"] = again if len(args) > 1 else None
-        with self.changed(**of_call), self.ending(), self.observed():
-            return original(*args, **kwargs)
 
 
 class Registry:
@@ -341,17 +149,16 @@ class KeyHook:
                     internals.skip_backend_init(),
                     internals.without_made_up_keys(),
                 ):
-                    made = ask()
+                    key, lines = ask()
+                call.key, call.reasons = key, ()
+                return key, lines
             except Exception as exc:  # noqa: BLE001 - torch may cache it nevertheless
                 call.key, call.reasons = None, call.reasons or _reasons_for(exc)
                 call.record_error(exc)
-            else:
-                call.key, call.reasons = made[0], ()
-                return made
             call.alone = True
-            made = ask()
-            call.torch_key = made[0]
-            return made
+            key, lines = ask()
+            call.torch_key = key
+            return key, lines
 
     @property
     def _is_alone(self) -> bool:
@@ -364,7 +171,8 @@ class KeyHook:
             return
         call = self._calls.current
         inputs = () if call is None else call.inputs
-        self._refuse(bypass_reasons(gm, inputs, self.version_of))
+        if reasons := bypass_reasons(gm, inputs, self.version_of):
+            self._refuse(reasons)
         # torch refuses graphs with a first call on fake tensors; our entries support them.
         with (
             self._registry.accepted(extra_cacheable_functions(gm)),
@@ -396,7 +204,6 @@ class KeyHook:
         key = key_of(value, pickler, self.version_of, compilers=compilers)
         if not isinstance(key, Key):
             self._refuse(key)
-            raise AssertionError("a graph has neither a key nor a reason")
         self._remember((internals.AUTOGRAD_PREFIX.find() or "a") + key.digest, key)
         return key.digest
 
@@ -450,11 +257,10 @@ class KeyHook:
         components = key.components.items()
         return [f"[{each.digest}] {name}: {each.value}" for name, each in components]
 
-    def _refuse(self, reasons: Sequence[BypassReason]) -> None:
-        if reasons:
-            if self._calls.current is not None:
-                self._calls.current.reasons = tuple(reasons)
-            raise internals.bypass_error.get()("; ".join(map(str, reasons)))
+    def _refuse(self, reasons: Sequence[BypassReason]) -> NoReturn:
+        if self._calls.current is not None:
+            self._calls.current.reasons = tuple(reasons)
+        raise internals.bypass_error.get()("; ".join(map(str, reasons)))
 
     def _remember(self, name: str, key: Key) -> None:
         if self._calls.current is not None:

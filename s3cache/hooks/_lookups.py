@@ -24,32 +24,39 @@ from s3cache.artifact import Artifact, section_of, unpickled
 from s3cache.cache import Engine, Hit
 from s3cache.errors import ConfigError, CorruptError, MissError, Reason
 from s3cache.graph import BypassReason, process_bypass_reasons, unwrap_patch
-from s3cache.hooks._calls import (
-    AOT,
-    FX,
-    LEVELS,
-    Candidate,
-    FxKeying,
-    Level,
-    Lookup,
-    Result,
-    compile_ns,
-    users_line,
-)
-from s3cache.hooks._conditions import (
+from s3cache.hooks._again import lower_backward
+from s3cache.hooks._bypasses import Bypasses
+from s3cache.hooks._compiles import Compiles
+from s3cache.hooks._healing import heal
+from s3cache.hooks._keys import KeyHook
+from s3cache.hooks._rebuild import (
     LIMITS,
     LIMITS_FIELD,
+    FirstCall,
+    Kernels,
     add_guards,
     attach_backward,
     conditions_of,
     failing_guards,
-    graphs_of,
-    lower_backward_again,
     misfits,
 )
-from s3cache.hooks._events import CompileEvents
-from s3cache.hooks._healing import FirstCall
-from s3cache.hooks._keys import CompileState, KeyHook, Patches, around
+from s3cache.hooks._state import (
+    AOT,
+    FX,
+    LEVELS,
+    Candidate,
+    CompileEvents,
+    CompileState,
+    FxKeying,
+    Level,
+    Lookup,
+    Patches,
+    Result,
+    around,
+    compile_ns,
+    graphs_of,
+    users_line,
+)
 from s3cache.records import Record
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
@@ -59,9 +66,6 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
     from torch.nn import Module
 
-    from s3cache.hooks._compiles import Compiles
-    from s3cache.hooks._kernels import Kernels
-    from s3cache.hooks._watching import Bypasses
     from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
 
 logger = logger_of("lookups")
@@ -143,8 +147,7 @@ class Lookups:
                 self.compiles.leave_to_torch(lookup)
             elif not internals.is_hit(result) and self._keys.is_shared(lookup.key):
                 self.compiles.begin(lookup)
-            lookup.raise_error(strict=self._engine.settings.strict)
-            self._refuse_hit(lookup)
+            self._raise_of(lookup)
             if lookup.first is not None:
                 lookup.holder = internals.holder_of(result, lookup.first)
             return result
@@ -170,8 +173,7 @@ class Lookups:
                 yield self._entries(lookup)
             finally:
                 self._ended(lookup)
-                lookup.raise_error(strict=self._engine.settings.strict)
-                self._refuse_hit(lookup)
+                self._raise_of(lookup)
 
     def make_callable(self, result: AOTResult, *args: object) -> Function[object]:
         """Make a callable of the current entry, as torch does."""
@@ -256,12 +258,11 @@ class Lookups:
         """Return the callable of an entry for its first call, and watch that of its backward."""
         metadata, compiler = entry.runtime_metadata, self._state.backward_compiler
         if entry.compiled_bw is not None:
-            graph = entry.compiled_bw.result
             again = None
             if entry.serialized_bw_module is not None:
-                again = partial(lower_backward_again, entry, compiler)
+                again = partial(lower_backward, entry, compiler)
             donated = bool(metadata.bw_donated_idxs) or lookup.donates
-            self.watch_graph(lookup, hit, graph, again, reusing=donated)
+            self.watch_graph(lookup, hit, entry.compiled_bw.result, again, reusing=donated)
         infos = [*enumerate(metadata.input_info)]
         mutated = [i for i, info in infos if info.mutates_data or info.mutates_metadata]
         call = self._first_call(
@@ -332,6 +333,7 @@ class Lookups:
             sources=[getattr(graph, "source_code", "") for graph in graphs],
             code=self._state.caller or internals.code_in_dynamo(),
             again=again,
+            heal=heal,
             mutated=mutated,
             effects=effects,
             reusing=reusing,
@@ -403,8 +405,7 @@ class Lookups:
                 graph, info = None, {}
             finally:
                 self._ended(lookup, of_whole=self._is_compiling_entry())
-            lookup.raise_error(strict=self._engine.settings.strict)
-            self._refuse_hit(lookup)
+            self._raise_of(lookup)
             if graph is None:
                 self._refuse_compile()
             return graph, info
@@ -431,8 +432,9 @@ class Lookups:
             what = " ".join(repr(whole[-1]).split()) if whole else what
         raise MissError(f"on_miss is error, but this graph would be compiled: {what}")
 
-    def _refuse_hit(self, lookup: Lookup) -> None:
-        """Raise MissError if a feature refuses the hit because ``on_miss`` is ``error``."""
+    def _raise_of(self, lookup: Lookup) -> None:
+        """Raise the error of a lookup in strict mode, or why a feature refuses its hit."""
+        lookup.raise_error(strict=self._engine.settings.strict)
         if lookup.refused:
             raise MissError(f"on_miss is error, but {lookup.refused}")
 
@@ -552,7 +554,6 @@ class Lookups:
             return
         try:
             known = self._keys.known(key)
-            components = known.components.items()
             record = Record(
                 level=lookup.level.name,
                 outcome=name,
@@ -565,7 +566,7 @@ class Lookups:
                 where=users_line(),
                 of_whole=of_whole,
                 rejected=() if is_hit else tuple(map(_in_words, lookup.rejected[:_MAX_REJECTED])),
-                components={part: (each.digest, each.value) for part, each in components},
+                components={n: (part.digest, part.value) for n, part in known.components.items()},
                 parts={} if is_hit else known.parts,
             )
             self._engine.record(record)
@@ -612,9 +613,6 @@ def _rolled_back_on_error() -> Iterator[None]:
         for values, former in zip(lists, before, strict=True):
             values[:] = former
         raise
-
-
-# -- records of lookups
 
 
 def _in_words(why: Callable[[], Iterable[str]]) -> str:

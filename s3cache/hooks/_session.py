@@ -17,14 +17,15 @@ from s3cache import metrics
 from s3cache.cache import Cache, Engine, active_cache, current_cache, open_for_torch, set_active
 from s3cache.errors import S3CacheError, UnsupportedTorchError, code_of
 from s3cache.graph import Report
+from s3cache.hooks._again import deserialize_backward
+from s3cache.hooks._bypasses import Bypasses
+from s3cache.hooks._check import Progress, checked
 from s3cache.hooks._compiles import Compiles
-from s3cache.hooks._conditions import deserialize_backward
 from s3cache.hooks._directories import lock_down, lock_down_triton, remember_installation
-from s3cache.hooks._events import CompileEvents
-from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, watch_registrations
+from s3cache.hooks._keys import KeyHook, Registry, watch_registrations
 from s3cache.hooks._lookups import Lookups
-from s3cache.hooks._watching import Bypasses, Progress, checked
+from s3cache.hooks._rebuild import Kernels
+from s3cache.hooks._state import CompileEvents, CompileState, Patches
 from s3cache.seam import features
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import check_names, internals, require

@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from s3cache.errors import ConfigError
 
@@ -81,6 +81,19 @@ def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
     yield path, status
     if stat.S_ISLNK(status.st_mode):
         yield from _steps(os.path.join(above, os.readlink(path)))
+
+
+def check_files(fd: int, path: str, names: Iterable[str], fix: str) -> None:
+    """Check that files in the open directory ``fd``, which is at ``path``, are this user's alone.
+
+    Raises:
+        ConfigError: one is not; ``fix`` says what to do.
+    """
+    for name in names:
+        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        if not is_ours or is_writable_by_others(status):
+            raise ConfigError(f"{path}/{name}", "is not this user's alone", fix)
 
 
 def private_directory() -> tuple[str, Callable[[], None]]:

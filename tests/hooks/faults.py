@@ -12,7 +12,7 @@ import s3cache
 from s3cache.artifact import Artifact
 from s3cache.cache import Engine
 from s3cache.hooks import _compiles, _keys, _lookups
-from s3cache.hooks._conditions import NotSharableError
+from s3cache.hooks._rebuild import NotSharableError
 from tests.hooks.switches import Counted, compiled, unknown
 
 

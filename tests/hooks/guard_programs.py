@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from torch._inductor import config as inductor
 
-from s3cache.hooks import _conditions
+from s3cache.hooks import _rebuild
 from s3cache.torch_api import internals
 from tests.hooks.jobs import account, machine_here
 
@@ -79,7 +79,7 @@ def _step(
     compiled: Any = torch.compile(PROGRAMS[program], **given)  # type: ignore[call-overload]
     x = torch.linspace(-2, 3, 48).view(6, 8).requires_grad_()
     broken = (
-        patch.object(_conditions, fault, side_effect=OSError("injected"))
+        patch.object(_rebuild, fault, side_effect=OSError("injected"))
         if fault
         else contextlib.nullcontext()
     )

@@ -9,8 +9,8 @@ import torch
 from torch._functorch._aot_autograd.aot_autograd_result import serialize_graph_module
 from torch.fx import Graph, GraphModule
 
-from s3cache.hooks._conditions import deserialize_backward
-from s3cache.hooks._keys import Patches
+from s3cache.hooks._again import deserialize_backward
+from s3cache.hooks._state import Patches
 from s3cache.torch_api import internals
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ import s3cache
 import tests.support.compiler  # noqa: F401
 from s3cache.cache import Cache
 from s3cache.graph import BypassReason
-from s3cache.hooks._watching import Bypasses
+from s3cache.hooks._bypasses import Bypasses
 from tests.support.marks import slow
 from tests.support.sites import Site
 

@@ -11,12 +11,7 @@ import pytest
 from s3cache.artifact import variant_of
 from s3cache.errors import CorruptError
 from s3cache.hooks._compiles import FX_INFO, Compile, note_conditions
-from s3cache.hooks._conditions import (
-    NotSharableError,
-    add_guards,
-    conditions_of,
-    described,
-)
+from s3cache.hooks._rebuild import NotSharableError, add_guards, conditions_of, described
 from s3cache.torch_api.protocols import AOTResult
 from tests.hooks.conditions import NOTHING
 

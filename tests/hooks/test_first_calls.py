@@ -14,8 +14,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from s3cache.errors import CorruptError
-from s3cache.hooks._conditions import NotSharableError
 from s3cache.hooks._first_calls import describe_outputs, fake_first_call
+from s3cache.hooks._rebuild import NotSharableError
 
 
 def metadata(**changes: Any) -> Any:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.hooks._conditions import NotSharableError
-from s3cache.hooks._kernels import Kernels, files_named_in, opened
-from s3cache.hooks._keys import CompileState
+from s3cache.hooks._rebuild import Kernels, NotSharableError, files_named_in, opened
+from s3cache.hooks._state import CompileState
 from tests.support.marks import slow
 from tests.support.sites import Machine, Site
 

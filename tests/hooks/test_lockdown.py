@@ -12,7 +12,7 @@ import pytest
 
 import tests.support.compiler  # noqa: F401
 from s3cache.hooks._directories import disable_torch_caches, install_lockdown, kept_directory
-from s3cache.hooks._keys import Patches
+from s3cache.hooks._state import Patches
 from s3cache.torch_api import internals
 from s3cache.util.directories import private_directory
 from tests.hooks.triton import KERNEL, bundled, emit

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from s3cache import frame
-from s3cache.hooks._kernels import portable
+from s3cache.hooks._portable import portable
 from tests.hooks.source_leaks import WORD
 from tests.support.marks import nightly
 from tests.support.sites import Site

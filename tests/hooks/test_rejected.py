@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from s3cache.hooks._conditions import failing_guards, misfits
+from s3cache.hooks._rebuild import failing_guards, misfits
 from tests.hooks.conditions import NOTHING
 from tests.support.marks import slow
 from tests.support.sites import Site

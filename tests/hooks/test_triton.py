@@ -17,8 +17,9 @@ import pytest
 import tests.support.compiler  # noqa: F401
 from s3cache.artifact import unpickled
 from s3cache.errors import is_machine_trouble
-from s3cache.hooks._kernels import Kernels, portable
-from s3cache.hooks._keys import CompileState, Patches
+from s3cache.hooks._portable import portable
+from s3cache.hooks._rebuild import Kernels
+from s3cache.hooks._state import CompileState, Patches
 from tests.hooks.triton import KERNEL, bundled, emit
 from tests.support.users import needs_users
 

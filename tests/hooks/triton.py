@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from s3cache.hooks._calls import CacheCall
-from s3cache.hooks._kernels import Kernels
-from s3cache.hooks._keys import CompileState, Patches
+from s3cache.hooks._rebuild import Kernels
+from s3cache.hooks._state import CacheCall, CompileState, Patches
 
 KERNEL = "KERNELHASH"
 

@@ -1,15 +1,13 @@
-"""Report why graphs are not cached, check a function, and watch the progress of a process.
+"""Trace a function and watch a process for the commands: ``s3cache.check``, ``check`` and ``warm``.
 
 ``s3cache.check`` installs the hook for keys only. torch traces the function as usual; instead of a
-lookup, the key of the graph is computed and the graph runs uncompiled. The commands ``check`` and
-``warm`` watch a normal process, which records its progress.
+lookup, the key of the graph is computed and the graph runs uncompiled. The commands watch a normal
+process, which records its progress.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,139 +16,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from s3cache.cache import Engine
-from s3cache.errors import code_of
-from s3cache.graph import (
-    BypassReason,
-    Code,
-    Graph,
-    GraphBreak,
-    Report,
-    take_baseline,
-)
-from s3cache.hooks._calls import CacheCall, users_line
-from s3cache.hooks._keys import CompileState, KeyHook, Patches, Registry, around
-from s3cache.records import Record
-from s3cache.stats import EntryKind
+from s3cache.graph import BypassReason, Graph, GraphBreak, Report, take_baseline
+from s3cache.hooks._keys import KeyHook, Registry
+from s3cache.hooks._state import CacheCall, CompileState, Patches, around
 from s3cache.torch_api import internals
-from s3cache.util.logs import logger_of
-from s3cache.util.text import command, pointer
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
     from torch.nn import Module
 
     from s3cache.torch_api.protocols import AOTConfig, Function
-
-logger, bypasses = logger_of("records"), logger_of("bypasses")
-
-_MAX_SHOWN = 10  # reasons of one graph
-_MAX_WARNED = 50  # reasons of one session
-_TRACED = re.compile(r'File "([^"\n]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]*))?')
-
-
-class Bypasses:
-    """Counts, records and logs bypasses and failures. Any thread may use it."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._mutex = threading.Lock()
-        self._warned: set[tuple[Code, str]] = set()
-        self._failed: set[str] = set()
-
-    def record(
-        self,
-        level: EntryKind,
-        reasons: Sequence[BypassReason],
-        gm: GraphModule | None = None,
-        *,
-        key: str = "",
-    ) -> None:
-        """Record a graph that was not looked up, or was not saved after a miss under ``key``."""
-        if not self._engine.settings.record:
-            return
-        try:
-            record = Record(
-                level=level,
-                outcome="bypass",
-                key=key,
-                reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),
-                time=time.time(),
-                where=users_line(),
-                reasons=tuple({**each.as_dict(), "line": _line_of(gm, each)} for each in reasons),
-            )
-            self._engine.record(record)
-        except Exception:  # a failed record must not end the program
-            logger.debug("a graph is not recorded", exc_info=True)
-
-    def warn(
-        self,
-        reasons: Sequence[BypassReason],
-        error: Exception | None = None,
-        *,
-        what: str = "a graph is not cached as a whole",
-    ) -> None:
-        """Count a graph that is not cached for ``reasons``, and log them.
-
-        The first occurrence of a reason is a warning, with the fix. Later ones, and all after the
-        first 50 warnings, are lines at level INFO. ``error`` is the exception behind the reason
-        ``error``: a bug of ours needs a traceback.
-        """
-        self._engine.count_bypass({reason.code for reason in reasons})
-        shown = reasons[:_MAX_SHOWN]
-        new: set[tuple[Code, str]] = set()
-        with self._mutex:
-            # Strict mode raises it instead.
-            if len(self._warned) < _MAX_WARNED and not self._engine.settings.strict:
-                new = {(each.code, each.target) for each in shown} - self._warned
-                self._warned |= new
-        lines = [f"{what} ({shown[0].code}): {shown[0]}"]
-        for index, reason in enumerate(shown):
-            if index:
-                lines.append(f"  and ({reason.code}): {reason}")
-            if reason.fix:  # on its own line, so that users can paste it
-                lines.append(f"    {reason.fix}")
-        if len(reasons) > len(shown):
-            lines.append(f"  and {len(reasons) - len(shown)} more")
-        codes = dict.fromkeys(each.code for each in shown if (each.code, each.target) in new)
-        if codes:
-            lines.append(f"    read on: {command(*codes)}")
-        bypasses.log(
-            logging.WARNING if new else logging.INFO,
-            "%s",
-            "\n".join(lines),
-            exc_info=error if "error" in codes else None,
-        )
-
-    def note(
-        self, what: str, reasons: Sequence[BypassReason], error: Exception | None = None
-    ) -> None:
-        """Count an FX graph that the second level does not cache, and log why."""
-        self._engine.count_bypass({reason.code for reason in reasons}, "fx")
-        if error is not None:
-            self.failed(bypasses, f"{what} at the second level", error)
-        else:
-            why = "; ".join(map(str, reasons))
-            bypasses.info("%s at the second level: %s", what, why)
-
-    def failed(self, log: logging.Logger, what: str, error: Exception) -> None:
-        """Warn of the first failure of each kind; strict mode raises it instead."""
-        with self._mutex:
-            is_new = what not in self._failed
-            self._failed.add(what)
-        if is_new and not self._engine.settings.strict:
-            log.warning("%s %s", what, pointer(code_of(error)), exc_info=error)
-
-
-def _line_of(gm: GraphModule | None, reason: BypassReason) -> str:
-    """Return the line of the user's program that caused a reason, as ``file:line: code``."""
-    module = gm.get_submodule(reason.module) if gm is not None and reason.module else gm
-    for node in getattr(getattr(module, "graph", None), "nodes", ()):
-        if node.name == reason.node:
-            traced = _TRACED.findall(str(node.meta.get("stack_trace") or ""))
-            if traced:
-                file, line, code = traced[-1]
-                return f"{file}:{line}: {code.strip()}".rstrip(": ")
-    return ""
 
 
 def checked(

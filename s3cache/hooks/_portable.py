@@ -1,0 +1,147 @@
+"""Save entries without traces of this machine, and give them back to a process that loads them.
+
+An entry contains a Triton kernel without files, directories and bound methods; the machine that
+reads the entry adds its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import json
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from s3cache.artifact import hidden_places, hidden_source
+from s3cache.torch_api import internals
+
+if TYPE_CHECKING:
+    from s3cache.torch_api.protocols import CachingAutotuner, TritonBundle, TritonFile
+
+# Triton's intermediate code. It contains names of source files, and no process needs it
+# (TRITON_STORE_BINARY_ONLY).
+_STAGES = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
+_GROUP = "__grp__"  # prefix of the file that lists the others
+#: On a kernel in an entry: the digest of its configurations, under which torch remembers the best.
+_CONFIGS = "s3cache_configs"
+# Unloaded copies of kernels from second-level entries, by the kernel that torch loads.
+_unloaded: weakref.WeakKeyDictionary[CachingAutotuner, CachingAutotuner] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@contextlib.contextmanager
+def portable(*results: object, share_sources: bool = False) -> Iterator[None]:
+    """Remove traces of this machine from entries and compiled graphs while the block runs.
+
+    These are places of source code, unless ``share_sources`` is set, and the paths in Triton
+    kernels. Attributes that the block sets are kept. torch alone can use such kernels too, but then
+    does not remember the fastest configuration.
+    """
+    changed: list[tuple[dict[str, object], str, object, object]] = []
+    try:
+        for result in results:
+            fields = vars(result)
+            for name, value in [*fields.items()]:
+                hidden = value
+                if name == internals.TRITON_BUNDLE:
+                    bundle = cast("TritonBundle | None", value)
+                    hidden = portable_bundle(bundle, share_sources=share_sources)
+                elif not share_sources:
+                    hidden = hidden_source(name, value)
+                if hidden is not value:
+                    fields[name] = hidden
+                    changed.append((fields, name, value, hidden))
+        yield
+    finally:
+        for fields, name, value, hidden in changed:
+            if fields.get(name) is hidden:
+                fields[name] = value
+
+
+@functools.cache
+def installed_in() -> tuple[str, ...]:
+    """Return directories of torch, Triton and Python, which compiled code may name."""
+    specs = filter(None, map(find_spec, ("torch", "triton")))
+    places = {str(Path(spec.origin).parent.parent) for spec in specs if spec.origin}
+    places |= {sys.prefix, sys.base_prefix}
+    return tuple(sorted(places - {"/", "/usr", "/usr/local"}, key=len, reverse=True))
+
+
+def portable_bundle(bundle: TritonBundle | None, *, share_sources: bool) -> TritonBundle | None:
+    """Return a bundle that any machine can use."""
+    if not bundle or not bundle.kernel_artifacts:
+        return bundle
+    places = () if share_sources else (*installed_in(), internals.cache_dir.get()())
+    autotuners = [
+        dataclasses.replace(static, kernel=_without_process(kernel))
+        for static in bundle.static_autotuners
+        if not internals.is_loaded(kernel := _unloaded.get(static.kernel, static.kernel))
+    ]
+    kernels = []
+    for kernel in bundle.kernel_artifacts:
+        files = [file for file in kernel.artifacts if not file.filename.endswith(_STAGES)]
+        names = {file.filename for file in files}
+        kept = [
+            dataclasses.replace(file, payload=hidden_places(_payload(file, names), *places))
+            for file in files
+        ]
+        kernels.append(dataclasses.replace(kernel, artifacts=kept))
+    return dataclasses.replace(bundle, kernel_artifacts=kernels, static_autotuners=autotuners)
+
+
+def _payload(file: TritonFile, names: set[str]) -> bytes:
+    if not file.filename.startswith(_GROUP):
+        return bytes(file.payload)
+    # A newer Triton ignores a group if one of its files is missing.
+    group = json.loads(file.payload)
+    paths = group["child_paths"].items()
+    group["child_paths"] = {name: path for name, path in paths if name in names}
+    return json.dumps(group).encode()
+
+
+def _without_process(kernel: CachingAutotuner) -> CachingAutotuner:
+    """Return a copy without the state of this process; torch refuses to pickle a loaded kernel."""
+    bare, function = object.__new__(type(kernel)), object.__new__(type(kernel.fn))
+    vars(function).update(vars(kernel.fn))
+    vars(function)[internals.BINDERS] = None
+    if internals.FILE in vars(function):
+        vars(function)[internals.FILE] = ""
+    vars(bare).update(vars(kernel), fn=function, filename=None, save_cache_hook=None)
+    vars(bare).update({internals.LAUNCHERS: [], internals.RELOAD: None})
+    cache = getattr(kernel.save_cache_hook, "__self__", None)
+    if isinstance(cache, internals.autotune_cache.get()):
+        vars(bare)[_CONFIGS] = cache.configs_hash
+    return bare
+
+
+def keep_unloaded(kernel: CachingAutotuner) -> None:
+    """Keep a copy that does not change when torch loads ``kernel``."""
+    bare = _without_process(kernel)
+    bare.compile_results = [*map(copy.copy, kernel.compile_results)]
+    for result in bare.compile_results:
+        result.kernel = copy.copy(result.kernel)
+    _unloaded[kernel] = bare
+
+
+def restore_kernel(kernel: CachingAutotuner) -> None:
+    """Add the state of this process to a kernel, as if it had been compiled here."""
+    if kernel.filename is not None or not kernel.kernel_hash:
+        return  # torch has added it
+    kernel.filename = internals.path_of_module.get()(kernel.kernel_hash, "py")[2]
+    vars(kernel.fn)[internals.BINDERS] = defaultdict(kernel.fn.create_binder)
+    if internals.FILE in vars(kernel.fn):
+        vars(kernel.fn)[internals.FILE] = kernel.filename
+    configs = kernel.__dict__.pop(_CONFIGS, None)
+    if configs is not None:
+        cache = internals.autotune_cache.get().create(
+            kernel.inductor_meta, kernel.filename, configs
+        )
+        kernel.save_cache_hook = cache and cache.save
