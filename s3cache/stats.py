@@ -96,8 +96,9 @@ class Listeners:
 
         return remove
 
-    def emit(self, event: TransferEvent) -> None:
-        """Call every listener; one that raises is removed, and the transfer goes on."""
+    def emit(self, *step: Any, **more: Any) -> None:
+        """Call every listener with a :class:`TransferEvent`; remove one that raises."""
+        event = TransferEvent(*step, **more)
         for token, listener in [*self._listeners.items()]:
             try:
                 listener(event)
@@ -313,7 +314,7 @@ class Counters:
         with self._mutex:
             counts = {name: dict(labels) for name, labels in self._counts.items()}
         names = counts.keys() & {each.name for each in fields(of)}
-        values = {n: counts[n] if n in _LABELLED else counts[n][""] for n in names}
+        values: dict[str, Any] = {n: counts[n] if n in _LABELLED else counts[n][""] for n in names}
         return of(**values | more)
 
 

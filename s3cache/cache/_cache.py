@@ -48,6 +48,7 @@ from s3cache.tier import (
     LocalTier,
     Prefetch,
     RemoteTier,
+    Uploads,
     before_exit,
     open_disk,
 )
@@ -71,7 +72,7 @@ _DISCARD_S = 10.0
 _RELEASE_S, _RECORDS_S, _MOMENT_S = 3.0, 0.5, 0.1
 
 # A forked child keeps inherited tiers unused: collecting them would close the parent's connections.
-_inherited: list[RemoteTier | None] = []
+_inherited: list[tuple[object, ...]] = []
 
 
 class Engine:
@@ -116,6 +117,7 @@ class Engine:
         if self.settings.record:
             self._listeners.add(self._records.transferred)
         self._remote: RemoteTier | None = None
+        self._uploads: Uploads | None = None
         self._forget_exit = before_exit(self._at_exit)
         #: What features keep for this process, by their names.
         self.parts: dict[str, Any] = {}
@@ -125,7 +127,7 @@ class Engine:
                 self.parts[feature.name] = feature.call(feature.begins, self, strict=strict)
 
     def _begin_in_child(self) -> None:
-        _inherited.append(self._remote)
+        _inherited.append((self._remote, self._uploads))
         self._begin(self._local.disk)
         if self._closed:
             self._forget_exit()
@@ -268,12 +270,12 @@ class Engine:
             else:
                 disk.put(name, data)
 
-        if remote is not None:
-            with remote.uploads.saving(name):
+        if remote is not None and self._uploads is not None:
+            with self._uploads.saving(name):
                 durable = self._local.write(put)
                 if is_new:
                     delay_s = _DELAY_S if delayed else 0.0
-                    remote.uploads.add(name, None if durable else data, delay_s=delay_s)
+                    self._uploads.add(name, None if durable else data, delay_s=delay_s)
             return durable
         durable = self._local.write(put)
         if not durable:
@@ -326,9 +328,10 @@ class Engine:
         more["features"] = {each.name: self.counts[each.name].snapshot() for each in features()}
         levels = {kind: self._counters_of[kind].read(LevelStats) for kind in kinds()}
         more["kinds"] = {kind: of for kind, of in levels.items() if of.lookups or of.saved}
+        if self._uploads is not None:
+            more["pending"] = self._uploads.pending
         if (remote := self._remote) is not None:
-            more |= {"pending": remote.uploads.pending, "breaker": remote.breaker.state}
-            more |= {"remote": remote.metered.snapshot()}
+            more |= {"breaker": remote.breaker.state, "remote": remote.metered.snapshot()}
         return self._counters.read(CacheStats, **more)
 
     # -- the life of a cache
@@ -346,12 +349,12 @@ class Engine:
             return FlushReport(0, 0, None)
         if self._closed:
             return self._last_report
-        remote, error = self._remote, None
-        if remote is None and self._unsent:
-            remote, error = self._try_remote()
-        if remote is None:
+        error = None
+        if self._uploads is None and self._unsent:
+            _, error = self._try_remote()
+        if self._uploads is None:
             return FlushReport(len(self._unsent), 0, error)
-        return remote.uploads.flush(timeout_s)
+        return self._uploads.flush(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> FlushReport:
         if not self._closed:
@@ -367,8 +370,8 @@ class Engine:
         self.events.finishing.tell()
         limit_s = self.settings.exit_timeout_s
         end = time.monotonic() + limit_s + _RELEASE_S
-        if self._remote is not None:
-            report = self._last_report = self._remote.uploads.flush(limit_s, until_a_pause=True)
+        if self._remote is not None and self._uploads is not None:
+            report = self._last_report = self._uploads.flush(limit_s, until_a_pause=True)
             if report.remaining:
                 logger.warning(
                     "unfinished uploads to %s: %d; recorded for the next process on this machine: "
@@ -387,7 +390,7 @@ class Engine:
             self._closed = True
         self._forget_exit()
         self._records.close(_RECORDS_S)
-        for tier in (self._remote, self._local.disk):
+        for tier in (self._uploads, self._remote, self._local.disk):
             if tier is not None:
                 tier.close(max(end - time.monotonic(), _MOMENT_S))
 
@@ -397,20 +400,27 @@ class Engine:
             return None
         with self._mutex:
             if self._remote is None and not self._closed:
-                self._remote = RemoteTier(
+                remote = RemoteTier(
                     self._open_remote(),
                     self.settings,
-                    disk=self._local.disk,
-                    present=self._local.present,
-                    land=self._local.land,
-                    check_trust=self._local.check_trust,
+                    local=self._local,
                     replaceable=self._replaceable,
                     listeners=self._listeners,
-                    on_problem=self._upload_failed,
                 )
+                self._uploads = Uploads(
+                    remote.loop,
+                    remote.verify,
+                    remote.publish,
+                    self.settings,
+                    disk=self._local.disk,
+                    listeners=self._listeners,
+                    on_problem=self._upload_failed,
+                    before_flush=remote.store.forget_failures,
+                )
+                self._remote = remote
                 if self.settings.mode != "read-only":
-                    self._remote.uploads.start(self._unsent)
-                self.events.remote_opened.tell(self._remote)
+                    self._uploads.start(self._unsent)
+                self.events.remote_opened.tell(remote)
             return None if self._closed else self._remote
 
     def _count_transfer(self, event: TransferEvent) -> None:
@@ -487,8 +497,8 @@ class Engine:
         """Remove an entry that was saved here and is delayed, unless its upload is under way."""
         name = entries.variant_name(key, variant)
         try:
-            if self._remote is not None:
-                is_removed = self._remote.uploads.cancel_delayed(name)
+            if self._uploads is not None:
+                is_removed = self._uploads.cancel_delayed(name)
             else:
                 is_removed = self._local.write(lambda disk: disk.delete(name))
         except Exception as exc:  # noqa: BLE001 - then it is uploaded, which does no harm

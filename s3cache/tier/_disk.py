@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import math
 import os
 import struct
 import threading
@@ -31,14 +32,21 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
+from s3cache import entries, frame
+from s3cache.entries import Replaceable
 from s3cache.errors import (
     ConfigError,
+    CorruptError,
     NoSpaceError,
     ReadOnlyError,
+    S3CacheError,
     StoreError,
     TransientError,
+    UntrustedError,
 )
-from s3cache.stats import Usage
+from s3cache.frame import Frame, TrustCheck
+from s3cache.settings import Settings
+from s3cache.stats import Counters, Usage
 from s3cache.store import (
     AcceptSize,
     Buffer,
@@ -51,10 +59,12 @@ from s3cache.store import (
     os_errors,
 )
 from s3cache.tier._pending import Pending
+from s3cache.util.logs import Problems
 from s3cache.util.threads import DeadlineExecutor, call_in_child, close_unshared
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 
 _last_use = attrgetter("modified")
 # Different entries differ in the digests and signatures at their beginning.
@@ -73,6 +83,10 @@ _LOW_WATER = 0.90
 # at some 4,000 if the oldest quarter of these is not enough, and at all of them last.
 _EVICTED_OF_SOME, _EVICTED_OF_ALL = 16, 512
 _LOOKED_AT, _OLD_PART = (256, 4096), 4
+# The prefix of the marks of entries that raised at their first call, by digest.
+_ASIDE = "aside/"
+# How long a disk is not used after a failure: it may have room again later.
+_REST_S = 60.0
 
 
 def namespace_of(identity: str) -> str:
@@ -101,15 +115,13 @@ class DiskTier:
     Any number of threads and processes of a machine may use the same root at once. The bounds apply
     to the objects; each writer may have one more in staging. Pending objects are never evicted.
     Every method may raise :class:`~s3cache.errors.StoreError`, and ends within seconds even if the
-    disk hangs: then its work continues and may end later.
+    disk hangs: then its work continues and may end later. Opening it raises ConfigError if the root
+    is not a private directory of this user.
 
     Args:
         namespace: separates the names of this tier from those of other tiers in the same root,
             which share its bounds: objects of different remotes may not be equally trusted.
         remote: the URL that its uploads go to, to name it in messages.
-
-    Raises:
-        ConfigError: the root is not a private directory of this user.
     """
 
     def __init__(
@@ -152,19 +164,16 @@ class DiskTier:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Lock all objects and read their usage; raise TransientError if another holds the lock."""
-
-        def busy(holder: str) -> TransientError:
-            problem = f"{holder} has held {self.root}/usage for {LOCK_TIMEOUT_S:g} s"
-            return TransientError(problem, op="lock", store=self.url)
-
+        problem = f"another process or thread has held {self.root}/usage for {LOCK_TIMEOUT_S:g} s"
+        busy = TransientError(problem, op="lock", store=self.url)
         mutex = self._mutex  # a child that is forked inside the block has another one
         deadline, pause_s = time.monotonic() + LOCK_TIMEOUT_S, 0.0001
         if not mutex.acquire(timeout=LOCK_TIMEOUT_S):
-            raise busy("another thread")
+            raise busy
         try:
             while (fd := self._files.directory(make=True).try_lock("usage")) is None:
                 if time.monotonic() > deadline:
-                    raise busy("another process")
+                    raise busy
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, 0.005)
             try:
@@ -285,7 +294,7 @@ class DiskTier:
                 if once and held is not None:
                     staged.drop()
                     return False
-                growth = Usage(size, 1) if held is None else Usage(size - held, 0)
+                growth = Usage(size - (held or 0), int(held is None))
                 self._make_room(key, growth)
                 # The record first: an uploader drops a record without an object, but an object
                 # without a record would never be uploaded.
@@ -314,10 +323,6 @@ class DiskTier:
                     close_unshared(fd)
             self._remote = ""
 
-    def _usage_of(self, key: str) -> Usage:
-        info = self._files.stat(key)
-        return Usage(0, 0) if info is None else Usage(info.size, 1)
-
     def _make_room(self, key: str, growth: Usage) -> None:
         """Evict the oldest objects, but not ``key``, until ``growth`` fits, and some more.
 
@@ -337,14 +342,12 @@ class DiskTier:
                     return
         candidates = [info for info in self._count() if info.key not in pinned]
         if not self._fits(self._usage - _usage_of(candidates) + growth):
-            raise NoSpaceError(
+            problem = (
                 f"{growth.bytes} more bytes do not fit: {self._usage.bytes} of {self._max_bytes} "
                 f"bytes and {self._usage.files} of {self._max_files} files are in use and cannot "
-                "be evicted",
-                op="put",
-                store=self.url,
-                key=key,
+                "be evicted"
             )
+            raise NoSpaceError(problem, op="put", store=self.url, key=key)
         self._evict(candidates, growth, _EVICTED_OF_ALL)
 
     def _evict(self, candidates: list[ObjectInfo], growth: Usage, most_spare: int) -> None:
@@ -366,18 +369,14 @@ class DiskTier:
             if self._was_replaced(key, data):
                 return
             self._pending.remove(key)
-            if (held := self._usage_of(key)).files:
-                with self._changing(Usage(0, 0) - held):
+            if (held := self._files.stat(key)) is not None:
+                with self._changing(Usage(-held.size, -1)):
                     self._files.delete(key)
 
-    def in_time(self, op: str, work: Callable[[Directory], _T]) -> _T:
-        """Return the result of ``work`` on the directory for locks, ``claims``."""
-
-        def call() -> _T:
-            with os_errors(op, self.url):
-                return work(self._files.directory("claims", make=True))
-
-        return self.deadline.call(call)
+    @_in_time
+    def within(self, directory: str, work: Callable[[Directory], _T]) -> _T:
+        """Return the result of ``work`` on a directory beside the objects."""
+        return work(self._files.directory(directory, make=True))
 
     # -- pending uploads
 
@@ -388,13 +387,11 @@ class DiskTier:
         The values are the uploaded bytes, or None for any. Return the names that have other bytes
         now: their uploads stay pending.
         """
-        replaced = []
         with self._locked():
-            for name, data in names.items():
-                if self._was_replaced(key := self._namespace + name, data):
-                    replaced.append(name)
-                else:
-                    self._pending.remove(key)
+            keys = {name: self._namespace + name for name in names}
+            replaced = [name for name in names if self._was_replaced(keys[name], names[name])]
+            for name in {*names} - {*replaced}:
+                self._pending.remove(keys[name])
         return replaced
 
     def _was_replaced(self, key: str, data: Buffer | None) -> bool:
@@ -433,8 +430,8 @@ class DiskTier:
         return f"an unknown remote ({namespace})"
 
     def _names(self, keys: Iterable[str]) -> list[str]:
-        start = len(self._namespace)
-        return [key[start:] for key in keys if key.startswith(self._namespace)]
+        own = (key for key in keys if key.startswith(self._namespace))
+        return [key.removeprefix(self._namespace) for key in own]
 
     @_in_time
     def pending_object(self, name: str) -> tuple[bytes, bool] | None:
@@ -448,7 +445,7 @@ class DiskTier:
         if data is None and is_pending:
             with self._locked():
                 # Nothing is being put right now, and no other thread has done this.
-                if not self._usage_of(key).files and self._is_pending(key):
+                if self._files.stat(key) is None and self._is_pending(key):
                     self.vanished += key in self._pending.promised
                     self._pending.remove(key)
         if data is None or not is_pending:
@@ -474,10 +471,9 @@ class DiskTier:
         with self._locked():
             return self._pending.give_back(self._namespace + name)
 
-    def close(self, timeout_s: float | None = None) -> None:
+    def close(self, timeout_s: float = math.inf) -> None:
         """Leave pending uploads to other processes; if the disk hangs, once it is back."""
-        limit_s = self.deadline.limit_s
-        more_s = 0.0 if timeout_s is None else min(timeout_s - limit_s, 0.0)
+        more_s = min(timeout_s - self.deadline.limit_s, 0.0)
         with contextlib.suppress(StoreError, ConfigError, OSError):
             self.deadline.call(self._pending.close, more_s=more_s)
         self.deadline.release()
@@ -531,3 +527,178 @@ class TierStore(Store):
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self._tier.close)
+
+
+# -- the disk of a cache, which may be missing or fail
+
+
+class LocalTier:
+    """A disk tier that is not used for a minute after a failure.
+
+    While it is not used, or without a disk, it looks empty and full. Errors are raised only if the
+    cache is strict. ``error`` is that of the last read or write, if it failed.
+    """
+
+    def __init__(
+        self,
+        disk: DiskTier | None,
+        counters: Counters,
+        problems: Problems,
+        replaceable: Replaceable,
+        check_trust: TrustCheck | None = None,
+    ) -> None:
+        self.disk, self.check_trust = disk, check_trust
+        self.error: Exception | None = None
+        self._counters, self._problems, self._replaceable = counters, problems, replaceable
+        self._unread_until = self._unwritten_until = 0.0
+        self._marks: set[str] | None = None  # digests of entries that are not used, once read
+
+    @property
+    def read_error(self) -> Exception | None:
+        """The recent error because of which nothing is read for now, if any."""
+        return self.error if time.monotonic() < self._unread_until else None
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether there is a disk, and no recent write failed."""
+        return self.disk is not None and time.monotonic() >= self._unwritten_until
+
+    def search(
+        self, key: str, names: Sequence[str]
+    ) -> tuple[str, bytes, Frame | None] | list[ObjectInfo]:
+        """Return the first of ``names`` that exists, its bytes and its entry, if it is sound.
+
+        Without one, list the names under ``key``.
+        """
+
+        def sound(name: str, data: bytes) -> Frame | None:
+            with contextlib.suppress(CorruptError, UntrustedError):
+                return entries.verify(name, data, admit=self.check_trust)
+            return None
+
+        return self.read(lambda disk: disk.search(names, entries.name_prefix(key), sound), [])
+
+    def load(self, name: str) -> Frame | None:
+        """Return the entry ``name``, or ``None``; see :meth:`verify`."""
+        data = self.read(lambda disk: disk.get(name), None)
+        return None if data is None else self.verify(name, data)
+
+    def verify(self, name: str, data: bytes) -> Frame:
+        """Return the entry that was read from ``name``; if it is damaged, remove it and raise.
+
+        An entry that is not trusted stays, because others may trust its signer.
+        """
+        try:
+            return entries.verify(name, data, admit=self.check_trust)
+        except CorruptError:
+            self._remove(name, data)
+            raise
+
+    def land(self, name: str, data: Buffer) -> Frame:
+        """Verify a download, and keep it if there is room.
+
+        If it is damaged, the next entry that is saved here replaces it in the remote.
+        """
+        try:
+            entry = entries.verify(name, data, admit=self.check_trust)
+        except CorruptError:
+            self._counters.add("remote", set_aside=1)
+            with contextlib.suppress(CorruptError):  # an upload detects a damaged header itself
+                self._replaceable.add(frame.decode_head(data).digest)
+            raise
+        self.write(lambda disk: disk.put(name, data))
+        return entry
+
+    def present(self, names: list[str]) -> list[str]:
+        """Return the ``names`` that exist, without verifying them."""
+        return self.read(lambda disk: disk.deadline.call(lambda: [*filter(disk.head, names)]), [])
+
+    def read(self, read: Callable[[DiskTier], _T], otherwise: _U) -> _T | _U:
+        """Return the result of ``read``; without a disk that works, return ``otherwise``."""
+        if self.disk is None or self.read_error is not None:
+            return otherwise
+        try:
+            return read(self.disk)
+        except S3CacheError as exc:
+            self.error = exc
+            self._unread_until = self._unwritten_until = time.monotonic() + _REST_S
+            self._problems.met("local", "the local tier failed and is not used for now", exc)
+            return otherwise
+
+    def write(self, write: Callable[[DiskTier], object]) -> bool:
+        """Let ``write`` change the disk; return whether there is a disk and it worked."""
+        if self.disk is None or not self.is_writable:
+            return False
+        try:
+            write(self.disk)
+        except (StoreError, ConfigError) as exc:
+            self.error = exc
+            if isinstance(exc, NoSpaceError) and exc.__cause__ is None:
+                # The bounds leave no room, but the disk works: the next entry may fit.
+                self._problems.met("bound", "the local tier is too small for this entry", exc)
+                return False
+            self._unwritten_until = time.monotonic() + _REST_S
+            self._problems.met("local", "the local tier cannot be written for now", exc)
+            return False
+        self.error = None
+        return True
+
+    def set_aside(self, entry: Frame, error: Exception) -> None:
+        """Treat a sound but unusable entry as damaged: the next save replaces it."""
+        self._problems.warn("entry", "an entry cannot be used and is set aside", error)
+        self._replaceable.add(entry.digest)
+        self.discard(entry)
+
+    def mark(self, entry: Frame, why: str) -> None:
+        """Set an entry aside for every process of this machine, also if it is fetched again."""
+        digest = entry.digest.hex()
+        self._marked().add(digest)
+        self._replaceable.add(entry.digest)
+        self.discard(entry)
+        self.write(lambda disk: disk.put(_ASIDE + digest, why.encode()))
+
+    def is_marked(self, entry: Frame) -> bool:
+        """Return whether an entry was marked; if so, the next save replaces it."""
+        is_marked = entry.digest.hex() in self._marked()
+        if is_marked:
+            self._replaceable.add(entry.digest)
+        return is_marked
+
+    def _marked(self) -> set[str]:
+        if self._marks is None:
+            marks = self.read(lambda disk: disk.objects(_ASIDE), [])
+            self._marks = {info.key.removeprefix(_ASIDE) for info in marks}
+        return self._marks
+
+    def discard(self, entry: Frame) -> None:
+        """Remove an entry from the disk."""
+        for name in entries.names_of(entry.header):
+            with contextlib.suppress(CorruptError, UntrustedError):
+                there = self.load(name)
+                if there is not None and there.digest == entry.digest:
+                    self._remove(name, there.data)
+
+    def _remove(self, name: str, data: Buffer) -> None:
+        self._counters.add("local", set_aside=1)
+        self.write(lambda disk: disk.delete(name, data))
+
+
+def open_disk(settings: Settings, identity: str) -> DiskTier | None:
+    """Open the local tier in the first usable directory; None if it is off or none is usable."""
+    bounds = {"max_bytes": settings.local_max_bytes, "max_files": settings.local_max_files}
+    problem, where, disk = None, "there is no local tier", None
+    for place in settings.local_dirs if settings.local and settings.mode != "off" else ():
+        try:
+            disk = DiskTier(place, namespace=namespace_of(identity), remote=identity, **bounds)
+        except (ConfigError, StoreError) as exc:
+            # If another user owns the default directory, the program is not to blame.
+            named = not settings.has_default_local_dir
+            if settings.strict or (named and isinstance(exc, ConfigError)):
+                raise
+            problem = problem or exc
+        else:
+            where = f"the local tier goes to {place}"
+            break
+    if problem is not None:
+        Problems(strict=False).warn("local", where, problem)
+    return disk

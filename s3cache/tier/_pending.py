@@ -28,10 +28,6 @@ class Pending:
 
     Callers of methods that make changes hold the lock on the tier's objects: no two processes
     create, move or remove files here at once. Every method may raise ``OSError``.
-
-    Attributes:
-        adopted: names of our uploads that another process saved.
-        promised: names that this process added and has not removed, even if their files are gone.
     """
 
     def __init__(self, open_root: Callable[[bool], Directory]) -> None:
@@ -42,7 +38,9 @@ class Pending:
 
     def _forget(self) -> None:
         self._owner, self._lock_fd = "", -1
+        #: Names of our uploads that another process saved.
         self.adopted: set[str] = set()
+        #: Names that this process added and has not removed, even if their files are gone.
         self.promised: set[str] = set()
 
     def add(self, name: str) -> bool:
@@ -58,22 +56,18 @@ class Pending:
 
     def _own(self) -> Directory:
         """Return the directory, and make this process an owner in it."""
-        self._check_open()
         root = self._open_root(True)
         if self._lock_fd < 0 or not os.fstat(self._lock_fd).st_nlink:  # it was removed by hand
             self._release()
-            owner = secrets.token_hex(8)
-            lock_fd = root.try_lock(f"{owner}{_LOCK}")
-            assert lock_fd is not None, "another process has the lock on the tier's objects"
-            self._owner, self._lock_fd = owner, lock_fd
-            if self._is_closed:  # closed meanwhile: the lock would never be released
-                self._release()
-            self._check_open()
-        return root
-
-    def _check_open(self) -> None:
-        if self._is_closed:
+            if not self._is_closed:
+                owner = secrets.token_hex(8)
+                lock_fd = root.try_lock(f"{owner}{_LOCK}")
+                assert lock_fd is not None, "another process has the lock on the tier's objects"
+                self._owner, self._lock_fd = owner, lock_fd
+        if self._is_closed:  # perhaps meanwhile: the lock would never be released
+            self._release()
             raise ClosedError("the local tier was closed")
+        return root
 
     def holds(self, name: str) -> bool:
         try:
@@ -114,14 +108,18 @@ class Pending:
 
     def abandoned(self) -> list[str]:
         """List the names that dead processes have left."""
-        names: list[str] = []
-        for owner, its in self._by_owner().items():
-            if its and owner != self._owner:
+        left = self._by_owner().items()
+        return [name for owner, names in left if names and self._is_dead(owner) for name in names]
+
+    def _is_dead(self, owner: str) -> bool:
+        """Return whether a process can be replaced: it is not this one, and holds no lock."""
+        lock_fd = None
+        if owner != self._owner:
+            with contextlib.suppress(OSError):  # another file was planted in its place
                 lock_fd = self._open_root(False).try_lock(f"{owner}{_LOCK}")
-                if lock_fd is not None:
-                    close_unshared(lock_fd)
-                    names += its
-        return names
+        if lock_fd is not None:
+            close_unshared(lock_fd)
+        return lock_fd is not None
 
     def adopt(
         self, prefix: str = "", limit: int | None = None, but: Container[str] = ()
@@ -129,13 +127,8 @@ class Pending:
         """Take over up to ``limit`` uploads of dead owners; return their names."""
         taken: list[str] = []
         for owner, names in self._by_owner().items():
-            lock_fd = None
-            if owner != self._owner:
-                with contextlib.suppress(OSError):  # another file was planted in its place
-                    lock_fd = self._open_root(False).try_lock(f"{owner}{_LOCK}")
-            if lock_fd is None:  # its owner lives
+            if not self._is_dead(owner):
                 continue
-            close_unshared(lock_fd)
             for name in names:
                 if not name.startswith(prefix) or name in but:
                     continue

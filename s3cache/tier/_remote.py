@@ -1,10 +1,14 @@
-"""The remote tier: transfers between one store and this process."""
+"""The remote tier: transfers between one store and this process, on the background loop."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
+import functools
+import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
@@ -25,7 +29,7 @@ from s3cache.errors import (
 from s3cache.frame import Frame, Head, TrustCheck
 from s3cache.seam import hints
 from s3cache.settings import Settings
-from s3cache.stats import Listeners, TransferEvent
+from s3cache.stats import Listeners
 from s3cache.store import (
     AcceptSize,
     BreakingStore,
@@ -36,26 +40,244 @@ from s3cache.store import (
     Store,
     concurrently,
 )
-from s3cache.tier._disk import DiskTier
-from s3cache.tier._loop import background, cancel_all
+from s3cache.tier._disk import LocalTier
 from s3cache.tier._prefetch import Budget, Prefetch
-from s3cache.tier._uploads import SMALL_BYTES, Uploads
 from s3cache.util.logs import logger_of
-from s3cache.util.threads import Breaker
+from s3cache.util.threads import (
+    Breaker,
+    call_in_child,
+    new_event_loop,
+    threads_are_greenlets,
+)
 
 _T = TypeVar("_T")
 
+_STOP_TIMEOUT_S = 2.0
+_BREATHE_S = 0.01
+_CANCEL_AGAIN_S = 0.1
 _MOMENT_S = 0.1
 # How long to wait for a server that was down; a later answer still lands on the disk.
 _PROBE_WAIT_S = 0.5
 # For a larger entry, the signature is read first.
 _USUAL_BYTES = 8 << 20
+# Checking the digests of this many bytes costs no more than a thread switch.
+SMALL_BYTES = 256 << 10
 # How many listings without a name in a row show that the first names have not been removed.
 _IN_VAIN = 16
 # A limit on listings: a writer can put any number of objects under a key.
 _LISTED_AT_MOST = 10_000
 
 logger = logger_of("storage")
+
+
+# -- the background loop
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks and wait for their end."""
+    left = {*tasks}
+    while left:
+        for task in left:
+            task.cancel()
+        # Once is not enough: before Python 3.12, asyncio.wait_for loses a cancellation that arrives
+        # together with the result (https://github.com/python/cpython/issues/86296).
+        done, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # retrieve it, else asyncio logs it
+
+
+class BackgroundLoop:
+    """An asyncio event loop on a daemon thread, started by the first call that needs it.
+
+    After :meth:`stop`, which the interpreter's exit calls, all other methods raise ``ClosedError``.
+    """
+
+    def __init__(self) -> None:
+        # Held while work is handed over: stop() cancels all that came before it, so no caller waits
+        # for a coroutine that will never run.
+        self._mutex = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._workers: Any = None
+        self._stopped = False
+
+    def submit(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        try:
+            with self._mutex:
+                return asyncio.run_coroutine_threadsafe(work, self._started())
+        except BaseException:
+            work.close()
+            raise
+
+    def call(self, function: Callable[..., object], *args: object) -> None:
+        """Call a plain function on the loop, soon; in the order of the calls of one thread."""
+        with self._mutex:
+            self._started().call_soon_threadsafe(function, *args)
+
+    def wait(self, work: Coroutine[Any, Any, _T], timeout_s: float | None) -> _T:
+        """Run a coroutine on the loop and return its result.
+
+        After ``timeout_s`` cancel it and raise ``concurrent.futures.TimeoutError``. Raise
+        ClosedError if it is cancelled because of a close.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError(
+                "s3cache: called from its own background thread, which would wait for itself "
+                "forever; a listener must hand such calls to another thread"
+            )
+        future = self.submit(work)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.CancelledError:
+            raise ClosedError("closed while this call was waiting") from None
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Cancel all work and end the thread, waiting a few seconds at most."""
+        with self._mutex:
+            self._stopped = True
+            if self._loop is None or self._thread is None:
+                return
+            with contextlib.suppress(RuntimeError):  # already stopped
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_TIMEOUT_S)
+        # Let the interpreter exit without waiting for these threads: one may hang in a name lookup
+        # or on a dead mount. They are daemons, like the thread that started them, but
+        # concurrent.futures joins every thread in this private table.
+        queues = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", {})
+        for thread in getattr(self._workers, "_threads", ()):
+            queues.pop(thread, None)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._stopped:
+            raise ClosedError("the background thread was stopped: the interpreter is exiting")
+        if self._loop is None:
+            with contextlib.ExitStack() as undo:
+                try:
+                    loop = new_event_loop()
+                    undo.callback(loop.close)
+                    loop.set_exception_handler(_log_error)
+                    threads_are_greenlets()  # check now: a later patch by gevent comes too late
+                    workers, ready = _new_workers(), threading.Event()
+                    loop.set_default_executor(workers)
+                    run = functools.partial(_run, loop, workers, ready)
+                    thread = threading.Thread(target=run, name="s3cache", daemon=True)
+                    thread.start()
+                except (RuntimeError, MemoryError, OSError) as exc:  # too many threads, or at exit
+                    raise ClosedError(f"the background thread cannot be started: {exc}") from exc
+                undo.pop_all()
+            ready.wait()  # at exit, the interpreter would refuse to start the first worker
+            self._loop, self._thread, self._workers = loop, thread, workers
+        return self._loop
+
+
+def _new_workers() -> Any:
+    """Make a pool of threads that works during the exit, when we wait for the last uploads.
+
+    From Python 3.12, no thread can start then. Work waits for an existing one.
+    """
+    from concurrent.futures.thread import ThreadPoolExecutor
+
+    class Workers(ThreadPoolExecutor):
+        def _adjust_thread_count(self) -> None:
+            try:
+                super()._adjust_thread_count()
+            except RuntimeError:
+                if not getattr(self, "_threads", ()):
+                    raise
+
+    return Workers(thread_name_prefix="s3cache")
+
+
+def _run(loop: asyncio.AbstractEventLoop, workers: Any, ready: threading.Event) -> None:
+    """Run the loop until it is stopped, also after a lack of memory between two callbacks."""
+    # This thread is a daemon, so the worker is one too, and the exit does not wait for it.
+    with contextlib.suppress(RuntimeError):  # the interpreter is exiting
+        workers.submit(bool)
+    ready.set()
+    asyncio.set_event_loop(loop)
+    try:
+        while not loop.is_closed():
+            try:
+                loop.run_forever()
+                break
+            except (MemoryError, SystemError):  # the latter if C code has lost the former
+                while asyncio._get_running_loop() is loop:  # run_forever() could not reset this
+                    with contextlib.suppress(MemoryError):
+                        asyncio._set_running_loop(None)
+                time.sleep(_BREATHE_S)
+    finally:
+        with contextlib.suppress(Exception):
+            loop.run_until_complete(cancel_all(asyncio.all_tasks(loop)))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log errors that no caller waits for, except a lack of memory, which callers see."""
+    if isinstance(context.get("exception"), MemoryError):
+        time.sleep(_BREATHE_S)  # the loop would try again at once
+    else:
+        loop.default_exception_handler(context)
+
+
+# -- one loop for the process
+
+_current: BackgroundLoop | None = None
+_mutex = threading.Lock()
+_closers: dict[object, Callable[[], object]] = {}
+# A forked child keeps the parent's loop: collecting it would close shared sockets and pollers.
+_inherited: list[BackgroundLoop | None] = []
+
+
+def background() -> BackgroundLoop:
+    """Return the loop of this process; a forked child has its own."""
+    global _current
+    with _mutex:
+        if _current is None:
+            _current = BackgroundLoop()
+        return _current
+
+
+def before_exit(close: Callable[[], object]) -> Callable[[], object]:
+    """Call ``close`` at interpreter exit, while the loop still runs; return the undo function."""
+    _closers[token := object()] = close
+    return functools.partial(_closers.pop, token, None)
+
+
+def _at_exit() -> None:
+    for close in [*_closers.values()]:
+        try:
+            close()
+        except Exception:
+            logger.exception("closing at exit failed")
+    # Even if it never ran: threads that outlive the main thread must not start it now.
+    background().stop()
+
+
+def _forget_in_child() -> None:
+    global _current, _mutex
+    _inherited.append(_current)
+    _current, _mutex = None, threading.Lock()
+    _closers.clear()
+
+
+# When atexit runs, concurrent.futures has already shut down the threads that the loop needs for
+# files and name lookups. It uses a private hook, which runs last-in first-out: ours is registered
+# after its import and runs first. Fall back to atexit if the hook is missing.
+_register: Callable[[Callable[[], None]], object] = getattr(
+    threading, "_register_atexit", atexit.register
+)
+with contextlib.suppress(RuntimeError):  # imported during the exit: no hook will run
+    _register(_at_exit)
+call_in_child(_forget_in_child)
+
+
+# -- the tier
 
 
 class RemoteTier:
@@ -66,12 +288,8 @@ class RemoteTier:
 
     Args:
         store: the bare store; this object closes it.
-        disk: where uploads are pending.
-        present: returns the entries that need not be fetched; called on worker threads, like
-            ``land``.
-        land: verifies a downloaded entry, and keeps it on this machine.
+        local: where downloads land, and which entries need not be fetched.
         replaceable: the names that an upload may overwrite.
-        on_problem: called on the loop's thread with each error of an upload.
     """
 
     def __init__(
@@ -79,20 +297,14 @@ class RemoteTier:
         store: Store,
         settings: Settings,
         *,
-        disk: DiskTier | None,
-        present: Callable[[list[str]], list[str]],
-        land: Callable[[str, Buffer], Frame],
-        check_trust: TrustCheck | None,
+        local: LocalTier,
         replaceable: Replaceable,
         listeners: Listeners,
-        on_problem: Callable[[Exception], None],
     ) -> None:
-        self._store = store
-        self._land, self._disk = land, disk
-        self.present, self.check_trust = present, check_trust
-        self._listeners = listeners
-        self._replaceable = replaceable
-        self._loop = background()
+        self.store, self.url = store, store.url
+        self._local, self.present, self.check_trust = local, local.present, local.check_trust
+        self._listeners, self._replaceable = listeners, replaceable
+        self.loop = background()
         #: Counts single requests to the store.
         self.metered = MeteredStore(store)
         reads, limit_s = settings.retry_policy, settings.upload_timeout_s
@@ -111,25 +323,11 @@ class RemoteTier:
         self._may_save, self._in_vain = settings.mode == "read-write", 0
         self.concurrency = settings.download_concurrency
         self.budget = Budget(settings.prefetch_max_bytes)
-        self.uploads = Uploads(
-            self._loop,
-            self._verify,
-            self._publish,
-            settings,
-            disk=disk,
-            listeners=listeners,
-            on_problem=on_problem,
-            before_flush=store.forget_failures,
-        )
-
-    @property
-    def url(self) -> str:
-        return self._store.url
 
     def connect_soon(self) -> None:
         """Open the store's client in the background, to make the first call faster."""
         with contextlib.suppress(ClosedError):
-            self._loop.submit(self._store.connect())  # the first real call reports an error
+            self.loop.submit(self.store.connect())  # the first real call reports an error
 
     def load(self, name: str, timeout_s: float, *, suspect: bool = False) -> Frame | None:
         """Return the verified entry at ``name``; join a running download if there is one.
@@ -164,17 +362,20 @@ class RemoteTier:
     def prefetch(self, names: Iterable[str]) -> Prefetch:
         """Fetch many objects in the background, except those that are on the disk."""
         prefetch = Prefetch(names)
-        prefetch.future = self._loop.submit(self._prefetch(prefetch))
+        fetch = functools.partial(
+            prefetch.run, self._join, self.present, self.budget, self.concurrency
+        )
+        prefetch.future = self.loop.submit(self._until_stop(fetch))
         return prefetch
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Run ``work`` on the loop in the background, until the tier is closed."""
         with contextlib.suppress(ClosedError):
-            self._loop.submit(self._until_stop(work))
+            self.loop.submit(self._until_stop(work))
 
     def run(self, work: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
         """Run ``work`` on the loop and return its result."""
-        return self._loop.wait(work, timeout_s)
+        return self.loop.wait(work, timeout_s)
 
     async def has_entry(self, key: str) -> bool:
         """Return whether an entry under ``key`` is uploaded; on the loop."""
@@ -182,7 +383,7 @@ class RemoteTier:
 
     def remove(self, prefix: str) -> list[str]:
         """Try to delete all objects with ``prefix``; return their names, or raise a failure."""
-        return self._loop.wait(self._remove(prefix), None)
+        return self.loop.wait(self._remove(prefix), None)
 
     def discard(self, names: Iterable[str], digest: bytes, timeout_s: float) -> None:
         """Delete the entry with this digest under ``names``.
@@ -193,54 +394,45 @@ class RemoteTier:
         self._wait(self._discard(names, digest), "", timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Stop and release the connections; unfinished uploads stay pending."""
+        """Stop all downloads, and release the connections."""
         end = time.monotonic() + timeout_s
-        self.uploads.close(timeout_s)
-        for work in (self._stop(), self._store.aclose()):
+        for work in (self._stop(), self.store.aclose()):
             with contextlib.suppress(Exception):
-                self._loop.wait(work, max(end - time.monotonic(), _MOMENT_S))
+                self.loop.wait(work, max(end - time.monotonic(), _MOMENT_S))
 
     def _wait(self, work: Coroutine[Any, Any, _T], name: str, timeout_s: float) -> _T:
         # The server was down: do not wait long for the next probe.
         if self.breaker.state != "closed":
             timeout_s = min(timeout_s, _PROBE_WAIT_S)
         try:
-            return self._loop.wait(work, timeout_s)
+            return self.loop.wait(work, timeout_s)
         except concurrent.futures.TimeoutError:
             # A request to a server that never answers takes minutes, longer than a caller waits.
             self.breaker.fail()  # the request counts again when it ends
-            raise DownloadTimeoutError(
-                f"no answer within {timeout_s:.3g} s{self._store.via}",
-                op="get",
-                store=self.url,
-                key=name,
-            ) from None
+            problem = f"no answer within {timeout_s:.3g} s{self.store.via}"
+            raise DownloadTimeoutError(problem, op="get", store=self.url, key=name) from None
 
     # -- on the loop
 
     async def _load_verified(self, name: str, *, suspect: bool) -> Frame | None:
         """Download an entry for a waiting caller, regardless of the memory budget."""
-        if name in self._downloads:
-            return await self._load_now(name, suspect=suspect)
-        self._urgent += 1
+        is_new = name not in self._downloads
+        self._urgent += is_new
         try:
-            return await self._load_now(name, suspect=suspect)
+            if self.check_trust is not None:
+                if not suspect:
+                    answer = await self._join(name, lambda size: size <= _USUAL_BYTES)
+                    if not isinstance(answer, NotAccepted):
+                        return answer
+                if await read_head(self.reader, name, self.check_trust) is None:
+                    return None
+            while isinstance(answer := await self._join(name), NotAccepted):
+                pass
+            return answer
         finally:
-            self._urgent -= 1
+            self._urgent -= is_new
             self._calm.set()  # wakes all current waiters
             self._calm.clear()
-
-    async def _load_now(self, name: str, *, suspect: bool) -> Frame | None:
-        if self.check_trust is not None:
-            if not suspect:
-                answer = await self._join(name, lambda size: size <= _USUAL_BYTES)
-                if not isinstance(answer, NotAccepted):
-                    return answer
-            if await read_head(self.reader, name, self.check_trust) is None:
-                return None
-        while isinstance(answer := await self._join(name), NotAccepted):
-            pass
-        return answer
 
     async def _join(self, name: str, admit: AcceptSize | None = None) -> Frame | NotAccepted | None:
         """Return the result of the download of ``name``; a new one asks ``admit`` first."""
@@ -256,34 +448,32 @@ class RemoteTier:
         return task.result()
 
     async def _download(self, name: str, admit: AcceptSize | None) -> Frame | NotAccepted | None:
-        self._listeners.emit(TransferEvent("download", "started", name))
+        emit = functools.partial(self._listeners.emit, "download")
+        emit("started", name)
         try:
             data = await self.reader.get(name, admit)
             if isinstance(data, NotAccepted):  # the caller may start it again
                 return data
-            entry = None if data is None else await self._landed(name, data)
+            entry = None if data is None else await self._land(name, data)
         except Exception as exc:
-            self._listeners.emit(TransferEvent("download", "failed", name, error=exc))
+            emit("failed", name, error=exc)
             raise
-        if entry is None:
-            self._listeners.emit(TransferEvent("download", "absent", name))
-        else:
-            self._listeners.emit(TransferEvent("download", "done", name, entry.size))
+        emit("absent" if entry is None else "done", name, 0 if entry is None else entry.size)
         return entry
 
-    async def _landed(self, name: str, data: Buffer) -> Frame:
+    async def _land(self, name: str, data: Buffer) -> Frame:
         """Land a download on another thread; a small one on a thread of the disk."""
-        if self._disk is not None and memoryview(data).nbytes <= SMALL_BYTES:
+        disk = self._local.disk
+        if disk is not None and memoryview(data).nbytes <= SMALL_BYTES:
             with contextlib.suppress(TransientError):  # the disk hangs: do not keep it
-                return await self._disk.deadline.run(lambda: self._land(name, data))
-        return await asyncio.to_thread(self._land, name, data)
-
-    async def _prefetch(self, prefetch: Prefetch) -> None:
-        self._cancel_at_stop()
-        await prefetch.run(self._join, self.present, self.budget, self.concurrency)
+                return await disk.deadline.run(lambda: self._local.land(name, data))
+        return await asyncio.to_thread(self._local.land, name, data)
 
     async def _until_stop(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        self._cancel_at_stop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._prefetches.add(task)
+        task.add_done_callback(self._prefetches.discard)
         await work()
 
     async def join_calmly(self, name: str, admit: AcceptSize) -> Frame | NotAccepted | None:
@@ -291,12 +481,6 @@ class RemoteTier:
         while self._urgent:
             await self._calm.wait()
         return await self._join(name, admit)
-
-    def _cancel_at_stop(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._prefetches.add(task)
-        task.add_done_callback(self._prefetches.discard)
 
     async def _list(self, key: str) -> list[str]:
         first, prefix = entries.first_name(key), entries.name_prefix(key)
@@ -312,7 +496,15 @@ class RemoteTier:
     async def _remove(self, prefix: str) -> list[str]:
         listed = self._writer.list(prefix)
         names = [info.key async for info in listed if info.key.startswith(prefix)]
-        for failure in await concurrently(self._try_delete, names):
+
+        async def delete(name: str) -> StoreError | None:
+            try:
+                await self._writer.delete(name)
+            except StoreError as exc:  # the others are still deleted
+                return exc
+            return None
+
+        for failure in await concurrently(delete, names):
             if failure is not None:
                 raise failure
         return names
@@ -324,19 +516,13 @@ class RemoteTier:
                 if data is not None and frame.decode_head(data).digest == digest:
                     await self._writer.delete(name)
 
-    async def _try_delete(self, name: str) -> StoreError | None:
-        try:
-            await self._writer.delete(name)
-        except StoreError as exc:  # the others are still deleted
-            return exc
-        return None
-
-    def _verify(self, name: str, data: Buffer, is_adopted: bool) -> Frame:
+    def verify(self, name: str, data: Buffer, is_adopted: bool) -> Frame:
+        """Return an entry that is to be uploaded."""
         # Our own entries are uploaded even if we do not trust them: a job may sign entries for
         # other readers. The signature of an adopted entry is checked before it is parsed.
         return entries.verify(name, data, admit=self.check_trust if is_adopted else None)
 
-    async def _publish(self, name: str, entry: Frame) -> bool:
+    async def publish(self, name: str, entry: Frame) -> bool:
         """Upload an entry; return whether to give it up."""
         try:
             await entries.publish(

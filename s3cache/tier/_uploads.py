@@ -21,10 +21,10 @@ from s3cache.errors import (
     UntrustedError,
 )
 from s3cache.settings import Settings
-from s3cache.stats import Listeners, Step, TransferEvent
+from s3cache.stats import Listeners, Step
 from s3cache.store import Buffer
 from s3cache.tier._disk import DiskTier
-from s3cache.tier._loop import BackgroundLoop, cancel_all
+from s3cache.tier._remote import SMALL_BYTES, BackgroundLoop, cancel_all
 from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
 
@@ -36,8 +36,6 @@ _LONGEST_PAUSE_S = 60.0
 _ADOPT_EVERY_S = 60.0
 # While uploads succeed, each look adopts twice as many, because a look reads all names.
 _ADOPTED_AT_MOST = 512
-# Checking the digests of this many bytes costs no more than a thread switch.
-SMALL_BYTES = 256 << 10
 
 logger = logger_of("storage")
 
@@ -92,13 +90,9 @@ class Uploads:
         on_problem: Callable[[Exception], None],
         before_flush: Callable[[], None],
     ) -> None:
-        self._disk = disk
-        self._loop = loop
-        self._verify, self._publish = verify, publish
-        self._settings = settings
-        self._listeners = listeners
-        self._on_problem = on_problem
-        self._before_flush = before_flush
+        self._loop, self._verify, self._publish = loop, verify, publish
+        self._settings, self._disk, self._listeners = settings, disk, listeners
+        self._on_problem, self._before_flush = on_problem, before_flush
         self._is_closed = False
         self._memory: dict[str, bytes] = {}  # objects that are not on the disk
         self._mutex = threading.Lock()
@@ -109,9 +103,7 @@ class Uploads:
         self._waiting: dict[str, None] = {}
         self._active: set[str] = set()
         self._refused: set[str] = set()  # waiting, but refused since the last pause or flush
-        self._given_back: set[str] = (
-            set()
-        )  # adopted and refused: left to others until our next look
+        self._given_back: set[str] = set()  # adopted and refused: left to others until we look
         self._untrusted: set[str] = set()  # adopted, but we must never upload them
         self._too_large: set[str] = set()  # given up
         self._uploaded: dict[str, Buffer] = {}  # uploaded, with a record still on the disk
@@ -163,22 +155,18 @@ class Uploads:
             self._keep_in_memory(name, bytes(data))  # the caller may reuse its buffer
         self._delayed[name] = True
         try:
-            if delay_s:
-                self._loop.call(self._release_later, name, delay_s)
-            else:
-                self._loop.call(self._release, name)
+            self._loop.call(self._release, name, delay_s)
         except ClosedError:  # a later process uploads it from the disk
             if data is not None:
                 self._memory.pop(name, None)
                 raise
 
     def _keep_in_memory(self, name: str, data: bytes) -> None:
-        limits = self._settings
+        most_bytes = self._settings.upload_queue_max_bytes
         with self._mutex:
             others = [len(other) for each, other in self._memory.items() if each != name]
             count, size = len(others), sum(others)
-            has_room = size + len(data) <= limits.upload_queue_max_bytes
-            if not has_room or count >= limits.upload_queue_max_count:
+            if size + len(data) > most_bytes or count >= self._settings.upload_queue_max_count:
                 problem = f"the upload queue is full: {count} objects of {size} bytes are in memory"
                 raise NoSpaceError(problem, op="put", key=name)
             self._memory[name] = data
@@ -246,16 +234,15 @@ class Uploads:
             self._emit("queued", name)
         self._start_tasks()
 
-    def _release_later(self, name: str, delay_s: float) -> None:
-        asyncio.get_running_loop().call_later(delay_s, self._release, name)
-
-    def _release(self, *names: str) -> None:
-        for name in names:
-            if self._delayed.pop(name, False):
-                self._queue(name)
+    def _release(self, name: str, delay_s: float = 0.0) -> None:
+        if delay_s:
+            asyncio.get_running_loop().call_later(delay_s, self._release, name)
+        elif self._delayed.pop(name, False):
+            self._queue(name)
 
     async def _flush(self, until_a_pause: bool) -> None:
-        self._release(*self._delayed)
+        for name in [*self._delayed]:
+            self._release(name)
         self._given_back.clear()
         self._flushes += 1
         try:
@@ -352,26 +339,27 @@ class Uploads:
             data, is_adopted, entry = await disk.deadline.run(lambda: self._read(disk, name))
         if data is None:
             return None
+        final: Exception | None = None  # an error after which no upload is tried again
+        is_given_up: object = False
         try:
             if entry is None:
                 entry = await asyncio.to_thread(self._verify, name, data, is_adopted)
             is_given_up = await self._publish(name, entry)
-        except (CorruptError, TooLargeError) as exc:  # do not try again
-            is_sound = isinstance(exc, TooLargeError)
-            if is_sound:
-                self._too_large.add(name)
-            if held is not None:
-                self._forget(name, held)
-            elif disk is not None and is_sound:
-                await self._remove_record(disk, name, data)
-            elif disk is not None:
-                await disk.deadline.run(lambda: disk.delete(name, data))
-            raise
+        except (CorruptError, TooLargeError) as exc:
+            final = exc
         self._too_large.discard(name)
-        if held is not None:
-            self._forget(name, held)
-        elif disk is not None:
+        if isinstance(final, TooLargeError):
+            self._too_large.add(name)
+        if disk is None or held is not None:
+            with self._mutex:
+                if self._memory.get(name) is held:  # not replaced meanwhile
+                    del self._memory[name]
+        elif isinstance(final, CorruptError):
+            await disk.deadline.run(lambda: disk.delete(name, data))
+        else:
             await self._remove_record(disk, name, data)
+        if final is not None:
+            raise final
         return None if is_given_up else len(data)
 
     async def _remove_record(self, disk: DiskTier, name: str, data: Buffer) -> None:
@@ -398,17 +386,12 @@ class Uploads:
                 entry = self._verify(name, data, is_adopted)
         return data, is_adopted, entry
 
-    def _forget(self, name: str, data: bytes) -> None:
-        with self._mutex:
-            if self._memory.get(name) is data:  # not replaced meanwhile
-                del self._memory[name]
-
-    def _emit(self, step: Step, name: str, size: int = 0, error: Exception | None = None) -> None:
-        self._listeners.emit(TransferEvent("upload", step, name, size, error))
+    def _emit(self, step: Step, name: str, size: int = 0) -> None:
+        self._listeners.emit("upload", step, name, size)
 
     def _fail(self, step: Step, name: str, error: Exception) -> None:
         self._error = error
-        self._emit(step, name, error=error)
+        self._listeners.emit("upload", step, name, error=error)
         self._on_problem(error)
 
     def _pause_uploads(self) -> None:

@@ -38,13 +38,9 @@ class Remote:
         self.tier = RemoteTier(
             store,
             settings(None, **changes),
-            disk=disk,
-            present=local.present,
-            land=local.land,
-            check_trust=None,
+            local=local,
             replaceable=self.replaceable,
             listeners=listeners,
-            on_problem=lambda _: None,
         )
 
 

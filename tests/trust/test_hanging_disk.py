@@ -43,7 +43,7 @@ OPERATIONS: dict[str, Callable[[DiskTier], object]] = {
     "head": lambda tier: tier.head("old"),
     "objects": lambda tier: [*tier.objects()],
     "usage": lambda tier: tier.usage(),
-    "in_time": lambda tier: tier.in_time("claim", lambda root: root.names()),
+    "within": lambda tier: tier.within("claims", lambda root: root.names()),
     "pending": lambda tier: tier.pending(),
     "recorded": lambda tier: tier.recorded(),
     "left_for_others": lambda tier: tier.left_for_others(),

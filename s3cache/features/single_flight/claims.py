@@ -61,7 +61,7 @@ class Claim:
         """
         if self.end_lease is not None:
             self.end_lease(published)
-        self._claims.disk.in_time("release", lambda root: self._release(root, published=published))
+        self._claims.disk.within("claims", lambda root: self._release(root, published=published))
 
     def drop(self) -> None:
         """Let others go on, one after another. It never waits for the disk, as finalizers need."""
@@ -134,7 +134,7 @@ class Claims:
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         started, pause_s, holder = time.monotonic(), _FIRST_PAUSE_S, ""
         while True:
-            fd, found = self.disk.in_time("claim", lambda root: _try(root, name))
+            fd, found = self.disk.within("claims", lambda root: _try(root, name))
             seconds = time.monotonic() - started
             if fd is not None:
                 claim = Claim(self, name, fd)
@@ -166,7 +166,7 @@ class Claims:
         Raises:
             StoreError: the disk cannot be used.
         """
-        return self.disk.in_time("claim", _wasted_s)
+        return self.disk.within("claims", _wasted_s)
 
     def waste(self, seconds: float) -> None:
         """Count a wait for a lease that gave no entry.
@@ -174,7 +174,7 @@ class Claims:
         Raises:
             StoreError: the disk cannot be used.
         """
-        self.disk.in_time("claim", lambda root: _waste(root, math.ceil(seconds)))
+        self.disk.within("claims", lambda root: _waste(root, math.ceil(seconds)))
 
 
 def _wasted_s(root: Directory) -> int:
