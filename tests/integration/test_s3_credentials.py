@@ -99,8 +99,8 @@ def accept(server: ScriptedServer) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def s3(accept: object, open_scripted: Callable[..., S3Store]) -> S3Store:
-    return open_scripted(**FROM_CHAIN)
+def s3(accept: object, server: ScriptedServer) -> S3Store:
+    return server.open(**FROM_CHAIN)
 
 
 async def is_refused(s3: S3Store) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
 
 from s3cache.errors import AccessDeniedError, PermanentError, StoreError, TransientError
-from s3cache.store import RetryingStore, RetryPolicy, S3Store
+from s3cache.store import RetryingStore, RetryPolicy
+from tests.support.contract import VERBS
 from tests.support.scripted import Reply, ScriptedServer, error_reply
-
-Open = Callable[..., S3Store]
 
 KMS_DENIED = (
     "User: arn:aws:iam::1:user/ci is not authorized to perform: kms:Decrypt on resource: "
@@ -24,11 +23,7 @@ PAGE = Reply(
 )
 
 
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("http_proxy", "https_proxy", "no_proxy"):
-        monkeypatch.delenv(variable, raising=False)
-        monkeypatch.delenv(variable.upper(), raising=False)
+pytestmark = pytest.mark.usefixtures("no_proxy")
 
 
 async def failure(call: Awaitable[object]) -> StoreError:
@@ -56,10 +51,10 @@ async def failure(call: Awaitable[object]) -> StoreError:
     ids=lambda value: None if isinstance(value, (list, str)) else f"{value.status}",
 )  # fmt: skip
 async def test_an_answer_leads_to_advice_that_fits(
-    server: ScriptedServer, open_scripted: Open, reply: Reply, parts: list[str], other: str
+    server: ScriptedServer, reply: Reply, parts: list[str], other: str
 ) -> None:
     server.answer = lambda _: reply
-    text = str(await failure(open_scripted().get("k")))
+    text = str(await failure(server.open().get("k")))
     for part in parts:
         assert part in text
     assert other not in text
@@ -73,45 +68,36 @@ async def test_an_answer_leads_to_advice_that_fits(
     ],
 )
 async def test_a_refusal_with_an_encryption_names_its_own_conditions(
-    server: ScriptedServer, open_scripted: Open, options: dict[str, object], name: str
+    server: ScriptedServer, options: dict[str, object], name: str
 ) -> None:
     server.answer = lambda _: error_reply(403, "AccessDenied", "Access Denied")
-    text = str(await failure(open_scripted(**options).put("k", b"x")))
+    text = str(await failure(server.open(**options).put("k", b"x")))
     assert name in text
     assert "s3:PutObject" in text
-    assert name not in str(await failure(open_scripted().put("k", b"x")))
+    assert name not in str(await failure(server.open().put("k", b"x")))
 
 
-@pytest.mark.parametrize("verb", ["get", "get_range", "head", "put", "list"])
 @pytest.mark.parametrize("status", [200, 403, 511])
-async def test_a_web_page_is_named_with_its_place(
-    server: ScriptedServer, open_scripted: Open, status: int, verb: str
-) -> None:
+async def test_a_web_page_is_named_with_its_place(server: ScriptedServer, status: int) -> None:
     """A lookup must not take the page for a damaged entry."""
     server.answer = lambda _: Reply(status, PAGE.headers, PAGE.body)
-    store = open_scripted()
-    calls: dict[str, Callable[[], Awaitable[object]]] = {
-        "get": lambda: store.get("k"),
-        "get_range": lambda: store.get_range("k", 0, 5),
-        "head": lambda: store.head("k"),
-        "put": lambda: store.put("k", b"x"),
-        "list": lambda: store.list_page("v1/"),
-    }
-    error = await failure(calls[verb]())
-    for part in (server.url, "web page", "portal"):
-        assert part in str(error)
-    assert isinstance(error, AccessDeniedError if status == 403 else TransientError)
+    store = server.open()
+    for call in (*VERBS.values(), lambda store, key: store.list_page(key)):
+        error = await failure(call(store, "k"))
+        for part in (server.url, "web page", "portal"):
+            assert part in str(error)
+        assert isinstance(error, AccessDeniedError if status == 403 else TransientError)
 
 
 async def test_an_object_or_an_empty_answer_may_have_the_type_of_a_page(
-    server: ScriptedServer, open_scripted: Open
+    server: ScriptedServer,
 ) -> None:
     """Swift sends this type with empty answers, and an upload by hand may have set it."""
     html = PAGE.headers
     server.answer = lambda request: Reply(
         200, {**html, "etag": '"e"'}, b"data" if request.method == "GET" else b""
     )
-    store = open_scripted()
+    store = server.open()
     await store.put("k", b"data")
     assert await store.get("k") == b"data"
     server.answer = lambda _: Reply(502, html, PAGE.body)
@@ -119,19 +105,17 @@ async def test_an_object_or_an_empty_answer_may_have_the_type_of_a_page(
 
 
 @pytest.mark.parametrize("status", [301, 302, 307])
-async def test_a_redirect_says_where_to(
-    server: ScriptedServer, open_scripted: Open, status: int
-) -> None:
+async def test_a_redirect_says_where_to(server: ScriptedServer, status: int) -> None:
     server.answer = lambda _: Reply(status, {"location": "https://login.example/x?token=hunter2"})
-    error = await failure(open_scripted().get("k"))
+    error = await failure(server.open().get("k"))
     assert "it leads to https://login.example/x)" in str(error)
     assert "hunter2" not in str(error)
 
 
 async def test_a_name_that_is_not_known_comes_with_the_resolvers_own_words(
-    open_scripted: Open,
+    server: ScriptedServer,
 ) -> None:
-    text = str(await failure(open_scripted(endpoint_url="https://no-such-host.invalid").get("k")))
+    text = str(await failure(server.open(endpoint_url="https://no-such-host.invalid").get("k")))
     assert "no-such-host.invalid" in text
     assert "known" in text or "resolution" in text  # the system's words differ
 
@@ -140,7 +124,6 @@ async def test_a_name_that_is_not_known_comes_with_the_resolvers_own_words(
 async def test_a_timeout_names_server_and_proxy(
     variable: str | None,
     server: ScriptedServer,
-    open_scripted: Open,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server.answer = lambda _: Reply(200, delay_s=2)
@@ -150,7 +133,7 @@ async def test_a_timeout_names_server_and_proxy(
         monkeypatch.setenv(variable, f"http://me:hunter2@{address}")
     else:
         options["proxy"] = f"http://me:hunter2@{address}"
-    store = open_scripted(**options)
+    store = server.open(**options)
     quick = RetryingStore(store, RetryPolicy(1, total_timeout_s=0.05, attempt_timeout_s=0.05))
     for error in await failure(store.get("k")), await failure(quick.get("k")):
         assert isinstance(error, TransientError)
@@ -161,22 +144,22 @@ async def test_a_timeout_names_server_and_proxy(
 
 
 async def test_a_proxy_that_wants_credentials_is_named(
-    server: ScriptedServer, open_scripted: Open, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answer = lambda _: Reply(407)
     monkeypatch.setenv("HTTPS_PROXY", server.url)
-    error = await failure(open_scripted(endpoint_url="https://s3.example").get("k"))
+    error = await failure(server.open(endpoint_url="https://s3.example").get("k"))
     assert type(error) is PermanentError
     assert "proxy credentials are missing or wrong" in str(error)
     assert f"HTTPS_PROXY={server.url}" in str(error)
 
 
 async def test_a_bundle_of_certificates_that_vanished_is_named(
-    open_scripted: Open, tmp_path: Path
+    server: ScriptedServer, tmp_path: Path
 ) -> None:
     bundle = tmp_path / "ca.pem"
     bundle.touch()
     options = {"endpoint_url": "https://127.0.0.1:9", "ca_bundle": str(bundle)}
-    store = await asyncio.to_thread(lambda: open_scripted(**options))
+    store = await asyncio.to_thread(lambda: server.open(**options))
     bundle.unlink()
     assert "trusted certificates cannot be read" in str(await failure(store.get("k")))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
-from itertools import count
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -21,43 +20,49 @@ from s3cache.store import S3Options, S3Store
 from tests.support.scripted import Reply, Request, ScriptedServer, error_reply
 
 MIB = 1 << 20
-Open = Callable[..., S3Store]
-
 PUT_OK = Reply(headers={"etag": '"e"'})
-PRECONDITION_FAILED = error_reply(412, "PreconditionFailed")
+THERE = Reply(headers={"last-modified": "Wed, 01 Jan 2025 00:00:00 GMT"})
+GONE = error_reply(404, "NoSuchKey")
+EXISTS = error_reply(412, "PreconditionFailed")
 
 
-def ranged(data: bytes, request: Request, etag: str = '"e"', **headers: str) -> Reply:
+def ranged(data: bytes, request: Request, etag: str = '"e"') -> Reply:
     first, last = map(int, request.headers["range"].removeprefix("bytes=").split("-"))
     part = data[first : last + 1]
     stated = f"bytes {first}-{first + len(part) - 1}/{len(data)}"
-    return Reply(206, {"content-range": stated, "etag": etag, **headers}, part)
+    return Reply(206, {"content-range": stated, "etag": etag}, part)
+
+
+def by_method(**replies: Reply | Iterable[Reply]) -> Callable[[Request], Reply]:
+    """Answer requests by method: with one reply, or with several, the last one from then on."""
+    left = {name: [r] if isinstance(r, Reply) else [*r] for name, r in replies.items()}
+
+    def answer(request: Request) -> Reply:
+        several = left[request.method]
+        return several.pop(0) if len(several) > 1 else several[0]
+
+    return answer
 
 
 # --- what is sent
 
 
-async def test_the_digest_of_the_body_is_signed_without_a_trailer(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
+async def test_the_digest_of_the_body_is_signed_without_a_trailer(server: ScriptedServer) -> None:
     server.answer = lambda request: PUT_OK
-    await open_scripted().put("k", b"some bytes", metadata={"writer": "me"})
+    await server.open().put("k", b"some bytes", metadata={"writer": "me"})
     (put,) = server.requests
-    assert put.target == "/bucket/p/k"
-    assert put.body == b"some bytes"
+    assert (put.target, put.body) == ("/bucket/p/k", b"some bytes")
     assert put.headers["x-amz-content-sha256"] == hashlib.sha256(b"some bytes").hexdigest()
     assert put.headers["x-amz-meta-writer"] == "me"
     assert put.headers["content-type"] == "application/octet-stream"
     assert "s3cache/" in put.headers["user-agent"]
-    for absent in ("x-amz-trailer", "transfer-encoding", "expect", "x-amz-checksum-crc32"):
-        assert absent not in put.headers
+    absent = {"x-amz-trailer", "transfer-encoding", "expect", "x-amz-checksum-crc32"}
+    assert absent.isdisjoint(put.headers)
 
 
-async def test_requests_state_encryption_storage_class_and_payer(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
+async def test_requests_state_encryption_storage_class_and_payer(server: ScriptedServer) -> None:
     server.answer = lambda request: PUT_OK
-    store = open_scripted(
+    store = server.open(
         sse="aws:kms",
         sse_kms_key_id="key-id",
         storage_class="ONEZONE_IA",
@@ -65,85 +70,69 @@ async def test_requests_state_encryption_storage_class_and_payer(
         conditional_create="native",
     )
     await store.put("k", b"x", mode="create")
-    sent = server.requests[0].headers
-    assert sent["x-amz-server-side-encryption"] == "aws:kms"
-    assert sent["x-amz-server-side-encryption-aws-kms-key-id"] == "key-id"
-    assert sent["x-amz-storage-class"] == "onezone_ia"
-    assert sent["x-amz-request-payer"] == "requester"
-    assert sent["if-none-match"] == "*"
     await store.delete("k")
-    assert server.requests[1].headers["x-amz-request-payer"] == "requester"
+    put, delete = (request.headers for request in server.requests)
+    wanted = {
+        "x-amz-server-side-encryption": "aws:kms",
+        "x-amz-server-side-encryption-aws-kms-key-id": "key-id",
+        "x-amz-storage-class": "onezone_ia",
+        "x-amz-request-payer": "requester",
+        "if-none-match": "*",
+    }
+    assert {name: put[name] for name in wanted} == wanted
+    assert delete["x-amz-request-payer"] == "requester"
 
 
-async def test_reads_and_writes_send_a_customers_key(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
+async def test_reads_and_writes_send_a_customers_key(server: ScriptedServer) -> None:
     data = b"0123456789"
-    modified = {"last-modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
-    server.answer = lambda request: (
-        {
-            "PUT": PUT_OK,
-            "HEAD": Reply(headers=modified),
-        }.get(request.method)
-        or ranged(data, request)
-    )
-    store = open_scripted(sse="C", sse_c_key=b"k" * 32, part_bytes=4)
+    server.answer = lambda r: {"PUT": PUT_OK, "HEAD": THERE}.get(r.method) or ranged(data, r)
+    store = server.open(sse="C", sse_c_key=b"k" * 32, part_bytes=4)
     await store.put("k", data)
     await store.head("k")
     assert await store.get("k") == data
-    assert len(server.requests) == 5
-    for request in server.requests:
-        assert request.headers["x-amz-server-side-encryption-customer-algorithm"] == "aes256"
+    algorithm = "x-amz-server-side-encryption-customer-algorithm"
+    assert [request.headers[algorithm] for request in server.requests] == ["aes256"] * 5
 
 
-async def test_anonymous_requests_are_not_signed(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
-    server.answer = lambda request: error_reply(404, "NoSuchKey")
-    store = open_scripted(access_key=None, secret_key=None, anonymous=True)
+async def test_anonymous_requests_are_not_signed(server: ScriptedServer) -> None:
+    server.answer = lambda request: GONE
+    store = server.open(access_key=None, secret_key=None, anonymous=True)
     assert await store.get("k") is None
     assert "authorization" not in server.requests[0].headers
 
 
-async def test_botocore_does_not_retry(server: ScriptedServer, open_scripted: Open) -> None:
+async def test_botocore_does_not_retry(server: ScriptedServer) -> None:
     server.answer = lambda request: error_reply(503, "SlowDown")
     with pytest.raises(TransientError, match="fewer requests"):
-        await open_scripted().get("k")
+        await server.open().get("k")
     assert len(server.requests) == 1
 
 
 # --- reading
 
 
-async def test_a_small_object_takes_one_request(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
+async def test_a_small_object_takes_one_request(server: ScriptedServer) -> None:
     server.answer = lambda request: ranged(b"abc", request)
-    assert await open_scripted().get("k") == b"abc"
+    assert await server.open().get("k") == b"abc"
     assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("rest", ["another version", "none"])
-async def test_parts_of_two_versions_are_never_joined(
-    server: ScriptedServer, open_scripted: Open, rest: str
-) -> None:
+async def test_parts_of_two_versions_are_never_joined(server: ScriptedServer, rest: str) -> None:
     """The new version is as long as the old one, or shorter."""
-    tags = count()
 
     def answer(request: Request) -> Reply:
         if rest == "none" and not request.headers["range"].startswith("bytes=0-"):
             return error_reply(416, "InvalidRange")
-        return ranged(b"x" * 100, request, etag=f'"{next(tags)}"')
+        return ranged(b"x" * 100, request, etag=f'"{len(server.requests)}"')
 
     server.answer = answer
     with pytest.raises(TransientError, match="overwritten"):
-        await open_scripted(part_bytes=40).get("k")
+        await server.open(part_bytes=40).get("k")
 
 
 @pytest.mark.parametrize("cut_part", [0, 40])
-async def test_a_body_cut_short_is_transient(
-    server: ScriptedServer, open_scripted: Open, cut_part: int
-) -> None:
+async def test_a_body_cut_short_is_transient(server: ScriptedServer, cut_part: int) -> None:
     def answer(request: Request) -> Reply:
         reply = ranged(b"x" * 100, request)
         if request.headers["range"].startswith(f"bytes={cut_part}-"):
@@ -152,52 +141,41 @@ async def test_a_body_cut_short_is_transient(
 
     server.answer = answer
     with pytest.raises(TransientError):
-        await open_scripted(part_bytes=40).get("k")
+        await server.open(part_bytes=40).get("k")
 
 
-async def test_a_huge_object_is_refused_after_its_first_range(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
+async def test_a_huge_object_is_refused_after_its_first_range(server: ScriptedServer) -> None:
     """A writer to the bucket must not be able to fill the memory of readers."""
     server.answer = lambda request: ranged(b"x" * 100, request)
     with pytest.raises(PermanentError, match="max_object_bytes"):
-        await open_scripted(part_bytes=40, max_object_bytes=99).get("k")
+        await server.open(part_bytes=40, max_object_bytes=99).get("k")
     assert len(server.requests) == 1
 
 
-async def test_objects_of_a_server_without_ranges_are_read_whole(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
+async def test_objects_of_a_server_without_ranges_are_read_whole(server: ScriptedServer) -> None:
     server.answer = lambda request: Reply(body=b"0123456789")
-    store = open_scripted(part_bytes=4)
+    store = server.open(part_bytes=4)
     assert await store.get("k") == b"0123456789"
     assert await store.get_range("k", 2, 3) == b"234"
 
 
-async def test_a_silent_server_is_transient(server: ScriptedServer, open_scripted: Open) -> None:
+async def test_a_silent_server_is_transient(server: ScriptedServer) -> None:
     server.answer = lambda request: Reply(delay_s=5)
     with pytest.raises(TransientError, match="took too long"):
-        await open_scripted(read_timeout_s=0.1).get("k")
+        await server.open(read_timeout_s=0.1).get("k")
 
 
 # --- create
 
 
-GONE = error_reply(404, "NoSuchKey")
-
-
-async def test_the_first_created_object_shows_that_the_server_honours_the_condition(
-    server: ScriptedServer, open_scripted: Open
+async def test_the_first_create_shows_that_the_server_honours_the_condition(
+    server: ScriptedServer,
 ) -> None:
     """It is written once more. No object is written that belongs to no entry."""
     server.answer = lambda r: (
-        GONE
-        if r.method == "HEAD"
-        else PUT_OK
-        if len(server.made("PUT", r.target)) == 1
-        else PRECONDITION_FAILED
+        GONE if r.method == "HEAD" else EXISTS if len(server.made("PUT", r.target)) > 1 else PUT_OK
     )
-    store = open_scripted()
+    store = server.open()
     assert await store.atomic_create() is None
     await asyncio.gather(*(store.put(f"k{i}", b"x", mode="create") for i in range(5)))
     assert await store.atomic_create()
@@ -205,78 +183,53 @@ async def test_the_first_created_object_shows_that_the_server_honours_the_condit
     assert len({put.target for put in server.made("PUT")}) == 5
 
 
-async def test_an_object_that_exists_shows_it_too(
-    server: ScriptedServer, open_scripted: Open
+DENIED, BUSY = error_reply(403, "AccessDenied"), error_reply(503, "SlowDown")
+REPLACED = Reply(headers={"etag": '"another"'})
+
+
+@pytest.mark.parametrize(
+    ("puts", "head", "kind", "is_atomic"),
+    [
+        ([EXISTS], GONE, PreconditionError, True),
+        ([PUT_OK, DENIED], DENIED, None, True),
+        ([BUSY], BUSY, TransientError, None),
+        ([PUT_OK], REPLACED, PreconditionError, False),
+    ],
+    ids=["exists", "may not overwrite", "outage", "replaced at once"],
+)
+async def test_a_create_shows_more_by_other_answers(
+    server: ScriptedServer, puts: list[Reply], head: Reply, kind: Any, is_atomic: bool | None
 ) -> None:
-    server.answer = lambda request: PRECONDITION_FAILED
-    store = open_scripted()
-    with pytest.raises(PreconditionError):
-        await store.put("k", b"x", mode="create")
-    assert await store.atomic_create()
-    assert len(server.requests) == 1
+    server.answer = by_method(PUT=puts, HEAD=head)
+    store = server.open()
+    (error,) = await asyncio.gather(store.put("k", b"x", mode="create"), return_exceptions=True)
+    assert type(error) is (kind or type(None))
+    assert await store.atomic_create() is is_atomic
+    assert "if-none-match" in server.made("PUT")[0].headers
 
 
 @pytest.mark.parametrize("refusal", [None, error_reply(501, "NotImplemented")])
 async def test_a_store_checks_for_the_object_first_without_the_condition(
-    server: ScriptedServer, open_scripted: Open, refusal: Reply | None
+    server: ScriptedServer, refusal: Reply | None
 ) -> None:
     """The server ignores the condition or refuses it."""
     server.answer = lambda r: (
-        GONE
-        if r.method == "HEAD"
-        else refusal
-        if refusal is not None and "if-none-match" in r.headers
-        else PUT_OK
+        GONE if r.method == "HEAD" else ("if-none-match" in r.headers and refusal) or PUT_OK
     )
-    store = open_scripted()
+    store = server.open()
     await store.put("k", b"x", mode="create")
     assert await store.atomic_create() is False
-    server.answer = lambda request: Reply(
-        headers={"last-modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
-    )
+    server.answer = lambda request: THERE
     with pytest.raises(PreconditionError):
         await store.put("k", b"x", mode="create")
     assert server.requests[-1].method == "HEAD"
 
 
-async def test_a_writer_that_may_not_write_an_object_twice_uses_the_condition(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
-    denied = error_reply(403, "AccessDenied")
-    server.answer = lambda r: PUT_OK if len(server.made("PUT")) == 1 else denied
-    store = open_scripted()
-    await store.put("k", b"x", mode="create")
-    assert await store.atomic_create()
-    assert "if-none-match" in server.made("PUT")[0].headers
-
-
-async def test_an_outage_shows_nothing(server: ScriptedServer, open_scripted: Open) -> None:
-    server.answer = lambda request: error_reply(503, "SlowDown")
-    store = open_scripted()
-    with pytest.raises(TransientError):
-        await store.put("k", b"x", mode="create")
-    assert await store.atomic_create() is None
-
-
-async def test_an_object_that_was_replaced_at_once_is_not_created(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
-    server.answer = lambda r: {"HEAD": Reply(headers={"etag": '"another"'})}.get(r.method, PUT_OK)
-    store = open_scripted()
-    with pytest.raises(PreconditionError, match="replaced"):
-        await store.put("k", b"x", mode="create")
-    assert await store.atomic_create() is False
-
-
-async def test_a_server_that_is_known_is_not_asked(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
+async def test_a_server_that_is_known_is_not_asked(server: ScriptedServer) -> None:
     server.answer = lambda request: PUT_OK
-    store = open_scripted(conditional_create="native")
-    await store.put("k", b"x", mode="create")
+    await server.open(conditional_create="native").put("k", b"x", mode="create")
     assert len(server.requests) == 1
-    aws = S3Store(S3Options("bucket", "p"))
-    assert await aws.atomic_create()
+    assert await S3Store(S3Options("bucket", "p")).atomic_create()
 
 
 # --- parts
@@ -294,19 +247,15 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parts_answer(request: Request, complete: Reply, server_name: str = "AmazonS3") -> Reply:
-    if request.method == "HEAD":
-        return error_reply(404, "NoSuchKey")
     if request.method == "POST" and "uploads" in request.target:
         begun = b"<InitiateMultipartUploadResult><UploadId>u1</UploadId>"
         return Reply(200, {"server": server_name}, begun + b"</InitiateMultipartUploadResult>")
-    if request.method == "POST":
-        return complete
-    return PUT_OK
+    return {"HEAD": GONE, "POST": complete}.get(request.method, PUT_OK)
 
 
-async def test_a_large_object_is_sent_in_parts(server: ScriptedServer, open_scripted: Open) -> None:
+async def test_a_large_object_is_sent_in_parts(server: ScriptedServer) -> None:
     server.answer = lambda request: parts_answer(request, COMPLETED)
-    await open_scripted(**IN_PARTS).put("k", LARGE)
+    await server.open(**IN_PARTS).put("k", LARGE)
     sent = sorted(server.made("PUT"), key=lambda request: request.target)
     assert [len(request.body) for request in sent] == [5 * MIB, 5 * MIB, MIB]
     assert not server.made("DELETE")
@@ -314,9 +263,7 @@ async def test_a_large_object_is_sent_in_parts(server: ScriptedServer, open_scri
 
 @pytest.mark.usefixtures("_hasty")
 @pytest.mark.parametrize("lost", ["PUT partNumber=2", "POST uploadId=u1"])
-async def test_only_failed_requests_are_sent_again(
-    server: ScriptedServer, open_scripted: Open, lost: str
-) -> None:
+async def test_only_failed_requests_are_sent_again(server: ScriptedServer, lost: str) -> None:
     """A lost request costs one part instead of hundreds of megabytes."""
     method, name = lost.split()
     failures = [error_reply(500, "InternalError")]
@@ -326,7 +273,7 @@ async def test_only_failed_requests_are_sent_again(
         return failures.pop() if is_lost else parts_answer(request, COMPLETED)
 
     server.answer = answer
-    await open_scripted(**IN_PARTS).put("k", LARGE)
+    await server.open(**IN_PARTS).put("k", LARGE)
     assert len(server.made("POST", "uploads")) == 1
     sizes = [len(request.body) // MIB for request in server.made("PUT")]
     assert sorted(sizes) == ([1, 5, 5, 5] if method == "PUT" else [1, 5, 5])
@@ -335,45 +282,34 @@ async def test_only_failed_requests_are_sent_again(
 
 @pytest.mark.usefixtures("_hasty")
 @pytest.mark.parametrize(
-    ("complete", "kind"),
+    ("completions", "kind"),
     [
-        (error_reply(200, "SlowDown"), TransientError),
-        (error_reply(200, "InternalError"), TransientError),
-        (Reply(body=b"<Complete"), TransientError),
-        (Reply(body=b""), TransientError),
-        (error_reply(404, "NoSuchBucket"), MissingContainerError),
+        ([error_reply(200, "SlowDown")], TransientError),
+        ([error_reply(200, "InternalError")], TransientError),
+        ([Reply(body=b"<Complete")], TransientError),
+        ([Reply(body=b"")], TransientError),
+        ([error_reply(404, "NoSuchBucket")], MissingContainerError),
+        # The server no longer knows the upload; a later retry of the save finds the object.
+        ([error_reply(500, "InternalError"), error_reply(404, "NoSuchUpload")], TransientError),
     ],
-    ids=["slow-down", "internal", "cut", "empty", "no-bucket"],
+    ids=["slow-down", "internal", "cut", "empty", "no-bucket", "lost answer"],
 )
 async def test_a_failed_completion_is_an_error_and_frees_the_parts(
-    server: ScriptedServer, open_scripted: Open, complete: Reply, kind: type[Exception]
+    server: ScriptedServer, completions: list[Reply], kind: type[Exception]
 ) -> None:
     """S3 may answer 200 and put the error into the body."""
-    server.answer = lambda request: parts_answer(request, complete)
+    complete = by_method(POST=completions)
+    server.answer = lambda request: (
+        complete(request)
+        if request.method == "POST" and "uploadId" in request.target
+        else parts_answer(request, COMPLETED)
+    )
     with pytest.raises(kind):
-        await open_scripted(**IN_PARTS).put("k", LARGE)
+        await server.open(**IN_PARTS).put("k", LARGE)
     assert len(server.made("DELETE", "uploadId=u1")) == 1
 
 
-@pytest.mark.usefixtures("_hasty")
-async def test_a_retried_completion_with_a_lost_answer_is_a_transient_error(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
-    """The server no longer knows the upload; a later retry of the save finds the object."""
-    answers = iter([error_reply(500, "InternalError"), error_reply(404, "NoSuchUpload")])
-
-    def answer(request: Request) -> Reply:
-        is_completion = request.method == "POST" and "uploadId" in request.target
-        return next(answers) if is_completion else parts_answer(request, COMPLETED)
-
-    server.answer = answer
-    with pytest.raises(TransientError, match="InternalError"):
-        await open_scripted(**IN_PARTS).put("k", LARGE)
-
-
-async def test_a_cancelled_upload_frees_its_parts(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
+async def test_a_cancelled_upload_frees_its_parts(server: ScriptedServer) -> None:
     started = asyncio.Event()
 
     def answer(request: Request) -> Reply:
@@ -383,7 +319,7 @@ async def test_a_cancelled_upload_frees_its_parts(
         return parts_answer(request, COMPLETED)
 
     server.answer = answer
-    task = asyncio.ensure_future(open_scripted(**IN_PARTS).put("k", LARGE))
+    task = asyncio.ensure_future(server.open(**IN_PARTS).put("k", LARGE))
     await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -393,30 +329,22 @@ async def test_a_cancelled_upload_frees_its_parts(
 
 @pytest.mark.parametrize(("name", "in_parts"), [("AmazonS3", True), ("MinIO", True), ("x", False)])
 async def test_create_sends_parts_if_the_server_supports_conditional_completion(
-    server: ScriptedServer, open_scripted: Open, name: str, in_parts: bool
+    server: ScriptedServer, name: str, in_parts: bool
 ) -> None:
     server.answer = lambda request: parts_answer(request, COMPLETED, server_name=name)
-    await open_scripted(**IN_PARTS).put("k", LARGE, mode="create")
+    await server.open(**IN_PARTS).put("k", LARGE, mode="create")
     if in_parts:
         assert server.made("POST", "uploadId")[0].headers["if-none-match"] == "*"
     else:
         (put,) = server.made("PUT", "/p/k")
-        assert put.headers["if-none-match"] == "*"
-        assert len(put.body) == len(LARGE)
+        assert (put.headers["if-none-match"], len(put.body)) == ("*", len(LARGE))
         assert len(server.made("DELETE", "uploadId=u1")) == 1
 
 
-async def test_an_existing_object_is_not_uploaded_again(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
-    def answer(request: Request) -> Reply:
-        is_question = request.method == "HEAD"
-        headers = {"last-modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
-        return Reply(200, headers) if is_question else parts_answer(request, COMPLETED)
-
-    server.answer = answer
+async def test_an_existing_object_is_not_uploaded_again(server: ScriptedServer) -> None:
+    server.answer = lambda r: THERE if r.method == "HEAD" else parts_answer(r, COMPLETED)
     with pytest.raises(PreconditionError):
-        await open_scripted(**IN_PARTS).put("k", LARGE, mode="create")
+        await server.open(**IN_PARTS).put("k", LARGE, mode="create")
     assert not server.made("PUT", "partNumber")
     assert len(server.made("DELETE", "uploadId=u1")) == 1
 
@@ -426,54 +354,42 @@ async def test_an_existing_object_is_not_uploaded_again(
 
 @pytest.mark.parametrize("status", [301, 303, 307])
 async def test_redirects_to_other_servers_are_not_followed(
-    server: ScriptedServer, open_scripted: Open, status: int
+    server: ScriptedServer, status: int
 ) -> None:
     """Otherwise the other server would get the session token or a customer's key."""
     async with ScriptedServer() as elsewhere:
         server.answer = lambda _: Reply(status, {"location": f"{elsewhere.url}/bucket/p/k"})
         with pytest.raises(PermanentError, match=r"elsewhere|region"):
-            await open_scripted(session_token="token").put("k", b"x")
+            await server.open(session_token="token").put("k", b"x")
         assert elsewhere.requests == []
 
 
-@pytest.mark.parametrize("verb", ["put", "put in parts", "head", "list"])
-async def test_the_answer_of_a_login_portal_is_an_error(
-    server: ScriptedServer, open_scripted: Open, verb: str
-) -> None:
+async def test_the_answer_of_a_login_portal_is_an_error(server: ScriptedServer) -> None:
     server.answer = lambda _: Reply(200, {"content-type": "text/html"}, b"<html>Log in</html>")
-    store = open_scripted(**IN_PARTS)
-    calls: dict[str, Callable[[], Awaitable[object]]] = {
-        "put": lambda: store.put("k", b"x"),
-        "put in parts": lambda: store.put("k", LARGE),
-        "head": lambda: store.head("k"),
-        "list": lambda: store.list_page(""),
-    }
-    with pytest.raises(TransientError, match="not S3's"):
-        await calls[verb]()
+    store = server.open(**IN_PARTS)
+    calls = store.put("k", b"x"), store.put("k", LARGE), store.head("k"), store.list_page("")
+    for call in calls:
+        with pytest.raises(TransientError, match="not S3's"):
+            await call
 
 
-async def test_a_closed_store_raises_closed_error(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
-    store = open_scripted()
+async def test_a_closed_store_raises_closed_error(server: ScriptedServer) -> None:
+    store = server.open()
     await store.connect()
     await store.aclose()
     with pytest.raises(ClosedError):
         await store.get("k")
 
 
-def test_a_store_works_on_one_event_loop_only(moto_options: object) -> None:
-    store = S3Store(moto_options)  # type: ignore[arg-type]
-
-    async def first() -> None:
-        await store.put("k", b"x")
+def test_a_store_works_on_one_event_loop_only(moto_options: S3Options) -> None:
+    store = S3Store(moto_options)
 
     async def second() -> None:
         with pytest.raises(ClosedError, match="another event loop"):
             await store.get("k")
 
     loop = asyncio.new_event_loop()
-    loop.run_until_complete(first())
+    loop.run_until_complete(store.put("k", b"x"))
     asyncio.run(second())
     loop.run_until_complete(store.aclose())
     loop.close()

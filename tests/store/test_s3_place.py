@@ -29,14 +29,11 @@ s3 =
 
 
 @pytest.fixture(autouse=True)
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_proxy: None) -> Path:
     path = tmp_path / "config"
     path.write_text(CONFIG)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(path))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    for variable in ("http_proxy", "https_proxy", "no_proxy"):
-        monkeypatch.delenv(variable, raising=False)
-        monkeypatch.delenv(variable.upper(), raising=False)
     return path
 
 

@@ -56,6 +56,13 @@ class ScriptedServer:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
+    def open(self, prefix: str = "p", **options: Any) -> S3Store:
+        """Return a store on this server; it is closed with the server."""
+        where = {"endpoint_url": self.url, **KEYS, **options}
+        store = S3Store(S3Options("bucket", prefix, **where))
+        self._stack.push_async_callback(store.aclose)
+        return store
+
     def made(self, method: str, part: str = "") -> list[Request]:
         return [r for r in self.requests if r.method == method and part in r.target]
 
@@ -89,21 +96,10 @@ async def server() -> AsyncIterator[ScriptedServer]:
 
 
 @pytest.fixture
-async def open_scripted(
-    server: ScriptedServer,
-) -> AsyncIterator[Callable[..., S3Store]]:
-    """Return a function that opens a store on the scripted server."""
-    opened: list[S3Store] = []
-
-    def open_store(prefix: str = "p", **options: Any) -> S3Store:
-        opened.append(
-            S3Store(S3Options("bucket", prefix, **{"endpoint_url": server.url, **KEYS, **options}))
-        )
-        return opened[-1]
-
-    yield open_store
-    for store in opened:
-        await store.aclose()
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("http_proxy", "https_proxy", "no_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.upper(), raising=False)
 
 
 @asynccontextmanager

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import pytest
 
 from s3cache.errors import PermanentError, TransientError
-from s3cache.store import S3Store
 from tests.support.scripted import Reply, ScriptedServer, raw_server
 from tests.support.waiting import LONG_S
 
 MIB = 1 << 20
-Open = Callable[..., S3Store]
 
 # -- bodies
-
-
-@asynccontextmanager
-async def endless(head: bytes) -> AsyncIterator[str]:
-    """A server that answers ``head``, and then sends zeros while the client reads."""
-
-    async def serve(_: bytes, writer: asyncio.StreamWriter) -> None:
-        writer.write(head)
-        zeros = b"%x\r\n%b\r\n" % (MIB, bytes(MIB)) if b"chunked" in head else bytes(MIB)
-        while True:
-            writer.write(zeros)
-            await writer.drain()
-
-    async with raw_server(serve) as url:
-        yield url
 
 
 _CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
@@ -47,14 +28,19 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("head", ENDLESS)
-async def test_an_endless_body_is_read_up_to_a_bound(head: str, open_scripted: Open) -> None:
-    async with endless(ENDLESS[head]) as url:
-        store = open_scripted(
-            endpoint_url=url,
-            max_object_bytes=8 * MIB,
-            part_bytes=4 * MIB,
-        )
+@pytest.mark.parametrize("head", ENDLESS.values(), ids=ENDLESS)
+async def test_an_endless_body_is_read_up_to_a_bound(head: bytes, server: ScriptedServer) -> None:
+    """The server answers ``head``, and then sends zeros while the client reads."""
+
+    async def serve(_: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        zeros = b"%x\r\n%b\r\n" % (MIB, bytes(MIB)) if b"chunked" in head else bytes(MIB)
+        while True:
+            writer.write(zeros)
+            await writer.drain()
+
+    async with raw_server(serve) as url:
+        store = server.open(endpoint_url=url, max_object_bytes=8 * MIB, part_bytes=4 * MIB)
         with pytest.raises((PermanentError, TransientError)):
             await asyncio.wait_for(store.get("k"), LONG_S)
 
@@ -76,18 +62,14 @@ def page(*keys: str, more: str = "") -> Reply:
     return Reply(200, {"content-type": "application/xml"}, text.encode())
 
 
-async def test_keys_that_were_not_requested_are_not_listed(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
+async def test_keys_that_were_not_requested_are_not_listed(server: ScriptedServer) -> None:
     """A server or a proxy may lose the query of a request."""
     server.answer = lambda request: page("p/k.1", "p/other.1", "p2/k.1", "k.1", "p/k")
-    assert [info.key async for info in open_scripted().list("k.")] == ["k.1"]
+    assert [info.key async for info in server.open().list("k.")] == ["k.1"]
 
 
-async def test_a_listing_that_goes_in_circles_ends(
-    server: ScriptedServer, open_scripted: Open
-) -> None:
+async def test_a_listing_that_goes_in_circles_ends(server: ScriptedServer) -> None:
     server.answer = lambda request: page("p/k.1", more="again")
     with pytest.raises(TransientError, match="circles"):
-        [info async for info in open_scripted().list("k")]
+        [info async for info in server.open().list("k")]
     assert len(server.requests) == 2
