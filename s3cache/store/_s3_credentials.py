@@ -68,22 +68,21 @@ class Credentials:
         Raises:
             CredentialsError: there are none. Their source is not asked again during a pause.
         """
-        if (found := self._usable()) is not None:
-            if found.ends_within(_RENEW_BEFORE_S) and self._pause.is_over:
-                self._start()
-            return found.keys
-        if self._failure is None or await self._pause.is_over_or_moot():
-            await self._load()
-        if (found := self._usable()) is not None:
-            return found.keys
-        if self._failure is None:
-            raise ClosedError("the store is closed")
-        raise copy.copy(self._failure)  # each caller adds where it happened
+        found = self._usable()
+        if found is None:
+            if self._failure is None or await self._pause.is_over_or_moot():
+                await asyncio.wait([self._load()])  # goes on if this call is cancelled
+            if (found := self._usable()) is None:
+                # Each caller adds where it happened.
+                raise copy.copy(self._failure or ClosedError("the store is closed"))
+        elif found.ends_within(_RENEW_BEFORE_S) and self._pause.is_over:
+            self._load()
+        return found.keys
 
     async def replace(self, refused: Any) -> bool:
         """Load again, unless it is too early; return whether there are others than ``refused``."""
         if self.keys == refused and await self._pause.is_over_or_moot():
-            await self._load()
+            await asyncio.wait([self._load()])
         return self._usable() is not None and self.keys != refused
 
     def forget_failures(self) -> None:
@@ -97,9 +96,8 @@ class Credentials:
     def get_deferred_property(self, property_name: str) -> Any:
         return getattr(self, f"get_{property_name}", None)
 
-    async def get_account_id(self) -> str | None:
+    async def get_account_id(self) -> None:
         """Return None: no endpoint of S3 depends on the account."""
-        return None
 
     def close(self) -> None:
         """End a running load, and its program."""
@@ -110,14 +108,11 @@ class Credentials:
     def _usable(self) -> _Found | None:
         return None if self._found is None or self._found.ends_within(0) else self._found
 
-    def _start(self) -> asyncio.Task[None]:
-        """Start a load if none is running."""
+    def _load(self) -> asyncio.Task[None]:
+        """Start a load if none is running; return it."""
         if self._loading is None or self._loading.done():
             self._loading = asyncio.ensure_future(self._load_now())
         return self._loading
-
-    async def _load(self) -> None:
-        await asyncio.wait([self._start()])  # goes on if this call is cancelled
 
     async def _load_now(self) -> None:
         former = self.keys
@@ -144,7 +139,7 @@ class Pause:
         self._options = options
         self._seen = ""
         self._look: asyncio.Task[str] | None = None
-        self._pause_s, self._until = 0.0, float("-inf")
+        self.end()
 
     @property
     def is_over(self) -> bool:
@@ -153,10 +148,9 @@ class Pause:
     async def is_over_or_moot(self) -> bool:
         if self.is_over:
             return True
-        look = self._look
-        if look is None or look.done():  # one thread, even if a file system hangs
-            look = self._look = asyncio.ensure_future(asyncio.to_thread(self.inputs))
-        await asyncio.wait([look])
+        if self._look is None or self._look.done():  # one thread, even if a file system hangs
+            self._look = asyncio.ensure_future(asyncio.to_thread(self.inputs))
+        await asyncio.wait([look := self._look])
         return look.result() != self._seen
 
     def begin(self, seen: str, *, is_first: bool) -> None:
@@ -199,11 +193,10 @@ def _read(path: str) -> str:
 
 
 def _state(path: str) -> tuple[int, ...]:
-    try:
-        found = os.stat(os.path.expanduser(path))
-    except (OSError, ValueError):
-        return ()
-    return (found.st_mtime_ns, found.st_size, found.st_ino)
+    with contextlib.suppress(OSError, ValueError):
+        status = os.stat(os.path.expanduser(path))
+        return status.st_mtime_ns, status.st_size, status.st_ino
+    return ()
 
 
 # -- a load
@@ -258,32 +251,38 @@ async def _load(options: S3Options, limit_s: float, programs: _Programs) -> _Fou
     if options.region is not None:
         session.set_config_variable("region", options.region)  # for STS
     method = "configuration"
+
+    async def ask(provider: Any) -> _Found | None:
+        if (found := await provider.load()) is None:
+            return None
+        # Those of a role are only loaded at their first use; others would be loaded twice.
+        keys = getattr(found, "_frozen_credentials", None) or await found.get_frozen_credentials()
+        ends_within = getattr(found, "refresh_needed", lambda _: False)
+        if ends_within(0):
+            raise ValueError("the credentials it has are expired")
+        return _Found(keys, _describe(session, method)[0], ends_within)
+
     try:
         for provider in _providers(session, programs):
             method = provider.METHOD
-            found = await asyncio.wait_for(_ask(provider), until - time.monotonic())
+            found = await asyncio.wait_for(ask(provider), until - time.monotonic())
             if found is not None:
-                keys, ends_within = found
-                return _Found(keys, _describe(session, method)[0], ends_within)
+                return found
         return None
     except Exception as error:  # noqa: BLE001 - it becomes one of ours
         source, fix = _describe(session, method)
         if isinstance(error, asyncio.TimeoutError):
             error = TimeoutError(f"no answer within {limit_s:.3g} s")
         elif isinstance(error, _PromptError):
-            fix = _MFA_FIX.format(name=_profile(session))
+            fix = _MFA_FIX.format(name=session.get_config_variable("profile") or "default")
         raise translate_source(error, source, fix) from None
     finally:
         await programs.end()
 
 
-def _profile(session: Any) -> str:
-    return session.get_config_variable("profile") or "default"
-
-
 def _describe(session: Any, method: str) -> tuple[str, str]:
     """Return the words for a source of credentials, and what to do if it fails."""
-    name = _profile(session)
+    name = session.get_config_variable("profile") or "default"
     words = {
         "method": method,
         "name": name,
@@ -294,18 +293,6 @@ def _describe(session: Any, method: str) -> tuple[str, str]:
     }
     source, fix = _SOURCES.get(method, _OTHER_SOURCE)
     return source.format(**words), fix.format(**words)
-
-
-async def _ask(provider: Any) -> tuple[Any, Callable[[float], bool]] | None:
-    found = await provider.load()
-    if found is None:
-        return None
-    # Those of a role are only loaded at their first use; others would be loaded twice.
-    keys = getattr(found, "_frozen_credentials", None) or await found.get_frozen_credentials()
-    ends_within = getattr(found, "refresh_needed", lambda _: False)
-    if ends_within(0):
-        raise ValueError("the credentials it has are expired")
-    return keys, ends_within
 
 
 def _providers(session: Any, programs: _Programs) -> Iterator[Any]:
