@@ -67,7 +67,7 @@ test-nightly: triton ## everything: all cases, soak, operators, perturbations, f
 	status=0; \
 	$(IF_POSSIBLE) $(PYTEST) tests $(SHARED) $(THOROUGH) $(ARGS) || status=1; \
 	$(IF_POSSIBLE) $(BIN)/python -m tests.soak --seconds $(SOAK_TIME) || status=1; \
-	nice $(BIN)/python -m tests.opinfo || status=1; \
+	nice $(BIN)/python -m tests.equal.operators || status=1; \
 	tests/fuzz/run.sh || status=1; \
 	$(MAKE) --keep-going ARGS= test-perturb test-frameworks || status=1; \
 	exit $$status
@@ -75,7 +75,7 @@ test-nightly: triton ## everything: all cases, soak, operators, perturbations, f
 test-rgw: $(READY) ## the tests against a real Ceph RGW; fails without one
 	$(RGW) $(PYTEST) tests $(THOROUGH) -m rgw $(ARGS)
 
-TORCH_TESTS ?= tests/torch_api tests/graph tests/hooks tests/artifact tests/kinds
+TORCH_TESTS ?= tests/torch_api tests/graph tests/hooks tests/artifact tests/equal/test_kinds.py
 test-torch: ## the tests of code that touches torch, with another torch: make test-torch TORCH=2.14.1
 	-infra/torch.sh python -W ignore -m s3cache.torch_api
 	infra/torch.sh python -m pytest $(SHARED) $(FAST) $(TORCH_TESTS) $(ARGS)
@@ -92,8 +92,8 @@ test-frameworks: ## other people's trainers, unmodified, on two machines; an hou
 	nice .venv-frameworks/bin/python -m tests.frameworks $(ARGS)
 
 # It forks, and torch traces nothing in the fork of a process that has seen a GPU.
-test-perturb: $(READY) ## 5,000 changes to programs: each must miss or give the right answer; half an hour
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -W ignore -m tests.perturb.run $(ARGS)
+test-perturb: $(READY) ## 5,700 changes to programs: each must miss or do what a cold compile does; 40 minutes
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -W ignore -m tests.equal $(ARGS)
 
 test-fleet: $(READY) ## 500 jobs with a leader that dies, stops, is cut off or slow, and 30 with torch; half an hour
 	@mkdir -p build

@@ -33,7 +33,7 @@ for _profile, _examples in {"default": 25, "thorough": 100}.items():
 settings.load_profile("default")
 
 # Without torch and mypy, only tests of the engine run: python -m tests.pythons.
-WITH_TORCH = "artifact examples gpu graph hooks kinds models opinfo perturb torch_api typing"
+WITH_TORCH = "artifact equal examples gpu graph hooks torch_api typing"
 collect_ignore = [] if find_spec("torch") else WITH_TORCH.split()
 
 pytest.register_assert_rewrite("tests.support.contract")

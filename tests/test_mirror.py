@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 
 # Folders that test a package of another name, and may import its private modules.
-_ALSO_OF = {"perturb": "graph"}
+_ALSO_OF = {"equal": "graph", "equal/changes": "graph"}
 
 
 @cache
@@ -37,13 +37,13 @@ def folder(file: str) -> str:
 
 
 def forbidden_imports(file: str, source: ast.Module) -> Iterator[str]:
-    """Yield imports of test modules and other suites: shared code belongs to ``tests/support``."""
+    """Yield imports of test modules and other suites: shared code belongs elsewhere."""
     own = folder(file).replace("/", ".")
     for module, name in imported(source):
         if module.partition(".")[0] != "tests":
             continue
         place = f"{module}.{name}".split(".")[1:]
-        here = place[0] in ("support", own.partition(".")[0])
+        here = place[0] in ("support", "equal", own.partition(".")[0])
         if not here or any(part.startswith("test_") for part in place):
             yield f"{module} {name}"
 

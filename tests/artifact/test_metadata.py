@@ -1,6 +1,6 @@
 """An entry describes its graph as fully as torch's metadata, and can be read without torch.
 
-``tests/kinds`` compares the description of every kind of graph with torch's own object.
+``tests/equal/kinds`` compares the description of every kind of graph with torch's own object.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tests.support.pages import ROOT, files
 PAGE = ROOT / "docs" / "getting-started.md"
 
 
-# Slow only: tests/kinds checks in every run that a program compiles here and hits elsewhere.
+# Slow only: tests/equal/kinds checks in every run that a program compiles here and hits elsewhere.
 @slow
 @pytest.mark.timeout(900)
 def test_the_second_machine_hits_and_prints_the_same_losses(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def run_tests(project: Path) -> subprocess.CompletedProcess[str]:
     return python("-m", "pytest", *ARGUMENTS, cwd=project, timeout_s=550)
 
 
-# Slow only: tests/kinds checks in every run that a program compiles here and hits elsewhere.
+# Slow only: tests/equal/kinds checks in every run that a program compiles here and hits elsewhere.
 @slow
 @pytest.mark.timeout(900)
 def test_its_tests_pass(project: Path) -> None:

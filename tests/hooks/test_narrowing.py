@@ -1,6 +1,6 @@
 """A hit never narrows a program: it installs no guard that the program's own compile would not.
 
-``python -m tests.hooks.narrowing --level aot|fx|recall`` judges 240 pairs and prints the counts.
+``python -m tests.equal "sizes aot" "sizes fx" "sizes recall"`` judges hundreds of pairs.
 """
 
 from __future__ import annotations
@@ -10,45 +10,11 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from s3cache import entries, frame
 from s3cache.frame import Frame
 from s3cache.store import open_store
 from tests.hooks.jobs import machine_here
-from tests.hooks.narrowing import SOME
 from tests.support.machines import Machine
-from tests.support.marks import nightly, slow
-
-LEVELS = ("aot", "fx", "recall")
-
-
-def _judged(root: Path, level: str, count: int = 0) -> dict[str, Any]:
-    job = "tests.hooks.narrowing:judge"
-    found = Machine(root).run(job, level, count, timeout_s=3500, server=0).result
-    return dict(found)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_program_behaves_as_without_the_store_of_another_one(level: str, tmp_path: Path) -> None:
-    """Results, errors and compiles are the same, and guards accept the same sizes."""
-    found = _judged(tmp_path, level)
-    assert found["wrong"] == []
-    assert found["pairs"] == len(SOME[level])
-    assert found["hits"]  # of the pairs with equal knowledge
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("count", [pytest.param(16, marks=slow), pytest.param(240, marks=nightly)])
-def test_no_pair_of_programs_narrows(level: str, count: int, tmp_path: Path) -> None:
-    found = _judged(tmp_path, level, count)
-    assert found["wrong"] == []
-    assert found["pairs"] == count
-    if count > 100:  # a sample may lack one of these
-        assert found["with an error"]
-        assert level != "recall" or found["with a recalled frame"] >= 60
-    assert found["with a recompile"]
 
 
 def _sizes_inside(url: str) -> list[int]:

@@ -1,6 +1,6 @@
 """Machines for tests of the compile cache: processes that share only a remote.
 
-A job is a function of an importable module, ``"tests.kinds.jobs:run"``. It runs in a new process
+A job is a function of an importable module, ``"tests.equal.cases:run"``. It runs in a new process
 with a home, a temporary directory, an Inductor cache and a local tier below the machine's root;
 arguments and result must be JSON values. torch is imported there, never here.
 """

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import math
 import re
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tests.equal.observe import SEEN, difference
 from tests.features.recall.programs import Program, all_programs
 from tests.support import compiled
 from tests.support.machines import SERVERS, Machine, remote_url
@@ -158,24 +158,23 @@ def _count(part: Any, verdicts: Verdicts) -> None:
             verdicts.counts[name] += count
 
 
-def _fault(part: Any, other: Any, eager: Any = None) -> str | None:
+def _fault(part: Any, other: Any, eager: Any = None) -> str:
     """Return what is wrong with a part, compared with eager mode or a run without recall.
 
     A part may be right where torch is wrong, and then compiles more often than torch.
     """
     if isinstance(part, str) or isinstance(other, str):
-        return None if _error(part) == _error(other) else f"{part}, and not {other}"
+        return "" if _error(part) == _error(other) else f"{part}, and not {other}"
     compiled_too = isinstance(other[0], dict)
-    found = [each["got"] for each in part]
-    theirs = [each["got"] for each in other] if compiled_too else other
-    if why := _differs(found, theirs):
-        return None if eager is not None and not _differs(found, eager) else why
-    made = [each["traced"] + each["recalled"] for each in part]
+    found = [step["got"] for step in part]
+    if why := differs(found, [step["got"] for step in other] if compiled_too else other):
+        return "" if eager is not None and not differs(found, eager) else why
+    counts = [step["traced"] + step["recalled"] for step in part]
     if compiled_too:
-        usual = [each["traced"] for each in other]
+        usual = [step["traced"] for step in other]
     else:
-        usual = [made[0] * number for number in range(1, 1 + len(part))]
-    return None if made == usual else f"{made} frames are traced or recalled, and not {usual}"
+        usual = [counts[0] * number for number in range(1, 1 + len(part))]
+    return "" if counts == usual else f"{counts} frames are traced or recalled, and not {usual}"
 
 
 def _error(part: Any) -> Any:
@@ -186,13 +185,13 @@ def _error(part: Any) -> Any:
     return found[-1] if found else part
 
 
-def _differs(one: Any, other: Any) -> str | None:
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return next(filter(None, map(_differs, one, other)), None)
-    if isinstance(one, float) and isinstance(other, float):
-        close = math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5)
-        return None if close or (one != one and other != other) else f"{one}, not {other}"
-    return None if one == other else f"{str(one)[:200]}, not {str(other)[:200]}"
+def differs(found: list[Any], expected: list[Any]) -> str:
+    """Return the first difference between results of all steps."""
+    compared = (
+        difference(*pair, fields=SEEN - {"stride"}, close=1e-4)
+        for pair in zip(found, expected, strict=True)
+    )
+    return next(filter(None, compared), "")
 
 
 def sample(count: int) -> list[Program]:

@@ -10,13 +10,9 @@ import contextlib
 import functools
 import importlib.util
 import json
-import multiprocessing
 import os
-import pickle
-import shutil
 import sys
 import tempfile
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +20,14 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch._dynamo import convert_frame
 
 import s3cache
 from s3cache.settings import Mode
+from tests.equal.children import in_child
+from tests.equal.observe import observe
+from tests.equal.programs import Compile, eagerly
 
 _TIMEOUT_S = 120
 
@@ -77,40 +74,23 @@ def _count_traces() -> None:
 
 
 def _in_child(url: str, programs: str, part: Mapping[str, Any]) -> Any:
-    forks = multiprocessing.get_context("fork")
-    answer, theirs = forks.Pipe(duplex=False)
-    child = forks.Process(target=_answer, args=(url, programs, part, theirs))
-    child.start()
-    theirs.close()
-    try:
-        return json.loads(answer.recv()) if answer.poll(_TIMEOUT_S) else "hangs"
-    except (EOFError, pickle.UnpicklingError):
-        return "its process died"
-    finally:
-        child.kill()
-        child.join()
-        answer.close()
+    log = os.path.join(tempfile.gettempdir(), "log")
+    with tempfile.TemporaryDirectory() as place:
 
+        def play() -> list[Any]:
+            warnings.simplefilter("ignore")
+            return _play(url, Path(programs), part, place)
 
-def _answer(url: str, programs: str, part: Mapping[str, Any], pipe: Any) -> None:
-    place = tempfile.mkdtemp()
-    with open(os.path.join(tempfile.gettempdir(), "log"), "ab") as log:
-        os.dup2(log.fileno(), 2)
-    warnings.simplefilter("ignore")
-    try:
-        pipe.send(json.dumps(_play(url, Path(programs), part, place)))
-    except BaseException:
-        traceback.print_exc()
-        pipe.send(json.dumps(traceback.format_exc(limit=-4)[-900:]))
-    shutil.rmtree(place, ignore_errors=True)
-    os._exit(0)
+        result, error = in_child(play, _TIMEOUT_S, log)
+    return error or result
 
 
 def _play(url: str, programs: Path, part: Mapping[str, Any], place: str) -> list[Any]:
     if part["how"] == "eager":
-        return [*_perform(programs, part, lambda function, **_: function)]
+        return [observe(got) for got in _perform(programs, part, eagerly)]
     with _cached(url, part, place) as cache:
-        return [{"got": got, **_counts(cache)} for got in _perform(programs, part, torch.compile)]
+        steps = _perform(programs, part, torch.compile)
+        return [{"got": observe(got), **_counts(cache)} for got in steps]
 
 
 @contextlib.contextmanager
@@ -138,19 +118,19 @@ def _counts(cache: Any) -> dict[str, Any]:
     return {**found, "traced": len(_traced), "refused": refused}
 
 
-def _perform(programs: Path, part: Mapping[str, Any], prepare: Any) -> Iterator[Any]:
+def _perform(programs: Path, part: Mapping[str, Any], compile_it: Compile) -> Iterator[Any]:
     """Yield the result of the program and, for variant AB, its result after the change."""
     torch.manual_seed(0)
     module, variant = load(programs, part), part["variant"]
     change: Any = getattr(module, "change", None)
     if variant == "B" and change is not None:
         change()
-    g = prepare(module.f, **getattr(module, "options", {}))
+    g = compile_it(module.f, **getattr(module, "options", {}))
     runs = getattr(module, "run", lambda g: g(module.x))
-    yield plain(runs(g))
+    yield runs(g)
     if variant == "AB":
         change()
-        yield plain(runs(g))
+        yield runs(g)
 
 
 def load(programs: Path, part: Mapping[str, Any]) -> ModuleType:
@@ -168,22 +148,3 @@ def load(programs: Path, part: Mapping[str, Any]) -> ModuleType:
     spec.loader.exec_module(module)
     del module.__dict__["V"]  # it is not part of the program, and a function could see it
     return module
-
-
-def plain(value: Any) -> Any:
-    """Return everything visible about a value, as JSON types."""
-    if isinstance(value, Tensor):
-        kind = [type(value).__name__, str(value.dtype), [*value.shape], value.requires_grad]
-        if value.is_meta:
-            return kind
-        dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
-        dense = dense.resolve_conj().resolve_neg()
-        numbers = torch.view_as_real(dense) if dense.is_complex() else dense
-        return [*kind, numbers.double().flatten().tolist()]
-    if isinstance(value, (list, tuple)):
-        return [type(value).__name__, *map(plain, value)]
-    if isinstance(value, dict):
-        return ["dict", *([repr(key), plain(each)] for key, each in value.items())]
-    if isinstance(value, (float, int, np.ndarray, np.number)) and value is not True:
-        return [type(value).__name__, np.asarray(value, dtype=float).flatten().tolist()]
-    return repr(value)

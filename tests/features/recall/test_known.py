@@ -17,7 +17,7 @@ import pytest
 
 from s3cache.features.recall import KEYS
 from tests.features.recall.programs import Program, all_programs
-from tests.features.recall.run import _differs, _Fleet, judge
+from tests.features.recall.run import _Fleet, differs, judge
 from tests.support.marks import nightly, slow
 
 # A limit for hangs: processes wait for one another on a busy machine.
@@ -153,7 +153,7 @@ def _read(stored: tuple[Path, list[Any]], root: Path, damage: Damage = lambda _:
     shutil.copytree(remote, root / "remote", dirs_exist_ok=True)
     damage([path for path in sorted((root / "remote").rglob("*")) if path.is_file()])
     found = _played(fleet, STORED)
-    assert _differs([each["got"] for each in found], expected) is None
+    assert differs([each["got"] for each in found], expected) == ""
     return [(each["recalled"], each["traced"]) for each in found]
 
 
@@ -211,5 +211,5 @@ def test_calls_compile_as_often_as_without_recall(tmp_path: Path) -> None:
     off, cold, warm = (_played(fleet, CALLS, how) for how in ("off", "on", "on"))
     for program, without, *others in zip(CALLS, off, cold, warm, strict=True):
         for found in others:
-            assert _differs(found["got"], without["got"]) is None, program.name
+            assert differs([found["got"]], [without["got"]]) == "", program.name
         assert others[-1]["recalled"] >= 2, program.name

@@ -16,7 +16,7 @@ import torch._inductor.lowering
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tests.perturb.histories import Call, Context, History
+from tests.equal.programs import Call, Context, Pair, calling
 from tests.support.switches import deterministic, precision, threads
 
 
@@ -139,7 +139,7 @@ _MORE_SETTINGS: dict[str, Context] = {
 }
 
 
-def backwards() -> Iterator[History]:
+def backwards() -> Iterator[Pair]:
     """Yield each setting at the backward of each kind of graph, for one of the two programs."""
     plain = contextlib.nullcontext
     for name, context in _MORE_SETTINGS.items():
@@ -151,7 +151,7 @@ def backwards() -> Iterator[History]:
             before, after = (context, plain) if kind == "was on" else (plain, context)
             native = name in _SETTINGS and program in (_cubed, _normed, _times)
             keep = (shape + (kind == "is on")) % 3 == 1
-            yield History(
+            yield calling(
                 "backwards",
                 f"{name} {kind} for {title}, {dynamic=}, {'kept' if keep else 'freed'}",
                 program,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
-from tests.perturb.program import Program
+from tests.equal.programs import Program, once
 
 
 def pointwise(x: Tensor, y: Tensor) -> Tensor:
@@ -57,18 +57,16 @@ class Mlp(nn.Module):
         return self.second(F.relu(self.first(x))) * self.scale
 
 
-def mlp() -> tuple[nn.Module, tuple[Tensor]]:
-    return Mlp(), (torch.randn(4, 8),)
-
-
-def two(function: Callable[..., Any], *shape: int, grad: bool = True) -> Program:
+def two(function: Callable[..., Any], *shape: int, grad: bool = True, **how: Any) -> Program:
     """Return a program of two tensors; the first is a leaf that requires a gradient by default."""
+    size = shape or (4, 8)
+    return once(
+        function, lambda: (torch.randn(size).requires_grad_(grad), torch.randn(size)), **how
+    )
 
-    def make() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        x = torch.randn(*shape or (4, 8)).requires_grad_(grad)
-        return function, (x, torch.randn(*shape or (4, 8)))
 
-    return Program(make)
+def mlp(module: Callable[[], Mlp] = Mlp) -> Program:
+    return once(module, lambda: (torch.randn(4, 8),), makes_module=True)
 
 
 BASES: dict[str, Program] = {
@@ -78,7 +76,7 @@ BASES: dict[str, Program] = {
     "leafwise": two(leafwise),
     "views": two(views),
     "made": two(made),
-    "attention": two(attention, 4, 8),
-    "mlp": Program(mlp),
-    "dynamic": Program(two(pointwise).make, options={"dynamic": True}),
+    "attention": two(attention),
+    "mlp": mlp(),
+    "dynamic": two(pointwise, options={"dynamic": True}),
 }

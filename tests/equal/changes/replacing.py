@@ -41,7 +41,7 @@ from torch._inductor.pattern_matcher import (
     register_replacement,
 )
 
-from tests.perturb.histories import Call, History
+from tests.equal.programs import Call, Pair, calling
 
 Context = contextlib.AbstractContextManager[Any]
 _aten, _prims = torch.ops.aten, torch.ops.prims
@@ -116,30 +116,32 @@ def _scaled(original: Callable[..., Any], by: float, *args: Any, **kwargs: Any) 
     return original(*args, **kwargs) * by
 
 
-def _plainly(original: Callable[..., Any], by: float) -> Any:
-    return lambda *args, **kwargs: _scaled(original, by, *args, **kwargs)
-
-
-def _wrapping(original: Callable[..., Any], by: float) -> Any:
-    return functools.wraps(original)(_plainly(original, by))
-
-
 class _Callable:
-    def __init__(self, original: Callable[..., Any], by: float) -> None:
-        self.original, self.by = original, by
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _scaled(self.original, self.by, *args, **kwargs)
+        return self.function(*args, **kwargs)
 
 
-_WRAPPERS: dict[str, Callable[[Callable[..., Any], float], Any]] = {
-    "plainly": _plainly,
-    "wrapping": _wrapping,
-    "allowed": lambda original, by: torch.compiler.allow_in_graph(_wrapping(original, by)),
-    "partial": lambda original, by: functools.partial(_scaled, original, by),
-    "object": _Callable,
-    "without grad": lambda original, by: torch.no_grad()(_plainly(original, by)),
+# Ways of writing a function that does what a partial object does, in place of another function.
+_DRESSES: dict[str, Callable[[Any, functools.partial[Any]], Any]] = {
+    "plainly": lambda _, changed: lambda *args, **kwargs: changed(*args, **kwargs),
+    "wrapping": lambda original, changed: functools.wraps(original)(_dress("plainly", changed)),
+    "allowed": lambda original, changed: torch.compiler.allow_in_graph(
+        _dress("wrapping", changed, original)
+    ),
+    "partial": lambda _, changed: changed,
+    "object": lambda _, changed: _Callable(changed),
+    "without grad": lambda _, changed: torch.no_grad()(_dress("plainly", changed)),
+    "torch's": lambda _, changed: torch.no_grad()(_dress("plainly", changed)),
+    "lru": lambda _, changed: functools.lru_cache(maxsize=None)(_dress("plainly", changed)),
 }
+_OF_NAMES = ("plainly", "wrapping", "allowed", "partial", "object", "without grad")
+
+
+def _dress(how: str, changed: functools.partial[Any], original: Any = None) -> Any:
+    return _DRESSES[how](original, changed)
 
 
 def _owner(place: str) -> Any:
@@ -150,14 +152,15 @@ def _owner(place: str) -> Any:
 def _named(place: str, name: str, other: Any, how: str, by: float) -> Context:
     owner = _owner(place)
     original = getattr(owner, name)
-    new = other if how == "torch's other" else _WRAPPERS[how](original, by)
+    changed = functools.partial(_scaled, original, by)
+    new = other if how == "torch's other" else _dress(how, changed, original)
     if isinstance(owner, type) and not isinstance(new, types.FunctionType):
-        new = _wrapping(new, 1.0)
+        new = _dress("wrapping", functools.partial(new), new)
     return patch.object(owner, name, new)
 
 
 def _names() -> Iterator[Slot]:
-    turns = itertools.cycle(itertools.permutations(_WRAPPERS, 3))
+    turns = itertools.cycle(itertools.permutations(_OF_NAMES, 3))
     for place, names in _SPOTS.items():
         for name, (program, other) in names.items():
             put = functools.partial(_named, place, name, other)
@@ -177,13 +180,10 @@ def _lowered(operator: Any, how: str, by: float) -> Context:
 
 def _decomposed(operator: Any, how: str, by: float) -> Context:
     other = _decompositions[_aten.mish.default]
-    ways = {
-        "torch's other": other,
-        "plainly": lambda x: torch.tanh(x) * by,
-        "wrapping": functools.wraps(other)(lambda x: torch.tanh(x) * by),
-        "partial": functools.partial(_scaled, torch.tanh, by),
-    }
-    return patch.dict(_decompositions, {operator: ways[how]})
+    new = other
+    if how != "torch's other":
+        new = _dress(how, functools.partial(_scaled, torch.tanh, by), other)
+    return patch.dict(_decompositions, {operator: new})
 
 
 @contextlib.contextmanager
@@ -274,14 +274,7 @@ def _member(place: str, name: str, change: Any, how: str, by: float) -> Context:
     present: Any = inspect.getattr_static(owner, name)
     original = present.__func__ if isinstance(present, staticmethod) else present
     changed = functools.partial(change, original, by)
-    ways: dict[str, Any] = {
-        "plainly": lambda *args, **kwargs: changed(*args, **kwargs),
-        "wrapping": functools.wraps(original)(lambda *args, **kwargs: changed(*args, **kwargs)),
-        "torch's": torch.no_grad()(lambda *args, **kwargs: changed(*args, **kwargs)),
-        "lru": functools.lru_cache(maxsize=None)(lambda *a, **kwargs: changed(*a, **kwargs)),
-        "partial": changed,
-    }
-    new = ways[how]
+    new = _dress(how, changed, original)
     return patch.object(owner, name, staticmethod(new) if original is not present else new)
 
 
@@ -348,7 +341,9 @@ def _cell_of(function: Any) -> Any:
 
 def _enclosed(function: Any, how: str, by: float) -> Context:
     cell = _cell_of(function)
-    return _set(cell, "cell_contents", _plainly(cell.cell_contents, by))
+    return _set(
+        cell, "cell_contents", _dress("plainly", functools.partial(_scaled, cell.cell_contents, by))
+    )
 
 
 @contextlib.contextmanager
@@ -540,11 +535,11 @@ def _input() -> tuple[Tensor]:
     return (torch.linspace(-2, 2, 32).reshape(4, 8).requires_grad_(),)
 
 
-def _pair(slot: Slot, how: str, since: str) -> History:
+def _pair(slot: Slot, how: str, since: str) -> Pair:
     plain = contextlib.nullcontext
     first = functools.partial(slot.put, how, 2.0) if "another" in since else plain
     second, early = functools.partial(slot.put, how, 3.0), "before" in since
-    return History(
+    return calling(
         slot.kind,
         f"{slot.name} {how}, {since}",
         slot.program,
@@ -556,7 +551,7 @@ def _pair(slot: Slot, how: str, since: str) -> History:
     )
 
 
-def replacements() -> Iterator[History]:
+def replacements() -> Iterator[Pair]:
     """Yield each slot in each way, at two times; some equal replacements must hit."""
     slots = (_names, _tables, _members, _insides, _operators, _constants, _registries)
     for number, slot in enumerate(itertools.chain.from_iterable(each() for each in slots)):

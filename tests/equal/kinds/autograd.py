@@ -1,7 +1,7 @@
-"""Cached graphs under compiled autograd, which traces the backward pass as a whole.
+"""Graphs under compiled autograd, which traces the backward pass as a whole.
 
 torch saves a training graph once its backward pass is compiled. Compiled autograd takes the
-backward module instead, and compiles it as part of its own graph. So each program here first runs a
+backward module instead, and compiles it as part of its own graph. So the first programs here run a
 backward pass without it.
 """
 
@@ -12,24 +12,26 @@ from typing import Any
 
 import torch
 
-from tests.kinds.case import Compile, case
+from tests.equal.cases import case
+from tests.equal.programs import Compile, eagerly
+
+# -- backward modules of cached graphs
 
 
 def leaf() -> Any:
     return torch.arange(6.0).reshape(2, 3).requires_grad_()
 
 
-def unchanged(function: Any) -> Any:
-    return function
-
-
 def capturing(compile_it: Compile, compiler: Any) -> AbstractContextManager[Any]:
     """Capture backward passes in the block, and compile them with ``compiler``; not for eager."""
-    is_eager = compile_it(unchanged) is unchanged
-    return nullcontext() if is_eager else torch._dynamo.compiled_autograd._enable(compiler)
+    return (
+        nullcontext()
+        if compile_it is eagerly
+        else torch._dynamo.compiled_autograd._enable(compiler)
+    )
 
 
-def under_compiled_autograd(compile_it: Compile, loss: Any, compiler: Any = unchanged) -> None:
+def under_compiled_autograd(compile_it: Compile, loss: Any, compiler: Any = eagerly) -> None:
     with capturing(compile_it, compiler):
         loss.backward()
 
@@ -97,3 +99,66 @@ def _hooked(function: Any, backward: Any) -> Any:
     out.grad_fn.register_hook(post)
     backward(out.sum())
     return x, out, x.grad, order
+
+
+# -- graphs that compiled autograd captures, and that are then cached
+
+
+# -- graphs without a backward pass outside of compiled autograd
+
+
+@case("compiled_backward", unsaved=1, halves=1, since=(2, 13), slow=True)
+def all_of_it_inside(compile_it: Compile) -> Any:
+    """Forward and backward run in the context from the first step."""
+    function = compile_it(lambda x: x.sin() * 52)
+    found = []
+    for _ in range(2):
+        x = leaf()
+        with capturing(compile_it, compile_it):
+            out = function(x)
+            out.sum().backward()
+        found.append((x, out, x.grad))
+    return found
+
+
+@case("compiled_backward", graphs=2, again=1, since=(2, 13))
+def saved_outside_and_hit_inside(compile_it: Compile) -> Any:
+    """A forward has the same key in the context and outside of it."""
+    function = lambda x: x.cos() * 53  # noqa: E731
+    before = leaf()
+    compile_it(function)(before).sum().backward()
+    if compile_it is not eagerly:
+        torch._dynamo.reset()
+    x = leaf()
+    with capturing(compile_it, compile_it):
+        out = compile_it(function)(x)
+        out.sum().backward()
+    return before, before.grad, x, out, x.grad
+
+
+# -- nodes of the captured graph
+
+
+@case("compiled_backward", graphs=2, since=(2, 13), slow=True)
+def size_guards(compile_it: Compile) -> Any:
+    """Sizes that change from one backward pass to the next."""
+    found = []
+    for size in (3, 5, 8):
+        x = torch.arange(float(size)).requires_grad_()
+        loss = (x.expand(2, size) * 57).sum(0).square().sum()
+        under_compiled_autograd(compile_it, loss, compile_it)
+        found.append((x, x.grad))
+    return found
+
+
+@case("compiled_backward", since=(2, 13), slow=True)
+def nested_contexts(compile_it: Compile) -> Any:
+    """Nested contexts share their captured graphs."""
+    x, y, z = leaf(), leaf(), leaf()
+    outer, inner, after = ((each * each * 59).sum() for each in (x, y, z))
+    with capturing(compile_it, compile_it):
+        outer.backward()
+        with capturing(compile_it, lambda gm: compile_it(gm, dynamic=True)):
+            inner.backward()
+        after.backward()
+    return x.grad, y.grad, z.grad

@@ -12,10 +12,10 @@ import contextvars
 import copyreg
 import decimal
 import functools
-import hashlib
 import itertools
 import logging
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -35,10 +35,9 @@ from torch import Tensor
 from torch._inductor import decomposition
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from tests.perturb.histories import Call, History, judge_histories
-from tests.perturb.judge import Verdicts
+from tests.equal.programs import Call, Pair, calling
+from tests.support.switches import switched
 
-Context = Callable[[], contextlib.AbstractContextManager[Any]]
 Ask = Callable[[], int]
 _aten = torch.ops.aten
 
@@ -76,47 +75,16 @@ def _set(owner: Any, name: str, *values: Any) -> Callable[[int], Any]:
     return lambda to: patch.object(owner, name, values[to], create=True)
 
 
-@contextlib.contextmanager
-def _context(to: int) -> Iterator[None]:
-    token = _variable.set(to)
-    with _undo(lambda: _variable.reset(token)):
-        yield
-
-
-def _referring(to: int) -> Any:
-    return patch.object(_Place, "there", weakref.ref(_place) if to else None)
-
-
-def _around_a_view(to: int) -> Any:
-    return patch.object(_Place, "there", torch.zeros(9 if to else 3)[:3])
-
-
-@contextlib.contextmanager
-def _filtered(to: int) -> Iterator[None]:
-    with warnings.catch_warnings():
-        if to:
-            warnings.filterwarnings("ignore", message="s3cache_asking")
-        yield
-
-
-@contextlib.contextmanager
-def _switching(to: int) -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval((before, 0.02)[to])
-    with _undo(lambda: sys.setswitchinterval(before)):
-        yield
-
-
 def _file() -> str:
     return os.path.join(tempfile.gettempdir(), f"s3cache-asking-{os.getpid()}")
 
 
 @contextlib.contextmanager
 def _with_file(to: int) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        if to:
-            stack.enter_context(open(_file(), "x", encoding="utf-8"))
-            stack.callback(os.unlink, _file())
+    if to:
+        with open(_file(), "x", encoding="utf-8"), _undo(lambda: os.unlink(_file())):
+            yield
+    else:
         yield
 
 
@@ -136,11 +104,17 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
     ),
     "filters of warnings": (
         lambda: any("s3cache_asking" in str(each) for each in warnings.filters),
-        _filtered,
+        lambda to: patch.object(
+            *(warnings, "filters"),
+            [("ignore", re.compile("s3cache_asking"), Warning, None, 0)] * to + warnings.filters,
+        ),
     ),
-    "a context variable": (_variable.get, _context),
+    "a context variable": (_variable.get, lambda to: switched(_variable.get, _variable.set, to)),
     "a thread's own value": (lambda: getattr(_own, "to", 0), _set(_own, "to", 0, 1)),
-    "the interpreter": (lambda: sys.getswitchinterval() > 0.01, _switching),
+    "the interpreter": (
+        lambda: sys.getswitchinterval() > 0.01,
+        lambda to: switched(sys.getswitchinterval, sys.setswitchinterval, (0.005, 0.02)[to]),
+    ),
     "a file": (lambda: os.path.exists(_file()), _with_file),
     "copyreg": (
         lambda: _Place in copyreg.dispatch_table,
@@ -148,7 +122,10 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
     ),
     "an attribute": (lambda: _place.value, _set(_Place, "value", 0, 1)),
     "a property": (lambda: _place.computed, _set(_Place, "value", 0, 1)),
-    "a weak reference": (lambda: bool(_Place.there), _referring),
+    "a weak reference": (
+        lambda: bool(_Place.there),
+        _set(_Place, "there", None, weakref.ref(_place)),
+    ),
     "a module": (lambda: getattr(_module, "to", 0), _set(_module, "to", 0, 1)),
     "a tensor's grad": (
         lambda: _tensor.grad is not None,
@@ -156,7 +133,7 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
     ),
     "a storage around a view": (
         lambda: _Place.there.untyped_storage().nbytes() > 12,
-        _around_a_view,
+        lambda to: patch.object(_Place, "there", torch.zeros(9 if to else 3)[:3]),
     ),
 }
 
@@ -342,7 +319,7 @@ _TRACED: dict[str, tuple[Callable[[Ask], Any], Callable[..., Any]]] = {
 _WITH_BACKWARD = ("backward formula", "strides of a fake", "sizes of a fake", "checkpoint policy")
 
 
-def asked() -> Iterator[History]:
+def asked() -> Iterator[Pair]:
     """Yield each code with each state, which changes; in some pairs it stays the same."""
     pairs = itertools.product(_TRACED.items(), _READS.items())
     for number, ((code, (register, program)), (state, (ask, make))) in enumerate(pairs):
@@ -353,7 +330,7 @@ def asked() -> Iterator[History]:
             Call(inputs, functools.partial(_around, register, ask, make, to), backward)
             for to in (0, 0 if same else 1)
         )
-        yield History(
+        yield calling(
             "asking",
             f"{code} reads {state}{', which is the same' if same else ''}",
             program,
@@ -377,14 +354,3 @@ def _wrapped() -> tuple[Tensor, ...]:
 def _around(register: Any, ask: Ask, make: Any, to: int) -> Iterator[None]:
     with register(ask), make(to):
         yield
-
-
-def judged() -> dict[str, Any]:
-    """Judge one changed and one unchanged pair for each code, always the same ones."""
-    found = sorted(asked(), key=lambda each: hashlib.sha256(each.name.encode()).digest())
-    by_code: dict[tuple[str, bool], History] = {}
-    for each in found:
-        by_code.setdefault((each.name.partition(" reads ")[0], each.must_hit), each)
-    verdicts = Verdicts()
-    judge_histories(by_code.values(), verdicts)
-    return verdicts.as_dict()

@@ -1,0 +1,243 @@
+"""Cases: small programs that one machine compiles and the next one hits, and their job there."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from s3cache import frame
+from s3cache.artifact import description, section_of
+from tests.equal.observe import SEEN, differences, observe
+from tests.equal.programs import Compile, eagerly
+from tests.support.descriptions import differences_from_torch
+from tests.support.watch import Watch
+
+Program: TypeAlias = Callable[[Compile], Any]
+
+CORPORA = {
+    "kinds": [f"tests.equal.kinds.{name}" for name in ("safety", "data", "runtime", "autograd")],
+    "operators": ["tests.equal.operators"],
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, and the expected behaviour of the cache.
+
+    Attributes:
+        row: the row of the table "What the cache must hold" in the design.
+        name: the unique name.
+        program: a function of ``torch.compile`` (in eager mode, of a function that changes
+            nothing), which returns all that can be observed: inputs, outputs, gradients, numbers.
+        graphs: the number of graphs that are saved, and that hit on the next machine.
+        unsaved: the number of graphs that are looked up, but cannot be saved as a whole.
+        again: the number of lookups that hit entries that the first machine has just saved.
+        halves: the number of halves of bypassed or unsaved graphs that are saved at the second
+            level, and that hit on the next machine.
+        shared: the number of lookups on the first machine that hit halves of other graphs of the
+            case, which it has just saved as a whole.
+        lowered: the number of graphs that each machine compiles, because they cannot be cached.
+        bypassed: the number of graphs that each process bypasses.
+        reasons: the reasons of these bypasses.
+        shows: returns whether the description of an entry, as plain data, has the kind of this
+            case; one entry of the case must have it.
+        together: the same for all entries of the case; they also have ``key`` and ``guards``.
+        differs: observations in which torch.compile differs from eager, also without a cache.
+        since: the first torch release that can cache such a graph, if it matters.
+        slow: whether only ``make test-all`` runs this case, because another one is similar.
+    """
+
+    row: str
+    name: str
+    program: Program
+    graphs: int = 1
+    unsaved: int = 0
+    again: int = 0
+    halves: int = 0
+    shared: int = 0
+    lowered: int = 0
+    bypassed: int = 0
+    reasons: tuple[str, ...] = ()
+    shows: Callable[[dict[str, Any]], bool] | None = None
+    together: Callable[[list[dict[str, Any]]], bool] | None = None
+    differs: tuple[str, ...] = ()
+    since: tuple[int, int] = (0, 0)
+    slow: bool = False
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(row: str, **expected: Any) -> Callable[[Program], Program]:
+    """Register the decorated program under its own name; see :class:`Case`."""
+
+    def register(program: Program) -> Program:
+        name = program.__name__
+        assert name not in CASES, name
+        CASES[name] = Case(row, name, program, **expected)
+        return program
+
+    return register
+
+
+def load_cases(corpus: str) -> dict[str, Case]:
+    """Import the cases of a corpus; return them by name."""
+    for module in CORPORA[corpus]:
+        import_module(module)
+    return {
+        name: each
+        for name, each in CASES.items()
+        if (each.row == "operators") == (corpus == "operators")
+    }
+
+
+def matrix(requires_grad: bool = False, rows: int = 2) -> Any:
+    """Return a matrix of three columns."""
+    return torch.arange(3.0 * rows).reshape(rows, 3).requires_grad_(requires_grad)
+
+
+def train(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Call it, run backward from its differentiable outputs; return inputs, outputs, gradients."""
+    outputs = function(*inputs)
+    flat = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    total: Any = 0
+    for index, each in enumerate(flat):
+        if isinstance(each, Tensor) and each.grad_fn is not None:
+            total = total + (each * (index + 1.5)).sum()
+    total.backward()
+    leaves = [each for each in inputs if isinstance(each, Tensor) and each.is_leaf]
+    return inputs, flat, [each.grad for each in leaves]
+
+
+# -- the job of a machine
+
+
+def run(corpus: str, names: list[str], remote: str | None) -> dict[str, dict[str, Any]]:
+    """Run cases one after the other, each as if it were alone in the process.
+
+    Returns:
+        For each case the counts of :class:`Watch`, ``eager`` (the error in eager mode), ``error``
+        (of the compiled program), ``got`` (its observations), ``differs`` (from eager) and ``hits``
+        (as torch counts them); with s3cache also ``shown`` (whether a saved entry has the case's
+        kind) and ``entries`` (descriptions of saved entries).
+    """
+    cases, watch = load_cases(corpus), Watch()
+    seen: set[Path] = set()
+    found = {}
+    for name in names:
+        found[name] = watch.around(partial(_compared, cases[name]))
+        if remote is not None and corpus == "kinds":
+            new = [path for path in _files(remote) if path not in seen]
+            seen.update(new)
+            saved = (frame.decode(path.read_bytes()) for path in new)
+            entries = [_description(each) for each in saved if each.header.kind == "aot"]
+            found[name].update(shown=_shown(cases[name], entries), entries=entries)
+    return found
+
+
+def _shown(case: Case, entries: list[dict[str, Any]]) -> bool:
+    some = case.shows is None or any(map(case.shows, entries))
+    return some and (case.together is None or case.together(entries))
+
+
+def _compared(case: Case) -> dict[str, Any]:
+    """Run the case eagerly and compiled, as if it were alone."""
+    torch.compiler.reset()
+    counters.clear()
+    compiler: Any = torch.compiler.config
+    found: dict[str, Any] = {"eager": "", "error": "", "got": None, "differs": []}
+    try:
+        torch.manual_seed(0)
+        expected = observe(case.program(eagerly))
+    except Exception:
+        return {**found, "eager": traceback.format_exc(limit=-1)}
+    try:
+        torch.manual_seed(0)
+        with compiler.patch(cache_key_tag=case.name):  # hits no entries of other cases
+            got = found["got"] = observe(case.program(torch.compile))
+    except Exception:
+        return {**found, "error": traceback.format_exc()}
+    # torch may differ from eager where an operator rounds, or leaves values undefined.
+    how: Any = {"fields": SEEN, "close": 1e-3} if case.row == "operators" else {"close": 1e-5}
+    differs = [
+        each for each in differences(got, expected, **how) if not each.startswith(case.differs)
+    ]
+    return {**found, "differs": differs, "hits": counters["aot_autograd"]["autograd_cache_hit"]}
+
+
+def _files(remote: str) -> list[Path]:
+    root = Path(remote.removeprefix("file://").partition("?")[0])
+    return [path for path in root.rglob("*") if path.is_file() and "/v1" in str(path)]
+
+
+def _description(entry: frame.Frame) -> dict[str, Any]:
+    """Return an entry's description of its graph, by torch's names, and errors in it."""
+    whole: Any = description(entry.header)
+    metadata = whole["runtime_metadata"]
+    described: dict[str, Any] = defaultdict(
+        lambda: None, json.loads(json.dumps(metadata, default=repr))
+    )
+    described.update(
+        inputs=[defaultdict(lambda: None, each) for each in described["input_info"]],
+        outputs=[defaultdict(lambda: None, each) for each in described["output_info"]],
+        subclasses={
+            "inputs": described["subclass_inp_meta"],
+            "outputs": described["subclass_fw_graph_out_meta"],
+            "tangents": described["subclass_tangent_meta"],
+        },
+        wrappers=[_class(wrapper) for wrapper in whole["dispatch_wrappers"]],
+        has_backward=whole["has_backward"],
+        has_backward_module=whole["has_backward_module"],
+        key=entry.header.key,
+        guards=entry.header.meta["guards"],
+        wrong=[
+            *_wrong(whole, pickle.loads(bytes(section_of(entry, "aot", "entry")))),
+            *_wrongly_made(entry.header.meta),
+        ],
+    )
+    return described
+
+
+def _wrongly_made(meta: Any) -> list[str]:
+    """Return the names of wrong metadata about the process that made the entry."""
+    made_by, components = meta["made_by"], meta["components"]
+    torch = components["torch.version"][1]
+    right = {
+        "times": all(time >= 0 for time in meta["times_ns"]),
+        "made by": made_by["torch"] == torch and made_by["platform"] and "device" in made_by,
+        "digests": all(len(digest) == 32 for digest, _ in components.values()),
+    }
+    return [what for what, is_right in right.items() if not is_right]
+
+
+def _wrong(whole: dict[str, Any], compiled: Any) -> list[str]:
+    wrong: list[str] = []
+    for name in ("runtime_metadata", "sanitized_aot_config", "maybe_subclass_meta"):
+        if (value := getattr(compiled, name)) is not None:
+            wrong += differences_from_torch(whole.get(name), value, name)
+    wrappers = [_class(wrapper) for wrapper in whole["dispatch_wrappers"]]
+    if wrappers != [type(wrapper).__name__ for wrapper in compiled.dispatch_wrappers]:
+        wrong.append(f"wrappers {wrappers}")
+    if whole.get("indices_of_inps_to_detach") != compiled.indices_of_inps_to_detach:
+        wrong.append(f"to detach {whole.get('indices_of_inps_to_detach')}")
+    if whole.get("num_fw_outs_saved_for_bw") != compiled.num_fw_outs_saved_for_bw:
+        wrong.append(f"saved for backward {whole.get('num_fw_outs_saved_for_bw')}")
+    if whole["has_backward"] != (compiled.compiled_bw is not None):
+        wrong.append("backward")
+    return wrong
+
+
+def _class(wrapper: dict[str, Any]) -> str:
+    return str(wrapper["class"]).rpartition(".")[2]

@@ -1,0 +1,312 @@
+"""Graphs with each kind of inputs, outputs and tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.equal.cases import case, matrix, train
+from tests.equal.programs import Compile
+
+# -- inputs that a graph changes
+
+
+def _any(**wanted: Any) -> Any:
+    """Return a check that some input is described with all of these values."""
+
+    def shows(runtime: dict[str, Any]) -> bool:
+        return any(wanted.items() <= each.items() for each in runtime["inputs"])
+
+    return shows
+
+
+@case("inputs", shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True))
+def data_mutated_in_graph(compile_it: Compile) -> Any:
+    def function(x: Any, y: Any) -> Any:
+        x.mul_(2)
+        return x + y
+
+    x, y = matrix(), matrix()
+    return x, y, compile_it(function)(x, y)
+
+
+@case(
+    "inputs",
+    shows=_any(mutation_type="MUTATED_OUT_GRAPH", mutates_data=True, is_leaf=False),
+    slow=True,
+)
+def data_mutated_out_of_graph(compile_it: Compile) -> Any:
+    """Autograd sees a change of a non-leaf: the caller's tensor gets a new history."""
+
+    leaf = matrix(True)
+    x = leaf * 2
+
+    def function(x: Any) -> Any:
+        x.mul_(3)
+        return x + 1
+
+    out = compile_it(function)(x)
+    (out * 2 + x).sum().backward()
+    return leaf, leaf.grad, x, out
+
+
+@case("inputs", since=(2, 12), slow=True)
+def storage_resized(compile_it: Compile) -> Any:
+    """A parameter gets storage and values, as in FSDP."""
+
+    def function(x: Any, full: Any) -> Any:
+        x.untyped_storage().resize_(24)
+        with torch.no_grad():
+            x.copy_(full)
+        return x * 2
+
+    x, full = matrix(), matrix()
+    x.untyped_storage().resize_(0)
+    return x, full, compile_it(function)(x, full)
+
+
+@case("inputs", shows=_any(mutates_storage_metadata=True), slow=True)
+def storage_exchanged(compile_it: Compile) -> Any:
+    def function(x: Any, y: Any) -> Any:
+        with torch.no_grad():
+            torch.ops.aten.set_.source_Tensor(x, y)
+        return x * 2
+
+    x, y = matrix(), matrix() + 1
+    return x, y, compile_it(function)(x, y)
+
+
+@case("inputs", shows=lambda runtime: "AOTSyntheticBaseWrapper" in runtime["wrappers"], slow=True)
+def overlapping_and_mutated(compile_it: Compile) -> Any:
+    """The graph writes to one of two views of a tensor; torch makes both from one base."""
+
+    def function(x: Any, y: Any) -> Any:
+        x.mul_(2)
+        return x + y
+
+    leaf = matrix(True)
+    base = leaf * 1
+    x, y = base.view(-1), base[1:]
+    out = compile_it(lambda x, y: function(x, y.view(-1)[:1]))(x, y)
+    out.sum().backward()
+    return leaf, leaf.grad, base, x, y, out
+
+
+@case(
+    "inputs",
+    shows=lambda runtime: bool(
+        runtime["indices_of_inputs_that_requires_grad_with_mutations_in_bw"]
+    ),
+    slow=True,
+)
+def mutated_in_the_backward_pass(compile_it: Compile) -> Any:
+    class Counting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, seen: Any) -> Any:
+            ctx.seen = seen
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            with torch.no_grad():
+                ctx.seen.add_(grad)
+            return grad * 2, None
+
+    function = compile_it(lambda x, seen: Counting.apply(x, seen))
+    return train(function, matrix(True), matrix(True) * 0)
+
+
+# -- outputs
+
+
+def _has(kind: str) -> Any:
+    return lambda runtime: any(each["output_type"] == kind for each in runtime["outputs"])
+
+
+@case("outputs", shows=_has("alias_of_input"), slow=True)
+def alias_of_input(compile_it: Compile) -> Any:
+    def function(x: Any) -> Any:
+        return x.view(-1), x.t()[1:], x + 1
+
+    x = matrix(rows=4)
+    return x, compile_it(function)(x)
+
+
+def _trained(name: str, function: Any, **expected: Any) -> None:
+    """Add a case of a training step of ``function``."""
+
+    def program(compile_it: Compile) -> Any:
+        return train(compile_it(function), matrix(True, rows=4))
+
+    program.__name__ = name
+    case("outputs", slow=True, **expected)(program)
+
+
+def _two_views(x: Any) -> Any:
+    """The graph also returns the intermediate, and views are made from it."""
+    y = x * x
+    return y.view(-1), y.t()
+
+
+def _many_views(x: Any) -> Any:
+    y = x * x
+    return y[0], y[1], y.t(), x + 1
+
+
+def _view_and_base(x: Any) -> Any:
+    y = x * x
+    return y.view(-1), y
+
+
+def _lone_view(x: Any) -> Any:
+    """The view counts as no view, because nothing else uses the intermediate."""
+    return ((x * x).view(-1),)
+
+
+_SAVED = "alias_of_intermediate_save_as_output"
+_RETURNED = "alias_of_intermediate_base_is_user_output"
+_NO_VIEW = ("(1)[0].base", "(1)[0].is_view")
+
+_trained(_SAVED, _two_views, shows=_has(_SAVED))
+_trained("alias_of_intermediate", _many_views, shows=_has("alias_of_intermediate"))
+_trained(_RETURNED, _view_and_base, shows=_has(_RETURNED))
+_trained("unsafe_view_alias", _lone_view, shows=_has("unsafe_view_alias"), differs=_NO_VIEW)
+
+
+@case("outputs", shows=_has("custom_function_view"), differs=_NO_VIEW, slow=True)
+def custom_function_view(compile_it: Compile) -> Any:
+    class Flat(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.view(-1)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad.view(4, 3) * 3
+
+    def function(x: Any) -> Any:
+        return Flat.apply(x), x * 2
+
+    return train(compile_it(function), matrix(True, rows=4))
+
+
+@case("outputs", shows=lambda runtime: any(e["dynamic_dims"] for e in runtime["outputs"]))
+def dynamic_dims(compile_it: Compile) -> Any:
+    def function(x: Any) -> Any:
+        return x * 2, x.t(), x.shape[0] * 2
+
+    function = compile_it(function, dynamic=True)
+    return [train(function, torch.ones(rows, 3, requires_grad=True)) for rows in (4, 7)]
+
+
+@case(
+    "outputs",
+    shows=lambda r: {e["requires_grad"] for e in r["outputs"]} == {True, False},
+    slow=True,
+)
+def some_outputs_require_grad(compile_it: Compile) -> Any:
+    def function(x: Any) -> Any:
+        with torch.no_grad():
+            apart = x * 3
+        return x * 2, x.detach() + 1, apart, x.argmax(), x.view(-1)
+
+    return train(compile_it(function), matrix(True, rows=4))
+
+
+# -- kinds of tensors
+
+
+def _subclass_in(place: str, depth: int = 1) -> Any:
+    """Return a check that an input or output is a subclass with ``depth`` layers of subclasses."""
+
+    def layers(meta: Any) -> int:
+        inner = meta.get("attrs")
+        return 0 if inner is None else 1 + max(map(layers, inner.values()))
+
+    return lambda runtime: any(layers(each) >= depth for each in runtime["subclasses"][place])
+
+
+def _two(requires_grad: bool = False, nested: bool = False) -> Any:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    a, b = torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3) + 10
+    inner = TwoTensor(a, b)
+    found = TwoTensor(inner, TwoTensor(a + 1, b + 1)) if nested else inner
+    return found.requires_grad_(requires_grad)
+
+
+@case("tensors", graphs=4, slow=True)
+def plain(compile_it: Compile) -> Any:
+    """Several dtypes, no dimensions, no elements, gaps between elements."""
+    function = compile_it(lambda x: (x + x, x.shape))
+    inputs = [
+        torch.tensor(3.0),
+        torch.zeros(0, 3),
+        torch.arange(12, dtype=torch.int64).reshape(3, 4)[:, ::2],
+        torch.ones(2, 3, dtype=torch.float64).t(),
+    ]
+    torch._dynamo.mark_static(inputs[2])
+    return [(x, function(x)) for x in inputs]
+
+
+@case("tensors", shows=lambda runtime: any(e["mutates_data"] for e in runtime["inputs"]), slow=True)
+def buffers(compile_it: Compile) -> Any:
+    """Training writes to running statistics."""
+    network = torch.nn.BatchNorm1d(3)
+    found = train(compile_it(network), torch.arange(12.0).reshape(4, 3).requires_grad_())
+    return found, list(network.buffers()), [each.grad for each in network.parameters()]
+
+
+@case("tensors", shows=_subclass_in("tangents"))
+def subclass_training(compile_it: Compile) -> Any:
+    return train(compile_it(lambda x: x * x), _two(requires_grad=True))
+
+
+@case("tensors", shows=_subclass_in("tangents", depth=2), slow=True)
+def nested_subclass_training(compile_it: Compile) -> Any:
+    return train(compile_it(lambda x: x * x), _two(requires_grad=True, nested=True))
+
+
+@case("tensors", graphs=0, bypassed=1, reasons=("function",), halves=1, slow=True)
+def subclass_made_in_the_graph(compile_it: Compile) -> Any:
+    """torch does not know the constructor of a subclass that is not its own."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    x = torch.ones(2, 3)
+    return x, compile_it(lambda x: TwoTensor(x + 1, x * 2))(x)
+
+
+@case("tensors", shows=_subclass_in("outputs"), slow=True)
+def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    function = compile_it(lambda x: (x * 2, x.t()), dynamic=True)
+    results = []
+    for rows in (4, 5):
+        x = torch.ones(rows, 3)
+        results.append(train(function, TwoTensor(x, x * 2).requires_grad_()))
+    return results
+
+
+@case("tensors", shows=_subclass_in("outputs"), differs=("(2).base", "(2).is_view"), slow=True)
+def jagged_made_in_the_graph(compile_it: Compile) -> Any:
+    def function(values: Any, offsets: Any) -> Any:
+        return torch.nested.nested_tensor_from_jagged(values * 2, offsets)
+
+    values, offsets = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 4, 6])
+    return values, offsets, compile_it(function)(values, offsets)
+
+
+@case("tensors", graphs=4, shows=_subclass_in("tangents"), slow=True)
+def jagged_training(compile_it: Compile) -> Any:
+    """Two graphs, for batches of two and of any number; the third batch fits the latter."""
+    function = compile_it(lambda x: (x * 2).sin())
+    found = []
+    for lengths in ((2, 4), (5, 1, 2), (1, 3)):
+        parts = [torch.arange(3.0 * each).reshape(each, 3) for each in lengths]
+        x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+        function(x).values().sum().backward()
+        assert x.grad is not None
+        found.append([x.grad.values(), compile_it(lambda x: (x * 2).sum())(x)])
+    return found
