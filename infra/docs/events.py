@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 #: The classes that have the events, by the name of the object that has one.
-CLASSES = {"session": "s3cache/hooks/_state.py", "engine": "s3cache/cache/_events.py"}
+CLASSES = {"session": "s3cache/hooks/_state.py", "engine": "s3cache/cache/_results.py"}
 _USED = re.compile(r"([\w.]*\b_?events)\.(\w+)\.(subscribe|tell|ask|ask_all|around)\b")
 
 

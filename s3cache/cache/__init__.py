@@ -10,15 +10,15 @@ one warning. With ``strict`` it is raised.
 from __future__ import annotations
 
 from s3cache.cache._cache import Cache as Cache
-from s3cache.cache._cache import Engine as Engine
 from s3cache.cache._cache import open_for_torch as open_for_torch
-from s3cache.cache._lookup import CandidateLookup as CandidateLookup
-from s3cache.cache._lookup import Hit as Hit
-from s3cache.cache._lookup import Miss as Miss
-from s3cache.cache._lookup import NotSaved as NotSaved
-from s3cache.cache._lookup import Retry as Retry
-from s3cache.cache._lookup import Saved as Saved
-from s3cache.cache._lookup import Work as Work
+from s3cache.cache._engine import CandidateLookup as CandidateLookup
+from s3cache.cache._engine import Engine as Engine
+from s3cache.cache._results import Hit as Hit
+from s3cache.cache._results import Miss as Miss
+from s3cache.cache._results import NotSaved as NotSaved
+from s3cache.cache._results import Retry as Retry
+from s3cache.cache._results import Saved as Saved
+from s3cache.cache._results import Work as Work
 from s3cache.records import Run
 
 _current: Cache | None = None

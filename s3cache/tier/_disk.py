@@ -643,9 +643,8 @@ class LocalTier:
         self.error = None
         return True
 
-    def set_aside(self, entry: Frame, error: Exception) -> None:
+    def set_aside(self, entry: Frame) -> None:
         """Treat a sound but unusable entry as damaged: the next save replaces it."""
-        self._problems.warn("entry", "an entry cannot be used and is set aside", error)
         self._replaceable.add(entry.digest)
         self.discard(entry)
 
@@ -653,8 +652,7 @@ class LocalTier:
         """Set an entry aside for every process of this machine, also if it is fetched again."""
         digest = entry.digest.hex()
         self._marked().add(digest)
-        self._replaceable.add(entry.digest)
-        self.discard(entry)
+        self.set_aside(entry)
         self.write(lambda disk: disk.put(_ASIDE + digest, why.encode()))
 
     def is_marked(self, entry: Frame) -> bool:

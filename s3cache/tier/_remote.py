@@ -296,10 +296,9 @@ class RemoteTier:
         self,
         store: Store,
         settings: Settings,
-        *,
+        listeners: Listeners,
         local: LocalTier,
         replaceable: Replaceable,
-        listeners: Listeners,
     ) -> None:
         self.store, self.url = store, store.url
         self._local, self.present, self.check_trust = local, local.present, local.check_trust

@@ -81,12 +81,12 @@ class Uploads:
     def __init__(
         self,
         loop: BackgroundLoop,
+        settings: Settings,
+        listeners: Listeners,
+        disk: DiskTier | None,
+        *,
         verify: Callable[[str, Buffer, bool], Any],
         publish: Callable[[str, Any], Awaitable[object]],
-        settings: Settings,
-        *,
-        disk: DiskTier | None,
-        listeners: Listeners,
         on_problem: Callable[[Exception], None],
         before_flush: Callable[[], None],
     ) -> None:

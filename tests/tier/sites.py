@@ -59,11 +59,11 @@ class Site:
         self.listeners.add(self.events.append)
         self.uploads = Uploads(
             self.loop,
-            remote.verify,
-            remote.publish,
             Settings(**{"upload_concurrency": 4, **limits}),
-            disk=tier,
-            listeners=self.listeners,
+            self.listeners,
+            tier,
+            verify=remote.verify,
+            publish=remote.publish,
             on_problem=self.problems.append,
             before_flush=lambda: None,
         )

@@ -38,9 +38,9 @@ class Remote:
         self.tier = RemoteTier(
             store,
             settings(None, **changes),
-            local=local,
-            replaceable=self.replaceable,
-            listeners=listeners,
+            listeners,
+            local,
+            self.replaceable,
         )
 
 
