@@ -6,22 +6,19 @@ Run as a program, it is one of the processes.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from typing import NoReturn
+from typing import Any
 
-from _harness import Bar, Result, key_of, percentile
+from _harness import Bar, Result, cache_without_network, key_of, percentile
 
-from s3cache import Cache, frame
+from s3cache import frame
 from s3cache.entries import first_name
-from s3cache.errors import TransientError
 from s3cache.settings import Settings
-from s3cache.store import Store
 from s3cache.tier import DiskTier
 
 FILES = Settings.local_max_files
@@ -45,18 +42,13 @@ def measure(processes: int, saves: int) -> Result:
         for number in range(FILES):
             tier.put(first_name(key_of(number)), b"x")
         tier.close()
-        seconds, durable = _save_all(root, processes, saves)
+        answers = _save_all(root, processes, saves)
         files = DiskTier(root, max_bytes=1 << 40, max_files=FILES).usage().files
+    seconds = [took for answer in answers for took in answer["seconds"]]
+    durable = sum(answer["durable"] for answer in answers)
     p99 = percentile(seconds, 99)
-    figures = (statistics.median(seconds), p99, max(seconds))
-    result.rows.append(
-        [
-            str(len(seconds)),
-            str(durable),
-            *(f"{figure * 1e3:.1f} ms" for figure in figures),
-            f"{files:,}",
-        ]
-    )
+    figures = (f"{s * 1e3:.1f} ms" for s in (statistics.median(seconds), p99, max(seconds)))
+    result.rows.append([str(len(seconds)), str(durable), *figures, f"{files:,}"])
     result.samples["save, s"] = seconds
     at = f"{processes} processes at the bound"
     result.bars += [
@@ -67,46 +59,23 @@ def measure(processes: int, saves: int) -> Result:
     return result
 
 
-def _save_all(root: str, processes: int, saves: int) -> tuple[list[float], int]:
+def _save_all(root: str, processes: int, saves: int) -> list[dict[str, Any]]:
     command = [sys.executable, __file__, root, str(saves)]
-    started = [
-        subprocess.Popen(
-            [*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for number in range(processes)
-    ]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen([*command, str(number)], **pipes) for number in range(processes)]
     for process in started:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     for process in started:
-        assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    seconds: list[float] = []
-    durable = 0
-    for process in started:
-        answer = json.loads(process.communicate()[0])
-        seconds += answer["seconds"]
-        durable += answer["durable"]
-    return seconds, durable
+    return [json.loads(process.communicate()[0]) for process in started]
 
 
-def _work(root: str, saves: int, number: int) -> None:
-    def unreachable() -> Store:
-        raise TransientError("no network yet")
-
-    logging.getLogger("s3cache").setLevel(logging.ERROR)
-    cache = Cache(Settings(local_dir=root), open_remote=unreachable, identity="bench")
+def _save(root: str, saves: int, number: int) -> None:
+    cache = cache_without_network(root, "bench")
     keys = [key_of(1_000_000 + number * saves + save) for save in range(saves)]
-    entries = [
-        frame.encode(
-            kind="bench",
-            key=key,
-            sections={"0": os.urandom(_ENTRY_BYTES)},
-            codec="none",
-        )
-        for key in keys
-    ]
+    content = {key: {"0": os.urandom(_ENTRY_BYTES)} for key in keys}
+    entries = [frame.encode(kind="bench", key=k, sections=content[k], codec="none") for k in keys]
     print("ready", flush=True)
     sys.stdin.readline()
     seconds: list[float] = []
@@ -120,10 +89,6 @@ def _work(root: str, saves: int, number: int) -> None:
     print(json.dumps({"seconds": seconds, "durable": durable}), flush=True)
 
 
-def _main() -> NoReturn:
-    _work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    os._exit(0)  # without waiting for uploads
-
-
 if __name__ == "__main__":
-    _main()
+    _save(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    os._exit(0)  # without waiting for uploads

@@ -24,10 +24,8 @@ from _start import (
 
 SIZES = (6, 24, 48)
 CASES = (EAGER, TORCH, PRECOMPILE, S3, RECALL)
-CHART = "start_up.svg"
 TITLE = f"Start of training by number of layers (GPT, d={WIDTH})"
 
-_CHARTED = (EAGER, TORCH, S3, RECALL)
 _MAY_FAIL = (PRECOMPILE, RECALL)  # the others must work
 # Limits of the ratio of CPU seconds of two starts, by number of layers.
 _LIMITS = (
@@ -62,15 +60,11 @@ def measure(root: Path, gateway: Gateway, sizes: Sequence[int], rounds: int, see
                 print(f"{label}: left out: {reason}", flush=True)
             else:
                 starts[label] = bench.starter(name)
-    return result_of(in_turns(starts, rounds, seed), sizes, missing)
+    return _result(in_turns(starts, rounds, seed), sizes, missing)
 
 
-def result_of(found: Samples, sizes: Sequence[int], missing: Mapping[str, str]) -> Result:
-    """Return the table, the bars and the chart.
-
-    Args:
-        missing: the reason for each label without samples.
-    """
+def _result(found: Samples, sizes: Sequence[int], missing: Mapping[str, str]) -> Result:
+    """Return the table, the bars and the chart; ``missing`` is why labels have no samples."""
     result = Result(
         TITLE,
         ["started from", *(f"{size} layers" for size in sizes), "first step, for each layer more"],
@@ -79,17 +73,13 @@ def result_of(found: Samples, sizes: Sequence[int], missing: Mapping[str, str]) 
             for timed, by_label in found.items()
             for label, samples in by_label.items()
         },
-        chart=CHART,
+        chart="start_up.svg",
     )
     for name in CASES:
         growths = _growths_ms(found, sizes, name)
-        result.rows.append(
-            [
-                name,
-                *(_cell(found, _label(size, name)) for size in sizes),
-                f"CPU {statistics.median(growths):.1f} ms" if growths else "not run",
-            ]
-        )
+        growth = f"CPU {statistics.median(growths):.1f} ms" if growths else "not run"
+        cells = (_cell(found, _label(size, name)) for size in sizes)
+        result.rows.append([name, *cells, growth])
         reasons = {missing[label] for size in sizes if (label := _label(size, name)) in missing}
         result.notes += [f"{name}: not run: {reason}." for reason in sorted(reasons)]
     rounds = len(next(iter(found["cpu_s"].values())))
@@ -99,19 +89,16 @@ def result_of(found: Samples, sizes: Sequence[int], missing: Mapping[str, str]) 
         "CPU seconds are those of the process itself, without its child processes.",
     ]
     result.bars += _bars(found, sizes)
-    result.svg = lines(
-        f"{TITLE}: seconds to the end of the first step",
-        {
-            name: {
-                size: statistics.median(samples)
-                for size in sizes
-                if (samples := found.get("total_s", {}).get(_label(size, name)))
-            }
-            for name in _CHARTED
-        },
-        unit="layers",
-        emphasised={S3, RECALL},
-    )
+    total = {
+        name: {
+            size: statistics.median(found["total_s"][label])
+            for size in sizes
+            if (label := _label(size, name)) in found["total_s"]
+        }
+        for name in (EAGER, TORCH, S3, RECALL)
+    }
+    title = f"{TITLE}: seconds to the end of the first step"
+    result.svg = lines(title, total, unit="layers", emphasised={S3, RECALL})
     return result
 
 

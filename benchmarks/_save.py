@@ -45,8 +45,14 @@ def measure(gateway: Gateway | None, saves: int, seed: int) -> Result:
             "disk: the same bytes written to a new file and flushed to the disk, for comparison.",
         ],
     )
-    with tempfile.TemporaryDirectory() as root, _silent_server() as silent:
-        conditions = {"down": _Endpoint(_closed_port()), "black-holed": _Endpoint(silent)}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        conditions = {"down": _endpoint(server)}  # closed below
+    with (
+        tempfile.TemporaryDirectory() as root,
+        # The kernel accepts connections, and nothing answers.
+        socket.create_server(("127.0.0.1", 0), backlog=1024) as silent,
+    ):
+        conditions["black-holed"] = _endpoint(silent)
         if gateway is not None:
             conditions = {"up": gateway, **conditions}
         for network, server in conditions.items():
@@ -64,21 +70,8 @@ def measure(gateway: Gateway | None, saves: int, seed: int) -> Result:
     return result
 
 
-def _Endpoint(port: int) -> Gateway:  # noqa: N802 - named like the class it makes
-    return Gateway(f"http://127.0.0.1:{port}", "nobody", "nothing")
-
-
-def _closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
-
-
-@contextlib.contextmanager
-def _silent_server() -> Iterator[int]:
-    """Yield a port on which the kernel accepts connections and nothing answers."""
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
-        yield server.getsockname()[1]
+def _endpoint(server: socket.socket) -> Gateway:
+    return Gateway(f"http://127.0.0.1:{server.getsockname()[1]}", "nobody", "nothing")
 
 
 def _add_rows(result: Result, network: str, call: str, seconds: list[float]) -> None:
@@ -97,8 +90,11 @@ def _condition(
     rng = random.Random(seed)
     times: dict[str, list[float]] = {"save": [], "encode and save": [], "disk": []}
 
-    def timed(call: str) -> contextlib.AbstractContextManager[None]:
-        return _timed(times[call])
+    @contextlib.contextmanager
+    def timed(call: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        times[call].append(time.perf_counter() - started)
 
     cache = Cache.open(url, local_dir=local_dir, **options)
     time.sleep(_COMPILING_S)
@@ -115,13 +111,6 @@ def _condition(
         with timed("disk"):
             _write_durably(local_dir, entry)
     return times
-
-
-@contextlib.contextmanager
-def _timed(into: list[float]) -> Iterator[None]:
-    started = time.perf_counter()
-    yield
-    into.append(time.perf_counter() - started)
 
 
 def _write_durably(root: str, data: bytes) -> None:

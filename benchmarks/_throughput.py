@@ -36,7 +36,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +46,7 @@ from _harness import (
     Bar,
     Gateway,
     Result,
+    cache_without_network,
     incompressible_entry,
     key_of,
     median_ratio,
@@ -57,9 +57,8 @@ from obstore.store import S3Store
 
 from s3cache import Cache, frame
 from s3cache.entries import first_name
-from s3cache.errors import TransientError
 from s3cache.settings import Settings
-from s3cache.store import Store, parse_url
+from s3cache.store import parse_url
 
 AT_LEAST = 0.9  # of the throughput of bare aioboto3 doing the same work
 PEER = "aioboto3, same work"
@@ -67,14 +66,8 @@ _DOWNLOADS = Settings.download_concurrency
 _UPLOADS = Settings.upload_concurrency
 
 
-@dataclass(frozen=True)
-class Workload:
-    label: str
-    count: int
-    size: int
-
-
-WORKLOADS = (Workload("500 × 64 KiB", 500, 64 << 10), Workload("20 × 16 MiB", 20, 16 << 20))
+# The number and the size of objects.
+WORKLOADS = {"500 × 64 KiB": (500, 64 << 10), "20 × 16 MiB": (20, 16 << 20)}
 
 Objects = Mapping[str, bytes]  # by cache key
 
@@ -105,8 +98,11 @@ class Roots:
 
 
 class S3Cache:
-    def __init__(self, gateway: Gateway) -> None:
+    """The cache; ``saves`` if an upload begins with the saves, and there is no download."""
+
+    def __init__(self, gateway: Gateway, *, saves: bool = False) -> None:
         self._gateway = gateway
+        self._saves = saves
         self._roots = Roots()
 
     def _open(self, prefix: str, local_dir: str) -> Cache:
@@ -114,6 +110,8 @@ class S3Cache:
         return Cache.open(url, local_dir=local_dir, strict=True, **self._gateway.options())
 
     def download(self, prefix: str, objects: Objects) -> float:
+        if self._saves:
+            return math.nan
         with self._open(prefix, self._roots.new()) as cache:
             cache.prefetch([f"absent{number}" for number in range(2 * _DOWNLOADS)]).wait()
             started = time.perf_counter()
@@ -125,9 +123,15 @@ class S3Cache:
     def upload(self, prefix: str, objects: Objects) -> float:
         root = self._roots.new()
         with self._open(prefix, root) as cache:
-            self._warm_up(cache)
-            self._leave_on_record(prefix, root, objects)
+            for number in range(2 * _UPLOADS):
+                key = f"warm{number}"
+                cache.save(key, frame.encode(kind="bench", key=key, sections={}))
+            assert cache.flush().complete
+            if not self._saves:
+                self._leave_on_record(prefix, root, objects)
             started = time.perf_counter()
+            for key, data in objects.items() if self._saves else ():
+                cache.save(key, data)
             report = cache.flush()
             elapsed = time.perf_counter() - started
             assert report.complete, report
@@ -136,43 +140,12 @@ class S3Cache:
 
     def _leave_on_record(self, prefix: str, root: str, objects: Objects) -> None:
         """Save the objects like a process that never reached the bucket."""
-
-        def unreachable() -> Store:
-            raise TransientError("no network yet")
-
         url, options = self._gateway.url(prefix), self._gateway.options()
-        logging.getLogger("s3cache").setLevel(logging.ERROR)
-        other = Cache(
-            Settings(local_dir=root),
-            open_remote=unreachable,
-            identity=parse_url(url, **options).identity,
-        )
+        other = cache_without_network(root, parse_url(url, **options).identity)
         for key, data in objects.items():
             other.save(key, data)
         other.close(timeout_s=0)
         logging.getLogger("s3cache").setLevel(logging.NOTSET)
-
-    def _warm_up(self, cache: Cache) -> None:
-        for number in range(2 * _UPLOADS):
-            key = f"warm{number}"
-            cache.save(key, frame.encode(kind="bench", key=key, sections={}))
-        assert cache.flush().complete
-
-
-class S3CacheWithSave(S3Cache):
-    def download(self, prefix: str, objects: Objects) -> float:
-        return math.nan
-
-    def upload(self, prefix: str, objects: Objects) -> float:
-        with self._open(prefix, self._roots.new()) as cache:
-            self._warm_up(cache)
-            started = time.perf_counter()
-            for key, data in objects.items():
-                cache.save(key, data)
-            report = cache.flush()
-            elapsed = time.perf_counter() - started
-            assert report.complete, report
-        return elapsed
 
 
 class _OnOneLoop:
@@ -325,7 +298,7 @@ def measure(gateway: Gateway, rounds: int, seed: int) -> Result:
         PEER: peer,
         "aioboto3, bytes dropped": bare,
         "obstore, bytes dropped": Obstore(gateway),
-        "s3cache with save": S3CacheWithSave(gateway),
+        "s3cache with save": S3Cache(gateway, saves=True),
     }
     others = [name for name in contenders if name != "s3cache"]
     result = Result(
@@ -337,11 +310,9 @@ def measure(gateway: Gateway, rounds: int, seed: int) -> Result:
             "Same work: SHA-256 and files; those of aioboto3 are neither counted nor durable.",
         ],
     )
-    for workload in WORKLOADS:
-        objects = {
-            key_of(number): incompressible_entry(key_of(number), workload.size)
-            for number in range(workload.count)
-        }
+    for workload, (count, size) in WORKLOADS.items():
+        keys = map(key_of, range(count))
+        objects = {key: incompressible_entry(key, size) for key in keys}
         contenders["obstore, bytes dropped"].upload("stored", objects)
         for direction in ("download", "upload"):
             seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -354,7 +325,7 @@ def measure(gateway: Gateway, rounds: int, seed: int) -> Result:
                         elapsed = contenders[name].upload("new", objects)
                         gateway.empty("new/")
                     seconds[name].append(elapsed)
-            _add_rows(result, workload, direction, seconds, others)
+            _add_rows(result, f"{direction} {workload}", count * size, seconds, others)
         gateway.empty()
     peer.close()
     bare.close()
@@ -362,16 +333,11 @@ def measure(gateway: Gateway, rounds: int, seed: int) -> Result:
 
 
 def _add_rows(
-    result: Result,
-    workload: Workload,
-    direction: str,
-    seconds: dict[str, list[float]],
-    others: list[str],
+    result: Result, label: str, total: int, seconds: dict[str, list[float]], others: list[str]
 ) -> None:
-    label = f"{direction} {workload.label}"
     own = seconds["s3cache"]
     ratios = {name: median_ratio(seconds[name], own) for name in others}
-    rate = workload.count * workload.size / statistics.median(own) / 1e6
+    rate = total / statistics.median(own) / 1e6
     result.rows.append([label, f"{rate:.0f} MB/s", *(_ratio(ratios[name]) for name in others)])
     result.bars.append(Bar(f"{label}, × {PEER}", ratios[PEER], "at least", AT_LEAST))
     for name, samples in seconds.items():

@@ -25,9 +25,8 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
 
-from _harness import Bar, Result, key_of
+from _harness import Bar, Result, all_met, key_of, write_results
 
 import s3cache
 from s3cache import frame
@@ -47,7 +46,7 @@ PROGRAMS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="file for the samples")
+    parser.add_argument("--json", help="file for the samples")
     parser.add_argument("--proxy", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--program", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -60,7 +59,7 @@ def main() -> int:
     return 0
 
 
-def _measure(rounds: int, where: Path | None) -> int:
+def _measure(rounds: int, where: str | None) -> int:
     waited = {(name, on): list[float]() for name in PROGRAMS for on in (False, True)}
     with (
         MotoServer() as server,
@@ -103,14 +102,8 @@ def _program(
 ) -> float:
     if imported == "the compiler":
         import torch
-    cache = s3cache.enable(
-        f"s3://{bucket['name']}/jobs",
-        endpoint_url=bucket["endpoint_url"],
-        region=bucket["region"],
-        access_key=bucket["access_key"],
-        secret_key=bucket["secret_key"],
-        job_profiles=on,
-    )
+    url = f"s3://{bucket.pop('name')}/jobs"
+    cache = s3cache.enable(url, job_profiles=on, **bucket)
     if imported != "nothing":
         import torch._dynamo  # noqa: F401
     if saves:
@@ -148,7 +141,7 @@ async def _proxy(server_port: int) -> None:
     await server.serve_forever()
 
 
-def _show(waited: dict[tuple[str, bool], list[float]], where: Path | None) -> int:
+def _show(waited: dict[tuple[str, bool], list[float]], where: str | None) -> int:
     title = f"Waited for {GRAPHS} graphs, {ROUND_TRIP_S * 1e3:.0f} ms of round trip"
     result = Result(title, ["", "without a profile", "with a job profile", "most"])
     for name in PROGRAMS:
@@ -160,8 +153,8 @@ def _show(waited: dict[tuple[str, bool], list[float]], where: Path | None) -> in
     result.samples = {f"{name}, {on}": times for (name, on), times in waited.items()}
     print(result.markdown(), *result.bars, sep="\n")
     if where is not None:
-        where.write_text(json.dumps(result.as_json(), indent=1) + "\n")
-    return not all(bar.met for bar in result.bars)
+        write_results(where, {}, [result])
+    return not all_met([result])
 
 
 if __name__ == "__main__":

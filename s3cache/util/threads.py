@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import math
 import os
 import queue
 import selectors
@@ -396,15 +397,14 @@ class Breaker:
         self._clock = clock
         self._mutex = threading.Lock()
         self._failures = 0
-        self._open_until: float | None = None
-        self._probing = False
+        self._open_until: float | None = None  # infinity during a probe
 
     @property
     def state(self) -> BreakerState:
         until = self._open_until
         if until is None:
             return "closed"
-        return "half-open" if self._probing or self._clock() >= until else "open"
+        return "half-open" if until == math.inf or self._clock() >= until else "open"
 
     def enter(self) -> bool:
         """Return whether the next call is a probe.
@@ -416,12 +416,13 @@ class Breaker:
             if self._open_until is None:
                 return False
             left_s = self._open_until - self._clock()
-            if self._probing or left_s > 0:
-                when = "a probe is under way" if self._probing else f"next probe in {left_s:.1f} s"
+            if left_s > 0:
+                probing = left_s == math.inf
+                when = "a probe is under way" if probing else f"next probe in {left_s:.1f} s"
                 raise CircuitOpenError(
                     f"circuit open after {counted(self._failures, 'failure')} in a row, {when}"
                 )
-            self._probing = True
+            self._open_until = math.inf
             return True
 
     def succeed(self, is_probe: bool) -> None:
@@ -434,8 +435,9 @@ class Breaker:
 
     def leave(self, is_probe: bool) -> None:
         """End a call without an outcome: the next call is the probe."""
-        with self._mutex:
-            self._probing &= not is_probe
+        if is_probe:
+            with self._mutex:
+                self._open_until = self._clock()
 
     def _end(self, is_probe: bool, *, failed: bool) -> None:
         with self._mutex:
@@ -443,4 +445,3 @@ class Breaker:
                 self._failures = self._failures + 1 if failed else 0
                 opens = failed and (is_probe or self._failures >= self._most_failures)
                 self._open_until = self._clock() + self._reset_after_s if opens else None
-            self._probing &= not is_probe
