@@ -66,7 +66,7 @@ def loop_blocking() -> Iterator[None]:
     """
     with blockbuster_ctx("s3cache") as blockbuster:
         for function in blockbuster.functions.values():
-            function.can_block_in("s3cache/store/_s3_credentials.py", "run_on_new_loop")
+            function.can_block_in("s3cache/store/_s3_client.py", "run_on_new_loop")
             function.can_block_in("s3cache/store/_options.py", "_endpoint_of_profile")
             function.can_block_in("s3cache/store/_options.py", "_check")
         yield

@@ -42,7 +42,7 @@ from s3cache.store._options import StoreOptions as StoreOptions
 from s3cache.store._options import parse_url as parse_url
 from s3cache.store._s3 import S3Store as S3Store
 from s3cache.store._s3 import concurrently as concurrently
-from s3cache.store._s3_credentials import credentials_source as credentials_source
+from s3cache.store._s3_client import credentials_source as credentials_source
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -12,7 +12,7 @@ import pytest
 from tests.support.marks import cases, slow
 from tests.support.processes import Machine
 from tests.support.proxy import Link, Proxy
-from tests.support.served import NewMachine
+from tests.support.served import NewMachine, check_all_arrived
 from tests.support.waiting import LONG_S, eventually
 from tests.support.worker import keys
 
@@ -20,13 +20,6 @@ SIZE = 30_000
 HANGS = Link(flows=False)
 # No process waits long for a dead server or for the end of a pause.
 QUICK = {"exit_timeout_s": 2.0, "lookup_timeout_s": 20.0}
-
-
-def check_all_arrived(machine: Machine, expected: list[str]) -> None:
-    """Check that a machine with an empty disk reads each entry, byte for byte."""
-    lines = machine.run(["check", expected])
-    assert Counter(line.split()[0] for line in lines) == {"hit": len(expected)}
-    assert all(line.endswith(" remote") for line in lines)
 
 
 def check_all_arrive(machine: Machine, other: Machine, expected: list[str]) -> None:

@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from aiobotocore.session import AioSession
@@ -44,6 +45,7 @@ from tests.support.scripted import Reply, Request, ScriptedServer, error_reply
 from tests.support.waiting import eventually, is_running
 
 FROM_CHAIN = {"access_key": None, "secret_key": None, "conditional_create": "native"}
+Accept: TypeAlias = "Callable[[str], None]"
 OLD, NEW, NEWER = "AKIAOLD", "AKIANEW", "AKIANEWER"
 
 
@@ -51,28 +53,24 @@ def keys(path: Path, access_key: str) -> None:
     path.write_text(f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = s\n")
 
 
-def granted(minutes: float = 60, access_key: str = NEW) -> Reply:
+def granted(minutes: float = 60) -> Reply:
     """Return the answer of an agent or metadata service."""
     ends = datetime.now(timezone.utc) + timedelta(minutes=minutes)
-    fields = {
-        "AccessKeyId": access_key,
-        "SecretAccessKey": "s",
-        "Token": "t",
-        "Expiration": ends.strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }
+    fields = {"AccessKeyId": NEW, "SecretAccessKey": "s", "Token": "t"}
+    fields["Expiration"] = ends.strftime("%Y-%m-%dT%H:%M:%SZ")
     return Reply(body=json.dumps(fields).encode())
 
 
 @pytest.fixture
 def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    return tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", path := str(tmp_path / "credentials"))
+    return Path(path)
 
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    return tmp_path / "config"
+    monkeypatch.setenv("AWS_CONFIG_FILE", path := str(tmp_path / "config"))
+    return Path(path)
 
 
 @pytest.fixture
@@ -83,7 +81,7 @@ async def agent(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedServer
 
 
 @pytest.fixture
-def accept(server: ScriptedServer) -> Callable[[str], None]:
+def accept(server: ScriptedServer) -> Accept:
     """Return a function that lets the server of the bucket accept one access key only."""
 
     def accept(access_key: str) -> None:
@@ -113,11 +111,7 @@ async def is_refused(s3: S3Store) -> None:
 
 @pytest.mark.parametrize("place", ["file", "environment"])
 async def test_renewed_credentials_are_used_at_once_each_time(
-    place: str,
-    s3: S3Store,
-    accept: Callable[[str], None],
-    credentials: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    place: str, s3: S3Store, accept: Accept, credentials: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many clusters renew short-lived credentials in this file, but botocore reads it only once."""
 
@@ -139,7 +133,7 @@ async def test_renewed_credentials_are_used_at_once_each_time(
 
 
 async def test_a_call_does_not_fail_if_its_credentials_were_renewed_before(
-    s3: S3Store, accept: Callable[[str], None], credentials: Path
+    s3: S3Store, accept: Accept, credentials: Path
 ) -> None:
     keys(credentials, NEW)
     await s3.put("key", b"data")
@@ -228,72 +222,45 @@ ROLE = "role_arn = arn:aws:iam::1:role/r\nsource_profile = base\n"
 BASE = "[profile base]\naws_access_key_id = AKIA\naws_secret_access_key = s\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "variables", "named"),
-    [
-        (
-            "credential_process = /opt/nowhere/get",
-            {},
-            ["/config)", "'/opt/nowhere/get'", "by hand"],
-        ),
-        ("credential_process = echo hello", {}, ["credential_process of profile default", "JSON"]),
-        ("credential_process = sh -c 'echo no ticket >&2; exit 3'", {}, ["no ticket"]),
-        ("credential_process = echo '{\"Version\": 1}'", {}, ["AccessKeyId", "/config)"]),
-        (
-            "",
-            {"AWS_WEB_IDENTITY_TOKEN_FILE": "/opt/token", "AWS_ROLE_ARN": "arn:aws:iam::1:role/r"},
-            ["web identity token /opt/token", "mounted"],
-        ),
-        (
-            f"{ROLE}{BASE}",
-            {},
-            ["the role of profile default", "AssumeRole"],
-        ),
-        (
-            f"{ROLE}[profile base]\ncredential_process = /opt/nowhere/get",
-            {},
-            ["'/opt/nowhere/get'", "the role of profile default"],
-        ),
-        (
-            SSO,
-            {},
-            ["SSO", "aws sso login"],
-        ),
-        ("aws_access_key_id = AKIA", {}, ["one key of a pair is missing"]),
-        ("", {"AWS_PROFILE": "nope"}, ["nope", "list-profiles"]),
-        ("[broken", {}, ["/config", "parse"]),
-        (
-            "",
-            {
-                "AWS_ACCESS_KEY_ID": NEW,
-                "AWS_SECRET_ACCESS_KEY": "s",
-                "AWS_CREDENTIAL_EXPIRATION": "2020-01-01T00:00:00Z",
-            },
-            ["the environment", "expired"],
-        ),
-    ],
-    ids=[
-        *("missing", "garbage", "fails", "keyless", "token", "sts", "source", "sso", "half"),
-        *("profile", "broken", "ended"),
-    ],
-)
-async def test_a_broken_source_is_named_with_its_file(
-    text: str,
-    variables: dict[str, str],
-    named: list[str],
-    s3: S3Store,
-    server: ScriptedServer,
-    config: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(_: Request) -> Reply:
-        return error_reply(403, "AccessDenied", "not authorized to perform: sts:AssumeRole")
+TOKEN = {"AWS_WEB_IDENTITY_TOKEN_FILE": "/opt/token", "AWS_ROLE_ARN": "arn:aws:iam::1:role/r"}
+ENDED = {
+    "AWS_ACCESS_KEY_ID": NEW,
+    "AWS_SECRET_ACCESS_KEY": "s",
+    "AWS_CREDENTIAL_EXPIRATION": "2020-01-01T00:00:00Z",
+}
+PROGRAM = "credential_process ="
+# The default profile, variables, and what the message names.
+BROKEN: dict[str, tuple[str, dict[str, str], list[str]]] = {
+    "missing": (f"{PROGRAM} /opt/nowhere/get", {}, ["/config)", "'/opt/nowhere/get'", "by hand"]),
+    "garbage": (f"{PROGRAM} echo hello", {}, ["credential_process of profile default", "JSON"]),
+    "fails": (f"{PROGRAM} sh -c 'echo no ticket >&2; exit 3'", {}, ["no ticket"]),
+    "keyless": (f"{PROGRAM} echo '{{\"Version\": 1}}'", {}, ["AccessKeyId", "/config)"]),
+    "token": ("", TOKEN, ["web identity token /opt/token", "mounted"]),
+    "sts": (f"{ROLE}{BASE}", {}, ["the role of profile default", "AssumeRole"]),
+    "source": (
+        f"{ROLE}[profile base]\n{PROGRAM} /opt/nowhere/get",
+        {},
+        ["'/opt/nowhere/get'", "the role of profile default"],
+    ),
+    "sso": (SSO, {}, ["SSO", "aws sso login"]),
+    "half": ("aws_access_key_id = AKIA", {}, ["one key of a pair is missing"]),
+    "profile": ("", {"AWS_PROFILE": "nope"}, ["nope", "list-profiles"]),
+    "broken": ("[broken", {}, ["/config", "parse"]),
+    "ended": ("", ENDED, ["the environment", "expired"]),
+}
 
+
+@pytest.mark.parametrize("source", BROKEN)
+async def test_a_broken_source_is_named_with_its_file(
+    source: str, s3: S3Store, server: ScriptedServer, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, variables, named = BROKEN[source]
     config.write_text(f"[default]\n{text}\n")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     async with ScriptedServer() as sts:
-        sts.answer = refuse
+        refusal = "not authorized to perform: sts:AssumeRole"
+        sts.answer = lambda _: error_reply(403, "AccessDenied", refusal)
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         with pytest.raises(CredentialsError) as caught:
             await s3.get("key")
@@ -303,18 +270,22 @@ async def test_a_broken_source_is_named_with_its_file(
     assert not server.requests
 
 
-def test_a_program_that_hangs_is_killed(config: Path, tmp_path: Path) -> None:
-    config.write_text(
-        f"[default]\ncredential_process = sh -c 'echo $$ > {tmp_path}/pid; sleep 600'"
-    )
+def hanging(config: Path) -> Path:
+    """Configure a program that hangs; return the file to which it writes its process id."""
+    pid = config.with_name("pid")
+    config.write_text(f"[default]\n{PROGRAM} sh -c 'echo $$ > {pid}; sleep 600'")
+    return pid
+
+
+def test_a_program_that_hangs_is_killed(config: Path) -> None:
+    pid = hanging(config)
     with pytest.raises(CredentialsError, match="no answer within 2 s"):
         credentials_source(S3Options("bucket", region="us-east-1"), 2)
-    assert not is_running(int((tmp_path / "pid").read_text()))
+    assert not is_running(int(pid.read_text()))
 
 
-async def test_a_close_ends_a_program_that_hangs(s3: S3Store, config: Path, tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    config.write_text(f"[default]\ncredential_process = sh -c 'echo $$ > {pid}; sleep 600'")
+async def test_a_close_ends_a_program_that_hangs(s3: S3Store, config: Path) -> None:
+    pid = hanging(config)
     call = asyncio.ensure_future(s3.get("key"))
     await asyncio.to_thread(eventually, lambda: pid.exists() and pid.read_text().strip())
     await s3.aclose()
@@ -370,8 +341,8 @@ def test_no_source_reads_the_terminal(
 async def test_a_failing_source_is_logged_in_one_line_and_other_users_keep_their_log(
     s3: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/opt/token")
-    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/r")
+    for name, value in TOKEN.items():
+        monkeypatch.setenv(name, value)
 
     def seen() -> list[str]:
         return [record.name for record in caplog.records if record.levelno >= logging.WARNING]

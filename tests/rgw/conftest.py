@@ -36,3 +36,14 @@ def rgw_bucket() -> S3Options:
 def rgw_options(rgw_bucket: S3Options) -> S3Options:
     """Return options for an empty prefix."""
     return replace(rgw_bucket, prefix=f"a/{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def url(rgw_options: S3Options) -> str:
+    return f"s3://{rgw_options.bucket}/{rgw_options.prefix}"
+
+
+@pytest.fixture
+def served_options(rgw_bucket: S3Options) -> dict[str, str]:
+    names = ("endpoint_url", "region", "access_key", "secret_key")
+    return {name: getattr(rgw_bucket, name) for name in names}

@@ -12,14 +12,9 @@ from typing import Any
 import pytest
 
 from s3cache.errors import AccessDeniedError, MissingContainerError, PreconditionError
-from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
-from tests.support.buckets import RawBucket
+from s3cache.store import S3Options, S3Store, Store
+from tests.support.buckets import RawBucket, retrying
 from tests.support.contract import StoreContract
-
-# RGW answers 500 to a read during an overwrite of the same object.
-RETRIES = RetryPolicy(
-    attempts=10, total_timeout_s=40, attempt_timeout_s=20, base_delay_s=0.01, max_delay_s=0.2
-)
 
 pytestmark = [pytest.mark.rgw]
 
@@ -27,9 +22,8 @@ pytestmark = [pytest.mark.rgw]
 class TestS3OnRGW(StoreContract):
     @pytest.fixture
     async def store(self, rgw_options: S3Options) -> AsyncIterator[Store]:
-        store = RetryingStore(S3Store(rgw_options), RETRIES)
-        yield store
-        await store.aclose()
+        async with retrying(rgw_options) as store:
+            yield store
 
     @pytest.fixture
     def raw(self, rgw_options: S3Options) -> RawBucket:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from s3cache.store import S3Options
 from tests.support.marks import slow
-from tests.support.processes import Machine
 from tests.support.proxy import Link, Proxy
+from tests.support.served import NewMachine, check_all_arrived
 from tests.support.worker import key, keys
 
 pytestmark = [pytest.mark.rgw, slow]
@@ -26,8 +21,6 @@ pytestmark = [pytest.mark.rgw, slow]
 RESTART = Path(__file__).parents[2] / "infra" / "rgw" / "restart.sh"
 SIZE = 100_000
 MIB = 1 << 20
-
-NewMachine = Callable[..., Machine]
 
 
 @pytest.fixture
@@ -39,43 +32,6 @@ def restart(rgw_bucket: S3Options) -> Iterator[Callable[[], object]]:
 
     yield restart
     restart()
-
-
-@pytest.fixture
-def proxy(rgw_bucket: S3Options) -> Iterator[Proxy]:
-    with Proxy(urlsplit(str(rgw_bucket.endpoint_url)).port or 80) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def new_machine(tmp_path: Path, rgw_options: S3Options) -> Iterator[NewMachine]:
-    """Return a function that makes a machine with an empty disk."""
-    with ExitStack() as machines:
-        numbers = itertools.count()
-
-        def new(**options: Any) -> Machine:
-            where = {**to_open(rgw_options), **options}
-            return machines.enter_context(Machine(tmp_path / f"{next(numbers)}", **where))
-
-        yield new
-
-
-def to_open(options: S3Options) -> dict[str, Any]:
-    """Return the arguments of ``Cache.open`` for this store."""
-    names = ("endpoint_url", "region", "access_key", "secret_key")
-    return {
-        "url": f"s3://{options.bucket}/{options.prefix}",
-        **{name: getattr(options, name) for name in names},
-    }
-
-
-def check_all_arrived(
-    machine: Machine, expected: list[str], variants: tuple[str, ...] = ("",)
-) -> None:
-    """Check that a machine with an empty disk reads each entry, byte for byte."""
-    lines = machine.run(["check", expected, variants])
-    hits = len(expected) * len(variants)
-    assert Counter(line.split()[0] for line in lines) == {"hit": hits}, lines
 
 
 # --- the gateway dies

@@ -1,10 +1,15 @@
-"""The local directory: one whole file for each object, in a private root."""
+"""A directory of objects: one whole file for each, in a private root, swept of leftovers."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
+import itertools
 import os
+import shutil
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,7 @@ import pytest
 
 from s3cache.errors import (
     AccessDeniedError,
+    ConfigError,
     MissingContainerError,
     NoSpaceError,
     PermanentError,
@@ -21,6 +27,7 @@ from s3cache.errors import (
     TransientError,
 )
 from s3cache.store import FileStore, NotAccepted, ObjectFiles
+from tests.support.moments import before_call
 
 
 @pytest.fixture(autouse=True)
@@ -160,3 +167,90 @@ async def test_no_more_is_read_than_was_accepted_even_if_a_larger_object_appears
         files.write("key", b"small")
         assert await store.get("key", accept) == answer
         assert sizes == ([5] if at_most == 5 else [5, 11])
+
+
+# -- the root: private, perhaps removed, swept of killed writers' files
+
+
+def test_a_root_that_is_a_file_is_refused(root: Path) -> None:
+    root.write_bytes(b"")
+    with pytest.raises(ConfigError, match="not a directory"):
+        ObjectFiles(root)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
+def test_a_root_that_others_can_only_read_is_accepted(root: Path, mode: int) -> None:
+    root.mkdir()
+    root.chmod(mode)
+    ObjectFiles(root).write("key", b"x")
+    assert stat.S_IMODE((root / "objects").stat().st_mode) == 0o700
+
+
+def test_without_create_a_missing_root_is_an_error(root: Path) -> None:
+    with pytest.raises(MissingContainerError):
+        ObjectFiles(root, create=False)
+    assert not root.exists()
+
+
+@pytest.mark.usefixtures("group_umask")
+@pytest.mark.parametrize("verb", ["write", "create", "read", "stat", "delete", "sweep", "walk"])
+def test_the_root_may_be_removed_at_any_moment(root: Path, verb: str) -> None:
+    """It is created again with its mode, or the error is clear; the next call works."""
+    for moment in itertools.count(1):
+        directory = ObjectFiles(root)
+        directory.write("old/key", b"old")
+        with (
+            before_call(moment, lambda: shutil.rmtree(root)) as calls,
+            contextlib.suppress(MissingContainerError),
+        ):
+            use(directory, verb)
+        if calls.made < moment:
+            break
+        directory.write("after/all", b"x")
+        assert directory.read("after/all") == b"x"
+        assert stat.S_IMODE(root.stat().st_mode) == 0o700
+        assert os.listdir(root / "staging") == []
+        shutil.rmtree(root)
+    assert moment > 1
+
+
+@pytest.mark.parametrize("name", ["objects", "objects/a+", "objects/a+/b+", "moved objects"])
+def test_a_directory_that_is_removed_while_it_is_open_is_created_again(
+    root: Path, name: str
+) -> None:
+    directory = ObjectFiles(root)
+    directory.write("a/b/key", b"old")
+    if name == "moved objects":
+        (root / "objects").rename(root.parent / "aside")
+    else:
+        shutil.rmtree(root / name)
+    assert directory.read("a/b/key") is None
+    directory.write("a/b/key", b"new")
+    assert (root / "objects/a+/b+/key").read_bytes() == b"new"
+
+
+def use(directory: ObjectFiles, verb: str) -> None:
+    if verb in ("write", "create"):
+        directory.write("new/key", b"new", create=verb == "create")
+    elif verb in ("sweep", "walk"):
+        list(getattr(directory, verb)() or ())
+    else:
+        getattr(directory, verb)("old/key")
+
+
+def test_only_old_leftovers_are_swept(directory: ObjectFiles, root: Path) -> None:
+    leftover = root / "staging" / "0123456789abcdef"
+    for age_s in (3_700, 3_500):
+        leftover.write_bytes(b"half an obj")
+        os.utime(leftover, (time.time() - age_s,) * 2)
+        asyncio.run(FileStore(root).aclose())  # opening a store sweeps
+        assert leftover.exists() == (age_s < 3_600)
+
+
+def test_a_write_fails_if_its_staged_file_was_swept(directory: ObjectFiles) -> None:
+    with directory.staged("key", b"x", durable=False) as staged:
+        os.utime(staged.fd, (0, 0))
+        directory.sweep()
+        with pytest.raises(FileNotFoundError):
+            staged.place()
+    assert directory.read("key") is None

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
 
-from s3cache.store import S3Options
+from s3cache.store import RetryingStore, RetryPolicy, S3Options, S3Store, Store
 from s3cache.testing import MotoServer
+
+# moto and RGW answer 500 to a read during an overwrite of the same object.
+_RETRIES = RetryPolicy(
+    attempts=10, total_timeout_s=40, attempt_timeout_s=20, base_delay_s=0.01, max_delay_s=0.2
+)
+
+
+@asynccontextmanager
+async def retrying(options: S3Options) -> AsyncIterator[Store]:
+    """Open a store for the block that tries failed requests again."""
+    store = RetryingStore(S3Store(options), _RETRIES)
+    try:
+        yield store
+    finally:
+        await store.aclose()
 
 
 def moto_place(server: MotoServer) -> S3Options:

@@ -185,18 +185,15 @@ class ObjectLock(FakeS3):
         if request.method == "PUT":
             sent = {name: headers[name] for name in self.knows if name in headers}
             if not sent:
-                wanted = "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object"
-                return error_reply(
-                    400, "InvalidRequest", f"{wanted} requests with Object Lock parameters"
-                )
+                wanted = "Content-MD5 OR x-amz-checksum- HTTP header is required"
+                return error_reply(400, "InvalidRequest", wanted)
             for name, digest in sent.items():
                 hasher = hashlib.md5 if name == "content-md5" else hashlib.sha256
-                is_right = base64.b64encode(hasher(request.body).digest()).decode().lower()
-                if digest != is_right:
+                if digest != base64.b64encode(hasher(request.body).digest()).decode().lower():
                     return error_reply(400, "BadDigest")
             if upload and ("x-amz-checksum-sha256" in sent) > self._with_checksums[upload]:
                 return error_reply(400, "InvalidRequest", "Checksum Type mismatch occurred")
-        if request.method == "POST" and upload and self._with_checksums[upload]:
+        elif upload and self._with_checksums[upload] and request.method == "POST":
             checksums = re.findall(rb"<ChecksumSHA256>(\S+?)</ChecksumSHA256>", request.body)
             if len(checksums) != len(self._parts[upload]):
                 return error_reply(400, "InvalidPart", "The part has a checksum")
@@ -222,26 +219,19 @@ class DirectoryBucket(FakeS3):
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/s3-express-differences.html
     """
 
-    def modified(self, key: str) -> datetime:
-        """Return when an object was written; objects that a test planted are new."""
-        return self._times.setdefault(key, datetime.now(timezone.utc))
-
     def order(self, key: str) -> str:
         return hashlib.sha256(key.encode()).hexdigest()
 
     def refuse(self, request: Request, key: str, query: dict[str, str]) -> Reply | None:
         if "session" in query:
-            keys = {"SessionToken": "t", "SecretAccessKey": "s", "AccessKeyId": "a"}
-            inner = "".join(f"<{name}>{value}</{name}>" for name, value in keys.items())
-            inner += "<Expiration>2099-01-01T00:00:00Z</Expiration>"
-            return _xml("CreateSessionResult", Credentials=inner)
+            keys = "<SessionToken>t</SessionToken><SecretAccessKey>s</SecretAccessKey>"
+            keys += "<AccessKeyId>a</AccessKeyId><Expiration>2099-01-01T00:00:00Z</Expiration>"
+            return _xml("CreateSessionResult", Credentials=keys)
         if request.headers.get("x-amz-s3session-token") != "t":
             return error_reply(403, "AccessDenied", "CreateSession comes first")
-        if request.method == "GET" and not key:
-            prefix = query.get("prefix", "")
-            if prefix and not prefix.endswith("/"):
-                found = "This bucket does not support a prefix that does not end in a delimiter."
-                return error_reply(400, "InvalidRequest", found)
+        is_listing = request.method == "GET" and not key
+        if is_listing and not (query.get("prefix") or "/").endswith("/"):
+            return error_reply(400, "InvalidRequest", "a prefix must end in a delimiter here")
         return None
 
 

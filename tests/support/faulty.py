@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias
 
 from s3cache.errors import PermanentError, TransientError
 from s3cache.store import NotAccepted, Store, WrapperStore
@@ -20,17 +20,13 @@ Fault: TypeAlias = Literal[
 ]
 FaultyVerb: TypeAlias = Literal["get", "get_range", "head", "put", "delete", "list"]
 
-_T = TypeVar("_T")
-
 _ANY: tuple[Fault, ...] = ("error", "permanent", "hang", "slow")
-_READ: tuple[Fault, ...] = (*_ANY, "truncate", "bit_flip")
-_WRITE: tuple[Fault, ...] = (*_ANY, "fail_after_commit")
-_APPLICABLE: Mapping[FaultyVerb, tuple[Fault, ...]] = {
-    "get": _READ,
-    "get_range": _READ,
+_APPLICABLE: Mapping[str, tuple[Fault, ...]] = {
+    "get": (*_ANY, "truncate", "bit_flip"),
+    "get_range": (*_ANY, "truncate", "bit_flip"),
     "head": _ANY,
-    "put": _WRITE,
-    "delete": _WRITE,
+    "put": (*_ANY, "fail_after_commit"),
+    "delete": (*_ANY, "fail_after_commit"),
     "list": _ANY,
 }
 
@@ -59,10 +55,10 @@ class FaultyStore(WrapperStore):
     ) -> None:
         super().__init__(inner)
         self.rates = rates or {}
-        self.counts: Counter[tuple[FaultyVerb, Fault]] = Counter()
+        self.counts: Counter[tuple[str, Fault]] = Counter()
         self._random = random.Random(seed)
         self._slow_s = slow_s
-        self._ordered: dict[FaultyVerb, deque[Fault]] = {verb: deque() for verb in _APPLICABLE}
+        self._ordered: dict[str, deque[Fault]] = {verb: deque() for verb in _APPLICABLE}
 
     def inject(self, verb: FaultyVerb, fault: Fault, *, times: int = 1) -> None:
         """Inject ``fault`` into the next ``times`` calls of ``verb``, after earlier injections."""
@@ -74,47 +70,39 @@ class FaultyStore(WrapperStore):
         for faults in self._ordered.values():
             faults.clear()
 
-    async def _around(self, op: str, key: str, call: Callable[[], Awaitable[_T]]) -> _T:
-        if op not in _APPLICABLE:
+    async def _around(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        if verb not in _APPLICABLE:
             return await call()
-        verb = cast("FaultyVerb", op)
-        fault, where = self._draw(verb)
-        await self._before(verb, key, fault)
-        answer: Any = await call()
+        chance, where = self._random.random(), self._random.random()
+        fault = self._ordered[verb].popleft() if self._ordered[verb] else self._draw(verb, chance)
+        at: dict[str, Any] = {"op": verb, "store": self.url, "key": key}
+        if fault in _ANY:
+            self.counts[verb, fault] += 1
+        if fault == "error":
+            raise TransientError("injected error", **at)
+        if fault == "permanent":
+            raise PermanentError("injected permanent error", **at)
+        if fault == "hang":
+            await asyncio.Event().wait()
+        if fault == "slow":
+            await asyncio.sleep(self._slow_s)
+        answer = await call()
         if fault == "fail_after_commit":
             self.counts[verb, fault] += 1
-            raise TransientError("injected error after the commit", op=op, store=self.url, key=key)
-        is_data = answer and not isinstance(answer, NotAccepted)
-        if is_data and (fault == "truncate" or fault == "bit_flip"):
+            raise TransientError("injected error after the commit", **at)
+        if fault in ("truncate", "bit_flip") and answer and not isinstance(answer, NotAccepted):
             self.counts[verb, fault] += 1
-            damaged = bytearray(answer)
+            answer, bit = bytearray(answer), int(where * len(answer) * 8)
             if fault == "truncate":
-                del damaged[int(where * len(damaged)) :]
+                del answer[bit // 8 :]
             else:
-                bit = int(where * len(damaged) * 8)
-                damaged[bit // 8] ^= 1 << bit % 8
-            answer = bytes(damaged)
-        return cast("_T", answer)
+                answer[bit // 8] ^= 1 << bit % 8
+            return bytes(answer)
+        return answer
 
-    def _draw(self, verb: FaultyVerb) -> tuple[Fault | None, float]:
-        """Return the fault of this call, and a number in [0, 1) for the place in the data."""
-        chance, where = self._random.random(), self._random.random()
-        if self._ordered[verb]:
-            return self._ordered[verb].popleft(), where
+    def _draw(self, verb: str, chance: float) -> Fault | None:
         for fault in _APPLICABLE[verb]:
             chance -= self.rates.get(fault, 0.0)
             if chance < 0:
-                return fault, where
-        return None, where
-
-    async def _before(self, verb: FaultyVerb, key: str, fault: Fault | None) -> None:
-        if fault is None or fault not in _ANY:
-            return
-        self.counts[verb, fault] += 1
-        if fault == "error":
-            raise TransientError("injected error", op=verb, store=self.url, key=key)
-        if fault == "permanent":
-            raise PermanentError("injected permanent error", op=verb, store=self.url, key=key)
-        if fault == "hang":
-            await asyncio.Event().wait()
-        await asyncio.sleep(self._slow_s)
+                return fault
+        return None

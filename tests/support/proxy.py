@@ -64,8 +64,8 @@ class Proxy:
         self._free_at = {"up": 0.0, "down": 0.0}  # when a throttled direction is idle again
         self.requests: list[tuple[str, str]] = []
         self.broken = 0
-        self.bytes = {"up": 0, "down": 0}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Condition()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 
@@ -74,7 +74,7 @@ class Proxy:
         self._socket = _bound(0)
         self.port: int = self._socket.getsockname()[1]
         self._listens = False
-        self._call(self._prepare())
+        self._call(self._listen())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,10 +114,6 @@ class Proxy:
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
-    async def _prepare(self) -> None:
-        self._changed = asyncio.Condition()
-        await self._listen()
-
     async def _set(self, link: Link) -> None:
         async with self._changed:
             self._link, self._left = link, link.times
@@ -138,8 +134,7 @@ class Proxy:
             self._loop.remove_reader(self._socket)
             self._socket.close()
             self._socket = _bound(self.port)  # keeps the port from other processes
-        tasks = [*self._tasks]
-        for task in tasks:
+        for task in (tasks := [*self._tasks]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -181,7 +176,8 @@ class Proxy:
         while chunk := await reader.read(_CHUNK_BYTES):
             if way == "up":
                 tail = self._note(tail, chunk)
-            await self._until_it_flows()
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._link.flows)
             if self._link is not link:
                 link, passed = self._link, 0
             if way == "down" and link.delay_s:
@@ -197,17 +193,12 @@ class Proxy:
             writer.write(chunk)
             await writer.drain()
             passed += len(chunk)
-            self.bytes[way] += len(chunk)
             if breaks:
                 self._left -= 1
                 self.broken += 1
                 if limit == cut_at:
                     return
                 raise ConnectionResetError
-
-    async def _until_it_flows(self) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._link.flows)
 
     async def _take_time(self, way: str, link: Link, size: int) -> None:
         if link.bytes_per_s is not None:
@@ -242,15 +233,13 @@ async def _closed(
     for pump in pumps:
         pump.cancel()
     for writer in writers:
-        _reset(writer) if reset else writer.close()
+        if reset:  # closing with RST discards unsent bytes
+            with contextlib.suppress(OSError):
+                writer.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
+            writer.transport.abort()
+        else:
+            writer.close()
     waits = (writer.wait_closed() for writer in writers)
     await asyncio.gather(*pumps, *waits, return_exceptions=True)
-
-
-def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with RST, which discards unsent bytes."""
-    with contextlib.suppress(OSError):
-        writer.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )
-    writer.transport.abort()

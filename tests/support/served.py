@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -35,26 +37,34 @@ def url(bucket: str) -> str:
 
 
 @pytest.fixture
-def proxy(moto_port: int) -> Iterator[Proxy]:
-    with Proxy(moto_port) as proxy:
+def served_options(moto_port: int) -> dict[str, str]:
+    """Return the server and the keys of a store; tests of another server override this."""
+    return {"endpoint_url": f"http://127.0.0.1:{moto_port}", **KEYS}
+
+
+@pytest.fixture
+def proxy(served_options: dict[str, str]) -> Iterator[Proxy]:
+    with Proxy(urlsplit(served_options["endpoint_url"]).port or 80) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def new_machine(tmp_path: Path, url: str, moto_port: int) -> Iterator[NewMachine]:
+def new_machine(tmp_path: Path, url: str, served_options: dict[str, str]) -> Iterator[NewMachine]:
     """Return a function that makes a machine with an empty disk; it has a good link to the server
     unless ``endpoint_url`` is set."""
     with ExitStack() as machines:
         numbers = itertools.count()
 
         def new(**options: object) -> Machine:
-            usual = {
-                "url": url,
-                "endpoint_url": f"http://127.0.0.1:{moto_port}",
-                **KEYS,
-            }
-            return machines.enter_context(
-                Machine(tmp_path / f"machine-{next(numbers)}", **{**usual, **options})
-            )
+            everything = {"url": url, **served_options, **options}
+            place = tmp_path / f"machine-{next(numbers)}"
+            return machines.enter_context(Machine(place, **everything))
 
         yield new
+
+
+def check_all_arrived(machine: Machine, expected: list[str]) -> None:
+    """Check that a machine with an empty disk reads each entry, byte for byte."""
+    lines = machine.run(["check", expected])
+    assert Counter(line.split()[0] for line in lines) == {"hit": len(expected)}
+    assert all(line.endswith(" remote") for line in lines)

@@ -34,6 +34,7 @@ from s3cache.trust import (
 from tests.support.caching import KEY, OTHER, entry, open_engine, payload
 from tests.support.forging import signed_by
 from tests.support.frames import seal
+from tests.support.stores import put
 
 MAIN, PULLS = generate("ci-main"), generate("ci-pulls")
 SHARED = generate("ci", Algorithm.HMAC_SHA256)
@@ -119,12 +120,8 @@ FORGERIES: dict[str, tuple[bytes, str]] = {
 
 def placed(store: Store, data: bytes) -> None:
     """Store ``data`` under both names that a reader looks up."""
-
-    async def put() -> None:
-        for name in entries.names_of(GOOD.header):
-            await store.put(name, data)
-
-    asyncio.run(put())
+    for name in entries.names_of(GOOD.header):
+        put(store, name, data)
 
 
 def outcome(engine: Engine) -> tuple[str, set[str]]:

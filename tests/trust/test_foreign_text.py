@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 from pathlib import Path
@@ -25,18 +26,15 @@ FORGED = f"good{CONTROLS}forged line"
 
 
 def test_every_error_is_one_line_that_can_be_printed() -> None:
+    where = {"op": "get", "store": FORGED, "key": FORGED, "attempts": 2}
     for name in errors.__all__:
         kind: Any = getattr(errors, name)
-        if issubclass(kind, errors.ConfigError):
-            error = kind(FORGED, FORGED, FORGED)
-        elif issubclass(kind, errors.TruncatedError):
-            error = kind(FORGED, 1, 2)
-        elif issubclass(kind, (errors.CorruptError, errors.UntrustedError)):
-            error = kind(FORGED, FORGED)
-        elif issubclass(kind, errors.StoreError):
-            error = kind(FORGED, op="get", store=FORGED, key=FORGED, attempts=2)
+        if issubclass(kind, errors.StoreError):
+            error = kind(FORGED, **where)
         else:
-            error = kind(FORGED)
+            arguments = {"ConfigError": 3, "CorruptError": 2, "UntrustedError": 2}.get(name, 1)
+            is_cut = issubclass(kind, errors.TruncatedError)
+            error = kind(FORGED, 1, 2) if is_cut else kind(*[FORGED] * arguments)
         assert str(error).isprintable()
         assert "forged line" in str(error)
 
@@ -68,8 +66,6 @@ def test_no_log_record_has_control_characters(topic: Any) -> None:
 async def test_text_of_a_server_is_escaped_in_logs(
     server: ScriptedServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import asyncio
-
     message = "denied&#x9b;2J\u202e forged line"  # characters that XML allows
     server.answer = lambda request: error_reply(403, "AccessDenied\u202e\x9b", message)
 

@@ -146,16 +146,17 @@ def test_a_key_that_others_may_read_or_write_is_refused(mode: int, tmp_path: Pat
             read_secret(str(path))
 
 
-def test_an_invalid_key_file_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        read_secret(str(tmp_path / "absent"))
-    os.mkfifo(tmp_path / "fifo", 0o600)
-    for name, content in (("large", b"a" * 5000), ("bytes", b"\xff\xfe"), ("empty", b"")):
-        (tmp_path / name).write_bytes(content)
-        (tmp_path / name).chmod(0o600)
-    for name in (".", "fifo", "large", "bytes", "empty"):
-        with pytest.raises(ConfigError, match="is not a file with a key"):
-            read_secret(str(tmp_path / name))
+@pytest.mark.parametrize("content", [b"a" * 5000, b"\xff\xfe", b"", "a pipe", "a directory", None])
+def test_an_invalid_key_file_is_a_clear_error(content: bytes | str | None, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+        path.chmod(0o600)
+    elif content is not None:
+        (os.mkfifo if content == "a pipe" else os.mkdir)(path, 0o600)
+    message = "No such file" if content is None else "is not a file with a key"
+    with pytest.raises(ConfigError, match=message):
+        read_secret(str(path))
 
 
 def test_no_library_is_imported_before_a_key_is_used() -> None:

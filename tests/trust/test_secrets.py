@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,17 +26,13 @@ SERVERS = [
 ]
 
 
-def refused(call: Callable[[], object], names: str) -> None:
-    with pytest.raises(ConfigError, match=names) as raised:
-        call()
-    assert SECRET not in "".join(traceback.format_exception(raised.value))
-
-
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("option", ["endpoint_url", "proxy"])
 def test_an_invalid_server_url_is_not_repeated(option: str, server: str) -> None:
     where: Any = {option: server}
-    refused(lambda: S3Options("bucket", anonymous=True, **where), option)
+    with pytest.raises(ConfigError, match=option) as raised:
+        S3Options("bucket", anonymous=True, **where)
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize("server", [SERVERS[0], f"http://user:{SECRET}@host", "http://host:port"])
@@ -46,7 +41,9 @@ def test_an_invalid_server_url_in_the_environment_is_not_repeated(
 ) -> None:
     """botocore would repeat it in each message about an unreachable server."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server)
-    refused(lambda: S3Options("bucket", anonymous=True), "AWS_ENDPOINT_URL")
+    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL") as raised:
+        S3Options("bucket", anonymous=True)
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize(
@@ -64,15 +61,9 @@ async def test_a_proxy_that_fails_is_named_without_its_password(scheme: str, ans
         await writer.drain()
 
     async with raw_server(serve) as url:
-        options = S3Options(
-            "bucket",
-            "p",
-            endpoint_url=f"{scheme}://127.0.0.1:1",
-            proxy=f"http://user:{SECRET}@{url.removeprefix('http://')}",
-            region="us-east-1",
-            access_key="key",
-            secret_key=SECRET,
-        )
+        proxy = f"http://user:{SECRET}@{url.removeprefix('http://')}"
+        server, keys = f"{scheme}://127.0.0.1:1", {"access_key": "key", "secret_key": SECRET}
+        options = S3Options("bucket", "p", endpoint_url=server, proxy=proxy, region="r", **keys)
         store = S3Store(options)
         with pytest.raises(Exception, match=r"p\?endpoint_url=") as raised:
             await store.get("k")
@@ -96,14 +87,11 @@ async def test_an_invalid_proxy_url_is_not_repeated(
 ) -> None:
     """Many machines have a proxy in the environment, which only botocore reads."""
     monkeypatch.setenv("HTTPS_PROXY", proxy)
-    store = S3Store(
-        S3Options("bucket", endpoint_url="https://s3.example", access_key="a", secret_key="b")
-    )
-    try:
-        with pytest.raises(S3CacheError) as raised:
-            await store.get("k")
-    finally:
-        await store.aclose()
+    server, keys = "https://s3.example", {"access_key": "a", "secret_key": "b"}
+    store = S3Store(S3Options("bucket", endpoint_url=server, **keys))
+    with pytest.raises(S3CacheError) as raised:
+        await store.get("k")
+    await store.aclose()
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
@@ -121,7 +109,7 @@ PASTED = [
         f"/{key[1:]}",
         f"main={whole}",
         whole[3:],
-        f"ci={whole[3:]}",
+        f"ci={key}",
     )
 ]
 

@@ -27,8 +27,7 @@ class Service:
 
     def __init__(self) -> None:
         self.calls = 0
-        self.hangs = threading.Event()
-        self.released = threading.Event()
+        self.hangs, self.released = threading.Event(), threading.Event()
         self.answer: Any = None
 
     def sign(self, message: bytes) -> Any:
@@ -40,13 +39,6 @@ class Service:
         return self.answer or MAIN.sign(message)
 
 
-@pytest.fixture
-def service() -> Iterator[Service]:
-    found = Service()
-    yield found
-    found.released.set()
-
-
 class Sharing(Service):
     """A signer with a secret that readers have too."""
 
@@ -54,6 +46,21 @@ class Sharing(Service):
 
     def sign(self, message: bytes) -> bytes:
         return SHARED.sign(message)
+
+
+class Nameless(Service):
+    name = "no name"
+
+
+class Unknown(Service):
+    algorithm = 7
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    service = Service()
+    yield service
+    service.released.set()
 
 
 @pytest.mark.parametrize(("kind", "key"), [(Service, MAIN), (Sharing, SHARED)])
@@ -106,12 +113,6 @@ def test_an_unsigned_entry_is_saved_if_the_policy_would_use_it(
 
 
 def test_an_invalid_signer_is_refused() -> None:
-    class Nameless(Service):
-        name = "no name"
-
-    class Unknown(Service):
-        algorithm = 7
-
     for wrong in (Nameless(), Unknown()):
         with pytest.raises(ConfigError, match=r"signer"):
             open_engine(None, None, signing_key=wrong)

@@ -19,6 +19,7 @@ from s3cache.store import MemoryStore, Store
 from s3cache.trust import Algorithm, SigningKey, VerifyKey, generate, policy_of
 from tests.support.caching import KEY, OTHER, entry, open_engine, payload
 from tests.support.faulty import FaultyStore
+from tests.support.stores import put
 from tests.support.users import needs_users
 
 MAIN, PULLS = generate("ci-main"), generate("ci-pulls", Algorithm.HMAC_SHA256)
@@ -56,8 +57,8 @@ def read(store: MemoryStore | None, place: Path | None = None, **settings: Any) 
         return outcome(engine)
 
 
-def read_payload(store: MemoryStore | None, place: Path | None = None, **settings: Any) -> bytes:
-    with open_engine(place, store, **settings) as engine:
+def read_payload(store: MemoryStore | None, place: Path | None = None) -> bytes:
+    with open_engine(place, store, **READS) as engine:
         found = engine.lookup(KEY)
         assert isinstance(found, Hit)
         return payload(found.entry)
@@ -131,7 +132,7 @@ def test_earlier_entries_on_the_disk_are_checked_too(tmp_path: Path) -> None:
     assert read(None, tmp_path) == "local"
     with open_engine(tmp_path, None, **READS, **writes()) as engine:
         engine.save(KEY, entry(payload=b"signed"))
-    assert read_payload(None, tmp_path, **READS) == b"signed"
+    assert read_payload(None, tmp_path) == b"signed"
 
 
 @pytest.mark.parametrize("squatted", ["first", "own", "both"])
@@ -140,16 +141,13 @@ def test_untrusted_entries_do_not_hide_a_trusted_one(squatted: str) -> None:
     ours = entry(variant="v", payload=b"ours")
     theirs = entry(variant="v", payload=b"theirs").data
 
-    async def squat() -> None:
-        if squatted in ("first", "both"):
-            await store.put(entries.first_name(KEY), theirs)
-        if squatted in ("own", "both"):
-            await store.put(entries.variant_name(KEY, "v"), theirs)
-
-    asyncio.run(squat())
+    squats = {"first": entries.first_name(KEY), "own": entries.variant_name(KEY, "v")}
+    for name, place in squats.items():
+        if squatted in (name, "both"):
+            put(store, place, theirs)
     assert read(store, **READS) == "untrusted"
     save(store, ours, **READS, **writes())
-    assert read_payload(store, **READS) == b"ours"
+    assert read_payload(store) == b"ours"
 
 
 def test_a_process_that_claims_uploads_signs_nothing(tmp_path: Path) -> None:
@@ -185,16 +183,14 @@ def test_an_entry_is_used_until_its_key_or_its_digest_is_revoked() -> None:
 def test_the_environment_does_not_weaken_the_trust_that_code_sets(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import s3cache
-
     monkeypatch.setenv("S3CACHE_TRUST", "off")
     monkeypatch.setenv("S3CACHE_TRUSTED_KEYS", PULLS.public_text())
     url = f"file://{tmp_path}/remote?create=1"
-    with s3cache.Cache.open(url, local=False) as cache:
+    with Cache.open(url, local=False) as cache:
         cache.save(KEY, entry())
         assert cache.flush(20).complete
         assert isinstance(cache.lookup(KEY), Hit)  # the code sets no trust
-    with s3cache.Cache.open(url, local=False, trusted_keys=MAIN.public_text()) as cache:
+    with Cache.open(url, local=False, trusted_keys=MAIN.public_text()) as cache:
         found = cache.lookup(KEY)
         assert isinstance(found, Miss)
         assert str(found.reason) == "untrusted"
