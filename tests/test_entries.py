@@ -26,16 +26,15 @@ async def publish(store: Store, *found: Frame) -> None:
 # -- names
 
 
-@pytest.mark.parametrize("key", ["", "A", "a.b", "a/b", "-a", "_", "é", "a" * 129, "a\n", ".."])
-def test_illegal_keys_are_refused(key: str) -> None:
-    with pytest.raises(ConfigError, match="use a hexadecimal digest"):
-        entries.check_key(key)
-
-
-@pytest.mark.parametrize("variant", ["0", "_", "-a", "A", "a.b", "a" * 65, "a/b", "a\n"])
-def test_illegal_variants_are_refused(variant: str) -> None:
-    with pytest.raises(ConfigError, match="variant"):
-        entries.check_entry(KEY, entry(variant=variant))
+def test_illegal_keys_and_variants_and_other_keys_are_refused() -> None:
+    for key in ("", "A", "a.b", "a/b", "-a", "_", "é", "a" * 129, "a\n", ".."):
+        with pytest.raises(ConfigError, match="use a hexadecimal digest"):
+            entries.check_key(key)
+    for variant in ("0", "_", "-a", "A", "a.b", "a" * 65, "a/b", "a\n"):
+        with pytest.raises(ConfigError, match="variant"):
+            entries.check_entry(KEY, entry(variant=variant))
+    with pytest.raises(ConfigError, match="not the key in the frame"):
+        entries.check_entry(OTHER, entry(KEY))
 
 
 def test_a_labelled_key_depends_on_labels_and_texts_and_has_a_digest_of_each() -> None:
@@ -55,26 +54,12 @@ def test_a_labelled_key_depends_on_labels_and_texts_and_has_a_digest_of_each() -
     assert keys[0].endswith(digest_of({label: digest for label, (digest, _) in one.items()}))
 
 
-def test_an_entry_is_saved_under_its_own_key_only() -> None:
-    with pytest.raises(ConfigError, match="not the key in the frame"):
-        entries.check_entry(OTHER, entry(KEY))
-
-
-def test_names_of_different_keys_and_variants_differ() -> None:
-    names = {
-        name
-        for key in ("a", "ab", "a-b", "a_b", "0", "a0")
-        for name in (
-            entries.first_name(key),
-            *(entries.variant_name(key, variant) for variant in ("", "00", "a", "a-0")),
-        )
-    }
-    assert len(names) == 6 * 5
-
-
-def test_the_prefix_of_a_key_finds_no_other_key() -> None:
-    for other in ("ab", "a-b", "a_b", "a0"):
-        assert not entries.first_name(other).startswith(entries.name_prefix("a"))
+def test_names_of_different_keys_and_variants_differ_and_no_prefix_finds_another_key() -> None:
+    keys, variants = ("a", "ab", "a-b", "a_b", "0", "a0"), ("", "00", "a", "a-0")
+    names = [*map(entries.first_name, keys)]
+    names += [entries.variant_name(key, variant) for key in keys for variant in variants]
+    assert len({*names}) == 6 * 5
+    assert sum(name.startswith(entries.name_prefix("a")) for name in names) == 5
 
 
 @pytest.mark.parametrize("damage", [broken, lambda found: found.data[:-1], lambda found: b""])
@@ -86,12 +71,8 @@ def test_only_intact_bytes_under_their_own_name_become_an_entry(
         assert payload(entries.verify(name, sound.data)) == b"compiled"
         with pytest.raises(CorruptError):
             entries.verify(name, damage(sound))
-    for name in (
-        entries.first_name(OTHER),
-        entries.variant_name(OTHER, "v"),
-        entries.variant_name(KEY, "w"),
-        entries.variant_name(KEY, ""),
-    ):
+    others = [(OTHER, "v"), (KEY, "w"), (KEY, "")]
+    for name in (entries.first_name(OTHER), *(entries.variant_name(*each) for each in others)):
         with pytest.raises(CorruptError, match="has key"):
             entries.verify(name, sound.data)
     for variant in ("0", "_"):  # its name could be that of another entry
@@ -132,7 +113,10 @@ def test_the_key_of_a_graph_must_match_its_components() -> None:
 # -- publishing
 
 
-async def test_the_first_entry_costs_one_put() -> None:
+async def test_the_first_entry_costs_one_put_and_publish_returns_what_it_wrote() -> None:
+    for other in (MemoryStore(), RacyStore()):
+        assert await entries.publish(other, entry(), replaceable=())
+        assert not await entries.publish(other, entry(), replaceable=())
     store = MeteredStore(MemoryStore())
     await publish(store, entry())
     calls = {verb: stats.calls for verb, stats in store.snapshot().items() if stats.calls}
@@ -216,19 +200,10 @@ async def test_a_replaceable_entry_is_replaced_by_its_own_variant_only() -> None
     assert await store.get(entries.first_name(KEY)) == ours.data
 
 
-async def test_publish_returns_whether_anything_was_written() -> None:
-    for store in (MemoryStore(), RacyStore()):
-        assert await entries.publish(store, entry(), replaceable=())
-        assert not await entries.publish(store, entry(), replaceable=())
-
-
-def test_names_spread_over_sixteen_directories() -> None:
+def test_names_spread_over_sixteen_directories_and_fit_below_the_longest_prefix() -> None:
     """S3 divides its load by prefix; each new directory costs the local tier a call."""
     names = [entries.first_name(f"key-{number}") for number in range(500)]
     assert {name.split("/")[1] for name in names} == set("0123456789abcdef")
-
-
-def test_no_name_is_longer_than_a_prefix_leaves_room_for() -> None:
     longest = entries.variant_name("k" * 128, "v" * 64)
     assert len(longest) == LONGEST_NAME_BYTES
     options = S3Options("bucket", "p" * (1024 - 1 - LONGEST_NAME_BYTES))

@@ -58,9 +58,8 @@ def test_counts_are_shown_in_words() -> None:
 def test_saves_at_the_second_level_are_shown_unless_a_whole_graph_contains_them() -> None:
     """For example, a graph without a backward shares its forward alone."""
     counters, second = Counters(), Counters()
-    counters.add(Reason.ABSENT, misses=1, miss_latency=0.1)
-    second.add(saved=1, saved_bytes=10, save_latency=0.1)
-    counters.add(uploaded=1)
+    counters.add(Reason.ABSENT, misses=1, uploaded=1)
+    second.add(saved=1)
     words = counters.read(CacheStats, fx=second.read(LevelStats)).in_words()
     assert "0 saved, 1 saved at the second level, 1 uploaded" in words
     second.add(contained=1)
@@ -116,12 +115,8 @@ def test_a_closed_cache_keeps_its_requests_and_pending_uploads(tmp_path: Path) -
     cache.save(KEY, entry(variant="more"))
     assert cache.close(0).remaining == 1
     stats = cache.stats()
-    assert (stats.remote["put"].bytes_out, stats.pending, stats.breaker) == (
-        stats.uploaded_bytes,
-        1,
-        "closed",
-    )
-    assert stats.uploaded_bytes > 0
+    assert (stats.pending, stats.breaker) == (1, "closed")
+    assert stats.remote["put"].bytes_out == stats.uploaded_bytes > 0
 
 
 # -- durations
@@ -131,15 +126,12 @@ def recorded(*seconds: float) -> HistogramSnapshot:
     return functools.reduce(HistogramSnapshot.plus, seconds, HistogramSnapshot())
 
 
-def test_count_sum_and_maximum_are_exact() -> None:
-    assert recorded() == HistogramSnapshot()
-    snapshot = recorded(0.25, 0.5, 1.25)
-    assert (snapshot.count, snapshot.total_s, snapshot.max_s) == (3, 2.0, 1.25)
-
-
 @pytest.mark.parametrize(
     ("seconds", "bucket"),
     [(-5.0, 0), (0.0, 0), (1e-12, 0), (1e-6, 1), (1.9e-6, 1), (2e-6, 2), (3.0, 22), (1e300, 39)],
 )
-def test_any_duration_has_a_bucket(seconds: float, bucket: int) -> None:
+def test_any_duration_has_a_bucket_and_sums_are_exact(seconds: float, bucket: int) -> None:
+    assert recorded() == HistogramSnapshot()
+    snapshot = recorded(0.25, 0.5, 1.25)
+    assert (snapshot.count, snapshot.total_s, snapshot.max_s) == (3, 2.0, 1.25)
     assert [index for index, count in enumerate(recorded(seconds).buckets) if count] == [bucket]

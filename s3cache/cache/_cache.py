@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from s3cache import entries
-from s3cache.cache._engine import Engine, Hit, Miss, NotSaved, Saved
+from s3cache.cache._engine import Engine
+from s3cache.cache._results import Hit, Miss, NotSaved, Saved
 from s3cache.errors import ConfigError
 from s3cache.frame import Frame
 from s3cache.seam import Feature, features
