@@ -25,8 +25,7 @@ def test_a_closed_cache_is_disabled(machine: Machines) -> None:
     cache.save(KEY, entry())
     cache.close()
     assert miss(cache.lookup(KEY)) == Reason.DISABLED
-    saved = cache.save(KEY, entry())
-    assert isinstance(saved, NotSaved)
+    assert isinstance(saved := cache.save(KEY, entry()), NotSaved)
     assert saved.reason == Reason.DISABLED
     assert cache.prefetch([KEY]).wait(LONG_S).complete
     assert cache.flush(20).complete

@@ -25,21 +25,13 @@ from tests.support.waiting import LONG_S
 keys = st.sampled_from(["aa" * 16, "bb" * 16])
 variants = st.sampled_from(["", "one", "two"])
 who = st.integers(0, 1)
-faults = st.sampled_from(
-    [
-        ("get", "error"),
-        ("get", "permanent"),
-        ("get", "truncate"),
-        ("get", "bit_flip"),
-        ("get_range", "truncate"),
-        ("get_range", "bit_flip"),
-        ("get_range", "error"),
-        ("put", "error"),
-        ("put", "permanent"),
-        ("put", "fail_after_commit"),
-        ("list", "error"),
-    ]
-)
+FAULTS = {
+    "get": "error permanent truncate bit_flip",
+    "get_range": "truncate bit_flip error",
+    "put": "error permanent fail_after_commit",
+    "list": "error",
+}
+faults = st.sampled_from([(verb, each) for verb in FAULTS for each in FAULTS[verb].split()])
 
 Name = tuple[str, str]  # key and variant
 
@@ -121,6 +113,10 @@ class CacheMachine(RuleBasedStateMachine):
     def fail(self, fault: tuple[FaultyVerb, Fault], times: int) -> None:
         self.remote.inject(*fault, times=times)
 
+    def is_all_uploaded(self, by: int) -> bool:
+        self.machines[by].flush(20)
+        return not self.machines[by].flush(0).remaining
+
     @rule(by=who)
     def restart(self, by: int) -> None:
         self.machines[by].close(timeout_s=0)
@@ -129,8 +125,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(by=who, key=keys, variant=variants, at=st.floats(0, 1, exclude_max=True))
     def damage_a_file(self, by: int, key: str, variant: str, at: float) -> None:
         """Damage the file of an uploaded entry; damage to any other would lose it."""
-        self.machines[by].flush(20)
-        if self.machines[by].flush(0).remaining:
+        if not self.is_all_uploaded(by):
             return
         name = entries.variant_name(key, variant).rpartition("/")[2]
         for path in (self.root / f"{by}" / "objects").rglob(name):
@@ -142,8 +137,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(by=who)
     def lose_the_disk(self, by: int) -> None:
         """Replace a machine that has uploaded everything with an empty one."""
-        self.machines[by].flush(20)
-        if self.machines[by].flush(0).remaining:
+        if not self.is_all_uploaded(by):
             return
         self.machines[by].close()
         shutil.rmtree(self.root / f"{by}")

@@ -74,8 +74,7 @@ def test_an_error_of_the_store_is_a_miss_with_its_reason_and_one_warning(
 def test_a_guard_that_fails_is_a_miss(machine: Machines, caplog: pytest.LogCaptureFixture) -> None:
     cache = machine()
     cache.save(KEY, entry())
-    found = cache.lookup(KEY, lambda found: 1 / 0 > 1)
-    assert miss(found) == Reason.ERROR
+    assert miss(cache.lookup(KEY, lambda found: 1 / 0 > 1)) == Reason.ERROR
     assert caplog.records[0].exc_info
 
 
@@ -136,8 +135,8 @@ def test_timeouts_full_queues_and_failing_guards_raise(
     cache.save(KEY, entry())
     with pytest.raises(NoSpaceError):
         cache.save(OTHER, entry(OTHER))
-    assert cache.stats().misses == {Reason.TIMEOUT: 1}
-    assert cache.stats().not_saved == {Reason.FULL: 1}
+    stats = cache.stats()
+    assert (stats.misses, stats.not_saved) == ({Reason.TIMEOUT: 1}, {Reason.FULL: 1})
     gated.is_open = True
     cache = machine(strict=True)
     cache.save(KEY, entry())
@@ -177,12 +176,8 @@ def test_a_remote_that_cannot_be_opened_raises(tmp_path: Path) -> None:
         raise AccessDeniedError("403")
 
     cache = Cache(settings(tmp_path, strict=True), open_remote=open_remote)
-    for call in (
-        cache.start,
-        lambda: cache.lookup(KEY),
-        lambda: cache.save(KEY, entry()),
-        lambda: cache.prefetch([KEY]),
-    ):
+    lookup, save = lambda: cache.lookup(KEY), lambda: cache.save(KEY, entry())
+    for call in (cache.start, lookup, save, lambda: cache.prefetch([KEY])):
         with pytest.raises(AccessDeniedError):
             call()
     cache.close()

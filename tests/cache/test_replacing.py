@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ FIRST, BETTER = entry(payload=b"first" * 40), entry(payload=b"better" * 40)
 
 
 @pytest.fixture
-def engine(tmp_path: Path, memory: MemoryStore) -> Engine:
-    return open_engine(tmp_path / "a", memory)
+def engine(tmp_path: Path, memory: MemoryStore) -> Iterator[Engine]:
+    with open_engine(tmp_path / "a", memory) as engine:
+        yield engine
 
 
 def found(memory: MemoryStore) -> Frame:
@@ -44,7 +46,6 @@ def test_an_entry_that_is_replaced_before_its_upload_is_not_uploaded(
     assert found(memory).digest == BETTER.digest
     assert engine.stats().uploaded == 1
     assert engine.stats().saved == 1
-    engine.close()
 
 
 def test_a_better_entry_replaces_an_uploaded_one(engine: Engine, memory: MemoryStore) -> None:
@@ -54,7 +55,6 @@ def test_a_better_entry_replaces_an_uploaded_one(engine: Engine, memory: MemoryS
     assert found(memory).digest == BETTER.digest
     with engine.candidates(KEY, remote=False) as lookup:
         assert [hit.entry.digest for hit in lookup] == [BETTER.digest]
-    engine.close()
 
 
 def test_an_entry_of_another_machine_is_not_replaced(
@@ -67,7 +67,6 @@ def test_an_entry_of_another_machine_is_not_replaced(
     assert others.flush(LONG_S).complete
     replaced(engine)
     assert found(memory).digest == theirs.digest
-    engine.close()
     others.close()
 
 
@@ -79,7 +78,6 @@ def test_replacements_made_while_finishing_are_uploaded(
     engine.events.finishing.subscribe(lambda: engine.replace(FIRST, bytes(BETTER.data)))
     getattr(engine, way)(LONG_S)
     assert found(memory).digest == BETTER.digest
-    engine.close()
 
 
 def test_a_read_only_machine_replaces_nothing(tmp_path: Path, memory: MemoryStore) -> None:

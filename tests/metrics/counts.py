@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from s3cache.stats import (
-    CacheStats,
-    HistogramSnapshot,
-    LevelStats,
-    Reason,
-    Usage,
-    VerbStats,
-)
+from s3cache.stats import CacheStats, HistogramSnapshot, LevelStats, Reason, Usage, VerbStats
 
 
 def some(number: int) -> HistogramSnapshot:
@@ -47,15 +40,7 @@ def counted() -> CacheStats:
         pending=33,
         breaker="open",
         remote={"get": VerbStats(3, {"TransientError": 34}, 35, 36, some(7))},
-        fx=LevelStats(
-            {"local": 37},
-            {Reason.GUARD: 38},
-            39,
-            41,
-            {"foreign": 42},
-            {"key": 43},
-            40,
-        ),
+        fx=LevelStats({"local": 37}, {Reason.GUARD: 38}, 39, 41, {"foreign": 42}, {"key": 43}, 40),
         features={"recall": {"recalled": 44, "refused:object": 49}},
         kinds={"triton": LevelStats({"remote": 54}, {Reason.ABSENT: 55}, 56)},
     )

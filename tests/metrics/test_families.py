@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from s3cache.metrics import FAMILIES, families
-from s3cache.stats import HistogramSnapshot, LevelStats, Usage
+from s3cache.stats import CacheStats, LevelStats
 from tests.metrics.counts import counted
 
 
@@ -30,35 +32,21 @@ def test_names_follow_the_rules_of_both_ecosystems() -> None:
 def test_every_count_changes_a_metric() -> None:
     """Each count is removed in turn, and this changes a metric."""
     stats = counted()
-    parts: dict[str, Any] = {"fx": stats.fx}
-    less = {
-        each.name: dataclasses.replace(stats, **_without(stats, each.name))
-        for each in dataclasses.fields(stats)
-    } | {
-        f"{of}.{each.name}": dataclasses.replace(
-            stats, **{of: dataclasses.replace(part, **_without(part, each.name))}
-        )
-        for of, part in parts.items()
-        for each in dataclasses.fields(part)
+    less = {name: replace(stats, **blank) for name, blank in _blanks(stats)}
+    less |= {
+        f"fx.{name}": replace(stats, fx=replace(stats.fx, **blank))
+        for name, blank in _blanks(stats.fx)
     }
     unseen = {name for name, each in less.items() if families(each) == families(stats)}
     # Saved bytes are counted at their upload. Superseded halves were never shared.
     assert unseen == {"saved_bytes", "fx.contained"}
 
 
-def _without(of: object, name: str) -> dict[str, Any]:
-    return {name: _blank(getattr(of, name))}
-
-
-def _blank(value: object) -> Any:
-    if isinstance(value, dict):
-        return {}
-    if isinstance(value, str):
-        return "closed"
-    if isinstance(value, (int, float)):
-        return 0
-    blank = {LevelStats: LevelStats(), Usage: None}
-    return blank.get(type(value), HistogramSnapshot())
+def _blanks(stats: CacheStats | LevelStats) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each field and, as arguments of ``replace``, its value in a new cache."""
+    for field in dataclasses.fields(stats):
+        blank = getattr(CacheStats(), field.name, 0)
+        yield field.name, {field.name: blank}
 
 
 def test_samples_have_the_labels_and_buckets_of_their_family() -> None:

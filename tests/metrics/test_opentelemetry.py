@@ -64,19 +64,14 @@ def test_every_family_is_exported(tmp_path: Path, telemetry: Telemetry) -> None:
             points = {tuple(sorted(p.attributes.items())): p for p in metric.data.data_points}
             for sample in samples:
                 point = points.pop(tuple(sorted(sample.labels.items())))
-                if (
-                    family.name != "s3cache.request.duration"
-                ):  # its values may change between the two reads
+                if family.name != "s3cache.request.duration":  # which may change between two reads
                     assert point.value == pytest.approx(sample.value), family.name
             assert not points
             if family.kind == "histogram":
-                [*counts] = metrics[f"{family.name}.count"].data.data_points
-                assert [point.value for point in counts] == [
-                    sample.buckets[-1][1] for sample in samples
-                ]
-        assert metrics.keys() - {f"{family.name}.count" for family in FAMILIES} <= {
-            family.name for family in FAMILIES
-        }
+                counts = [at.value for at in metrics[f"{family.name}.count"].data.data_points]
+                assert counts == [sample.buckets[-1][1] for sample in samples]
+        names = {family.name for family in FAMILIES}
+        assert {*metrics} <= names | {f"{name}.count" for name in names}
         observation.stop()
         assert not telemetry.metrics()
 

@@ -20,6 +20,8 @@ from tests.support.stopped import descriptors
 Another = Callable[..., Pending]
 
 NAMES_THAT_COULD_CLASH = ["lock", ".lock", "%2Elock", ".nfs0001", "a@b", "pending", "~"]
+# A namespace of 16, a spread of 1, a key of 128 and a variant of 64 characters.
+LONGEST = f"{'f' * 16}/v1/a/{'k' * 128}.{'v' * 64}"
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def pending(another: Another) -> Pending:
     return another()
 
 
-@pytest.mark.parametrize("name", [*ODD_KEYS, *NAMES_THAT_COULD_CLASH])
+@pytest.mark.parametrize("name", [*ODD_KEYS, *NAMES_THAT_COULD_CLASH, LONGEST])
 def test_any_name_passes_from_owner_to_adopter(
     pending: Pending, another: Another, root: Path, name: str
 ) -> None:
@@ -81,13 +83,6 @@ def test_an_owner_that_is_closed_during_an_adoption_leaves_all_uploads_to_others
     with pytest.raises(ClosedError):
         pending.adopt()
     assert another().adopt() == ["a"]
-
-
-def test_the_longest_names_of_the_cache_fit(pending: Pending) -> None:
-    """A namespace of 16, a spread of 1, a key of 128 and a variant of 64 characters."""
-    name = f"{'f' * 16}/v1/a/{'k' * 128}.{'v' * 64}"
-    assert pending.add(name)
-    assert pending.mine() == [name]
 
 
 def test_at_most_the_requested_number_is_adopted(pending: Pending, another: Another) -> None:

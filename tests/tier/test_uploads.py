@@ -11,9 +11,9 @@ import pytest
 
 from s3cache.errors import ClosedError, NoSpaceError
 from s3cache.stats import TransferEvent
-from s3cache.tier import DiskTier, FlushReport
+from s3cache.tier import FlushReport
 from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
-from tests.tier.sites import MIB, NewSite, Remote, Site
+from tests.tier.sites import NewSite, Remote, Site
 
 
 def test_a_listener_that_waits_for_uploads_fails_instead_of_hanging(
@@ -68,16 +68,6 @@ def test_an_object_that_another_process_replaced_is_uploaded_before_the_exit(
     assert remote.objects == {"one": b"theirs"}
 
 
-def test_records_that_are_older_than_the_queue_are_uploaded(site: Site, remote: Remote) -> None:
-    assert site.tier is not None
-    site.tier.put_pending("one", b"data")
-    elsewhere = DiskTier(site.tier.root, namespace="other", max_bytes=MIB, max_files=10)
-    elsewhere.put_pending("one", b"of another place")
-    elsewhere.close()
-    site.uploads.start()
-    eventually(lambda: remote.objects == {"one": b"data"})
-
-
 def test_without_a_tier_bytes_wait_in_memory(new_site: NewSite, remote: Remote) -> None:
     site = new_site(local=False)
     remote.is_open = False
@@ -107,11 +97,16 @@ def test_memory_is_bounded_by_bytes_and_count(new_site: NewSite, remote: Remote)
     assert len(remote.objects["2"]) == 40
 
 
-def test_an_object_on_disk_supersedes_the_same_object_in_memory(site: Site, remote: Remote) -> None:
+def keep_busy(site: Site, remote: Remote) -> None:
+    """Let all workers upload objects to a remote that does not answer."""
     remote.is_open = False
     for number in range(4):
         site.put(f"busy{number}")
     eventually(lambda: len(remote.waiting) == 4)
+
+
+def test_an_object_on_disk_supersedes_the_same_object_in_memory(site: Site, remote: Remote) -> None:
+    keep_busy(site, remote)
     site.uploads.add("one", b"old")
     site.put("one", b"new")
     remote.is_open = True
@@ -125,10 +120,7 @@ def test_an_object_on_disk_supersedes_the_same_object_in_memory(site: Site, remo
 def saved_while_the_remote_is_down(site: Site, remote: Remote) -> Path:
     """Save five objects, of which none is uploaded; return the root of their tier."""
     assert site.tier is not None
-    remote.is_open = False
-    for number in range(4):
-        site.put(f"busy{number}")
-    eventually(lambda: len(remote.waiting) == 4)
+    keep_busy(site, remote)
     for number in range(5):
         site.put(f"{number}")
     return Path(site.tier.root)
@@ -153,22 +145,20 @@ def test_objects_that_vanished_are_counted_and_warned_of_once(
     assert remote.objects.keys() == {"busy0", "busy1", "busy2", "busy3", "0"}
 
 
-def test_objects_are_uploaded_even_if_their_records_vanished(site: Site, remote: Remote) -> None:
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_lost_records_and_objects_that_we_removed_are_no_losses(
+    site: Site, remote: Remote, is_removed: bool
+) -> None:
     """A record is an empty file, and the oldest one of its object."""
     root = saved_while_the_remote_is_down(site, remote)
-    shutil.rmtree(root / "pending")
-    remote.is_open = True
-    assert site.uploads.flush(20) == FlushReport(0, 0, None)
-    assert len(remote.objects) == 9
-
-
-def test_objects_that_we_removed_have_not_vanished(site: Site, remote: Remote) -> None:
-    saved_while_the_remote_is_down(site, remote)
     assert site.tier is not None
-    site.tier.delete("0")
+    if is_removed:
+        site.tier.delete("0")
+    else:
+        shutil.rmtree(root / "pending")
     remote.is_open = True
     assert site.uploads.flush(20) == FlushReport(0, 0, None)
-    assert len(remote.objects) == 8
+    assert len(remote.objects) == 9 - is_removed
 
 
 # -- closing
