@@ -16,7 +16,7 @@ import contextlib
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -33,7 +33,6 @@ from s3cache.hooks._rebuild import (
     LIMITS,
     LIMITS_FIELD,
     FirstCall,
-    Kernels,
     add_guards,
     attach_backward,
     conditions_of,
@@ -84,11 +83,11 @@ class Lookups:
     _state: CompileState
     _keys: KeyHook
     _bypasses: Bypasses
-    _kernels: Kernels
     _events: CompileEvents
-    compiles: Compiles = field(init=False)  # once torch's compiler is imported
+    compiles: Compiles
 
     def install(self, patches: Patches) -> None:
+        self.compiles.watch_graph = self.watch_graph
         patches.install(self)
         for level in LEVELS:
             patches.wrap(level.candidates, partial(self._candidates, level))
@@ -310,7 +309,7 @@ class Lookups:
             if lookup.level is FX:
                 self.compiles.built_from.pop(call.key, None)
 
-        if lookup.level is FX:  # a whole graph may be loaded where torch's compiler is not
+        if lookup.level is FX:
             call.built = self.compiles.built_from.setdefault(call.key, [])
         setattr(graph, internals.CALLABLE, call.watched(function, finish))
 

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
 from s3cache.artifact import CONDITIONS, check_image, hidden_places, without_places
 from s3cache.errors import ConfigError, CorruptError
 from s3cache.graph import Code, settings_digest, storage_offsets
+from s3cache.hooks._again import interpreted_backward, lower_backward
 from s3cache.hooks._portable import installed_in, keep_unloaded, restore_kernel
 from s3cache.hooks._state import CompileState, around
 from s3cache.store import Buffer, own_directory
@@ -249,8 +250,6 @@ def attach_backward(
             if not kept and (is_same or settings() == conditions["lowered"]):
                 return lowered
             logger.info("a backward of a hit is lowered again, under the current settings")
-            from s3cache.hooks._again import interpreted_backward, lower_backward
-
             return lower_backward(entry, compiler, args)
         except Exception:  # the user's program goes on
             logger.warning(

@@ -57,9 +57,12 @@ class Session:
     """
 
     def __init__(self, engine: Engine, *, supported: bool = True) -> None:
-        self.engine = engine
-        self.supported = supported
-        self.events = CompileEvents(strict=engine.settings.strict)
+        self.engine, settings = engine, engine.settings
+        self.events = CompileEvents(strict=settings.strict)
+        self.state, self.bypasses = CompileState(), Bypasses(engine)
+        self.kernels = Kernels(
+            self.state, share_sources=settings.share_sources, on_triton=self.events.rebuilding.tell
+        )
         self._patches = Patches()
         self._locked = Patches()  # separate: they stay even if no hook can be installed
         self._early_failures: list[Exception] = []
@@ -79,14 +82,24 @@ class Session:
             undo.callback(when_imported(internals.TRITON, lock_triton))
         if supported:
             for feature in features():
-                if feature.is_used(engine.settings):
-                    feature.call(feature.installs, self, strict=engine.settings.strict)
+                if feature.is_used(settings):
+                    feature.call(feature.installs, self, strict=settings.strict)
             undo.callback(when_imported(internals.DYNAMO, self._install_holding))
             undo.callback(when_imported(internals.COMPILER, self._install))
 
-    def close(self) -> None:
-        """Restore torch and finish the uploads."""
-        self.undo.close()
+    @functools.cached_property
+    def keys(self) -> KeyHook:
+        return KeyHook(registry, self.state)
+
+    @functools.cached_property
+    def compiles(self) -> Compiles:
+        parts = self.engine, self.state, self.keys, self.kernels, self.bypasses, self.events
+        return Compiles(*parts)
+
+    @functools.cached_property
+    def lookups(self) -> Lookups:
+        parts = self.engine, self.state, self.keys, self.bypasses, self.events, self.compiles
+        return Lookups(*parts)
 
     def _install(self) -> None:
         try:
@@ -114,51 +127,23 @@ class Session:
             )
 
     def _install_hooks(self) -> None:
-        engine, state, keys, bypasses = self.engine, self.state, self.keys, self.bypasses
-        self.compiles = compiles = Compiles(
-            engine, state, keys, self.kernels, bypasses, self.events
-        )
+        patches, keys, directory = self._patches, self.keys, self.engine.settings.local_dir
         # The hooks that the cache requires: all of them, or none.
-        for hooks in (state, keys):
-            self._patches.install(hooks)
+        for hooks in (self.state, keys):
+            patches.install(hooks)
         self.install_loading()
-        compiles.install(self._patches)
-        self.lookups.compiles, compiles.watch_graph = compiles, self.lookups.watch_graph
-        self.lookups.install(self._patches)
-        self._patches.callback(internals.skip_package("s3cache"))
+        self.compiles.install(patches)
+        self.lookups.install(patches)
+        patches.callback(internals.skip_package("s3cache"))
         for install in self.required:
-            install(self._patches)
-
+            install(patches)
         # Features that can fail alone.
-        feature, directory = self.install_part, engine.settings.local_dir
-        feature(internals.TORCH_KEY, lambda _: remember_installation(directory))
-        feature(internals.KEY_LOGS, lambda p: p.wrap(internals.fx_debug_lines, keys.debug_lines))
-        feature(
-            internals.TRACES, lambda _: None
-        )  # warns only: traces check for the names themselves
+        part = self.install_part
+        part(internals.TORCH_KEY, lambda _: remember_installation(directory))
+        part(internals.KEY_LOGS, lambda p: p.wrap(internals.fx_debug_lines, keys.debug_lines))
+        part(internals.TRACES, lambda _: None)  # warns only: traces check for the names themselves
         if os.environ.get(WATCHED):
-            feature(internals.WATCHING, Progress(engine).install)
-
-    @functools.cached_property
-    def state(self) -> CompileState:
-        return CompileState()
-
-    @functools.cached_property
-    def keys(self) -> KeyHook:
-        return KeyHook(registry, self.state)
-
-    @functools.cached_property
-    def bypasses(self) -> Bypasses:
-        return Bypasses(self.engine)
-
-    @functools.cached_property
-    def kernels(self) -> Kernels:
-        share_sources, on_triton = self.engine.settings.share_sources, self.events.rebuilding.tell
-        return Kernels(self.state, share_sources=share_sources, on_triton=on_triton)
-
-    @functools.cached_property
-    def lookups(self) -> Lookups:
-        return Lookups(self.engine, self.state, self.keys, self.bypasses, self.kernels, self.events)
+            part(internals.WATCHING, Progress(self.engine).install)
 
     def install_loading(self) -> None:
         """Install the hooks that make a callable of an entry, once."""
@@ -173,12 +158,11 @@ class Session:
 
     def _install_holding(self) -> None:
         """Install the hook around Dynamo's compiles, before the first of them begins."""
-        state = self.state
-        self.install_part(
-            internals.HOLDING,
-            lambda patches: patches.wrap(internals.compile_frame, state.compile_frame),
-            bind=False,
-        )
+
+        def install(patches: Patches) -> None:
+            patches.wrap(internals.compile_frame, self.state.compile_frame)
+
+        self.install_part(internals.HOLDING, install, bind=False)
 
     def install_part(
         self, feature: str, install: Callable[[Patches], object], *, bind: bool = True
@@ -347,7 +331,7 @@ def _close() -> None:
     session, _session = _session, None
     set_active(None)
     if session is not None:
-        session.close()
+        session.undo.close()
 
 
 def _print_summary() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch._inductor import config as inductor
 
-from s3cache.hooks import _rebuild
+from s3cache.hooks import _again, _rebuild
 from s3cache.torch_api import internals
 from tests.hooks.jobs import account, machine_here
 
@@ -78,14 +78,11 @@ def _step(
     given = {"options": {"max_fusion_size": 3}} if options else {}
     compiled: Any = torch.compile(PROGRAMS[program], **given)  # type: ignore[call-overload]
     x = torch.linspace(-2, 3, 48).view(6, 8).requires_grad_()
-    broken = (
-        patch.object(_rebuild, fault, side_effect=OSError("injected"))
-        if fault
-        else contextlib.nullcontext()
-    )
-    fails = patch.object(internals, "copied", side_effect=OSError("injected"))
-    with fails if late else contextlib.nullcontext():
+    injected = OSError("injected")
+    with patch.object(internals, "copied", side_effect=injected) if late else nullcontext():
         out = compiled(x)
+    owner = _again if fault == "_new_trace" else _rebuild
+    broken = patch.object(owner, fault, side_effect=injected) if fault else nullcontext()
     with inductor.patch(emulate_precision_casts=casts), broken:
         out.sum().backward(retain_graph=kept)
         if kept:

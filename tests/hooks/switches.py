@@ -219,27 +219,3 @@ def _moved(url: str) -> dict[str, Any]:
     found["after"] = account(inside)["hits"]
     s3cache.disable()
     return found
-
-
-def artifacts(url: str) -> list[dict[str, Any]]:
-    """Save two graphs, of which the first is a hit, as torch's artifacts.
-
-    Load them on a machine with an empty cache.
-    """
-    import torch
-
-    with machine_here(url, "first") as cache:
-        assert compiled(8)
-        cache.flush()
-    with machine_here(url, "second") as cache:
-        assert compiled(8)
-        assert compiled(9)
-        saved = torch.compiler.save_cache_artifacts()
-        assert saved is not None
-        seen = {**account(cache), "artifacts": len(saved[1].aot_autograd_artifacts)}
-    with machine_here("memory://empty", "third") as cache:
-        loaded = torch.compiler.load_cache_artifacts(saved[0])
-        assert loaded is not None
-        assert compiled(8)
-        assert compiled(9)
-        return [seen, {**account(cache), "artifacts": len(loaded.aot_autograd_artifacts)}]

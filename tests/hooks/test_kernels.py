@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
+import pickle
 import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import tests.support.compiler  # noqa: F401
+from s3cache.artifact import unpickled
+from s3cache.errors import is_machine_trouble
+from s3cache.hooks._portable import portable
 from s3cache.hooks._rebuild import Kernels, NotSharableError, files_named_in, opened
-from s3cache.hooks._state import CompileState
+from s3cache.hooks._state import CompileState, Patches
+from tests.hooks.triton import KERNEL, bundled, emit
 from tests.support.marks import slow
 from tests.support.sites import Machine, Site
+from tests.support.users import needs_users
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -103,3 +116,212 @@ def test_code_that_calls_a_function_that_lowering_registers_is_not_saved(site: S
     assert ran["bypass_reasons"] == {"kernel": 1}
     assert "extern_kernels.matmul_of_ours" in ran["stderr"]
     assert list(site.entries()) == []
+
+
+# -- triton kernels in entries have no trace of the machine that compiled them, and are loaded from
+
+
+SHARED_GROUP = 12_003
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return torch's directory for kernels, inside Inductor's directory."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    before = os.umask(0o002)  # the umask of many machines with several users
+    yield tmp_path / "inductor" / "triton" / "0"
+    os.umask(before)
+
+
+def shared_with_a_group(path: Path) -> None:
+    os.chown(path, -1, SHARED_GROUP)
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+def moved_behind_a_link(path: Path) -> None:
+    there = path.parents[2] / "theirs"
+    path.rename(there)
+    path.symlink_to(there)
+
+
+def given_away(path: Path) -> None:
+    path.parent.parent.chmod(0o700)
+    os.chown(path, 12_002, 12_002)
+
+
+FILE = f"{KERNEL}/kernel.cubin"
+
+
+@pytest.mark.parametrize(
+    ("where", "change"),
+    [
+        pytest.param(".", shared_with_a_group, marks=needs_users),
+        (".", lambda path: path.chmod(0o757)),
+        ("..", lambda path: path.chmod(0o777)),  # any user may rename files in it
+        (KERNEL, lambda path: path.chmod(0o777)),
+        pytest.param(FILE, shared_with_a_group, marks=needs_users),
+        (FILE, lambda path: path.chmod(0o646)),
+        (FILE, moved_behind_a_link),
+        (KERNEL, moved_behind_a_link),
+        pytest.param(FILE, given_away, marks=needs_users),
+    ],
+)
+def test_files_that_other_users_could_have_written_are_not_loaded(
+    base: Path, where: str, change: Callable[[Path], object]
+) -> None:
+    """This machine misses, and the entry stays valid."""
+    (base / KERNEL).mkdir(parents=True)
+    for above in (base / KERNEL, base, base.parent, base.parent.parent):
+        above.chmod(0o755)
+    (base / FILE).write_bytes(b"planted")
+    (base / FILE).chmod(0o644)
+    change(Path(os.path.normpath(base / where)))
+    with pytest.raises(PermissionError, match="where others may write") as raised:
+        emit()
+    assert is_machine_trouble(raised.value)
+    emit(rebuilding=False)  # s3cache does not check torch's own entries
+
+
+def test_kernels_go_to_a_private_directory(base: Path) -> None:
+    """Under any umask; and the next hit finds them there."""
+    for _ in range(2):
+        emit()
+        assert (base / KERNEL / "kernel.cubin").read_bytes() == b"verified"
+    assert base.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(os.getegid() != os.geteuid(), reason="this user has no private group")
+def test_files_of_this_users_triton_with_umask_002_are_loaded(base: Path) -> None:
+    """The group that may write is the user's own, and has no other members."""
+    (base / KERNEL).mkdir(parents=True)
+    (base / KERNEL / "kernel.cubin").write_bytes(b"compiled here")
+    modes = [path.stat().st_mode & 0o777 for path in (base, base / KERNEL)]
+    assert modes == [0o775, 0o775]
+    assert (base / KERNEL / "kernel.cubin").stat().st_mode & 0o777 == 0o664
+    emit()
+    assert (base / KERNEL / "kernel.cubin").read_bytes() == b"compiled here"
+
+
+class Function:
+    """A stand-in for Triton's own function of a kernel."""
+
+    def __init__(self, file: str) -> None:
+        self.fn = None
+        self.file_name = file
+        self.device_caches: defaultdict[int, str] = defaultdict(self.create_binder)
+
+    def create_binder(self) -> str:
+        return "bound"
+
+
+SOURCE = "cabc"  # torch names a kernel's file after its content
+
+
+def static_kernel(directory: Path) -> Any:
+    """Return a kernel as torch keeps it for its cache, compiled in ``directory``."""
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from torch._inductor.triton_bundler import StaticallyLaunchedAutotuner
+
+    file = str(directory / "ab" / f"{SOURCE}.py")
+    meta = {"autotune_local_cache": True, "autotune_remote_cache": False}
+    cache = AutotuneCache.create(meta, file, "configs")  # type: ignore[arg-type]
+    assert cache is not None
+    kernel: Any = object.__new__(CachingAutotuner)
+    vars(kernel).update(
+        fn=Function(file),
+        filename=file,
+        kernel_hash=SOURCE,
+        inductor_meta=meta,
+        save_cache_hook=cache.save,
+        compile_results=[],
+        launchers=[print],  # of a kernel that was loaded here
+        _plugins=[],
+    )
+    return StaticallyLaunchedAutotuner("key", "kernel", kernel)
+
+
+def shared(bundle: Any) -> bytes:
+    graph = SimpleNamespace(_triton_bundle=bundle)
+    with portable(graph):
+        content = pickle.dumps(graph._triton_bundle)
+    assert graph._triton_bundle is bundle
+    return content
+
+
+def test_a_kernel_from_another_machine_gets_paths_of_this_machine(
+    base: Path, tmp_path: Path
+) -> None:
+    """Its entry names no file and no bound method of that machine; here it gets new ones."""
+    from torch._inductor.async_compile import CompiledTritonKernels
+
+    there = tmp_path / "another machine"
+    content = shared(bundled({"kernel.cubin": b"verified"}, static_kernel(there)))
+    assert str(tmp_path).encode() not in content
+    bundle: Any = unpickled(content)  # it refuses bound methods
+
+    emit(bundle)
+    CompiledTritonKernels._cache.pop("key", None)
+    kernel = bundle.static_autotuners[0].kernel
+    place = base.parents[1] / "ab" / f"{SOURCE}.py"
+    assert [kernel.filename, kernel.fn.file_name] == [str(place)] * 2
+    assert kernel.fn.device_caches["a device"] == "bound"
+    config = SimpleNamespace(kwargs={"XBLOCK": 64}, num_warps=4, num_stages=1)
+    kernel.save_cache_hook(config, 1)
+    (best,) = place.parent.glob("*.best_config")
+    assert json.loads(best.read_bytes())["configs_hash"] == "configs"
+    assert not there.exists()
+
+
+def test_only_the_files_of_a_kernel_that_run_are_shared(base: Path) -> None:
+    """Earlier stages name files. Triton ignores a kernel if a listed file is missing."""
+    base.mkdir(parents=True)
+    base.chmod(0o755)
+    here = str(base.parents[1])
+    stages = dict.fromkeys(["k.source", "k.ttir", "k.ttgir", "k.llir", "k.ptx"], here.encode())
+    group = {"child_paths": {name: f"[REPLACE]/{name}" for name in [*stages, "k.cubin", "k.json"]}}
+    files = {
+        **stages,
+        "k.cubin": b"\0" + here.encode() + b"/ab/cabc.py\0",
+        "k.json": json.dumps({"extern_libs": here + "/lib"}).encode(),
+        "__grp__k.json": json.dumps(group).encode(),
+    }
+    content = shared(bundled(files))
+    assert here.encode() not in content
+    emit(unpickled(content))
+    kept = {path.name: path for path in (base / KERNEL).iterdir()}
+    assert set(kept) == {"k.cubin", "k.json", "__grp__k.json"}
+    listed = json.loads(kept["__grp__k.json"].read_bytes())["child_paths"]
+    assert sorted(listed) == ["k.cubin", "k.json"]
+    assert all(Path(path).exists() for path in listed.values())
+    assert len(kept["k.cubin"].read_bytes()) == len(files["k.cubin"])
+
+
+def test_a_kernel_without_an_alternative_is_kept_if_another_kernel_was_chosen(base: Path) -> None:
+    """torch drops every kernel that was not chosen, even a kernel without an alternative."""
+    from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
+    from torch._inductor.triton_bundler import StaticallyLaunchedAutotuner, TritonBundler
+
+    digests = {name: name[0] * 64 for name in ("chosen", "only", "lost")}
+    files = {name: triton_hash_to_path_key(digest) for name, digest in digests.items()}
+    patches = Patches()
+    patches.install(Kernels(CompileState()))
+    try:
+        TritonBundler.begin_compile()
+        for file in files.values():
+            (base / file).mkdir(parents=True)
+            (base / file / "kernel.cubin").write_bytes(b"code")
+            TritonBundler.put(file, 0)
+        if hasattr(TritonBundler, "put_winner"):
+            TritonBundler.put_winner(files["chosen"])
+        result = SimpleNamespace(kernel=SimpleNamespace(hash=digests["only"]))
+        kernel: Any = SimpleNamespace(compile_results=[result], kernel_name="only")
+        TritonBundler._static_autotuners = [StaticallyLaunchedAutotuner("key", "only", kernel)]
+        bundle, _ = TritonBundler.collect()
+    finally:
+        TritonBundler.end_compile()
+        patches.close()
+    kept = {artifacts.kernel_hash for artifacts in bundle.kernel_artifacts}
+    assert {files["chosen"], files["only"]} <= kept
+    assert hasattr(TritonBundler, "put_winner") == (files["lost"] not in kept)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from s3cache import frame
+from s3cache.hooks._portable import portable
+from tests.hooks.source_leaks import WORD
 from tests.support.marks import nightly, slow
 from tests.support.sites import Site
 
@@ -81,3 +87,81 @@ def test_machines_with_other_numbers_of_threads_may_share_code(dynamic: bool, si
     assert [each["saved"] for each in found] == ([1, 0, 1] if dynamic else [1, 1, 1])
     assert sum(found[1]["hits"].values()) == int(dynamic)
     assert max(each["error"] for each in found) < 1e-3
+
+
+# -- entries contain no source lines and no paths of a program, unless a setting allows it
+
+
+# The paths of the program, and of the Python that runs it.
+PATHS = (str(Path(__file__).parent), sys.prefix, sys.base_prefix)
+
+
+def _shared_content(site: Site) -> bytes:
+    """Return all shared content, uncompressed."""
+    content = []
+    for path in site.entries():
+        entry = frame.decode(path.read_bytes())
+        content += [repr(entry.header).encode(), *(bytes(entry.section(n)) for n in entry.names)]
+    return b"\n".join(content)
+
+
+@nightly  # takes minutes, as it may use no earlier compiles
+def test_no_source_line_and_no_path_is_shared_by_default(site: Site) -> None:
+    # Earlier output of g++ would name directories of its compile, for debuggers.
+    first = site.machine("first", S3CACHE_TEST_COMPILED="off")
+    first.run("source_leaks:share", site.url)
+    content = _shared_content(site)
+    for word in (WORD, *PATHS, str(site.root)):
+        at = content.find(word.encode())
+        assert at < 0, (word, content[max(0, at - 300) : at + 100].decode(errors="replace"))
+    assert b"addmm" in content or b"mm.default" in content  # the text of graphs is there
+    second = site.machine("second").run("source_leaks:share", site.url)
+    assert second["misses"] == {"absent": 1}  # the graph without a backward; its forward hits
+    # That forward, and the graph of an operator with its own fake.
+    assert (second["saved"], second["second level"]) == (0, 2)
+
+    telling = Site(site.root / "telling")
+    site.machine("third", S3CACHE_SHARE_SOURCES="yes").run("source_leaks:share", telling.url)
+    content = _shared_content(telling)
+    assert WORD.encode() in content
+    assert __file__.replace("test_portability", "source_leaks").encode() in content
+
+
+TRACE = """  File "/home/me/train.py", line 7, in forward
+    x = secret(x)  # confidential
+        ^^^^^^^^^
+"""
+
+
+def test_stack_traces_of_cuda_graphs_are_not_shared() -> None:
+    """Without an accelerator, torch notes no such traces."""
+    from torch._inductor.cudagraph_utils import CudagraphCachedInfo, PlaceholderInfo
+
+    user = PlaceholderInfo("mul", TRACE, [], TRACE)
+    reason = f"skipping cudagraphs due to mutated inputs. Found from : \n {TRACE}and so on"
+    known: dict[str, Any] = {
+        "placeholders": [PlaceholderInfo("x", TRACE, [user], None)],
+        "stack_traces": [TRACE, None],
+        "cudagraph_fail_reasons": [reason],
+    }
+    graph = SimpleNamespace(
+        source_code="# File: what is run stays as it is",
+        cudagraph_info=CudagraphCachedInfo(
+            **{field.name: frozenset() for field in fields(CudagraphCachedInfo)} | known
+        ),
+        disabled_cudagraphs_reason=reason,
+        cache_linemap=[(3, TRACE)],
+    )
+    before = pickle.dumps(vars(graph))
+    with portable(graph):
+        graph.guards_expr = "s0 > 2"  # as torch does while it saves a graph
+        shared = pickle.dumps(vars(graph))
+        assert b"confidential" not in shared
+        assert b"/home/me" not in shared
+        assert graph.source_code == "# File: what is run stays as it is"
+        assert graph.cudagraph_info.stack_traces == [None, None]
+        (placeholder,) = graph.cudagraph_info.placeholders
+        assert [placeholder.name, placeholder.users[0].name] == ["x", "mul"]
+        assert graph.disabled_cudagraphs_reason.endswith("Found from : \nand so on")
+    assert vars(graph).pop("guards_expr") == "s0 > 2"
+    assert pickle.dumps(vars(graph)) == before

@@ -79,13 +79,24 @@ def test_switches_of_torchs_remote_caches(site: Site) -> None:
     assert not remote["by torch"]
 
 
+# -- a miss waits, compiles at once, or is an error
+
+
+def test_a_program_that_must_not_compile_ends_at_its_first_miss(site: Site) -> None:
+    """The error names the graph, the nearest entry, and the difference."""
+    first = site.machine("first").run("on_miss:step", site.url, [8], "wait")
+    assert isinstance(first[0], float)
+    found, missed = site.machine("second").run("on_miss:step", site.url, [8, 24], "error")
+    assert found == first[0]
+    assert "on_miss is error" in missed
+    assert "on_miss.py:" in missed
+    assert "nearest:" in missed
+    assert "24" in missed
+
+
 @slow
-def test_artifacts_contain_hits_and_are_used_once_loaded(site: Site) -> None:
-    """``torch.compiler.save_cache_artifacts`` and ``load_cache_artifacts``."""
-    saved, loaded = site.machine("one").run("switches:artifacts", site.url)
-    assert saved["hits"] == {"local": 0, "remote": 1}
-    assert saved["saved"] == 1
-    assert saved["artifacts"] >= 2
-    assert loaded["artifacts"] == saved["artifacts"]
-    assert loaded["misses"] == {"absent": 2}
-    assert loaded["torch"]["autograd_cache_hit"] == 2
+def test_the_error_names_the_operator_that_differs(site: Site) -> None:
+    site.machine("first").run("on_miss:step", site.url, [8], "compile")
+    (other,) = site.machine("second").run("on_miss:step", site.url, [8], "error", "tan")
+    assert "tan" in other
+    assert len(site.entries()) == 1

@@ -24,7 +24,7 @@ from tests.hooks.fx_programs import waved
 from tests.hooks.jobs import account
 from tests.hooks.lacking import product
 from tests.support.forging import encoded, signed_by
-from tests.support.marks import nightly, slow
+from tests.support.marks import cases, slow
 from tests.support.sites import Machine, Site
 
 pytestmark = pytest.mark.timeout(900)
@@ -33,7 +33,12 @@ KEY, STRANGER = generate("ci"), generate("ci")
 TRUSTING = {"S3CACHE_TRUSTED_KEYS": KEY.public_text()}
 # torch keeps profiles of jobs that have a name.
 JOB = {"TORCH_COMPILE_JOB_ID": "job"}
-REMOTE = {"TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1"}
+REMOTE = {
+    "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1",
+    "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
+    "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "1",
+}
+TORCHS = ("usual", "lacks a name", "too old")
 SIGNING = {"S3CACHE_SIGNING_KEY": KEY.secret_text()}
 
 
@@ -86,24 +91,10 @@ def replace_by_evil(path: Path, trace: Path, library: bytes) -> None:
     path.write_bytes(evil.get(path.suffix) or plain_evil_pickle(trace))
 
 
-def run_planted(machine: Machine, job: str, *arguments: str) -> None:
+def run_planted(machine: Machine, job: str, *arguments: str, **environment: str) -> None:
     """Run a job; planted code may end its program."""
     with contextlib.suppress(ProgramError):
-        machine.run(job, *arguments)
-
-
-@nightly
-def test_no_file_of_an_earlier_run_is_run(site: Site, tmp_path: Path) -> None:
-    trace = tmp_path / "betrayed"
-    machine = planted(site, tmp_path, trace)
-    machine.environment.update(TRUSTING)
-    found = machine.run("test_trusted:waving", f"file://{tmp_path}/nothing?create=1")
-    assert not trace.exists()
-    assert found["misses"] == {"absent": 1}
-    for variable in TRUSTING:
-        del machine.environment[variable]
-    run_planted(machine, "test_trusted:waving", f"file://{tmp_path}/nothing2?create=1")
-    assert trace.exists()  # without a trusted key, it runs
+        machine.run(job, *arguments, **environment)
 
 
 @slow
@@ -148,37 +139,24 @@ def test_planted_artifacts_of_torch_run_nothing(site: Site, tmp_path: Path) -> N
     assert Path(trace).exists()  # without a trusted key, it runs
 
 
-@nightly
-def test_torchs_remote_caches_run_nothing(site: Site, tmp_path: Path) -> None:
-    """Caches of graphs, and of profiles."""
-    trace = tmp_path / "betrayed"
-    content = base64.b64encode(plain_evil_pickle(trace)).decode()
-    remote = {**REMOTE, "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "1", **JOB}
-    found = site.machine("target", **remote, **TRUSTING).run(
-        "test_trusted:redis", site.url, content
-    )
-    assert not trace.exists()
-    assert found["misses"] == {"absent": 1}
-    machine = site.machine("careless", **remote)
-    run_planted(machine, "test_trusted:redis", f"file://{tmp_path}/nothing?create=1", content)
-    assert trace.exists()  # without a trusted key, it runs
-
-
 @slow
-@pytest.mark.parametrize("job", ["lacking", pytest.param("unsupported", marks=nightly)])
-def test_planted_files_do_not_run_if_hooks_cannot_be_installed(
-    job: str, site: Site, tmp_path: Path
+@pytest.mark.parametrize("torchs", cases(TORCHS, nightly_ones={"too old", "usual"}))
+def test_no_file_of_an_earlier_run_and_no_remote_cache_of_torch_is_used(
+    torchs: str, site: Site, tmp_path: Path
 ) -> None:
-    """Also if torch is not supported. torch then has no caches, and compiles correctly."""
+    """If hooks cannot be installed, torch has no caches, and compiles correctly."""
     trace = tmp_path / "betrayed"
     content = base64.b64encode(plain_evil_pickle(trace)).decode()
     machine = planted(site, tmp_path, trace)
-    arguments = (f"file://{tmp_path}/nothing?create=1", content)
-    found = machine.run(f"test_trusted:{job}", *arguments, **REMOTE, **TRUSTING)
+    nothing = f"file://{tmp_path}/nothing?create=1"
+    found = machine.run("test_trusted:served", nothing, content, torchs, **REMOTE, **TRUSTING)
     assert not trace.exists()
-    assert (found["saved"], found["asked"]) == (0, 0)
-    assert found["stderr"].count("it compiles without a cache") == 1
-    run_planted(machine, f"test_trusted:{job}", *arguments)
+    if torchs == "usual":
+        assert found["misses"] == {"absent": 1}
+    else:
+        assert (found["saved"], found["asked"]) == (0, 0)
+        assert found["stderr"].count("it compiles without a cache") == 1
+    run_planted(machine, "test_trusted:served", f"{nothing}2", content, torchs, **REMOTE)
     assert trace.exists()  # without a trusted key, it runs
 
 
@@ -261,17 +239,13 @@ def waving(url: str) -> dict[str, Any]:
     return compiled(url, program=waved)
 
 
-def lacking(url: str, content: str) -> dict[str, Any]:
-    """Compile with a torch that lacks a name; remote caches answer with ``content``."""
+def served(url: str, content: str, torchs: str) -> dict[str, Any]:
+    """Compile with this torch; its remote caches answer with ``content``."""
     _serve(content)
-    vars(internals)["clear_caches"] = Internal("torch._guards:nonsense")
-    return {**waving(url), "asked": len(_asked)}
-
-
-def unsupported(url: str, content: str) -> dict[str, Any]:
-    """Compile with a torch that is too old; remote caches answer with ``content``."""
-    _serve(content)
-    internals.OLDEST = (99, 0)
+    if torchs == "lacks a name":
+        vars(internals)["clear_caches"] = Internal("torch._guards:nonsense")
+    elif torchs == "too old":
+        internals.OLDEST = (99, 0)
     return {**waving(url), "asked": len(_asked)}
 
 
@@ -338,12 +312,6 @@ def loaded(url: str, artifacts: str) -> dict[str, Any]:
             return {"failed": str(exc)}
         assert info is not None
         return {"loaded": dict(info.artifacts)}
-
-
-def redis(url: str, content: str) -> dict[str, Any]:
-    """Compile while torch's remote caches answer everything with ``content``."""
-    _serve(content)
-    return {**compiled(url), "asked": len(_asked)}
 
 
 _asked: list[str] = []
