@@ -34,9 +34,8 @@ def autoload() -> None:
 def _wait() -> None:
     """Enable the cache at the first import of torch's compiler, or at a look of the program."""
     from s3cache.seam import features
-    from s3cache.util.importing import before_import
+    from s3cache.util.importing import before_import, first_compile
     from s3cache.util.snapshot import FUNCTIONS
-    from s3cache.util.waiting import first_compile
 
     for names in baseline.values():
         FUNCTIONS.add(names.values())  # takes 20 ms

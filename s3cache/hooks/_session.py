@@ -30,10 +30,9 @@ from s3cache.seam import features
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import check_names, internals, require
 from s3cache.torch_api.protocols import Function
-from s3cache.util.importing import when_imported
+from s3cache.util.importing import first_compile, when_imported
 from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
-from s3cache.util.waiting import first_compile
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -6,13 +6,13 @@
 that a cache needs, and suggests a fix for each fault.
 """
 
-from s3cache.insight._differences import Difference as Difference
-from s3cache.insight._differences import differences as differences
 from s3cache.insight._doctor import Check as Check
 from s3cache.insight._doctor import Name as Name
 from s3cache.insight._doctor import examine as examine
+from s3cache.insight._explain import Difference as Difference
 from s3cache.insight._explain import Explained as Explained
 from s3cache.insight._explain import Explanation as Explanation
+from s3cache.insight._explain import differences as differences
 from s3cache.insight._explain import explain as explain
 from s3cache.insight._report import is_counted as is_counted
 from s3cache.insight._report import manifest as manifest

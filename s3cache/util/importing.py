@@ -1,4 +1,4 @@
-"""Run callbacks around the import of a module, without importing it.
+"""Run callbacks around the import of a module, without importing it; wait for the first compile.
 
 The modules are large, so garbage is hardly ever collected during their import: an import makes many
 permanent objects, and each collection would go through them.
@@ -6,11 +6,12 @@ permanent objects, and each collection would go through them.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -123,7 +124,7 @@ _usual = 0  # the program's threshold, while ours is set
 _FEW = 1_000  # Python 3.12 itself freezes 375 objects; a program that does freezes many more
 
 
-@contextmanager
+@contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
     global _usual
     threshold = gc.get_threshold()[0]
@@ -151,3 +152,44 @@ def _collect_as_usual() -> None:
 
 
 os.register_at_fork(after_in_child=_collect_as_usual)  # the child may lack the importing thread
+
+
+# -- the first compile of a process, which enables the cache that its environment names
+
+
+class FirstCompile:
+    """A wait that ends with the first compile, or when the program chooses a cache itself."""
+
+    def __init__(self) -> None:
+        self._enable: Callable[[], object] | None = None  # while this waits
+        self._undo = contextlib.ExitStack()
+        self._is_cancelled = False
+
+    def wait(self, enable: Callable[[], object]) -> contextlib.ExitStack | None:
+        """Call ``enable`` at the end, after undoing what the caller adds to the stack.
+
+        Returns None, and does not wait, if the program has chosen before.
+        """
+        if self._is_cancelled:
+            return None
+        self._enable = enable
+        return self._undo
+
+    def end(self) -> None:
+        """Enable the cache if this waits, unless the process is ending."""
+        enable = self._enable
+        if enable is not None and threading.main_thread().is_alive():
+            self._stop()
+            enable()
+
+    def cancel(self) -> None:
+        """Leave the choice to the program: the environment has no say any more."""
+        self._is_cancelled = True
+        self._stop()
+
+    def _stop(self) -> None:
+        self._enable = None
+        self._undo.close()
+
+
+first_compile = FirstCompile()

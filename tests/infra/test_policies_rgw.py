@@ -148,13 +148,11 @@ async def test_a_job_checks_before_it_creates_if_ceph_ignores_the_condition(
     assert await store.get("once") == b"first"
 
 
-@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
-async def test_an_absent_object_is_a_miss_and_not_a_refusal(
-    role: policies.Role, open_as: OpenAs
-) -> None:
-    store = open_as(role.name)
-    assert await store.get("absent") is None
-    assert await store.head("absent") is None
+async def test_an_absent_object_is_a_miss_and_not_a_refusal(open_as: OpenAs) -> None:
+    for role in ROLES:
+        store = open_as(role.name)
+        assert await store.get("absent") is None
+        assert await store.head("absent") is None
 
 
 def test_deploy_can_run_again_and_prints_the_settings(

@@ -18,7 +18,7 @@ from s3cache import Cache, explain, frame
 from s3cache.entries import NAMES, first_name
 from s3cache.errors import ConfigError
 from s3cache.insight import Explanation
-from s3cache.insight._differences import StoredEntries
+from s3cache.insight._explain import StoredEntries
 from s3cache.manage import EntryLocation
 from s3cache.records import Record
 from s3cache.store import MemoryStore
@@ -167,20 +167,29 @@ def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
 
 
 def test_hits_are_counted_and_misses_are_explained(tmp_path: Path) -> None:
-    """The miss of a whole graph explains the misses of its FX graphs, so these are left out."""
-    hit, half = lookup("a", 1, "hit", reason="local"), lookup("c", 3, level="fx", of_whole=True)
-    record(tmp_path, hit, lookup("b", 2), half)
+    """The miss of a whole graph explains those of its FX graphs, but not a wait that failed."""
+    of_whole: dict[str, Any] = {"level": "fx", "of_whole": True}
+    record(
+        tmp_path,
+        lookup("a", 1, "hit", reason="local"),
+        lookup("b", 2),
+        lookup("c", 3, **of_whole),
+        lookup("d", 4, reason="waited", **of_whole),
+    )
     found = explain(local_dir=str(tmp_path))
-    assert [each.record.key for each in found.explanations] == ["b"]
+    assert [each.record.key for each in found.explanations] == ["b", "d"]
     assert found.hits == 1
-    assert str(found).splitlines()[0].endswith(": 1 hit, 1 missed, 0 bypassed")
+    assert str(found).splitlines()[0].endswith(": 1 hit, 2 missed, 0 bypassed")
+    assert "within wait_s" in found.explanations[1].why
+    assert str(found).endswith("waited")
 
 
-@pytest.mark.parametrize("reason", ["guard", "timeout", "untrusted"])
-def test_only_absent_entries_are_compared(tmp_path: Path, reason: str) -> None:
-    record(tmp_path, lookup("a", 1, of={"gm": "h"}), lookup("b", 2, reason=reason))
-    assert last(tmp_path).why
-    assert not last(tmp_path).differences
+def test_only_absent_entries_are_compared(tmp_path: Path) -> None:
+    reasons = ("guard", "timeout", "untrusted")
+    misses = (lookup(reason, at, reason=reason) for at, reason in enumerate(reasons, 2))
+    record(tmp_path, lookup("a", 1, of={"gm": "h"}), *misses)
+    _, *others = explain(local_dir=str(tmp_path)).explanations
+    assert all(each.why and not each.differences for each in others)
 
 
 def test_a_bypass_is_shown_with_its_reasons_lines_and_fixes(tmp_path: Path) -> None:
@@ -216,22 +225,6 @@ def test_the_error_without_a_record_names_the_fix(tmp_path: Path) -> None:
     for what in ("19990101", "b", "train.py"):
         with pytest.raises(ConfigError, match=f"explain {what}: no such run, key or program"):
             explain(what, local_dir=str(tmp_path))
-
-
-def test_a_failed_wait_is_explained_although_its_whole_graph_missed(tmp_path: Path) -> None:
-    """Other FX graphs of a missed whole graph are left out."""
-    of_whole: dict[str, Any] = {"level": "fx", "of_whole": True}
-    record(
-        tmp_path,
-        lookup("a", 1),
-        lookup("b", 2, **of_whole),
-        lookup("c", 3, reason="waited", **of_whole),
-    )
-    found = explain(local_dir=str(tmp_path))
-    assert [each.record.key for each in found.explanations] == ["a", "c"]
-    assert "within wait_s" in found.explanations[1].why
-    assert "s3cache explain" in str(found)
-    assert "waited" in str(found)
 
 
 # -- the last run of a program
