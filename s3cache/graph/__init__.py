@@ -1,12 +1,12 @@
 """Decide whether a graph can be cached, and compute its key: pure, synchronous, in process."""
 
+from s3cache.graph._describe import code_fingerprint as code_fingerprint
 from s3cache.graph._graph import Component as Component
 from s3cache.graph._graph import call_nodes as call_nodes
 from s3cache.graph._graph import code_on as code_on
 from s3cache.graph._graph import placement as placement
 from s3cache.graph._graph import reads_storage_offsets as reads_storage_offsets
 from s3cache.graph._graph import storage_offsets as storage_offsets
-from s3cache.graph._identity import code_fingerprint as code_fingerprint
 from s3cache.graph._key import FIRST_CALL as FIRST_CALL
 from s3cache.graph._key import Key as Key
 from s3cache.graph._key import device_fields as device_fields

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, methodcaller
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from s3cache.graph._describe import Describer, without_index
 from s3cache.torch_api import internals
 from s3cache.util.snapshot import code_digest
 
@@ -171,29 +172,22 @@ def non_leaf_inputs(inputs: Sequence[object]) -> str:
 # -- annotations of nodes, and tensors in the graph itself
 
 
-def node_annotations(gm: GraphModule, canonical: Callable[[object], bytes]) -> Component | None:
+def node_annotations(gm: GraphModule, describer: Describer) -> Component | None:
     """Return annotations of nodes by ``torch.fx.traceback.annotate``; torch's pickler drops them.
 
     Raises:
-        Exception: torch's pickler cannot pickle an annotation.
+        Exception: an annotation has no text.
     """
-    found = {
-        f"{name}.{index}": node.meta["custom"]
+    texts = {
+        f"{name}.{index}": describer.of(node.meta["custom"])
         for name, module in graph_modules(gm)
         for index, node in enumerate(module.graph.nodes)
         if node.meta.get("custom")
     }
-    if not found:
+    if not texts:
         return None
-    data = b"".join(node.encode() + canonical(value) for node, value in found.items())
-    parts = bounded((node.lstrip("."), _annotation_text(value)) for node, value in found.items())
-    return Component.of_bytes(data, " ".join(found), parts)
-
-
-def _annotation_text(value: object) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{name}={_annotation_text(item)}" for name, item in value.items())
-    return repr(value) if isinstance(value, (str, int, float, bool)) else type(value).__qualname__
+    parts = bounded((node.lstrip("."), text) for node, text in texts.items())
+    return Component.of_bytes(repr(texts).encode(errors="surrogatepass"), " ".join(texts), parts)
 
 
 def constants(gm: GraphModule) -> str:
@@ -252,21 +246,11 @@ _NO_VALUES = frozenset(
         "torch_fn",
     ]
 )
-_CONSTANTS = frozenset({"device", "dtype", "layout", "memory_format"})
 _FLAGS = (
     ("grad", attrgetter("requires_grad")),
     ("conj", methodcaller("is_conj")),
     ("neg", methodcaller("is_neg")),
 )
-_MAX_DEPTH = 6
-
-
-def without_index(value: device, current: device | None) -> device:
-    """Return ``value`` without its index if it is the ``current`` device.
-
-    Any other constant of torch is returned unchanged.
-    """
-    return type(value)(value.type) if current is not None and value == current else value
 
 
 def traced_values(gm: GraphModule, device: device | None = None) -> Component:
@@ -275,9 +259,9 @@ def traced_values(gm: GraphModule, device: device | None = None) -> Component:
     It has the values in each node's ``meta`` (``val`` and others) and its plain marks, but not the
     origin of the node in the program. The index of ``device`` is left out.
     """
-    values = _Values(device)
+    values = _ValueDescriber(device)
     lines = [
-        (f"{name}.{node.name}".lstrip("."), values.text_of(node))
+        (f"{name}.{node.name}".lstrip("."), values.of_node(node))
         for name, module in graph_modules(gm)
         for node in module.graph.nodes
     ]
@@ -285,51 +269,50 @@ def traced_values(gm: GraphModule, device: device | None = None) -> Component:
     return Component.of_bytes(data, f"{len(lines)} values", bounded(lines))
 
 
-class _Values:
-    """Texts of the values of a graph; storages are numbered in order of appearance."""
+class _ValueDescriber(Describer):
+    """Describes values of a graph; storages are numbered in order of appearance."""
+
+    max_depth = 6
 
     def __init__(self, device: device | None) -> None:
         from torch import SymBool, SymFloat, SymInt, Tensor
 
-        self._device = device
+        super().__init__(device)
         self._tensor, self._symbolic = Tensor, (SymInt, SymFloat, SymBool)
         self._texts: dict[int, tuple[object, str]] = {}
-        self._storages: dict[int, tuple[int, object]] = {}
+        self._storages: dict[int, tuple[int, int]] = {}
 
-    def text_of(self, node: Node) -> str:
+    def of_node(self, node: Node) -> str:
         meta = node.meta
         return " ".join(
             f"{name}={text}"
             for name in sorted(meta)
-            if name not in _NO_VALUES and (text := self._text(meta[name], 0))
+            if name not in _NO_VALUES and (text := self.of(meta[name]))
         )
 
-    def _text(self, value: object, depth: int) -> str:
-        """Return the text of a value, or ``""`` for an object that is not a value."""
+    def special(self, value: object) -> str | None:
         if isinstance(value, self._tensor):
             known = self._texts.get(id(value))
             if known is None:
                 # Keep the tensor, so that no other one gets its id.
                 known = self._texts[id(value)] = value, self._tensor_text(value)
             return known[1]
-        kind = type(value)
-        if value is None or kind in (bool, int, float, complex, str):
-            return repr(value)
-        if isinstance(value, self._symbolic):
-            return str(value)
-        if depth < _MAX_DEPTH and isinstance(value, (dict, list, tuple, set, frozenset)):
-            if isinstance(value, dict):
-                pairs = value.items()
-                items = [f"{self._text(k, depth + 1)}:{self._text(v, depth + 1)}" for k, v in pairs]
-                return f"{{{','.join(items)}}}"
-            items = [self._text(item, depth + 1) for item in value]
-            return f"({','.join(sorted(items) if isinstance(value, (set, frozenset)) else items)})"
-        if kind.__module__ != "torch" or kind.__name__ not in _CONSTANTS:
-            return ""
-        return str(without_index(cast("device", value), self._device))
+        return str(value) if isinstance(value, self._symbolic) else None
+
+    def code(self, value: object) -> str:
+        return ""
+
+    def other(self, value: object) -> str:
+        for base in (dict, list, tuple):  # torch has its own kinds
+            if isinstance(value, base):
+                return self.of(base(value))
+        return ""
+
+    def refuse(self, message: str, value: object) -> str:
+        return ""
 
     def _tensor_text(self, value: Tensor) -> str:
-        device = without_index(value.device, self._device)
+        device = without_index(value.device, self.device)
         words = [f"{value.dtype} {device} {value.layout}", f"[{','.join(map(str, value.shape))}]"]
         words += [name for name, is_set in _FLAGS if is_set(value)]
         try:
@@ -338,9 +321,9 @@ class _Values:
         except (NotImplementedError, RuntimeError):  # sparse, or a wrapper
             flatten = getattr(value, "__tensor_flatten__", None)
             inner = flatten()[0] if flatten is not None else ()
-            return " ".join([*words, *(f"{n}={self._text(getattr(value, n), 1)}" for n in inner)])
+            return " ".join([*words, *(f"{n}={self.of(getattr(value, n))}" for n in inner)])
         number, base = self._storages.setdefault(storage, (len(self._storages), offset))
-        words += [f"({','.join(map(str, strides))})", f"@{number}+{offset - base}"]  # type: ignore[operator]
+        words += [f"({','.join(map(str, strides))})", f"@{number}+{offset - base}"]
         return " ".join(words)
 
 

@@ -27,11 +27,12 @@ from s3cache.artifact import SCHEMA
 from s3cache.entries import digest_of
 from s3cache.graph import _graph as graph
 from s3cache.graph import _user_code as code
+from s3cache.graph._describe import without_index
 from s3cache.graph._graph import Component, graph_modules
 from s3cache.graph._overrides import overrides
 from s3cache.graph._results import BypassReason, Finding, RegisteredVersion
 from s3cache.graph._safety import described_passes
-from s3cache.graph._torch_details import CanonicalPickler, torch_components
+from s3cache.graph._torch_details import DetailsDescriber, torch_components
 from s3cache.torch_api import AnyObject, Fields, internals
 from s3cache.util.snapshot import constant_text
 
@@ -333,7 +334,7 @@ def modes(device: device | None) -> str:
         view_replay=internals.view_replay_enabled.get()(),
         # A graph that enters autocast without a dtype uses the default.
         autocast_dtypes=[str(torch.get_autocast_dtype(device)) for device in devices],
-        device=str(graph.without_index(default, device)),
+        device=str(without_index(default, device)),
         # The mode of this thread, which folds constants; torch has no function to read it.
         flush_denormal=sys.float_info.min / 2 == 0,
     )
@@ -387,8 +388,8 @@ class _Subject:
         return self.scope != "aot"
 
     @functools.cached_property
-    def canonical(self) -> CanonicalPickler:
-        return CanonicalPickler(
+    def describer(self) -> DetailsDescriber:
+        return DetailsDescriber(
             self.pickler, self.version, traced=self.is_traced, device=self.device
         )
 
@@ -452,7 +453,7 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("shapes.config", _ALL, lambda _: options(internals.SHAPES_OPTIONS, internals.shapes_config)),
     ("autocast", _SETTINGS, lambda _: autocast()),
     # the graph and its inputs
-    ("graph.annotations", _KEYS, lambda of: graph.node_annotations(of.gm, of.canonical)),
+    ("graph.annotations", _KEYS, lambda of: graph.node_annotations(of.gm, of.describer)),
     ("graph.constants", _KEYS, lambda of: graph.constants(of.gm)),
     ("inputs.sharing", _KEYS, lambda of: graph.sharing(of.inputs)),
     ("inputs.places", _KEYS, lambda of: of.storage_offsets),
@@ -496,7 +497,7 @@ def key_of(
 
 
 def _key(subject: _Subject) -> Key | list[BypassReason]:
-    findings = [*torch_components(subject.details, subject.canonical)]
+    findings = [*torch_components(subject.details, subject.describer)]
     findings += (
         (name, compute(subject)) for name, scopes, compute in COMPONENTS if subject.scope in scopes
     )

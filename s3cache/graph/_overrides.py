@@ -22,7 +22,7 @@ from functools import partial
 from types import FunctionType, MethodType
 
 import _s3cache_process
-from s3cache.graph._identity import UnidentifiedError, identity, rough_identity
+from s3cache.graph._describe import UnidentifiedError, identity, rough_identity
 from s3cache.graph._origin import (
     files_that_register_for_others,
     foreign_parts,

@@ -18,8 +18,8 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
+from s3cache.graph._describe import UnidentifiedError, identity
 from s3cache.graph._graph import autograd_function_text, call_nodes, graph_modules
-from s3cache.graph._identity import UnidentifiedError, identity
 from s3cache.graph._overrides import overrides
 from s3cache.graph._results import (
     OUTSIDE,

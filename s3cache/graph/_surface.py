@@ -14,7 +14,7 @@ from operator import is_
 from typing import NamedTuple, cast
 
 import _s3cache_process
-from s3cache.graph._identity import UnidentifiedError, digest_of, identity
+from s3cache.graph._describe import UnidentifiedError, digest_of, identity
 from s3cache.graph._origin import (
     SCALARS,
     are_same_method,

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from s3cache.graph._describe import UnidentifiedError, identity
 from s3cache.graph._graph import autograd_function_text, call_nodes, graph_modules
-from s3cache.graph._identity import UnidentifiedError, identity
 from s3cache.graph._origin import foreign_parts, is_foreign, is_of_torch, origin_of
 from s3cache.graph._results import (
     BypassReason,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from s3cache.graph._identity import digest_of
+from s3cache.graph._describe import digest_of
 from tests.support.marks import nightly, slow
 from tests.support.scripts import run_script
 

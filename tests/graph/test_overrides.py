@@ -26,7 +26,7 @@ from torch._inductor.codecache import FxGraphCache
 from torch._subclasses import fake_impls
 
 import s3cache
-from s3cache.graph._identity import UnidentifiedError, identity
+from s3cache.graph._describe import UnidentifiedError, identity
 from s3cache.graph._overrides import forget_kernels, overrides, replaced_kernels
 from s3cache.torch_api import installed_release
 from s3cache.util.snapshot import FUNCTIONS

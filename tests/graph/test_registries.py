@@ -23,7 +23,7 @@ from torch._inductor.pattern_matcher import (
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_impls import register_op_impl
 
-from s3cache.graph._identity import UnidentifiedError
+from s3cache.graph._describe import UnidentifiedError
 from s3cache.graph._overrides import registered_overrides, unused_kept
 from s3cache.torch_api import installed_release, internals
 from tests.graph.checking import checked, key_of
