@@ -1,7 +1,11 @@
 """Decide whether a graph can be cached, and compute its key: pure, synchronous, in process."""
 
+from s3cache.graph._describe import PLAIN as PLAIN
+from s3cache.graph._describe import PLAIN_KINDS as PLAIN_KINDS
+from s3cache.graph._describe import Describer as Describer
+from s3cache.graph._describe import UnidentifiedError as UnidentifiedError
 from s3cache.graph._describe import code_fingerprint as code_fingerprint
-from s3cache.graph._graph import Component as Component
+from s3cache.graph._describe import wrapped_parts as wrapped_parts
 from s3cache.graph._graph import call_nodes as call_nodes
 from s3cache.graph._graph import code_on as code_on
 from s3cache.graph._graph import placement as placement
@@ -26,6 +30,7 @@ from s3cache.graph._overrides import record_kernel as record_kernel
 from s3cache.graph._overrides import take_baseline as take_baseline
 from s3cache.graph._results import BypassReason as BypassReason
 from s3cache.graph._results import Code as Code
+from s3cache.graph._results import Component as Component
 from s3cache.graph._results import Graph as Graph
 from s3cache.graph._results import GraphBreak as GraphBreak
 from s3cache.graph._results import Report as Report

@@ -19,7 +19,7 @@ import hashlib
 import sys
 import tempfile
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -103,7 +103,7 @@ class Describer:
             return f"{kind.__module__}.{kind.__qualname__}.{value.name}={self.of(value.value)}"
         if kind.__module__ == "torch" and kind.__name__ in _CONSTANTS:
             return str(without_index(cast("device", value), self.device))
-        wrapped = _wrapped(value)
+        wrapped = wrapped_parts(value)
         if wrapped is not None:
             return self.all(kind.__name__, wrapped)
         if isinstance(value, (types.FunctionType, type, types.ModuleType, *NATIVE)):
@@ -142,7 +142,7 @@ class Describer:
         raise UnidentifiedError(message, value)
 
 
-def _wrapped(value: object) -> Iterable[object] | None:
+def wrapped_parts(value: object) -> Iterable[object] | None:
     """Return everything that a wrapper of code wraps; None for other objects."""
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
@@ -207,12 +207,12 @@ class _Identifier(Describer):
         if isinstance(value, PLAIN) and not isinstance(value, enum.Enum):
             return self.plain(value)
         if type(value) is internals.ordered_set.get():
-            return self.of(list(internals.inside_of_ordered_set(cast("Collection[object]", value))))
+            return self.of(list(internals.inside_of_ordered_set(value)))
         base = next((each for each in _CONTAINERS if isinstance(value, each)), None)
         if base is not None and not self._strict:
             return type(value).__name__
         if base is not None and type(value) is not base:
-            return f"{type(value).__name__} {self.of(base(cast('list[object]', value)))}"
+            return f"{type(value).__name__} {self.of(cast('type', base)(value))}"
         return None
 
     def code(self, value: object) -> str:
@@ -350,7 +350,7 @@ class _NameDescriber(Describer):
         if is_plain(value):
             return str(value)
         if type(value) is internals.ordered_set.get():
-            return self.of(set(internals.inside_of_ordered_set(cast("Collection[object]", value))))
+            return self.of(set(internals.inside_of_ordered_set(value)))
         if type(value) is not dict:
             return None
         # torch makes some tables from sets, and names functions to wrap by address.

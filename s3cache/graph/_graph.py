@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter, methodcaller
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING
 
 from s3cache.graph._describe import Describer, without_index
+from s3cache.graph._results import Component, bounded
 from s3cache.torch_api import internals
 from s3cache.util.snapshot import code_digest
 
@@ -21,54 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage, device
     from torch.fx import Graph, GraphModule, Node
     from torch.fx.node import Argument
-
-# Values are for people and not in digests, so they may be shortened. Entries store them.
-_VALUE_CHARACTERS = 200
-_TEXT_CHARACTERS = 16 << 10
-_PART_CHARACTERS = 1 << 10
-_ALL_CHARACTERS = 128 << 10
-_PARTS = 1024
-
-
-def bounded(parts: Iterable[tuple[str, str]], characters: int = _PART_CHARACTERS) -> dict[str, str]:
-    """Return the first of ``parts``, truncated to ``characters`` each, as many as fit an entry."""
-    kept: dict[str, str] = {}
-    left = _ALL_CHARACTERS
-    for name, part in parts:
-        if len(kept) == _PARTS or left <= 0:
-            break
-        kept[name] = part if len(part) <= characters else part[:characters] + "…"
-        left -= len(part)
-    return kept
-
-
-@dataclass(frozen=True, slots=True)
-class Component:
-    """One named component of a key.
-
-    Attributes:
-        digest: 32 hexadecimal digits.
-        value: the content for people; shortened, and not part of the key.
-        parts: its parts by name, if the value does not show them; not part of the key either.
-    """
-
-    digest: str
-    value: str
-    parts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-
-    @classmethod
-    def of_text(cls, text: str) -> Component:
-        """Return a component with ``text`` as its content and value."""
-        is_short = len(text) <= _VALUE_CHARACTERS
-        parts = None if is_short else bounded((("", text),), _TEXT_CHARACTERS)
-        return cls.of_bytes(text.encode(), text, parts)
-
-    @classmethod
-    def of_bytes(cls, data: bytes, value: str, parts: Mapping[str, str] | None = None) -> Component:
-        """Return a component with ``data`` as its content, shown as ``value`` and ``parts``."""
-        if len(value) > _VALUE_CHARACTERS:
-            value = value[:_VALUE_CHARACTERS] + "…"
-        return cls(hashlib.sha256(data).hexdigest()[:32], value, parts or {})
 
 
 def graph_modules(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:
@@ -115,6 +67,14 @@ def storage_offsets(inputs: Sequence[object]) -> str:
     )
 
 
+def non_leaf_inputs(inputs: Sequence[object]) -> str:
+    """Return the inputs that are not leaves of autograd: their mutations are in the graph."""
+    from torch import Tensor
+
+    tensors = ((index, value) for index, value in enumerate(inputs) if isinstance(value, Tensor))
+    return " ".join(str(n) for n, value in tensors if value.requires_grad and not value.is_leaf)
+
+
 # Matches as_strided and its variants, and operators that take or change a whole storage.
 _NAMES_STORAGE = re.compile(r"as_strided|storage|^_?resize|^set_(\.|$)")
 
@@ -156,17 +116,6 @@ def _stored(inputs: Iterable[object]) -> Iterator[tuple[str, Tensor, UntypedStor
         except (NotImplementedError, RuntimeError):
             continue
         yield name, value, storage
-
-
-def non_leaf_inputs(inputs: Sequence[object]) -> str:
-    """Return the inputs that are not leaves of autograd: their mutations are in the graph."""
-    from torch import Tensor
-
-    return " ".join(
-        str(index)
-        for index, value in enumerate(inputs)
-        if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf
-    )
 
 
 # -- annotations of nodes, and tensors in the graph itself
@@ -280,7 +229,7 @@ class _ValueDescriber(Describer):
         super().__init__(device)
         self._tensor, self._symbolic = Tensor, (SymInt, SymFloat, SymBool)
         self._texts: dict[int, tuple[object, str]] = {}
-        self._storages: dict[int, tuple[int, int]] = {}
+        self._storages: dict[int, tuple[int, int | SymInt]] = {}
 
     def of_node(self, node: Node) -> str:
         meta = node.meta

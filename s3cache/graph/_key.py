@@ -20,7 +20,9 @@ import sys
 import sysconfig
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal, cast
 
 from s3cache.artifact import SCHEMA
@@ -28,9 +30,9 @@ from s3cache.entries import digest_of
 from s3cache.graph import _graph as graph
 from s3cache.graph import _user_code as code
 from s3cache.graph._describe import without_index
-from s3cache.graph._graph import Component, graph_modules
+from s3cache.graph._graph import graph_modules
 from s3cache.graph._overrides import overrides
-from s3cache.graph._results import BypassReason, Finding, RegisteredVersion
+from s3cache.graph._results import BypassReason, Component, Finding, RegisteredVersion
 from s3cache.graph._safety import described_passes
 from s3cache.graph._torch_details import DetailsDescriber, torch_components
 from s3cache.torch_api import AnyObject, Fields, internals
@@ -76,22 +78,19 @@ def read(names: str, **more: object) -> str:
     """Format attributes of torch, given by dotted names, and ``more``; functions are called."""
     import torch
 
-    values = {name: attrgetter(name)(torch) for name in names.split()}
+    values = {name.removeprefix("backends."): attrgetter(name)(torch) for name in names.split()}
     called = {name: value() if callable(value) else value for name, value in values.items()}
-    if len(called) == 1:
-        return str(called[names])
-    shown = {name.removeprefix("backends."): value for name, value in called.items()}
-    return _fields({**shown, **more})
+    return _fields({**called, **more}) if len(called) > 1 else str(*called.values())
 
 
 def _fields(values: Mapping[str, object]) -> str:
-    return " ".join(f"{name}={_text(value)}" for name, value in values.items())
+    return " ".join(
+        f"{name}={constant_text(value) if isinstance(value, _CONTAINERS) else repr(value)}"
+        for name, value in values.items()
+    )
 
 
-def _text(value: object) -> str:
-    is_container = isinstance(value, (tuple, list, dict, set, frozenset))
-    return constant_text(value) if is_container else repr(value)
-
+_CONTAINERS = (tuple, list, dict, set, frozenset)
 
 # -- the machine and the installation
 
@@ -210,18 +209,15 @@ def accelerators(devices: set[str]) -> str:
     Code from Inductor and Triton depends on the number of processors, shared memory, registers and
     so on; torch's own key only has the name of the current device.
     """
-    return "; ".join(sorted(filter(None, map(_accelerator, devices - {"cpu", "meta"}))))
-
-
-def _accelerator(name: str) -> str:
     import torch
 
-    try:
-        fields = device_fields(torch.device(name))
-    except (AssertionError, AttributeError, RuntimeError):
-        return ""
-    fields.pop("total_memory", None)  # equal devices differ in it
-    return _fields(fields)
+    texts = []
+    for name in devices - {"cpu", "meta"}:
+        with contextlib.suppress(AssertionError, AttributeError, RuntimeError):
+            fields = device_fields(torch.device(name))
+            fields.pop("total_memory", None)  # equal devices differ in it
+            texts.append(_fields(fields))
+    return "; ".join(sorted(texts))
 
 
 def device_fields(device: device) -> dict[str, object]:
@@ -229,13 +225,12 @@ def device_fields(device: device) -> dict[str, object]:
     import torch
 
     properties = torch.get_device_module(device).get_device_properties(device)
-    fields: dict[str, object] = {
-        field: value
-        for field in dir(properties)
-        if not field.startswith("_")
-        and field not in _IDENTITY
-        and isinstance(value := getattr(properties, field), (bool, int, float, str))
+    values = {
+        name: getattr(properties, name)
+        for name in dir(properties)
+        if not name.startswith("_") and name not in _IDENTITY
     }
+    fields = {n: value for n, value in values.items() if isinstance(value, (int, float, str))}
     return {**fields, "driver": _cuda_driver() if device.type == "cuda" else ""}
 
 
@@ -307,7 +302,6 @@ _ATTENTION = (
     "backends.cuda.math_sdp_enabled backends.cuda.fp16_bf16_reduction_math_sdp_allowed "
     "backends.cuda.cudnn_sdp_enabled"
 )
-_MODES = "is_inference_mode_enabled is_anomaly_enabled is_autocast_cache_enabled"
 
 
 def attention() -> str:
@@ -327,14 +321,13 @@ def modes(device: device | None) -> str:
     """Return the modes that torch's own details lack; they have grad mode and autocast."""
     import torch
 
-    default = torch.get_default_device()
     devices = internals.autocast_devices.get()()
     return read(
-        _MODES,
+        "is_inference_mode_enabled is_anomaly_enabled is_autocast_cache_enabled",
         view_replay=internals.view_replay_enabled.get()(),
         # A graph that enters autocast without a dtype uses the default.
         autocast_dtypes=[str(torch.get_autocast_dtype(device)) for device in devices],
-        device=str(without_index(default, device)),
+        device=str(without_index(torch.get_default_device(), device)),
         # The mode of this thread, which folds constants; torch has no function to read it.
         flush_denormal=sys.float_info.min / 2 == 0,
     )
@@ -344,16 +337,15 @@ def autocast() -> str:
     """Return the devices for which autocast is on."""
     import torch
 
-    devices = internals.autocast_devices.get()()
-    return str([(device, torch.is_autocast_enabled(device)) for device in devices])
+    return str([(n, torch.is_autocast_enabled(n)) for n in internals.autocast_devices.get()()])
 
 
 def joint_passes() -> str:
     """Return the names of joint passes, which torch's keys lack: torch only checks for uuid()."""
     functorch = internals.functorch_config.get()
-    names = ("runtime_estimator", "solver")
-    values = {name: getattr(functorch, f"activation_memory_budget_{name}") for name in names}
-    values["joint_custom_pass"] = functorch.joint_custom_pass
+    budget = "activation_memory_budget_"
+    options = (f"{budget}runtime_estimator", f"{budget}solver", "joint_custom_pass")
+    values = {name.removeprefix(budget): getattr(functorch, name) for name in options}
     return _fields(
         {
             name: [type(value).__qualname__, value.uuid()] if hasattr(value, "uuid") else value
@@ -364,8 +356,7 @@ def joint_passes() -> str:
 
 def options(names: Fields, config: AnyObject) -> str:
     """Return options of torch as text: those that are also read after Dynamo."""
-    module = config.get()
-    return _fields({name: internals.read_quietly(module, name, None) for name in names})
+    return _fields({name: internals.read_quietly(config.get(), name, None) for name in names})
 
 
 # -- the components
@@ -383,15 +374,10 @@ class _Subject:
     scope: Literal["aot", "fx", "settings"]
     compilers: Mapping[str, object] = field(default_factory=dict)
 
-    @property
-    def is_traced(self) -> bool:
-        return self.scope != "aot"
-
     @functools.cached_property
     def describer(self) -> DetailsDescriber:
-        return DetailsDescriber(
-            self.pickler, self.version, traced=self.is_traced, device=self.device
-        )
+        traced = self.scope != "aot"
+        return DetailsDescriber(self.pickler, self.version, traced=traced, device=self.device)
 
     @functools.cached_property
     def devices(self) -> set[str]:
@@ -445,7 +431,11 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("torch.float32_matmul_precision", _ALL, lambda _: matmul_precision()),
     ("torch.precision", _ALL, lambda _: read(PRECISION)),
     ("torch.backends", _ALL, lambda _: read(BACKENDS)),
-    ("torch.attention", _ALL, lambda _: attention()),
+    (
+        "torch.attention",
+        _ALL,
+        lambda _: attention(),
+    ),
     ("torch.modes", _KEYS, lambda of: modes(of.device)),
     ("torch.modes", _SETTINGS, lambda _: modes(current_device({read("get_default_device")}))),
     ("functorch.budget", _ALL, lambda _: joint_passes()),
@@ -469,7 +459,11 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("graph.functions", _AOT, lambda of: code.functions(of.gm, of.version)),
     ("graph.subclasses", _AOT, lambda of: code.subclasses(of.gm, of.inputs, of.version)),
     ("compile.compilers", _AOT, lambda of: code.compilers_component(of.compilers, of.version)),
-    ("torch.overrides", _KEYS, lambda of: overrides(of.version, again=False, traced=of.is_traced)),
+    (
+        "torch.overrides",
+        _KEYS,
+        lambda of: overrides(of.version, again=False, traced=of.scope == "fx"),
+    ),
     ("torch.overrides", _SETTINGS, lambda of: overrides(of.version, traced=True)),
 )
 
@@ -490,26 +484,21 @@ def key_of(
         compilers: functions that compile the graph, if they may be the user's, by name.
         traced: whether it is an FX graph, on which no more user code runs.
     """
-    gm, inputs = details.gm, details.example_inputs
-    assert gm is not None
-    scope: Literal["aot", "fx"] = "fx" if traced else "aot"
-    return _key(_Subject(details, gm, inputs, pickler, registered_version, scope, compilers or {}))
+    gm, scope = details.gm, "fx" if traced else "aot"
+    inputs, version = details.example_inputs, registered_version
+    return _key(_Subject(details, gm, inputs, pickler, version, scope, compilers or {}))  # type: ignore[arg-type]
 
 
 def _key(subject: _Subject) -> Key | list[BypassReason]:
-    findings = [*torch_components(subject.details, subject.describer)]
-    findings += (
-        (name, compute(subject)) for name, scopes, compute in COMPONENTS if subject.scope in scopes
-    )
     components: dict[str, Component] = {}
     reasons: list[BypassReason] = []
-    for name, finding in findings:
+    own = ((name, find(subject)) for name, scopes, find in COMPONENTS if subject.scope in scopes)
+    for name, finding in chain(torch_components(subject.details, subject.describer), own):
         if isinstance(finding, list):
             reasons += finding
         elif finding:
-            components[name] = (
-                finding if isinstance(finding, Component) else Component.of_text(finding)
-            )
+            text = Component.of_text(finding) if isinstance(finding, str) else finding
+            components[name] = text
     return reasons or Key(components, str(subject.device or ""))
 
 
@@ -544,24 +533,12 @@ def settings_text(registered_version: RegisteredVersion) -> str | None:
     The text has at least the content of :func:`settings_digest`, and is only compared with another
     such text.
     """
-    said = [internals.options_text(each) for each in internals.compilers_configs()]
-    if None in said:
+    subject = cast("_Subject", SimpleNamespace(version=registered_version, inputs=(0,)))
+    options = [internals.options_text(each) for each in internals.compilers_configs()]
+    found = [find(subject) for _, scopes, find in COMPONENTS if "settings" in scopes]
+    if None in options or any(isinstance(finding, list) for finding in found):
         return None
-    for name, scopes, compute in COMPONENTS:
-        if "settings" in scopes:
-            found = compute(cast("_Subject", _Settings(registered_version)))
-            if isinstance(found, list):
-                return None
-            said.append(f"{name}={found}")
-    return "\n".join(map(str, said))
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """The subject of components of settings."""
-
-    version: RegisteredVersion
-    inputs: tuple[int, ...] = (0,)
+    return "\n".join(map(str, (*options, *found)))
 
 
 @functools.cache

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from s3cache.graph._origin import origin_of, value_at
 from s3cache.torch_api import internals
 from s3cache.util.text import counted, footer, printable
-
-if TYPE_CHECKING:
-    from s3cache.graph._graph import Component
 
 #: Returns the version that the user registered for a function, operator, class or module, if any.
 RegisteredVersion: TypeAlias = Callable[[object], "str | None"]
@@ -50,20 +48,8 @@ Code: TypeAlias = Literal[
 ]
 
 # Reasons that also apply to the FX graphs of a graph.
-_BLOCKS_FX_LEVEL: frozenset[Code] = frozenset(
-    {
-        "caches-off",
-        "fx-graph-cache-off",
-        "constant-folding",
-        "bisecting",
-        "custom-pass",
-        "config",
-        "generator",
-        "higher-order-op",
-        "input",
-        "error",
-    }
-)
+_BLOCKS_FX_LEVEL = {"caches-off", "fx-graph-cache-off", "constant-folding", "bisecting", "config"}
+_BLOCKS_FX_LEVEL |= {"custom-pass", "generator", "higher-order-op", "input", "error"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +100,55 @@ def cached_at(codes: Iterable[str]) -> str:
 #: What a user can do about code that no key can describe.
 OUTSIDE: Final = "call it outside of the compiled region"
 
+# Values are for people and not in digests, so they may be shortened. Entries store them.
+_VALUE_CHARACTERS = 200
+_TEXT_CHARACTERS = 16 << 10
+_PART_CHARACTERS = 1 << 10
+_ALL_CHARACTERS = 128 << 10
+_PARTS = 1024
+
+
+def bounded(parts: Iterable[tuple[str, str]], characters: int = _PART_CHARACTERS) -> dict[str, str]:
+    """Return the first of ``parts``, truncated to ``characters`` each, as many as fit an entry."""
+    kept: dict[str, str] = {}
+    left = _ALL_CHARACTERS
+    for name, part in parts:
+        if len(kept) == _PARTS or left <= 0:
+            break
+        kept[name] = part if len(part) <= characters else part[:characters] + "…"
+        left -= len(part)
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One named component of a key.
+
+    Attributes:
+        digest: 32 hexadecimal digits.
+        value: the content for people; shortened, and not part of the key.
+        parts: its parts by name, if the value does not show them; not part of the key either.
+    """
+
+    digest: str
+    value: str
+    parts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of_text(cls, text: str) -> Component:
+        """Return a component with ``text`` as its content and value."""
+        is_short = len(text) <= _VALUE_CHARACTERS
+        parts = None if is_short else bounded((("", text),), _TEXT_CHARACTERS)
+        return cls.of_bytes(text.encode(), text, parts)
+
+    @classmethod
+    def of_bytes(cls, data: bytes, value: str, parts: Mapping[str, str] | None = None) -> Component:
+        """Return a component with ``data`` as its content, shown as ``value`` and ``parts``."""
+        if len(value) > _VALUE_CHARACTERS:
+            value = value[:_VALUE_CHARACTERS] + "…"
+        return cls(hashlib.sha256(data).hexdigest()[:32], value, parts or {})
+
+
 #: A component, its text, or None if it is empty; or all reasons against a key.
 Finding: TypeAlias = "Component | str | list[BypassReason] | None"
 
@@ -143,22 +178,20 @@ def suggested_fix(target: object, condition: str = "if it depends on its inputs 
         module, name = str(target.__globals__.get("__name__")), target.__code__.co_name
         is_found = value_at(module, name) is target
     plain = name.rpartition(".")[2]
-    plain = plain if plain.isidentifier() else "your_function"
-    if module == "__main__":  # other modules cannot import it from there
-        imported, prefix = "import s3cache", ""
-    else:
-        imported, prefix = f"import s3cache, {module}", f"{module}."
-    at = prefix + (name if is_found else plain)
+    if not plain.isidentifier():
+        plain = "your_function"
+    is_main = module == "__main__"  # other modules cannot import it from there
+    imported = "import s3cache" if is_main else f"import s3cache, {module}"
+    at = ("" if is_main else f"{module}.") + (name if is_found else plain)
     register = f"{imported}; s3cache.register_cacheable({at}, version='1')  # {condition}"
-    return (
-        register if is_found else f"define {plain} at the top level of {module}, then: {register}"
-    )
+    first = "" if is_found else f"define {plain} at the top level of {module}, then: "
+    return first + register
 
 
 def qualified_name(target: object) -> str:
     """Return the module and name of a function or class, or of an object's class."""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
-    if name is None:  # an object: use its type
+    if name is None:
         target = type(target)
         name = target.__qualname__
     return f"{getattr(target, '__module__', None)}.{name}"
@@ -202,20 +235,17 @@ class Graph:
         return bool(self.reasons) and not any(reason.blocks_fx_level for reason in self.reasons)
 
     @property
-    def verdict(self) -> str:
-        """Its level with reasons or key, and the entry in the cache, in one line."""
+    def summary(self) -> str:
+        """Its size, line and number of calls, its level with reasons or key, and its entry."""
         codes = dict.fromkeys(reason.code for reason in self.reasons)
-        why = f" ({', '.join(codes)})" if codes else f", key {self.key}"
-        verdict = cached_at(codes) + why
-        return verdict if self.entry is None else f"{verdict}, {self.entry}"
-
-    @property
-    def origin(self) -> str:
-        """Its size, the calling line, and the number of calls, as far as they are known."""
-        where = "{}:{} in {}".format(*self.where) if self.where else ""
-        times = f"{self.times} times" if self.times > 1 else ""
-        nodes = counted(self.nodes, "node") if self.nodes else ""
-        return ", ".join(filter(None, (nodes, where, times)))
+        parts = [
+            counted(self.nodes, "node") if self.nodes else "",
+            "{}:{} in {}".format(*self.where) if self.where else "",
+            f"{self.times} times" if self.times > 1 else "",
+            cached_at(codes) + (f" ({', '.join(codes)})" if codes else f", key {self.key}"),
+            self.entry or "",
+        ]
+        return ", ".join(filter(None, parts))
 
     def as_dict(self) -> dict[str, object]:
         """Return the graph as plain data."""
@@ -277,7 +307,7 @@ class Report:
         good = sum(graph.cacheable for graph in self.graphs)
         yield f"{good} of {counted(len(self.graphs), 'graph')} can be cached"
         for index, graph in enumerate(self.graphs):
-            yield f"graph {index}: {', '.join(filter(None, (graph.origin, graph.verdict)))}"
+            yield f"graph {index}: {graph.summary}"
             for reason in graph.reasons:
                 yield f"  {reason} [{reason.code}]"
                 if reason.fix:

@@ -118,7 +118,7 @@ class SafetyChecker:
 
     def __init__(self, registered_version: RegisteredVersion) -> None:
         self._registered_version = registered_version
-        self._is_safe: dict[object, bool] = {}
+        self._seen: set[object] = set()
 
     def node_reasons(self, gm: GraphModule, module: str) -> Iterator[BypassReason]:
         """Yield the reasons in one graph, with the name ``module``."""
@@ -159,11 +159,10 @@ class SafetyChecker:
         target = node.target
         if node.meta.get(internals.WRAPPED) and node.meta.get(internals.WRAPPED_HASH):
             return None
-        if target in self._is_safe:
+        if target in self._seen:
             return None
-        is_registered = self._registered_version(target) is not None
-        self._is_safe[target] = is_safe = is_registered or _is_safe_function(target)
-        if is_safe:
+        self._seen.add(target)
+        if self._registered_version(target) is not None or _is_safe_function(target):
             return None
         if internals.is_higher_order(target):
             message = f"{target} says that it cannot be cached"
@@ -177,11 +176,9 @@ class SafetyChecker:
 
         if issubclass(kind, GraphModule) or kind.__module__.startswith("torch."):
             return None
-        if kind in self._is_safe:
+        if kind in self._seen or self._registered_version(kind) is not None:
             return None
-        self._is_safe[kind] = is_registered = self._registered_version(kind) is not None
-        if is_registered:
-            return None
+        self._seen.add(kind)
         name = qualified_name(kind)
         message = f"calls a {name} as a whole, and its code has no identity"
         return "module", message, suggested_fix(kind, "or let Dynamo trace it"), name
@@ -218,10 +215,8 @@ _ALSO_SAFE = (
     # Makes the context of a custom autograd function during its trace; has no arguments.
     "torch.autograd.function.FunctionCtx",
     # Dynamo puts these around forward-mode differentiation.
-    "torch._functorch.predispatch._enter_dual_level",
-    "torch._functorch.predispatch._exit_dual_level",
-    "torch._functorch.predispatch._jvp_decrement_nesting",
-    "torch._functorch.predispatch._jvp_increment_nesting",
+    *(f"torch._functorch.predispatch._{verb}_dual_level" for verb in ("enter", "exit")),
+    *(f"torch._functorch.predispatch._jvp_{verb}_nesting" for verb in ("decrement", "increment")),
 )
 
 
@@ -249,20 +244,16 @@ def _is_also_safe(target: object) -> bool:
 
 
 def _is_safe_function(target: Function[object] | str) -> bool:
+    from torch.fx import Graph
+
     if isinstance(target, types.BuiltinFunctionType):
         module = str(getattr(target, "__module__", None) or type(target.__self__).__module__)
         return module.partition(".")[0] in _KNOWN_MODULES
-    return _is_also_safe(target) or _is_known_to_torch(target)
-
-
-def _is_known_to_torch(target: object) -> bool:
-    """Run torch's own check on one function: its rules are long, and change."""
-    from torch.fx import Graph
-
-    try:
-        internals.check_node_safe.get()(
-            Graph().create_node("call_function", cast("Function[object]", target))
-        )
+    if _is_also_safe(target):
+        return True
+    try:  # torch's own check of a node: its rules are long, and change
+        node = Graph().create_node("call_function", cast("Function[object]", target))
+        internals.check_node_safe.get()(node)
     except (internals.bypass_error.get(), AttributeError, AssertionError):
         return False
     return True
@@ -299,10 +290,8 @@ class _Option(NamedTuple):
 
     @property
     def passes(self) -> list[object]:
-        """The user code in the option; names of torch's own passes are left out."""
         value = getattr(self.config, self.name)
-        given = value if isinstance(value, (list, tuple)) else [value]
-        return [each for each in given if each and not isinstance(each, str)]
+        return [*value] if isinstance(value, (list, tuple)) else [value]
 
 
 def _options() -> Iterator[_Option]:
@@ -327,16 +316,26 @@ def _options() -> Iterator[_Option]:
     ]
     if internals.pre_grad_pass_timing.find() == "late":  # otherwise they have run on this graph
         options.append(_Option(inductor, "pre_grad_custom_pass", graphs, "custom-callable"))
-    return (option for option in options if option.passes)
+    return (option for option in options if any(map(_is_of_user, option.passes)))
+
+
+def _is_of_user(pass_: object) -> bool:
+    return bool(pass_) and not isinstance(pass_, str)  # torch's own passes have names
 
 
 def pass_reasons(registered_version: RegisteredVersion) -> Iterator[BypassReason]:
     """Yield a reason for each user pass without an identity."""
     for option in _options():
-        for pass_ in option.passes:
+        for pass_ in filter(_is_of_user, option.passes):
             try:
-                _pass_identity(option.kind, pass_, registered_version)
+                if option.kind is None:
+                    raise UnidentifiedError("has no uuid()")
+                if not isinstance(pass_, option.kind):
+                    identity(pass_, registered_version)
+                elif not pass_.uuid():
+                    raise UnidentifiedError("has an empty uuid()")
             except UnidentifiedError as exc:
+                why = f"has no uuid(), and {exc}" if exc.about is not None else str(exc)
                 fix = "use a later torch"
                 if option.kind is not None:
                     base = f"{option.kind.__module__}.{option.kind.__name__}"
@@ -345,24 +344,8 @@ def pass_reasons(registered_version: RegisteredVersion) -> Iterator[BypassReason
                     condition = f"with a new version after each change to it; or {fix}"
                     fix = suggested_fix(pass_, condition)
                 name = qualified_name(pass_)
-                message = f"{option.name} is {name}, which {exc}"
+                message = f"{option.name} is {name}, which {why}"
                 yield BypassReason(option.code, message, fix, target=name)
-
-
-def _pass_identity(
-    kind: type[CustomPass] | None, pass_: object, registered_version: RegisteredVersion
-) -> str | None:
-    """Return the identity of a pass without a usable ``uuid()``; None if it has one."""
-    if kind is None:
-        raise UnidentifiedError("has no uuid()", pass_)
-    if isinstance(pass_, kind):
-        if not pass_.uuid():
-            raise UnidentifiedError("has an empty uuid()", pass_)
-        return None
-    try:
-        return identity(pass_, registered_version)
-    except UnidentifiedError as exc:
-        raise UnidentifiedError(f"has no uuid(), and {exc}", exc.about) from exc
 
 
 @contextlib.contextmanager
@@ -377,19 +360,18 @@ def described_passes(
         for option in _options():
             if option.kind is None:
                 continue
-            is_done = traced and option.code == "custom-callable"
             value = getattr(option.config, option.name)
-            several = value if isinstance(value, (list, tuple)) else [value]
-            described: list[object] = [
-                _described(option.kind, pass_, registered_version, is_done=is_done)
-                for pass_ in several
+            is_done = traced and option.code == "custom-callable"
+            passes = [
+                _with_uuid(option.kind, pass_, registered_version, is_done=is_done)
+                for pass_ in option.passes
             ]
-            given = type(value)(described) if several is value else described[0]
+            given = type(value)(passes) if isinstance(value, (list, tuple)) else passes[0]
             stack.enter_context(option.config.patch(**{option.name: given}))
         yield
 
 
-def _described(
+def _with_uuid(
     kind: type[CustomPass], pass_: object, registered_version: RegisteredVersion, *, is_done: bool
 ) -> object:
     if isinstance(pass_, (kind, str)):
@@ -402,13 +384,8 @@ def _described(
         name = "traced"
 
     def call(_: object, *args: object, **kwargs: object) -> object:
-        assert callable(pass_)
-        return pass_(*args, **kwargs)
+        return cast("Function[object]", pass_)(*args, **kwargs)
 
-    members = {
-        "__call__": call,
-        "uuid": lambda _: name,
-        # torch's key pickles it with other options.
-        "__reduce__": lambda _: (str, (name,)),
-    }
+    members = {"__call__": call, "uuid": lambda _: name}
+    members["__reduce__"] = lambda _: (str, (name,))  # torch's key pickles it with other options
     return type(kind.__name__, (kind,), members)()

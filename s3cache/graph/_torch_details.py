@@ -9,8 +9,7 @@ import hashlib
 import pickle
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from s3cache.graph._describe import (
     PLAIN_KINDS,
@@ -20,9 +19,7 @@ from s3cache.graph._describe import (
     without_index,
 )
 from s3cache.graph._graph import (
-    Component,
     autograd_function_text,
-    bounded,
     code_on,
     graph_as_text,
     without_aot_names,
@@ -30,8 +27,10 @@ from s3cache.graph._graph import (
 from s3cache.graph._origin import origin_of, value_at
 from s3cache.graph._results import (
     BypassReason,
+    Component,
     Finding,
     RegisteredVersion,
+    bounded,
     qualified_name,
     suggested_fix,
 )
@@ -51,8 +50,8 @@ if TYPE_CHECKING:
         KeyPickler,
     )
 
+_Object = TypeVar("_Object")
 _ALL_CHARACTERS = 128 << 10
-_SHORT = 200
 
 # -- torch's own key
 #
@@ -64,7 +63,7 @@ _SCALARS = (type(None), bool, int, float, complex, str)
 # Counters of graphs in a process are in no key.
 _OF_THE_PROCESS = frozenset({"aot_id", "precompile_backend_id"})
 # The last component of options of each kind: most graphs of a process have the same.
-_last_options: dict[str, tuple[str, Component]] = {}
+_last_options: dict[str, tuple[dict[str, str], Component]] = {}
 
 
 def torch_components(
@@ -124,14 +123,13 @@ def _options(
     describer.is_for_options = True
     try:
         texts = {n: describer.of(values[n]) for n in sorted(values) if n not in _LEFT_OUT}
-        content = "\n".join(f"{option}={text!r}" for option, text in texts.items())
         known = _last_options.get(name)
-        if known is None or known[0] != content:
+        if known is None or known[0] != texts:
             changed = dict(_changed(name, values, texts, describer))
             shown = " ".join(f"{n}={new}" for n, (new, _) in changed.items()) or "defaults"
             parts = bounded((n, default + new) for n, (new, default) in changed.items())
-            data = content.encode(errors="surrogatepass")
-            known = _last_options[name] = content, Component.of_bytes(data, shown, parts)
+            data = repr(texts).encode(errors="surrogatepass")
+            known = _last_options[name] = texts, Component.of_bytes(data, shown, parts)
         return known[1]
     finally:
         describer.is_for_options = False
@@ -149,15 +147,16 @@ def _changed(
     for option, text in texts.items():
         if known is None:
             yield option, (_short(values[option], text), "")
-        elif option in known and known[option].default != values[option]:
-            default = known[option].default
+        elif option in known and (default := known[option].default) != values[option]:
             shown = f"{_short(default, describer.of(default))} → "
             yield option, (_short(values[option], text), shown)
 
 
 def _short(setting: object, text: str) -> str:
     """Return a setting as text for people, with digits of its digest if it is not complete."""
-    if type(setting) in _SCALARS or (type(setting) in (list, tuple) and len(text) < _SHORT):
+    if isinstance(setting, (list, tuple)) and {*map(type, setting)} <= {*_SCALARS}:
+        return repr(setting)
+    if type(setting) in _SCALARS:
         return repr(setting)
     return f"{_item_text(setting)} #{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -250,7 +249,7 @@ class DetailsDescriber(Describer):
         super().__init__(device)
         self.codes: list[str] = []
         self.last_of_user: type | None = None
-        self.is_for_options = False
+        self.is_for_options, self._meshes = False, 0
         self._registered_version, self._traced = registered_version, traced
         self._inherited = internals.inherited_reducer(pickler)
         self._reducers = pickler.dispatch_table
@@ -267,7 +266,7 @@ class DetailsDescriber(Describer):
     def special(self, value: object) -> str | None:
         kind = type(value)
         if kind is self._fake:
-            return self._once(value, self._tensor_text)
+            return self._once(cast("Tensor", value), self._tensor_text)
         if kind is list and PLAIN_KINDS.issuperset(map(type, cast("list[object]", value))):
             return repr(value)
         if isinstance(value, self._source):  # parameters of a module share their base sources
@@ -279,7 +278,7 @@ class DetailsDescriber(Describer):
         if kind is self._script:  # stands for an object that a graph takes as input
             value = getattr(value, internals.REAL_OBJECT)
         if isinstance(value, self._mesh):
-            return _mesh_text(value)
+            return self._mesh_text(value)
         if kind is self._state:  # it has no content yet
             return "BackwardState"
         if kind is self._table:
@@ -287,7 +286,7 @@ class DetailsDescriber(Describer):
             return f"decompositions {table_text(table, self._registered_version)}"
         return None
 
-    def _once(self, value: object, describe: Callable[[Any], str | None]) -> str | None:
+    def _once(self, value: _Object, describe: Callable[[_Object], str | None]) -> str | None:
         known = self._texts.get(id(value))
         if known is None:
             known = self._texts[id(value)] = value, describe(value)
@@ -307,14 +306,14 @@ class DetailsDescriber(Describer):
 
     def other(self, value: object) -> str:
         kind = type(value)
-        if origin_of(kind).kind in ("library", "user"):
-            self.last_of_user = kind
         reduced = self._inherited(value)
         if reduced is NotImplemented:
             reduce = self._reducers.get(kind)
             reduced = (
                 value.__reduce_ex__(pickle.DEFAULT_PROTOCOL) if reduce is None else reduce(value)
             )
+        if origin_of(kind).kind in ("library", "user"):
+            self.last_of_user = kind
         return self._reduced_text(value, reduced)
 
     def _reduced_text(self, value: object, reduced: object) -> str:
@@ -345,7 +344,8 @@ class DetailsDescriber(Describer):
             metadata = dataclasses.replace(metadata, device=device)
         kind = cast("Hashable", type(metadata))
         try:
-            return _text_of_fields(kind, _field_getter(kind)(metadata))
+            values = tuple(getattr(metadata, name) for name in _names_of_fields(kind))
+            return _text_of_fields(kind, values)
         except TypeError:  # symbolic sizes have no hash; their text has symbols
             return repr(metadata)
 
@@ -365,12 +365,27 @@ class DetailsDescriber(Describer):
             qualified_name(type(value)), [*map(str, fields[:3]), *fields[3:], context, inner]
         )
 
+    def _mesh_text(self, mesh: DeviceMesh) -> str:
+        """Describe a device mesh: its layout, this rank's position, the names of its groups."""
+        if self._meshes == 2:  # parts of a mesh refer back to it
+            return "DeviceMesh"
+        state = {
+            name: item.tolist() if isinstance(item, self._tensor) else item
+            for name, item in mesh.__getstate__().items()
+            if name != "_hash"  # differs by process
+        }
+        self._meshes += 1
+        try:
+            return self.all("DeviceMesh", [state])
+        finally:
+            self._meshes -= 1
+
     def _source_text(self, source: object) -> str | None:
         """Return the source as an expression, or ``None`` if a part has none."""
-        fields = [self._field_text(getattr(source, name)) for name in _init_fields(type(source))]
-        if None in fields:
-            return None
-        return f"{qualified_name(type(source))}({','.join(map(str, fields))})"
+        kind = cast("Hashable", type(source))
+        fields = [self._field_text(getattr(source, name)) for name in _names_of_fields(kind)]
+        is_complete = None not in fields
+        return f"{qualified_name(kind)}({','.join(map(str, fields))})" if is_complete else None
 
     def _field_text(self, value: object) -> str | None:
         if type(value) in (str, int, bool, type(None)):
@@ -420,39 +435,11 @@ class DetailsDescriber(Describer):
 
 
 @functools.cache
-def _init_fields(kind: Hashable) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cast("Any", kind)) if field.init)
-
-
-@functools.cache
-def _field_getter(kind: Hashable) -> Callable[[object], tuple[object, ...]]:
-    return attrgetter(*(field.name for field in dataclasses.fields(cast("Any", kind))))
+def _names_of_fields(kind: Hashable) -> tuple[str, ...]:
+    assert dataclasses.is_dataclass(kind)
+    return tuple(field.name for field in dataclasses.fields(kind) if field.init)
 
 
 @functools.lru_cache(maxsize=4096)  # many layers have equal parameters
 def _text_of_fields(kind: Hashable, values: tuple[object, ...]) -> str:
     return repr(cast("Function[object]", kind)(*values))
-
-
-def _mesh_text(mesh: DeviceMesh, depth: int = 0) -> str:
-    """Describe a device mesh: its layout, this rank's position, the names of its groups.
-
-    Leave out its ``hash()``, which differs between processes. Its parts may refer back to it.
-    """
-    import torch
-
-    def plain(value: object) -> object:
-        if isinstance(value, torch.Tensor):
-            return value.tolist()
-        if isinstance(value, type(mesh)):
-            return None if depth else _mesh_text(value, depth + 1)
-        if isinstance(value, dict):
-            return {key: None if depth else plain(item) for key, item in value.items()}
-        return value
-
-    state = sorted(mesh.__getstate__().items())
-    fields = " ".join(f"{name}={plain(value)!r}" for name, value in state if name != "_hash")
-    text = f"DeviceMesh({fields})"
-    if " at 0x" in text:
-        raise ValueError(f"a device mesh has an object that differs by process: {text}")
-    return text

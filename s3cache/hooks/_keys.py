@@ -236,10 +236,6 @@ class KeyHook:
             call.record_error(exc)
         if not isinstance(key, Key):
             call.reasons = tuple(key)
-            # Without our reducer, torch computes its own key as it would without s3cache.
-            pickler.__dict__.pop("reducer_override", None)
-            pickler.fast = False
-            pickler.clear_memo()
             return original(pickler, value)
         name = internals.FX_PREFIX + key.digest
         self._remember(name, key)

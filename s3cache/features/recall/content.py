@@ -24,11 +24,16 @@ from typing import TYPE_CHECKING, Final, cast
 from s3cache.features.recall import dynamo, names
 from s3cache.graph import (
     NATIVE,
+    PLAIN,
+    PLAIN_KINDS,
+    Describer,
+    UnidentifiedError,
     code_digest,
     is_torch_file,
     origin_of,
     origin_of_file,
     unwrap_patch,
+    wrapped_parts,
 )
 from s3cache.util.snapshot import content_of
 
@@ -36,10 +41,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 _TABLE_KINDS: Final = (dict, OrderedDict)
 _VIEWS: Final[tuple[type, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
 _SHORT = 200
+_OWN_KINDS = ("torch", "python")
 _MAX_PARTS = 20_000
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 # Members that every class has and that are not code.
@@ -89,10 +94,6 @@ NOT_COMPARED: Final = re.compile(
 )
 
 
-class UnknownContentError(Exception):
-    """An object has no text, so a frame that reads it cannot be recalled."""
-
-
 class ContentDescriber:
     """Makes texts of objects. It remembers them, so objects must not change during its life.
 
@@ -111,11 +112,11 @@ class ContentDescriber:
         """Return the text of an object; ``is_state`` is a parameter or a buffer of a module.
 
         Raises:
-            UnknownContentError: it has none.
+            UnidentifiedError: it has none.
         """
         value = unwrap_patch(value)
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN_KINDS:
             return _plain(value)
         known = self._texts.get(id(value))
         if known is None:
@@ -128,9 +129,8 @@ class ContentDescriber:
 
     def whole(self, value: object) -> str:
         """Return the text of an object including its elements, if it has any."""
-        return (
-            self._item(value, _Refs(self)) if isinstance(value, (list, tuple)) else self.of(value)
-        )
+        is_whole = isinstance(value, (list, tuple))
+        return _PartDescriber().of(value) if is_whole else self.of(value)
 
     def knows(self, value: object) -> bool:
         """Return whether an object is described in one of the texts so far."""
@@ -147,14 +147,14 @@ class ContentDescriber:
         if isinstance(value, torch.nn.Module):
             return f"{self.of(kind)} {_module_text(value)}"
         if isinstance(value, torch.optim.Optimizer):
-            raise UnknownContentError("an optimizer, which Dynamo reads as a whole")
+            raise UnidentifiedError("an optimizer, which Dynamo reads as a whole")
         if self._part(value) is not None:
             _check_native(value)
             return self._code(value)
         if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return f"{kind.__name__} {value}"
         if isinstance(value, enum.Enum):
-            return f"{self.of(kind)}.{value.name}={_shallow(value.value)}"
+            return f"{self.of(kind)}.{value.name}={_Shallow().of(value.value)}"
         if isinstance(value, (dict, types.MappingProxyType)):
             return f"{self.of(kind)} {self._keys(dict(value))} {_attributes(value)}"
         if isinstance(value, (set, frozenset)):
@@ -169,8 +169,8 @@ class ContentDescriber:
             is_array = kind.__name__ == "ndarray"  # it is an input of the graph
             about = getattr(value, "shape", None) if is_array else repr(value)
             return f"numpy {kind.__name__} {value.dtype} {about}"
-        if isinstance(value, _PLAIN):  # of a subclass
-            base = next(each for each in _PLAIN if isinstance(value, each))
+        if isinstance(value, PLAIN):  # of a subclass
+            base = next(each for each in PLAIN if isinstance(value, each))
             plain = cast("Callable[[object], object]", base)(value)
             return f"{self.of(kind)} {_plain(plain)} {_attributes(value)}"
         if kind.__flags__ & _HEAP_TYPE and type(kind).__name__ != "pybind11_type":
@@ -178,7 +178,7 @@ class ContentDescriber:
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name in _OPAQUE:
             return name
-        raise UnknownContentError(f"a {name}")
+        raise UnidentifiedError(f"a {name}")
 
     def _keys(self, table: object) -> list[str]:
         return [
@@ -190,8 +190,8 @@ class ContentDescriber:
         import torch
 
         if isinstance(key, (torch.Tensor, torch.nn.Module)):
-            raise UnknownContentError(f"a table by {type(key).__qualname__}")
-        return self._item(key, _Refs(self))
+            raise UnidentifiedError(f"a table by {type(key).__qualname__}")
+        return _PartDescriber().of(key)
 
     # -- code: callables, classes and modules
     #
@@ -214,44 +214,32 @@ class ContentDescriber:
                     met.append(each)
             lines.append(f"{text} {[numbers[id(each)] for each in refs]}")
             if len(met) > _MAX_PARTS:
-                raise UnknownContentError("code that refers to too much")
+                raise UnidentifiedError("code that refers to too much")
         return lines[0] if len(lines) == 1 else f"{lines[0][:_SHORT]} {_digest(lines)}"
 
     def _part(self, value: object) -> tuple[str, list[object]] | None:
         """Return the text of one object and the objects it refers to; None if it is not code."""
         known = self._parts.get(id(value))
         if known is None:
-            refs = _Refs(self)
-            text = self._described(value, refs)
+            part = _PartDescriber()
+            text = self._described(value, part)
             if text is None:
                 return None
-            known = self._parts[id(value)] = value, text, refs.values
+            known = self._parts[id(value)] = value, text, part.references
         return known[1], known[2]
 
-    def _described(self, value: object, refs: _Refs) -> str | None:
-        def items(values: Iterable[object]) -> list[str]:
-            return [self._item(each, refs) for each in values]
-
+    def _described(self, value: object, part: _PartDescriber) -> str | None:
         if isinstance(value, types.FunctionType):
-            return self._function(value, refs)
+            return self._function(value, part)
         if isinstance(value, type):
-            return self._class(value, refs)
-        if isinstance(value, types.MethodType):
-            return f"method {items([value.__func__, type(value.__self__)])}"
+            return self._class(value, part)
         if isinstance(value, types.ModuleType):
             self.modules.append(value)
             return f"module {value.__name__}"
-        if isinstance(value, functools.partial):
-            named = (each for pair in value.keywords.items() for each in pair)
-            return f"partial {items([value.func, *value.args, *named])}"
-        if isinstance(value, (staticmethod, classmethod)):
-            return f"{type(value).__name__} {items([value.__func__])}"
-        if isinstance(value, property):
-            return f"property {items([value.fget, value.fset, value.fdel])}"
-        if isinstance(value, functools.cached_property):
-            return f"cached {items([value.func])}"
-        if isinstance(value, functools._lru_cache_wrapper):
-            return f"lru_cache {items([value.__wrapped__])}"
+        if isinstance(value, types.MethodType):
+            return part.all("method", [value.__func__, type(value.__self__)])
+        if (wrapped := wrapped_parts(value)) is not None:
+            return part.all(type(value).__name__, wrapped)
         if isinstance(value, NATIVE):
             return _native(value)
         if type(value).__module__ == "torch._ops":
@@ -262,41 +250,19 @@ class ContentDescriber:
             return f"code {_digest_of_code(value)}"
         return None
 
-    def _item(self, value: object, refs: _Refs) -> str:
-        """Return the text of an object inside code; Dynamo has a source for it if it reads more.
-
-        An object that is neither code nor a constant is described by the name of its class.
-        """
-        kind = type(value)
-        if kind in _PLAIN:
-            return _plain(value)
-        if kind in (tuple, list):
-            each_of = cast("list[object]", value)
-            return f"{kind.__name__} {[self._item(each, refs) for each in each_of]}"
-        if isinstance(value, enum.Enum):
-            return f"{kind.__qualname__}.{value.name}"
-        if isinstance(value, NATIVE):
-            return _native(value)
-        if refs.add(value):
-            return "#"
-        return f"a {kind.__module__}.{kind.__qualname__}"
-
-    def _function(self, function: types.FunctionType, refs: _Refs) -> str:
+    def _function(self, function: types.FunctionType, part: _PartDescriber) -> str:
         code, marks = function.__code__, vars(function)
         for mark in marks:
             if _MARKS.fullmatch(mark) and mark not in _HARMLESS_MARKS:
                 if is_torch_file(code.co_filename):
                     continue
-                raise UnknownContentError(f"{function.__qualname__}, which has {mark}")
+                raise UnidentifiedError(f"{function.__qualname__}, which has {mark}")
         self.note(code, function.__globals__)
-        held = [self._item(content_of(each), refs) for each in function.__closure__ or ()]
-        given = [self._item(each, refs) for each in function.__defaults__ or ()]
-        named = [
-            f"{name}={self._item(each, refs)}"
-            for name, each in sorted((function.__kwdefaults__ or {}).items())
-        ]
+        held = [*map(content_of, function.__closure__ or ())]
+        named = sorted((function.__kwdefaults__ or {}).items())
+        given = part.all("", [held, function.__defaults__ or (), named])
         name = f"{function.__module__}.{function.__qualname__}"
-        return f"function {name} {_digest_of_code(code)} {held} {given} {named} {sorted(marks)}"
+        return f"function {name} {_digest_of_code(code)} {given} {sorted(marks)}"
 
     def note(self, code: types.CodeType, names: dict[str, object]) -> None:
         """Note code and its nested code with the global names that it runs under."""
@@ -306,51 +272,62 @@ class ContentDescriber:
                 if isinstance(constant, types.CodeType):
                     self.note(constant, names)
 
-    def _class(self, kind: type, refs: _Refs) -> str:
-        bases = [self._item(each, refs) for each in (type(kind), *kind.__mro__[1:])]
-        members: Iterable[str] = ()
+    def _class(self, kind: type, part: _PartDescriber) -> str:
+        texts = [*map(part.of, (type(kind), *kind.__mro__[1:]))]
         if kind.__flags__ & _HEAP_TYPE:
-            members = self._members(kind, refs)
-        digest = _digest([*map(str, bases), *members])
-        return f"class {kind.__module__}.{kind.__qualname__} {digest}"
+            texts += self._members(kind, part)
+        return f"class {kind.__module__}.{kind.__qualname__} {_digest(texts)}"
 
-    def _members(self, kind: type, refs: _Refs) -> Iterator[str]:
+    def _members(self, kind: type, part: _PartDescriber) -> Iterator[str]:
         for name, member in [*vars(kind).items()]:
-            if name in _RUN_BY_DYNAMO and isinstance(
-                getattr(member, "__func__", member), types.FunctionType
-            ):
-                file = getattr(member, "__func__", member).__code__.co_filename
-                if origin_of_file(file).kind not in ("torch", "python"):
-                    raise UnknownContentError(f"{kind.__qualname__}, with a {name} that is run")
+            is_held = isinstance(member, (staticmethod, classmethod))
+            function = cast(
+                "types.FunctionType", unwrap_patch(member.__func__ if is_held else member)
+            )
+            file = function.__code__.co_filename if isinstance(function, types.FunctionType) else ""
+            if name in _RUN_BY_DYNAMO and file and origin_of_file(file).kind not in _OWN_KINDS:
+                raise UnidentifiedError(f"{kind.__qualname__}, with a {name} that is run")
             if name in _NO_MEMBERS or name.startswith(("_abc_", "__orig_")):
                 continue
-            function = unwrap_patch(
-                member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
-            )
-            if isinstance(function, types.FunctionType) and is_torch_file(
-                function.__code__.co_filename
-            ):
+            if file and is_torch_file(file):
                 self.note(function.__code__, function.__globals__)
                 yield f"{name} {function.__qualname__} {function.__code__.co_firstlineno}"
             else:
-                yield f"{name} {self._item(member, refs)}"
+                yield f"{name} {part.of(member)}"
         if getattr(kind, "_abc_impl", None) is not None:
             yield f"registered {_registered(kind)}"
 
 
-class _Refs:
-    """Objects that the text of another one refers to, in order."""
+class _PartDescriber(Describer):
+    """Describes objects inside code; Dynamo has a source for each if it reads more of it.
 
-    def __init__(self, contents: ContentDescriber) -> None:
-        self.values: list[object] = []
-        self._contents = contents
+    An object that is neither code nor a constant is described by the name of its class.
 
-    def add(self, value: object) -> bool:
-        """Add an object if it is code; return whether it is."""
-        if not isinstance(value, _CODE) and type(value).__module__ != "torch._ops":
-            return False
-        self.values.append(unwrap_patch(value))  # hooks of s3cache behave like the originals
-        return True
+    Attributes:
+        references: the code that the texts refer to, in order.
+    """
+
+    max_depth = 100
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.references: list[object] = []
+
+    def plain(self, value: object) -> str:
+        return _plain(value)
+
+    def special(self, value: object) -> str | None:
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return None
+        if isinstance(value, enum.Enum):
+            return f"{kind.__qualname__}.{value.name}"
+        if isinstance(value, NATIVE):
+            return _native(value)
+        if isinstance(value, _CODE) or kind.__module__ == "torch._ops":
+            self.references.append(unwrap_patch(value))  # hooks of s3cache behave like originals
+            return "#"
+        return f"a {kind.__module__}.{kind.__qualname__}"
 
 
 def _check_native(value: object) -> None:
@@ -362,7 +339,7 @@ def _check_native(value: object) -> None:
     if isinstance(value, types.BuiltinFunctionType) and isinstance(module, types.ModuleType):
         package = module.__name__.partition(".")[0]
         if package not in _PURE or f"{package}.{value.__name__}" in _NOT_PURE:
-            raise UnknownContentError(f"{package}.{value.__name__}, which depends on the process")
+            raise UnidentifiedError(f"{package}.{value.__name__}, which depends on the process")
 
 
 def _native(value: object) -> str:
@@ -390,23 +367,21 @@ def _plain(value: object) -> str:
     return text if len(text) <= _SHORT else f"{text[:40]} {_digest([text])}"
 
 
-def _shallow(value: object) -> str:
-    if isinstance(value, (set, frozenset)):
-        return f"set {sorted(map(_shallow, value))}"
-    if isinstance(value, (list, tuple)):
-        return f"{type(value).__name__} {[*map(_shallow, value)]}"
-    if isinstance(value, dict):
-        return f"dict {sorted((_shallow(k), _shallow(each)) for k, each in value.items())}"
-    return _plain(value) if type(value) in _PLAIN else type(value).__qualname__
+class _Shallow(Describer):
+    """Describes constants and containers of constants."""
+
+    def special(self, value: object) -> str | None:
+        is_container = isinstance(value, (set, frozenset, list, tuple, dict))
+        return None if is_container else type(value).__qualname__
 
 
 def _mark(name: str, value: object) -> str:
     """Return the text of an attribute of a tensor, such as a mark for dynamic sizes."""
     if name == "_specialize_on" and any(cast("dict[int, object]", value).values()):
-        raise UnknownContentError("a size with specializations")
+        raise UnidentifiedError("a size with specializations")
     if name == names.RANGES:
         return f"{name}={sorted(map(repr, cast('set[object]', value)))}"
-    return f"{name}={_shallow(value)}"
+    return f"{name}={_Shallow().of(value)}"
 
 
 def _digest(parts: Iterable[str]) -> str:

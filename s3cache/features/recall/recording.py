@@ -22,11 +22,10 @@ from s3cache.features.recall.candidate import (
 from s3cache.features.recall.content import (
     NOT_COMPARED,
     ContentDescriber,
-    UnknownContentError,
     is_environment,
 )
 from s3cache.features.recall.dynamo import NotPlainError, Scope, Source, SourceWriter
-from s3cache.graph import origin_of_file, placement
+from s3cache.graph import UnidentifiedError, origin_of_file, placement
 from s3cache.torch_api import internals
 
 # Sources without an object before the frame runs, or that are checked as part of the process.
@@ -74,7 +73,7 @@ class Recording:
     def refuse(self, error: Exception) -> None:
         """Keep the first reason why the frame cannot be recalled."""
         if self.refused is None:
-            if isinstance(error, UnknownContentError):
+            if isinstance(error, UnidentifiedError):
                 error = RefusedError("object", f"reads {error}")
             elif isinstance(error, NotPlainError):
                 error = RefusedError(error.code, str(error))
