@@ -14,7 +14,7 @@
         ├── PreconditionError        another writer was first; success for content-addressed data
         ├── TransientError           worth a retry: time-outs, resets, 5xx, throttling
         │   ├── CircuitOpenError     not tried: too many failures in a row
-        │   └── DownloadTimeoutError the caller waited long enough; the download continues
+        │   └── DownloadTimeoutError the caller waits no longer; the download continues
         └── PermanentError           a retry is useless
             ├── AccessDeniedError    credentials missing, wrong, expired or without permission
             │   └── CredentialsError ... there are none: their source has none, or fails
@@ -232,7 +232,7 @@ class CircuitOpenError(TransientError):
 
 
 class DownloadTimeoutError(TransientError):
-    """The caller waited long enough; the download continues."""
+    """The caller waits no longer; the download continues."""
 
     reason = Reason.TIMEOUT
 

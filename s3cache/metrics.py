@@ -39,33 +39,25 @@ logger = logger_of("metrics")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value of a family.
-
-    Attributes:
-        value: the count or amount; for a histogram, the sum of its observations, in seconds.
-        buckets: of a histogram, the numbers of observations up to rising bounds in seconds; the
-            last bound is infinite.
-    """
+    """One value of a family; of a histogram, the sum of its observations, in seconds."""
 
     labels: Mapping[str, str]
     value: float
+    # Of a histogram: numbers of observations up to rising bounds in seconds; the last is infinite.
     buckets: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric.
+    """One metric, named in OpenTelemetry's style: with dots and without unit.
 
-    Attributes:
-        name: in OpenTelemetry's style, with dots and without unit.
-        unit: by UCUM, like in OpenTelemetry: ``s``, ``By``, or ``{entry}`` for counts.
-        of: returns its values: a number, or nested mappings, one for each label. If the first label
-            is ``level`` or ``verb``, it is called with the counts of each.
+    ``of`` returns its values: a number, or nested mappings, one for each label. If the first label
+    is ``level`` or ``verb``, it is called with the counts of each.
     """
 
     name: str
     kind: Kind
-    unit: str
+    unit: str  # by UCUM, like in OpenTelemetry: ``s``, ``By``, or ``{entry}`` for counts
     labels: tuple[str, ...]
     of: Callable[[Any], object]
     text: str
@@ -161,11 +153,11 @@ FAMILIES: tuple[Family, ...] = (
            lambda s: {each: float(s.breaker == each) for each in ("closed", "half-open", "open")},
            "1 for the current state of the circuit breaker before the remote."),
     Family("s3cache.hit.duration", "histogram", "s", ("tier",), lambda s: s.hit_latency,
-           "How long the compiling thread waited for a lookup that hit."),
+           "Time that a lookup that hit took on the compiling thread."),
     Family("s3cache.miss.duration", "histogram", "s", (), lambda s: s.miss_latency,
-           "How long the compiling thread waited for a lookup that missed."),
+           "Time that a lookup that missed took on the compiling thread."),
     Family("s3cache.save.duration", "histogram", "s", (), lambda s: s.save_latency,
-           "How long the compiling thread waited for a save."),
+           "Time that a save took on the compiling thread."),
     Family("s3cache.request.duration", "histogram", "s", ("verb",), lambda s: s.latency,
            "Single requests to the remote, by verb."),
     Family("s3cache.request.errors", "counter", "{request}", ("verb", "error"), lambda s: s.errors,
@@ -289,37 +281,35 @@ def observe(
     metrics = _library("opentelemetry.metrics", "opentelemetry-api")
     observation = Observation(_latest_counts if cache is None else cache.stats)
     meter = metrics.get_meter("s3cache", __version__, meter_provider)
+
+    def reader(family: Family, value: Callable[[Sample], float]) -> Callable[[object], list[Any]]:
+        def read(_: object) -> list[Any]:
+            stats = observation.source()
+            samples = [] if stats is None else family.read(stats)
+            return [metrics.Observation(value(each), dict(each.labels)) for each in samples]
+
+        return read
+
     for family in FAMILIES:
-        observation._instrument(meter, metrics.Observation, family)
+        is_gauge = family.kind == "gauge"
+        create = meter.create_observable_gauge if is_gauge else meter.create_observable_counter
+        sums = reader(family, lambda each: each.value)
+        create(family.name, [sums], family.unit, family.text)
+        if family.kind == "histogram":
+            counts = reader(family, lambda each: each.buckets[-1][1])
+            create(f"{family.name}.count", [counts], "{call}", f"How many: {family.text}")
     return observation
 
 
+@dataclass
 class Observation:
     """The observation by :func:`observe`; :meth:`stop` ends it.
 
     OpenTelemetry never removes instruments: after the end they report nothing.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    source: Source
 
     def stop(self) -> None:
         """Report no more counts."""
-        self._source = lambda: None
-
-    def _instrument(self, meter: Any, observation: Any, family: Family) -> None:
-
-        def reader(value: Callable[[Sample], float]) -> Callable[[object], list[Any]]:
-            def read(_: object) -> list[Any]:
-                stats = self._source()
-                samples = [] if stats is None else family.read(stats)
-                return [observation(value(each), dict(each.labels)) for each in samples]
-
-            return read
-
-        is_gauge = family.kind == "gauge"
-        create = meter.create_observable_gauge if is_gauge else meter.create_observable_counter
-        create(family.name, [reader(lambda each: each.value)], family.unit, family.text)
-        if family.kind == "histogram":
-            count = reader(lambda each: each.buckets[-1][1])
-            create(f"{family.name}.count", [count], "{call}", f"How many: {family.text}")
+        self.source = lambda: None

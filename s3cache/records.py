@@ -32,7 +32,7 @@ logger = logger_of("records")
 
 #: The variable that names a job, with any launcher.
 JOB = "S3CACHE_JOB"
-_NAMED, _LAUNCHED = "job:", "ranks:"  # from this variable, or from a launcher of ranks
+_NAMED, _LAUNCHED = "job:", "ranks:"  # from this variable, or from a launcher
 _DIRECTORY = "records"
 _SUFFIX = ".jsonl"
 
@@ -64,35 +64,23 @@ def _with_tuples(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Record(_Line):
-    """The outcome of one lookup of ``key``, which took ``elapsed_s`` until ``time`` (Unix).
+    """The outcome of one lookup of ``key``, which took ``elapsed_s`` until ``time`` (Unix)."""
 
-    Attributes:
-        level: ``aot`` for a whole graph, ``fx`` for an FX graph of a forward or backward.
-        outcome: ``hit``, ``miss`` or ``bypass``.
-        reason: of a miss, its reason; of a hit, the tier.
-        saved_s: of a hit, how long the graph took to compile originally.
-        where: file, line and function of the call, outside of torch.
-        of_whole: whether it is an FX graph of a whole graph that was looked up before.
-        components: of the key, by name: the digest and a readable value.
-        parts: of a miss, the details of components that their values do not show.
-        left: of a hit, kernels that must still be measured, each with the reason.
-        rejected: of a miss, why each entry under the key was not used, a line each.
-        reasons: of a bypass: code, message, fix, and the line in the user's program.
-    """
-
-    level: str
-    outcome: str
+    level: str  # ``aot`` for a whole graph, ``fx`` for an FX graph of a forward or backward
+    outcome: str  # ``hit``, ``miss`` or ``bypass``
     key: str = ""
-    reason: str = ""
+    reason: str = ""  # of a miss, its reason; of a hit, the tier
     time: float = 0.0
     elapsed_s: float = 0.0
-    saved_s: float = 0.0
-    where: tuple[str, int, str] | None = None
-    of_whole: bool = False
+    saved_s: float = 0.0  # of a hit, how long the graph took to compile originally
+    where: tuple[str, int, str] | None = None  # file, line and function of the call
+    of_whole: bool = False  # an FX graph of a whole graph that was looked up before
+    # Of the key, by name: the digest and a readable value; of a miss, details that it lacks.
     components: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    left: tuple[tuple[str, ...], ...] = ()
-    rejected: tuple[str, ...] = ()
+    left: tuple[tuple[str, ...], ...] = ()  # kernels that must still be measured, and why
+    rejected: tuple[str, ...] = ()  # of a miss, why each entry under the key was not used
+    # Of a bypass: code, message, fix, and the line in the user's program.
     reasons: tuple[Mapping[str, str], ...] = ()
 
 
@@ -100,10 +88,8 @@ class Record(_Line):
 class Event(_Line):
     """A ``download``, ``upload``, ``compile`` or ``save`` of ``name`` that ended at ``time``.
 
-    Or a ``claim``: a compile of an FX graph for which others could wait. Or a ``wait`` for another
-    process, with its name in ``ended``: ``for PID@HOST``, or ``too long for PID@HOST``. Or
-    the name of a feature, with an object of it and its outcome: ``refused: CODE`` for one that a
-    user may be able to fix.
+    Or the name of a feature's event, with an object of it and its outcome: ``refused: CODE`` for
+    one that a user may be able to fix.
     """
 
     event: str
@@ -116,34 +102,23 @@ class Event(_Line):
 
 @dataclass(frozen=True)
 class Run:
-    """The lookups of one process, oldest first.
+    """The lookups of one process, oldest first; times are Unix times, 0 for never."""
 
-    Attributes:
-        name: the name for ``s3cache explain``.
-        program, file: the script as it was called, and its full path.
-        module: the name of the module, if ``-m`` ran it.
-        started, noted: Unix times of its start and of its last note; 0 for never.
-        complete: whether all its lookups are here; a very long run has more.
-        job: the job in its environment, see :func:`in_jobs`.
-        compiling: whether it was compiling at its last note; only for a watched process.
-        breaks: graph breaks, with places and reasons.
-    """
-
-    name: str
+    name: str  # for ``s3cache explain``
     records: tuple[Record, ...]
-    program: str = ""
+    program: str = ""  # the script as it was called
     started: float = 0.0
     rank: str = ""
-    complete: bool = True
-    job: str = ""
+    complete: bool = True  # a very long run has more lookups
+    job: str = ""  # the job in its environment, see :func:`in_jobs`
     pid: int = 0
     parent: int = 0
     events: tuple[Event, ...] = ()
-    compiling: bool = False
+    compiling: bool = False  # at its last note; only for a watched process
     noted: float = 0.0
-    breaks: tuple[Mapping[str, str], ...] = ()
-    file: str = ""
-    module: str = ""
+    breaks: tuple[Mapping[str, str], ...] = ()  # graph breaks, with places and reasons
+    file: str = ""  # the full path of the script
+    module: str = ""  # its name, if ``-m`` ran it
 
 
 # -- writing
@@ -182,17 +157,14 @@ class Recorder:
     """
 
     def __init__(self, root: str | None, limits: RecordLimits | None = None) -> None:
-        self._limits = limits or RecordLimits()
+        self._root, self._limits, self._started = root, limits or RecordLimits(), time.time()
         # Names sort by time, even if a process makes several in a second.
         number = f"{next(_numbers):02x}{secrets.token_hex(2)}"
         self.run = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{number}"
-        self._root = root
-        self._started = time.time()
         self._held: deque[Record] = deque(maxlen=_HELD_RECORDS)
         self._began: dict[tuple[str, str], float] = {}  # start times of running transfers
         self._mutex = threading.Lock()
-        self._queue: queue.Queue[Record | Event | dict[str, Any] | None]
-        self._queue = queue.Queue(_QUEUED_RECORDS)
+        self._queue = queue.Queue[Record | Event | dict[str, Any] | None](_QUEUED_RECORDS)
         self._thread: threading.Thread | None = None
         self._closed = root is None
 
@@ -209,13 +181,13 @@ class Recorder:
         with contextlib.suppress(queue.Full):  # the disk hangs
             self._queue.put_nowait(record)
         if self._thread is None and not is_event:
-            with self._mutex:
+            with self._mutex, contextlib.suppress(RuntimeError):  # no more threads can start
                 if self._thread is None and not self._closed:
-                    name = "s3cache-records"
-                    thread = threading.Thread(target=self._work, name=name, daemon=True)
-                    with contextlib.suppress(RuntimeError):  # no more threads can start
-                        thread.start()
-                        self._thread = thread
+                    thread = threading.Thread(
+                        target=self._work, name="s3cache-records", daemon=True
+                    )
+                    thread.start()
+                    self._thread = thread
 
     def transferred(self, step: TransferEvent) -> None:
         """Record an ended upload or download as an event; a retry starts a new one."""
@@ -243,14 +215,13 @@ class Recorder:
 
     def _work(self) -> None:
         try:
-            self._write_all()
+            self._write_all(self._root or "")
         except (OSError, ConfigError, ValueError) as exc:
             logger.info("lookups are no longer recorded: %s", exc)
         self._closed = True
 
-    def _write_all(self) -> None:
-        assert self._root is not None
-        directory = Directory.at(self._root).enter(_DIRECTORY, make=True)
+    def _write_all(self, root: str) -> None:
+        directory = Directory.at(root).enter(_DIRECTORY, make=True)
         _make_room(directory, self._limits)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         fd = os.open(f"{self.run}{_SUFFIX}", flags, 0o600, dir_fd=directory.fd)
@@ -319,9 +290,7 @@ def read_run(root: str, name: str, max_lines: int | None = None) -> Run:
     directory = Directory.at(root).enter(_DIRECTORY)
     fd = os.open(f"{name}{_SUFFIX}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.fd)
     head: dict[str, Any] = {}
-    lookups: list[Record] = []
-    events: list[Event] = []
-    breaks: list[Mapping[str, str]] = []
+    lookups, events, breaks = list[Record](), list[Event](), list[Mapping[str, str]]()
     with os.fdopen(fd, "rb") as file:
         for line in itertools.islice(file, max_lines):
             with contextlib.suppress(AttributeError, RecursionError, TypeError, ValueError):
@@ -344,9 +313,7 @@ def recorded(
 ) -> Iterator[Run]:
     """Yield the recorded runs in local tiers, latest first, as far as they can be read.
 
-    Args:
-        is_wanted: filters runs by name; by default every run is wanted.
-        heads: skip lookups and events, which is cheap.
+    ``is_wanted`` filters runs by name. With ``heads``, skip lookups and events, which is cheap.
     """
     places: dict[str, str] = {}
     for root in roots:
@@ -357,7 +324,7 @@ def recorded(
             yield read_run(places[name], name, max_lines=1 if heads else None)
 
 
-# -- jobs: the ranks that a launcher has started, and their child processes
+# -- jobs: the processes that a launcher has started, and their child processes
 
 
 def in_jobs(runs: Iterable[Run]) -> list[list[Run]]:
@@ -388,12 +355,12 @@ def ranks_in_words(runs: Iterable[Run]) -> str:
     """Return ``ranks 0-7``; processes without a rank are listed by their process ids."""
     runs = list(runs)
     numbers = sorted({int(run.rank) for run in runs if run.rank.isdigit()})
-    ranks = []
+    spans = []
     for _, span in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         together = [str(number) for _, number in span]
-        ranks.append("-".join(together if len(together) < 3 else [together[0], together[-1]]))
+        spans.append("-".join(together if len(together) < 3 else [together[0], together[-1]]))
     others = sorted({run.rank or str(run.pid) for run in runs if not run.rank.isdigit()})
-    words = [f"rank{'s' * (len(numbers) > 1)} {', '.join(ranks)}"] if ranks else []
+    words = [f"rank{'s' * (len(numbers) > 1)} {', '.join(spans)}"] if spans else []
     words += [f"process{'es' * (len(others) > 1)} {', '.join(others)}"] if others else []
     return ", ".join(words)
 
@@ -410,7 +377,7 @@ class Folded:
 
 def folded(runs: Iterable[Run]) -> list[Folded]:
     """Return the lookups of a job; merge those with the same outcome in several processes."""
-    found: dict[tuple[object, ...], list[tuple[Run, Record]]] = {}
+    equal: dict[tuple[object, ...], list[tuple[Run, Record]]] = {}
     for run in runs:
         times: Counter[tuple[object, ...]] = Counter()
         for record in run.records:
@@ -418,10 +385,10 @@ def folded(runs: Iterable[Run]) -> list[Folded]:
             messages = (reason.get("message") for reason in record.reasons)
             same = (*ended, record.rejected, *messages)
             times[same] += 1
-            found.setdefault((*same, times[same]), []).append((run, record))
+            equal.setdefault((*same, times[same]), []).append((run, record))
     lookups = []
-    for each in found.values():
-        its_runs, records = zip(*each, strict=True)
+    for group in equal.values():
+        its_runs, records = zip(*group, strict=True)
         slowest_s = max(record.elapsed_s for record in records)
         saved_s = sum(record.saved_s for record in records)
         lookups.append(Folded(records[0], its_runs, slowest_s, saved_s))

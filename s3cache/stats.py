@@ -30,18 +30,12 @@ logger = logger_of("storage")
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """A histogram of durations at one moment.
-
-    Attributes:
-        count, total_s: the number of durations, and their sum.
-        max_s: the longest duration, exactly; 0 if there are none.
-        buckets: the number of durations in each power-of-two bucket.
-    """
+    """A histogram of durations at one moment."""
 
     count: int = 0
     total_s: float = 0.0
-    max_s: float = 0.0
-    buckets: tuple[int, ...] = (0,) * _BUCKETS
+    max_s: float = 0.0  # the longest duration, exactly; 0 if there are none
+    buckets: tuple[int, ...] = (0,) * _BUCKETS  # durations in each power-of-two bucket
 
     def plus(self, seconds: float) -> HistogramSnapshot:
         """Add one duration; a negative one, after a clock was set back, counts as 0."""
@@ -126,20 +120,13 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class VerbStats:
-    """Statistics of one verb of a store, at one moment.
+    """Statistics of one verb of a store, at one moment. Each page of a listing is one call."""
 
-    Attributes:
-        calls: calls that ended, with or without an error. Each page of a listing is one call.
-        errors: calls that raised, by the error's class name; ``CancelledError`` too.
-        bytes_in, bytes_out: bytes that were read from the store, and written to it.
-        latency: seconds spent waiting for the store.
-    """
-
-    calls: int = 0
-    errors: Mapping[str, int] = field(default_factory=dict)
-    bytes_in: int = 0
+    calls: int = 0  # that ended, with or without an error
+    errors: Mapping[str, int] = field(default_factory=dict)  # by class; ``CancelledError`` too
+    bytes_in: int = 0  # read from the store
     bytes_out: int = 0
-    latency: HistogramSnapshot = _NO_TIMES
+    latency: HistogramSnapshot = _NO_TIMES  # seconds spent waiting for the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +147,9 @@ class _Lookups:
 
 @dataclass(frozen=True, slots=True)
 class LevelStats(_Lookups):
-    """Lookups and saves at the second level, which is used if the first level has no entry.
+    """Lookups and saves at the second level, which is used if the first level has no entry."""
 
-    Attributes:
-        contained: saved entries that are also part of a saved whole graph: they serve other graphs.
-    """
-
-    contained: int = 0
+    contained: int = 0  # saved entries that are part of a saved whole graph; others may need them
 
     def in_words(self) -> str:
         """Return ``1 hit (1 remote), 2 missed (2 absent), 2 saved``."""

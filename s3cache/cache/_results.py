@@ -97,7 +97,7 @@ class CacheEvents:
         missed: no entry of a kind is under a key, and the process will make one: it may wait for
             at most so many seconds, and search again.
         remote_opened: this process has opened the remote.
-        finishing: uploads are about to be waited for; subscribers may still save entries.
+        finishing: a flush or the exit is about to wait; subscribers may still save entries.
     """
 
     def __init__(self, *, strict: bool) -> None:

@@ -47,8 +47,8 @@ WORDS = {
     "ports": (r"helion|torchtitan", 0),
     "job_profile": (r"job.?profile|JOB_KEYS", 0),
     "target": (r"STANDIN|stand-in for (a|the) GPU|absent GPU|S3CACHE_TARGET", 0),
-    "single_flight": (r"claim|(?<!re)lease|single.?flight|waited", 41),
-    "ranks": (r"(?<![a-z])ranks?(?![a-z])", 102),
+    "single_flight": (r"claim|(?<!re)lease|single.?flight|waited", 29),
+    "ranks": (r"(?<![a-z])ranks?(?![a-z])", 96),
     "device": (r"\bseal|(?<!_)winner|moved_here|why_alone|DeviceConstraint", 0),
 }
 
