@@ -121,61 +121,59 @@ class Candidate:
             raise CorruptError("entry", f"is not a candidate of recall ({exc})") from exc
 
 
-# -- bytecode
+# -- bytecode, with nested code
 
 
 _ODD = "s3cache constant"
 
 
-def portable(code: types.CodeType, write: Callable[[object], object]) -> types.CodeType:
+def with_constants(
+    code: types.CodeType, write: Callable[[object], object | None]
+) -> types.CodeType:
     """Return code with constants of torch, which ``marshal`` refuses, as plain data."""
-    return _with_constants(
-        code, lambda each: each if (made := write(each)) is None else (_ODD, made)
-    )
+    return _changed(code, lambda each: each if (row := write(each)) is None else (_ODD, row))
 
 
 def restored(code: types.CodeType, read: Callable[[object], object]) -> types.CodeType:
-    """Return code with the original constants; the inverse of :func:`portable`."""
-    return _with_constants(
+    """Return code with the original constants; the inverse of :func:`with_constants`."""
+    return _changed(
         code, lambda each: read(each[1]) if type(each) is tuple and each[:1] == (_ODD,) else each
     )
 
 
-def _with_constants(code: types.CodeType, change: Callable[[Any], object]) -> types.CodeType:
-    return code.replace(
-        co_consts=tuple(
-            _with_constants(each, change) if isinstance(each, types.CodeType) else change(each)
-            for each in code.co_consts
-        )
-    )
-
-
 def renamed(code: types.CodeType, names: Mapping[str, str]) -> types.CodeType:
-    """Return code with other global names, also in nested code."""
-    constants = tuple(
-        renamed(each, names) if isinstance(each, types.CodeType) else each
-        for each in code.co_consts
+    """Return code with other global names."""
+    return _changed(code, lambda each: each, names)
+
+
+def _changed(
+    code: types.CodeType, change: Callable[[Any], object], names: Mapping[str, str] = {}
+) -> types.CodeType:
+    return code.replace(
+        co_names=tuple(names.get(name, name) for name in code.co_names),
+        co_consts=tuple(
+            _changed(each, change, names) if isinstance(each, types.CodeType) else change(each)
+            for each in code.co_consts
+        ),
     )
-    found = tuple(names.get(name, name) for name in code.co_names)
-    return code.replace(co_consts=constants, co_names=found)
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _codes_in(each)
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    """Return all global names and attributes in code, also in nested code."""
-    found = set(code.co_names)
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            found |= names_in(each)
-    return found
+    """Return all global names and attributes in code."""
+    return {name for each in _codes_in(code) for name in each.co_names}
 
 
 def constants_in(code: types.CodeType) -> Iterator[object]:
-    """Yield all constants in code, also in nested code."""
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from constants_in(each)
-        else:
-            yield each
+    """Yield all constants in code, except code."""
+    constants = (constant for each in _codes_in(code) for constant in each.co_consts)
+    return (each for each in constants if not isinstance(each, types.CodeType))
 
 
 def packed(code: types.CodeType) -> bytes:

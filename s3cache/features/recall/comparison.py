@@ -7,11 +7,18 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from s3cache.features.recall import dynamo
+from s3cache.features.recall import dynamo, names
 from s3cache.features.recall.candidate import Candidate
 from s3cache.features.recall.content import ContentDescriber, is_environment, tensor_guarded
-from s3cache.features.recall.dynamo import Places, Tree
-from s3cache.features.recall.recording import PythonFrame, _alias, digest, is_dense
+from s3cache.features.recall.guards import (
+    OF_PROCESS,
+    WHOLE,
+    build_guards,
+    check_guard,
+    is_by_argument,
+)
+from s3cache.features.recall.recording import PythonFrame, digest, first_read, is_dense
+from s3cache.features.recall.sources import OWN_BUILTINS, Sources, builtins_of
 from s3cache.graph import origin_of_file, placement
 
 
@@ -23,22 +30,22 @@ class FrameComparison:
     """
 
     def __init__(self, candidate: Candidate, frame: PythonFrame) -> None:
-        self._candidate, self._frame = candidate, frame
-        self._places = Places(candidate.rows, frame.variables, frame.names)
+        self.candidate, self._frame = candidate, frame
+        self._places = Sources(frame.variables, frame.names, candidate.rows)
         self.difference = self._difference()
 
     def _difference(self) -> str:
-        made, frame, places = self._candidate, self._frame, self._places
+        made, frame, places = self.candidate, self._frame, self._places
         for alias, name in made.imports:
             module = sys.modules.get(name)
             if module is None:
                 return f"module {name} is not imported"
             if frame.names.setdefault(alias, module) is not module:
                 return f"{alias} is another module"
-        frame.names[dynamo.OWN_BUILTINS] = dynamo.builtins_of(frame.names)
-        for where, names in made.absent:
+        frame.names[OWN_BUILTINS] = builtins_of(frame.names)
+        for where, absent in made.absent:
             inside = frame.names if not where else vars(sys.modules.get(where, _NOTHING))
-            for name in names:
+            for name in absent:
                 if name in inside:
                     return f"{name} is defined in {where or 'the module'}"
         for package, version in made.libraries:
@@ -59,7 +66,7 @@ class FrameComparison:
                 text = contents.of_environment(value)
             else:
                 text = contents.of(value, is_state=is_state)
-            if digest(text) != expected or _alias(value, first, index) != same:
+            if digest(text) != expected or first_read(value, first, index) != same:
                 return str(places.source(number).name)
         for number, sizes, strides in made.sizes:
             value = places.at(number)
@@ -68,10 +75,10 @@ class FrameComparison:
             ):
                 return f"size of {places.source(number).name}"
         for kind, number, args, kwargs, found in made.guards:
-            if kind in dynamo.WHOLE and found is not None:
+            if kind in WHOLE and found is not None:
                 if digest(contents.whole(places.at(number))) != found:
                     return str(places.source(number).name)
-            elif dynamo.is_by_argument(kind) and (self._check(kind, number, args, kwargs) != found):
+            elif is_by_argument(kind) and check_guard(places, kind, number, args, kwargs) != found:
                 return f"{kind} of {places.source(number).name}"
         for expression in made.expressions:
             if not places.holds(expression):
@@ -87,37 +94,26 @@ class FrameComparison:
                 return "the layout of inputs in memory"
         return ""
 
-    def _check(self, kind: str, number: int, args: list[Any], kwargs: dict[str, Any]) -> bool:
-        given = self._given(self._places, kind, args, kwargs)
-        return dynamo.check_guard(kind, self._places.at(number), given)
-
-    @staticmethod
-    def _given(places: Places, kind: str, args: list[Any], kwargs: dict[str, Any]) -> list[object]:
-        values = [*args, *kwargs.values()]
-        if kind == "DUPLICATE_INPUT":
-            return [places.at(values[0][1])]
-        return [places.argument(each) for each in values]
-
     @property
     def _inputs(self) -> list[Any]:
-        return [self._places.at(each) for _, numbers in self._candidate.graphs for each in numbers]
+        return [self._places.at(each) for _, numbers in self.candidate.graphs for each in numbers]
 
     def graphs(self) -> Iterator[tuple[str, list[Any], list[Any]]]:
         """Yield the key of each graph with its current inputs and their sources."""
-        for key, numbers in self._candidate.graphs:
+        for key, numbers in self.candidate.graphs:
             sources = [self._places.source(number) for number in numbers]
             yield key, [*map(self._places.at, numbers)], sources
 
     def seen(self) -> list[tuple[str, object]]:
         """Return the inputs with sizes that Dynamo would remember, by Dynamo's names."""
-        return [(name, self._places.at(number)) for name, number in self._candidate.dynamic]
+        return [(name, self._places.at(number)) for name, number in self.candidate.dynamic]
 
     def guards(self, state: object) -> Callable[[dict[str, object]], Any]:
         """Return a function that builds torch's guards at the next call, or None if they fail.
 
         The guards are made from live values, so they are only built while the values are unchanged.
         """
-        made, frame, places = self._candidate, self._frame, self._places
+        made, frame, places = self.candidate, self._frame, self._places
         before = self._state(places)
 
         def build(variables: dict[str, object]) -> Any:
@@ -129,42 +125,30 @@ class FrameComparison:
                 return None
             if dynamo.is_under_modes() or dynamo.state_text(state) != dynamo.state_text(None):
                 return None
-            tree = Tree(
-                [
-                    (
-                        kind,
-                        places.source(number),
-                        [*map(places.argument, args)],
-                        {name: places.argument(each) for name, each in kwargs.items()},
-                    )
-                    for kind, number, args, kwargs, _ in made.guards
-                ],
-                [*map(places.source, made.key_order)],
-                {places.source(number): (sizes, strides) for number, sizes, strides in made.sizes},
-                made.expressions,
-            )
-            return tree.build(frame.code, variables, frame.names, state)
+            return build_guards(made, places, frame.code, variables, frame.names, state)
 
         return build
 
-    def _state(self, places: Places) -> list[object]:
+    def _state(self, places: Sources) -> list[object]:
         """Return the state of all guarded values that the guards check."""
         # torch also checks the order of some tables, without a separate guard.
         found: list[object] = [
             [key if type(key) is str else _Same(key) for key in dict(places.at(number))]
-            for number in self._candidate.key_order
+            for number in self.candidate.key_order
         ]
-        symbols = set(self._candidate.symbols)
-        ignored = dynamo.ignores_hooks()
-        sizes = {number: both for number, *both in self._candidate.sizes}
-        for kind, number, args, kwargs, _ in self._candidate.guards:
-            if dynamo.is_about_process(kind):
+        symbols = set(self.candidate.symbols)
+        ignored = names.skips_module_hooks.get()
+        sizes = {number: both for number, *both in self.candidate.sizes}
+        for kind, number, args, kwargs, _ in self.candidate.guards:
+            if kind in OF_PROCESS:
                 continue
             if kind == "EMPTY_NN_MODULE_HOOKS_DICT" and ignored:
                 continue
             value = places.at(number)
-            given = self._given(places, kind, args, kwargs)
-            about = _guarded_state(kind, value, given, number in symbols, sizes.get(number))
+            if is_by_argument(kind):
+                about: object = check_guard(places, kind, number, args, kwargs)
+            else:
+                about = _guarded_state(kind, value, number in symbols, sizes.get(number))
             found.append([type(value), about])
         return found
 
@@ -181,9 +165,7 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _guarded_state(
-    kind: str, value: Any, args: list[Any], is_symbol: bool, sizes: list[Any] | None
-) -> object:
+def _guarded_state(kind: str, value: Any, is_symbol: bool, sizes: list[Any] | None) -> object:
     """Return the state that torch's guard of a kind checks, besides the class."""
     if kind == "TENSOR_MATCH":
         static = sizes and [
@@ -191,7 +173,7 @@ def _guarded_state(
             for some, found in zip(sizes, (value.size(), value.stride()), strict=True)
         ]
         return [tensor_guarded(value), static]
-    if kind in dynamo.WHOLE:
+    if kind in WHOLE:
         if is_symbol:
             return None
         is_code = callable(value) or isinstance(value, (types.ModuleType, types.CodeType))
@@ -200,8 +182,6 @@ def _guarded_state(
         return len(value)
     if kind in ("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK"):
         return [*map(repr if _is_plain(value) else _Same, dict(value))]
-    if dynamo.is_by_argument(kind):
-        return dynamo.check_guard(kind, value, args)
     if kind in ("TYPE_MATCH", "BOOL_MATCH", "NONE_MATCH", "NOT_NONE_MATCH"):
         return value if type(value) is bool else value is None
     if kind == "CLOSURE_MATCH" and isinstance(value, types.FunctionType):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from s3cache.features.recall import names
+from s3cache.features.recall.sources import Plain, RefusedError
 from s3cache.hooks import AOT, Lookup, conditions_of
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
@@ -124,3 +126,75 @@ def _without_graph(function: Function[_R]) -> Function[_R]:
     copy = FunctionType(code, function.__globals__, function.__name__)
     copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     return copy
+
+
+# -- graphs that DDP splits into parts
+
+
+def split_rows(split: Any) -> list[Plain] | None:
+    """Return the sequence of calls of DDP's parts of a graph; None if it has no parts.
+
+    A row is a call of a part with its arguments and whether it returns one value, or an item of a
+    value; the last row is the output. Values are numbered: inputs first, then results of rows.
+
+    Raises:
+        RefusedError: the graph has other operations.
+    """
+    import torch
+
+    if not isinstance(split, torch.fx.GraphModule):
+        return None
+    numbers: dict[Any, int] = {}
+
+    def written(value: Any) -> Plain:
+        if isinstance(value, torch.fx.Node):
+            return ["value", numbers[value]]
+        if isinstance(value, (tuple, list)):
+            return [type(value).__name__, [written(each) for each in value]]
+        if value is None or type(value) in (bool, int, float, str):
+            return ["constant", value]
+        raise RefusedError("graphs", f"passes a {type(value).__qualname__} to a part of DDP")
+
+    rows: list[Plain] = []
+    for node in split.graph.nodes:
+        if node.op == "call_module" and not node.kwargs:
+            single = bool(split.get_submodule(node.target).unwrap_singleton_tuple)
+            rows.append(["part", written(list(node.args)), single])
+        elif node.op == "call_function" and node.target is operator.getitem:
+            rows.append(["item", *map(written, node.args)])
+        elif node.op == "output":
+            rows.append(["output", written(node.args[0])])
+        elif node.op != "placeholder":
+            raise RefusedError("graphs", f"has parts of DDP with {node.op}")
+        if node.op != "output":
+            numbers[node] = len(numbers)
+    return rows
+
+
+def joined(rows: Sequence[Plain], parts: Iterable[Callable[..., Any]]) -> Callable[..., object]:
+    """Return a function that calls DDP's parts as described by rows of :func:`split_rows`."""
+    functions = iter([*parts])
+    steps = [(row, next(functions) if row[0] == "part" else None) for row in rows]
+
+    def read(value: Plain, values: list[Any]) -> Any:
+        kind, content = value
+        if kind == "value":
+            return values[content]
+        if kind == "constant":
+            return content
+        items = [read(each, values) for each in content]
+        return tuple(items) if kind == "tuple" else items
+
+    def run(*inputs: object) -> object:
+        values: list[Any] = [*inputs]
+        for (kind, *rest), part in steps:
+            if kind == "output":
+                return read(rest[0], values)
+            if part is None:
+                values.append(read(rest[0], values)[read(rest[1], values)])
+                continue
+            found = part(*read(rest[0], values))
+            values.append(found[0] if rest[1] and isinstance(found, (tuple, list)) else found)
+        return None
+
+    return run

@@ -20,16 +20,18 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from s3cache.entries import LabelledKey, labelled_key
-from s3cache.features.recall import KEYS, RecallOptions, RecallReason, dynamo, names
+from s3cache.features.recall import KEYS, RecallOptions, dynamo, names
 from s3cache.features.recall.candidate import Candidate, renamed, restored, unpacked
 from s3cache.features.recall.comparison import FrameComparison
-from s3cache.features.recall.graphs import rebuilt, without_graph
-from s3cache.features.recall.recording import PythonFrame, Recording, RefusedError
+from s3cache.features.recall.graphs import joined, rebuilt, split_rows, without_graph
+from s3cache.features.recall.guards import Builder, LateGuards
+from s3cache.features.recall.recording import PythonFrame, Recording
+from s3cache.features.recall.sources import RefusedError
 from s3cache.graph import (
     code_fingerprint,
     instruction_sets,
@@ -75,12 +77,6 @@ class _Call:
     replaces: list[EntryFrame] = field(default_factory=list)  # with ``recache``
 
 
-@dataclass(eq=False)
-class _Recalled:
-    candidate: Candidate
-    walk: FrameComparison
-
-
 class _Stack(threading.local):
     """The current traces of this thread, innermost last."""
 
@@ -114,17 +110,19 @@ class Recall:
     ) -> object:
         given = inspect.signature(original).bind(*args, **kwargs).arguments
         call: _Call | None = None
-        found: _Recalled | None = None
+        found: FrameComparison | None = None
         with self._guarded("a frame is not recalled"):
-            call = self._call(given)
-            if call is not None:
-                found = self._found(call)
-                if found is not None and not self._checks:
-                    result = self._rebuilt(call, found)
-                    if result is not None:
-                        self._counts.count("recalled")
-                        self._record("recalled", call.frame.code, call.began)
-                        return result
+            try:
+                call = self._call(given)
+            except RefusedError as exc:
+                self._refuse(exc, given["code"])
+            found = None if call is None else self._find(call)
+            if call is not None and found is not None and not self._checks:
+                result = self._rebuild(call, found)
+                if result is not None:
+                    self._counts.count("recalled")
+                    self._record("recalled", call.frame.code, call.began)
+                    return result
         if call is None:
             return original(*args, **kwargs)
         recording = Recording(call.frame)
@@ -135,40 +133,39 @@ class Recall:
             self._stack.recordings.pop()
         self._counts.count("traced")
         with self._guarded("a frame is not kept for recall"):
-            self._ended(call, recording, result, found)
+            self._keep(call, recording, result, found)
         return result
 
     def _call(self, given: Mapping[str, DynamoObject]) -> _Call | None:
-        """Return the frame with its key; None if it cannot be recalled."""
+        """Return the frame with its key; None if Dynamo must see it anyway.
+
+        Raises:
+            RefusedError: it cannot be recalled.
+        """
         if given.get("export") or given.get("package") is not None:
             return None
-        code = given["code"]
-        if dynamo.asks_for_guards(given["hooks"]):
-            self._refuse("filter", "has user functions that filter guards or frames", code)
-            return None
+        if any(hook is not None for hook in vars(given["hooks"]).values()):
+            raise RefusedError("filter", "has user functions that filter guards or frames")
         limit, _ = names.exceeds_recompile_limit.get()(given["cache_size"], given["compile_id"])
         if limit:
             return None
         compiler = dynamo.compiler_of(given["compiler_fn"])
         if compiler is None:
-            self._refuse("backend", "is compiled by a backend other than Inductor", code)
-            return None
+            raise RefusedError("backend", "is compiled by a backend other than Inductor")
         state = dynamo.state_of_process()
         if state is None:
             why = "is compiled under a mode, a transform, a profiler or a debugger"
-            self._refuse("modes", why, code)
-            return None
+            raise RefusedError("modes", why)
         if dynamo.may_exclude_sizes():
             why = "is compiled with automatic_dynamic_exclusion_guard, so that earlier calls matter"
-            self._refuse("settings", why, code)
-            return None
+            raise RefusedError("settings", why)
         settings = settings_text(self._keys.version_of)
         options = dynamo.options_of_dynamo()
         if settings is None or options is None:
-            self._refuse("settings", "is compiled with options that have no text form", code)
-            return None
+            raise RefusedError("settings", "is compiled with options that have no text form")
         import torch
 
+        code = given["code"]
         frame = PythonFrame(code, given["globals"], given["locals"], given["closure"])
         parts = {
             "s3cache": __version__,
@@ -193,7 +190,7 @@ class Recall:
         key = labelled_key(KEYS, parts.items())
         return _Call(frame, key, state[0], given["compile_id"], settings, given["compiler_fn"])
 
-    def _found(self, call: _Call) -> _Recalled | None:
+    def _find(self, call: _Call) -> FrameComparison | None:
         """Return a candidate that matches the live objects, if there is one."""
         candidates: list[tuple[Candidate, EntryFrame, str]] = []
         differences: list[str] = []
@@ -212,23 +209,23 @@ class Recall:
             if candidate.variant in self._unusable:
                 continue
             try:
-                walk = FrameComparison(candidate, call.frame)
+                comparison = FrameComparison(candidate, call.frame)
             except Exception as exc:  # noqa: BLE001 - objects that cannot be read any more
                 logger.debug("a candidate for %s does not fit: %r", call.frame.code.co_name, exc)
                 differences.append(f"cannot be compared: {exc}")
                 continue
-            if not walk.difference and recache:
+            if not comparison.difference and recache:
                 call.replaces.append(entry)
-            elif not walk.difference:
-                self._looked_up_frame(call, "hit", tier)
-                return _Recalled(candidate, walk)
-            logger.debug("a frame %s differs: %s", call.frame.code.co_name, walk.difference)
-            differences.append(walk.difference or "fits, and is replaced (recache)")
+            elif not comparison.difference:
+                self._record_lookup(call, "hit", tier)
+                return comparison
+            logger.debug("a frame %s differs: %s", call.frame.code.co_name, comparison.difference)
+            differences.append(comparison.difference or "fits, and is replaced (recache)")
         reason = Reason.FORCED if call.replaces else Reason.GUARD if candidates else Reason.ABSENT
-        self._looked_up_frame(call, "miss", reason, differences)
+        self._record_lookup(call, "miss", reason, differences)
         return None
 
-    def _looked_up_frame(
+    def _record_lookup(
         self, call: _Call, outcome: str, reason: str, differences: Sequence[str] = ()
     ) -> None:
         """Record a lookup under the key of a frame, so that a miss can be explained."""
@@ -248,9 +245,9 @@ class Recall:
                 )
             )
 
-    def _rebuilt(self, call: _Call, found: _Recalled) -> object | None:
+    def _rebuild(self, call: _Call, found: FrameComparison) -> object | None:
         """Return what Dynamo would have returned; None if the graph missed."""
-        candidate, walk, frame = found.candidate, found.walk, call.frame
+        candidate, frame = found.candidate, call.frame
         values: dict[str, object] = {}
         names: dict[str, str] = {}
         if candidate.graphs:
@@ -261,15 +258,13 @@ class Recall:
                 return settings_text(version) == call.settings
 
             parts: list[Function[object]] = []
-            for graph in walk.graphs():
+            for graph in found.graphs():
                 with self._state.changed(caller=frame.code):
                     part = rebuilt(self._session, *graph, candidate.lowered, as_before)
                 if part is None:
                     return None
                 parts.append(part)
-            function = parts[0]
-            if candidate.split is not None:
-                function = dynamo.joined(candidate.split, parts)
+            function = parts[0] if candidate.split is None else joined(candidate.split, parts)
             names[candidate.compiled] = unique = dynamo.unique_name("compiled")
             values[unique] = dynamo.disabled(function)
         for placeholder, content, name, is_factory in candidate.resumes:
@@ -278,16 +273,14 @@ class Recall:
         code = internals.with_filename(
             renamed(_whole(candidate.code), names), frame.code.co_filename
         )
-        guards = dynamo.LateGuards(self._late(walk.guards(call.state), candidate), frame.names)
+        guards = LateGuards(self._late(found.guards(call.state), candidate), frame.names)
         dynamo.install(code, frame.code, frame.names, values)
-        dynamo.note_sizes(frame.code, frame.closure, walk.seen())
+        dynamo.note_sizes(frame.code, frame.closure, found.seen())
         logger.info("recalled %s", frame.code.co_name)
         made: object = dynamo.guarded(code, guards.manager, call.compile_id)
         return made
 
-    def _late(
-        self, build: Callable[[dict[str, object]], object], candidate: Candidate
-    ) -> Callable[[dict[str, object]], object]:
+    def _late(self, build: Builder, candidate: Candidate) -> Builder:
         def built(variables: dict[str, object]) -> object:
             if candidate.variant in self._unusable:
                 return None
@@ -315,9 +308,10 @@ class Recall:
 
         return make
 
-    def _ended(
-        self, call: _Call, recording: Recording, result: object, found: _Recalled | None
+    def _keep(
+        self, call: _Call, recording: Recording, result: object, found: FrameComparison | None
     ) -> None:
+        """Save what was recorded of a trace; in mode ``check``, compare it with ``found``."""
         code = dynamo.guarded_code(result)
         if code is None:  # Dynamo skips it, or runs it unchanged
             self._record("traced", call.frame.code, call.began)
@@ -337,7 +331,7 @@ class Recall:
                 ),
             )
         except RefusedError as exc:
-            self._refuse(exc.code, str(exc), call.frame.code, call.began)
+            self._refuse(exc, call.frame.code, call.began)
             if found is not None and self._checks:
                 self._disagreed(call, f"it is refused now: {exc}")
             return
@@ -379,12 +373,12 @@ class Recall:
         logger.warning("recall of %s would have been wrong: %s", call.frame.code.co_name, why)
 
     def _refuse(
-        self, reason: RecallReason, why: str, code: types.CodeType, began: float | None = None
+        self, error: RefusedError, code: types.CodeType, began: float | None = None
     ) -> None:
+        reason, more = error.code, pointer(error.code)
         self._counts.count("refused", reason)
         self._record(f"refused: {reason}", code, began)
-        name, more = code.co_name, pointer(reason)
-        logger.info("a frame is not recalled (%s): %s %s %s", reason, name, why, more)
+        logger.info("a frame is not recalled (%s): %s %s %s", reason, code.co_name, error, more)
 
     def _record(self, ended: str, code: types.CodeType, began: float | None) -> None:
         """Record the outcome of a frame, for reports and traces."""
@@ -445,7 +439,7 @@ class Recall:
         compiled = original(*args, **kwargs)
         for recording in self._stack.recordings[-1:]:
             try:
-                recording.split = dynamo.split_rows(compiled)
+                recording.split = split_rows(compiled)
             except Exception as exc:  # noqa: BLE001 - the frame is compiled all the same
                 recording.refuse(exc)
         return compiled

@@ -6,25 +6,36 @@ import hashlib
 import marshal
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from s3cache.features.recall import RecallReason, dynamo
+from s3cache.features.recall import dynamo
 from s3cache.features.recall.candidate import (
     Candidate,
     constants_in,
     names_in,
     packed,
-    portable,
     renamed,
+    with_constants,
 )
 from s3cache.features.recall.content import (
     NOT_COMPARED,
     ContentDescriber,
     is_environment,
 )
-from s3cache.features.recall.dynamo import NotPlainError, Scope, Source, SourceWriter
+from s3cache.features.recall.guards import WHOLE, guard_row
+from s3cache.features.recall.sources import (
+    BUILTINS,
+    OWN_BUILTINS,
+    RefusedError,
+    Source,
+    Sources,
+    is_imported,
+    is_state_of_module,
+    name_of_module,
+    without_marks,
+)
 from s3cache.graph import UnidentifiedError, origin_of_file, placement
 from s3cache.torch_api import internals
 
@@ -35,14 +46,6 @@ _OF_NO_OBJECT = frozenset(
     TensorPropertySource TorchFunctionModeStackSource
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
-
-
-class RefusedError(Exception):
-    """A frame cannot be recalled; ``code`` is the short reason."""
-
-    def __init__(self, code: RecallReason, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +78,6 @@ class Recording:
         if self.refused is None:
             if isinstance(error, UnidentifiedError):
                 error = RefusedError("object", f"reads {error}")
-            elif isinstance(error, NotPlainError):
-                error = RefusedError(error.code, str(error))
             elif not isinstance(error, RefusedError):
                 error = RefusedError("error", repr(error))
             self.refused = error
@@ -99,35 +100,33 @@ class Recording:
             raise RefusedError("subclass", "runs a user's __torch_function__")
         self._graph = graph
         made = Candidate()
-        scope = Scope(self.frame.variables, self.frame.names)
-        writer = SourceWriter(self.frame.names)
+        sources = Sources(self.frame.variables, self.frame.names)
         contents = ContentDescriber()
         symbols = dynamo.symbolic(graph)
         sizes = dynamo.sizes_of(graph)
         imports: dict[str, str] = dict(graph.import_sources)
-        made.guards = dynamo.guard_rows(graph, writer, scope)
-        made.key_order = sorted(writer.number(each) for each in graph.guard_on_key_order)
+        made.guards = [guard_row(each, sources) for each in sorted(graph.guards)]
+        made.key_order = sorted(map(sources.number, graph.guard_on_key_order))
         places: dict[str, int] = {}
 
         seen: set[Source] = set()
         # The text of a module says whether it has hooks.
-        modules = {dynamo.plain(each) for each, value in self.reads if dynamo.is_module(value)}
+        modules = {without_marks(each) for each, value in self.reads if dynamo.is_module(value)}
         guarded = [
             each.originating_source
             for each in sorted(graph.guards)
             if not (
                 each.create_fn_name() == "EMPTY_NN_MODULE_HOOKS_DICT"
-                and dynamo.plain(each.originating_source.base) in modules
+                and without_marks(each.originating_source.base) in modules
             )
         ]
-        sources = [*self.reads, *((each, None) for each in guarded)]
         first: dict[int, int] = {}
-        for source, value in sources:
+        for source, value in (*self.reads, *((each, None) for each in guarded)):
             if source in seen or type(source).__name__ in _OF_NO_OBJECT:
                 continue
             seen.add(source)
-            number = writer.number(source)
-            there = scope.value(source)
+            number = sources.number(source)
+            there = sources.at(number)
             # An earlier attempt to trace the frame may have imported it.
             alias = str(getattr(source, "global_name", ""))
             if alias.startswith(dynamo.IMPORT) and isinstance(there, types.ModuleType):
@@ -135,12 +134,12 @@ class Recording:
             if value is not None and there is not value and not _is_same(there, value):
                 raise RefusedError("source", f"reads {source.name}, which is another object now")
             places[source.name] = number
-            same = _alias(there, first, len(made.reads))
+            same = first_read(there, first, len(made.reads))
             if source.name in symbols and type(there) in (int, float):
                 made.symbols.append(number)
                 made.reads.append([number, digest(f"any {type(there).__name__}"), same, False])
                 continue
-            is_state = dynamo.is_state_of_module(source)
+            is_state = is_state_of_module(source)
             if is_environment(there) and not made.takes_all_of(number):
                 text = contents.of_environment(there)
                 self._reads_environment = True
@@ -151,14 +150,14 @@ class Recording:
                 known = sizes.get(source) or (list(there.size()), list(there.stride()))
                 made.sizes.append([number, *known])
         for row in made.guards:
-            if row[0] in dynamo.WHOLE and row[1] not in made.symbols:
-                row[4] = digest(contents.whole(scope.value(_source(graph, row, writer))))
-        imports |= writer.modules
+            if row[0] in WHOLE and row[1] not in made.symbols:
+                row[4] = digest(contents.whole(sources.at(row[1])))
+        imports |= sources.modules
         made.imports = sorted(map(list, imports.items()))
         made.dynamic = [[name, places[name]] for name in self.dynamic if name in places]
         self._check_code(graph, contents, made)
-        made.rows = writer.rows
-        self.candidate, self._writer, self._scope = made, writer, scope
+        made.rows = sources.rows
+        self.candidate, self._sources = made, sources
 
     def _check_code(self, graph: Any, contents: ContentDescriber, made: Candidate) -> None:
         """Check that the reads describe all code that took part in the trace."""
@@ -227,24 +226,26 @@ class Recording:
                 if made.compiled:
                     raise RefusedError("graphs", "calls several graphs")
                 made.compiled = names[name] = "__s3cache_compiled"
-            elif name.startswith(dynamo.BUILTINS):
-                names[name] = dynamo.OWN_BUILTINS
+            elif name.startswith(BUILTINS):
+                names[name] = OWN_BUILTINS
             elif name.startswith(dynamo.RESUME) and isinstance(value, types.FunctionType):
                 names[name] = f"__s3cache_resume_{len(made.resumes)}"
                 made.resumes.append(_resume(names[name], value))
-            elif isinstance(value, types.ModuleType) and dynamo.is_imported(value):
-                names[name] = dynamo.name_of_module(value)
+            elif isinstance(value, types.ModuleType) and is_imported(value):
+                names[name] = name_of_module(value)
                 made.imports.append([names[name], value.__name__])
             elif name not in graph.import_sources:
                 raise RefusedError("global", f"its bytecode needs {name}")
         self._add_graph(made, has_places=has_places)
         try:
-            made.code = packed(_portable(internals.with_filename(renamed(code, names), _NOWHERE)))
+            made.code = _packed(renamed(code, names))
         except ValueError as exc:
-            odd = next(filter(_is_odd, constants_in(_portable(code))), None)
+            odd = next(filter(_is_odd, constants_in(code)), None)
             raise RefusedError("constant", f"needs {odd!r} in its bytecode") from exc
         made.outcome = digest(
-            repr([code_text(renamed(code, names)), made.graphs, [each[0] for each in made.resumes]])
+            repr(
+                [_code_text(renamed(code, names)), made.graphs, [each[0] for each in made.resumes]]
+            )
         )
         return made
 
@@ -263,57 +264,43 @@ class Recording:
             known = [each for each in lookup.sources if each is not None]
             if self.split is None and len(known) < len(lookup.sources):
                 raise RefusedError("graphs", "has an input of the graph without a source")
-            made.graphs.append([lookup.key, [self._writer.number(each) for each in known]])
-            values += map(self._scope.value, known)
+            numbers = [*map(self._sources.number, known)]
+            made.graphs.append([lookup.key, numbers])
+            values += map(self._sources.at, numbers)
         made.split = self.split
-        made.rows = self._writer.rows
         made.facts = [str(has_places), *placement(values, has_places=has_places)]
 
 
 def _resume(placeholder: str, value: types.FunctionType) -> list[Any]:
     if value.__closure__ is not None:  # a factory that makes the function with a closure
         inside = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
-        code = inside["code"].cell_contents
-        factory = True
+        code, is_factory = inside["code"].cell_contents, True
     else:
-        code, factory = value.__code__, False
-    return [
-        placeholder,
-        packed(_portable(internals.with_filename(code, _NOWHERE))),
-        code.co_name,
-        factory,
-    ]
+        code, is_factory = value.__code__, False
+    return [placeholder, _packed(code), code.co_name, is_factory]
 
 
-def _portable(code: types.CodeType) -> types.CodeType:
-    return portable(code, dynamo.constant_row)
+def _packed(code: types.CodeType) -> bytes:
+    """Return code as bytes, without the name of its file."""
+    nowhere = internals.with_filename(code, "")
+    return packed(with_constants(nowhere, dynamo.constant_row))
 
 
 def _is_odd(value: object) -> bool:
     try:
         marshal.dumps(cast("str", value))
     except ValueError:
-        return True
+        return dynamo.constant_row(value) is None
     return False
 
 
-_NOWHERE = ""
-
-
-def code_text(code: types.CodeType) -> str:
+def _code_text(code: types.CodeType) -> str:
     """Return the text of code without its location."""
     inner = [
-        code_text(each) if isinstance(each, types.CodeType) else f"{type(each).__name__} {each!r}"
+        _code_text(each) if isinstance(each, types.CodeType) else f"{type(each).__name__} {each!r}"
         for each in code.co_consts
     ]
     return repr([code.co_code, code.co_names, code.co_varnames, code.co_freevars, inner])
-
-
-def _source(graph: Any, row: Sequence[Any], writer: SourceWriter) -> Source:
-    for source, number in writer._numbers.items():
-        if number == row[1]:
-            return source
-    raise AssertionError("a row without a source")
 
 
 def digest(text: str) -> bytes:
@@ -327,37 +314,26 @@ def is_dense(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
+# Objects that are made at every access, or shared by equal values.
+_BY_VALUE = (
+    *(int, float, str, bytes, tuple),
+    *(types.BuiltinFunctionType, types.MethodWrapperType),
+)
+_WITHOUT_ALIAS = (
+    *_BY_VALUE,
+    *(type(None), complex, types.MethodType, types.MappingProxyType),
+)
+
+
 def _is_same(there: object, read: object) -> bool:
     if isinstance(there, types.MethodType) and isinstance(read, types.MethodType):
         return there.__func__ is read.__func__ and there.__self__ is read.__self__
     if type(there) is not type(read):
         return False
-    return (
-        isinstance(
-            there,
-            (int, float, str, bytes, tuple, types.BuiltinFunctionType, types.MethodWrapperType),
-        )
-        and there == read
-    ) or there != there
+    return (isinstance(there, _BY_VALUE) and there == read) or there != there
 
 
-def _alias(value: object, first: dict[int, int], number: int) -> int:
+def first_read(value: object, first: dict[int, int], number: int) -> int:
     """Return the number of the first read of the same object, or ``number``."""
-    if value is None or isinstance(
-        value,
-        (
-            bool,
-            int,
-            float,
-            str,
-            bytes,
-            complex,
-            types.MethodType,
-            types.BuiltinFunctionType,
-            types.MethodWrapperType,
-            types.MappingProxyType,
-            tuple,
-        ),
-    ):
-        return number
-    return first.setdefault(id(value), number)
+    is_alone = isinstance(value, _WITHOUT_ALIAS)
+    return number if is_alone else first.setdefault(id(value), number)
