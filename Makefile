@@ -96,8 +96,7 @@ test-perturb: $(READY) ## 5,700 changes to programs: each must miss or do what a
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -W ignore -m tests.equal $(ARGS)
 
 test-fleet: $(READY) ## 500 jobs with a leader that dies, stops, is cut off or slow, and 30 with torch; half an hour
-	@mkdir -p build
-	$(BIN)/python -m tests.fleet.run --json build/fleet.json $(ARGS)
+	$(BIN)/python -m tests.fleet.run $(ARGS)
 
 SOAK_TIME ?= 1800
 soak: $(READY) ## 8 processes at full rate for SOAK_TIME seconds, under all faults; writes docs/reliability.md

@@ -16,10 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from s3cache.testing import MotoServer
 from tests.fleet import worker
 from tests.fleet.steps import STEPS
-from tests.support.proxy import Link, Proxy
 
 Where: TypeAlias = Literal["node", "nodes"]
 Deed: TypeAlias = Literal["kill", "stop", "cut", "slow"]
@@ -42,9 +40,9 @@ class Process:
     _mutex = threading.Lock()  # each start in multiprocessing polls all processes
 
     @staticmethod
-    def prepare(*modules: str) -> None:
-        """Import these modules in the server that forks processes, unless it runs already."""
-        _fresh.set_forkserver_preload([worker.__name__, *modules])
+    def prepare() -> None:
+        """Import the worker in the server that forks processes, unless it runs already."""
+        _fresh.set_forkserver_preload([worker.__name__])
 
     def __init__(self, function: str, config: dict[str, Any]) -> None:
         arguments = {"target": getattr(worker, function), "args": (config,), "daemon": True}
@@ -95,10 +93,9 @@ class Plan:
     ends: bool
     restarts: bool
     hangs: bool
-    wire: bool
 
     @classmethod
-    def draw(cls, number: int, seed: int, *, wires: bool = True) -> Plan:
+    def draw(cls, number: int, seed: int) -> Plan:
         """Take steps, deeds and places in turn; draw all other values."""
         draw = random.Random(f"{seed}-{number}")
         turn, place = divmod(number, len(PLACES))
@@ -120,7 +117,6 @@ class Plan:
             ends=draw.random() < 0.5,
             restarts=draw.random() < 0.5,
             hangs=draw.random() < 0.5,
-            wire=wires and draw.random() < 0.2,
         )
 
     def short(self) -> Plan:
@@ -247,8 +243,8 @@ class Control:
 class Mishaps:
     """Carries out the plan's mishap, on processes and on their nodes' connection to the store."""
 
-    def __init__(self, plan: Plan, node_dirs: list[Path], proxies: list[Proxy]) -> None:
-        self._plan, self._node_dirs, self._proxies = plan, node_dirs, proxies
+    def __init__(self, plan: Plan, node_dirs: list[Path]) -> None:
+        self._plan, self._node_dirs = plan, node_dirs
         self._draw = random.Random(f"mishaps {plan.number}")
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -281,12 +277,12 @@ class Mishaps:
                 _send(pid, signal.SIGKILL)
             _send(pid, signal.SIGCONT)
         elif plan.deed == "cut":
-            self.cut(node)
+            self._connect(node, "cut", "hang" if plan.hangs else "refuse")
             began.set()
             self._over.wait(plan.lasts_s)
-            self.heal(node)
+            self._heal(node)
         else:
-            self.slow(node)
+            self._connect(node, "slow", str(self._draw.uniform(0.1, 1.0)))
             began.set()
             end = time.monotonic() + plan.lasts_s
             while time.monotonic() < end and not self._over.is_set():  # runs a tenth of the time
@@ -294,33 +290,16 @@ class Mishaps:
                 self._over.wait(0.18)
                 _send(pid, signal.SIGCONT)
                 self._over.wait(0.02)
-            self.heal(node)
+            self._heal(node)
 
-    def cut(self, node: int) -> None:
-        if not self._proxies:
-            self._set_connection(node, "cut", "hang" if self._plan.hangs else "refuse")
-        elif self._plan.hangs:
-            self._proxies[node].link = Link(flows=False)
-        else:
-            self._proxies[node].refuse()
-
-    def slow(self, node: int) -> None:
-        delay_s = self._draw.uniform(0.1, 1.0)
-        if self._proxies:
-            self._proxies[node].link = Link(delay_s=delay_s)
-        else:
-            self._set_connection(node, "slow", str(delay_s))
-
-    def _set_connection(self, node: int, what: str, how: str) -> None:
+    def _connect(self, node: int, what: str, how: str) -> None:
         path = self._node_dirs[node] / what
         path.with_suffix(".new").write_text(how)
         path.with_suffix(".new").replace(path)
 
-    def heal(self, node: int) -> None:
+    def _heal(self, node: int) -> None:
         for what in ("cut", "slow"):
             (self._node_dirs[node] / what).unlink(missing_ok=True)
-        if self._proxies:
-            self._proxies[node].heal()
 
     def end(self) -> None:
         """End all mishaps."""
@@ -337,58 +316,33 @@ def _send(pid: int, number: int) -> None:
 class Job:
     """One run: ranks on their nodes, a later process on each node, and a reader of all entries."""
 
-    def __init__(self, plan: Plan, root: Path, moto: MotoServer | None) -> None:
+    def __init__(self, plan: Plan, root: Path) -> None:
         self._plan, self._root = plan, root
         self._nodes = [root / f"n{number}" for number in range(len(plan.nodes))]
         for node in self._nodes:
             node.mkdir(parents=True)
-        self._moto = moto if plan.wire else None
         self._processes: list[Process] = []
-        self._proxies: list[Proxy] = []
         self.outcome = Outcome(plan.kind, plan.number)
 
     def run(self) -> Outcome:
         plan = self._plan
         with ExitStack() as stack:
             stack.callback(self._end_all)
-            places = self._places(stack)
-            mishaps = Mishaps(plan, self._nodes, self._proxies)
+            mishaps = Mishaps(plan, self._nodes)
             stack.callback(mishaps.end)
             control = stack.enter_context(Control(self._root / "control", plan, mishaps))
-            self._work(control, places)
+            self._work(control)
             mishaps.end()
             self._end_all()
-            for number, place in enumerate(places):
-                self._later("adopt", control, place, "later", number)
-            self._later("read", control, places[0], "reader", 0)
+            for number in range(len(self._nodes)):
+                self._later("adopt", control, "later", number)
+            self._later("read", control, "reader", 0)
             self._judge(control)
         return self.outcome
 
-    def _places(self, stack: ExitStack) -> list[dict[str, Any]]:
-        """Return the location of the store for each node."""
-        if self._moto is None:
-            url = f"file://{self._root / 'bucket'}?create=1"
-            return [{"url": url, "store": {}}] * len(self._nodes)
-        bucket = self._moto.make_bucket()
-        self._proxies += [stack.enter_context(Proxy(self._moto.port)) for _ in self._nodes]
-        return [
-            {
-                "url": f"s3://{bucket.name}/fleet",
-                "store": {
-                    "endpoint_url": proxy.url,
-                    "region": bucket.region,
-                    "access_key": bucket.access_key,
-                    "secret_key": bucket.secret_key,
-                },
-            }
-            for proxy in self._proxies
-        ]
-
-    def _start(
-        self, function: str, control: Control, place: dict[str, Any], rank: str, node: int
-    ) -> Process:
+    def _start(self, function: str, control: Control, rank: str, node: int) -> Process:
         config = {
-            **place,
+            "url": f"file://{self._root / 'bucket'}?create=1",
             "node": str(self._nodes[node]),
             "number": node,
             "rank": rank,
@@ -402,13 +356,12 @@ class Job:
         self._processes.append(Process(function, config))
         return self._processes[-1]
 
-    def _work(self, control: Control, places: list[dict[str, Any]]) -> None:
+    def _work(self, control: Control) -> None:
         plan = self._plan
         ranks = {str(rank): node for rank, node in enumerate(plan.node_of_each)}
 
         def start(rank: str) -> Process:
-            node = ranks[rank]
-            return self._start("rank", control, places[node], rank, node)
+            return self._start("rank", control, rank, ranks[rank])
 
         running = {rank: start(rank) for rank in ranks}
         # A rank waits to the bound once for each victim, and then for late compilations of others.
@@ -433,10 +386,8 @@ class Job:
         for rank in running:
             self.outcome.hangs.append(f"rank {rank} runs after {allowed_s:.0f} s")
 
-    def _later(
-        self, function: str, control: Control, place: dict[str, Any], name: str, node: int
-    ) -> None:
-        code = self._start(function, control, place, name, node).wait(120)
+    def _later(self, function: str, control: Control, name: str, node: int) -> None:
+        code = self._start(function, control, name, node).wait(120)
         if code is None:
             self.outcome.hangs.append(f"{name} on node {node} runs after 120 s")
         elif code:

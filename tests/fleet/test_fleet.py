@@ -24,8 +24,7 @@ def judge(outcomes: Sequence[Outcome]) -> Counter[str]:
 
 def test_other_processes_end_and_no_entry_is_lost_if_a_leader_fails() -> None:
     """One leader is killed, one is stopped, and a node loses the network."""
-    plans = [Plan.draw(number, 0, wires=False) for number in (8, 18, 5)]
-    plans = [plan.short() for plan in plans]
+    plans = [Plan.draw(number, 0).short() for number in (8, 18, 5)]
     assert len({plan.deed for plan in plans}) > 1
     counts = judge([*run(plans)])
     assert counts["mishaps"] >= len(plans)

@@ -39,7 +39,7 @@ def draw(number: int, seed: int) -> Plan:
     where = PLACES[place]
     ranks = random_.choice([2, 2, 3])
     return replace(
-        Plan.draw(number, seed, wires=False),
+        Plan.draw(number, seed),
         where=where,
         step=STEPS[step],
         deed=DEEDS[min(deed, 1)],
@@ -77,7 +77,7 @@ class Training:
         leases = "on" if plan.where == "nodes" else "off"
         config = {"url": url, "wait_s": plan.wait_s, "leases": leases}
         with ExitStack() as stack:
-            mishaps = Mishaps(plan, node_dirs, [])
+            mishaps = Mishaps(plan, node_dirs)
             stack.callback(mishaps.end)
             control = stack.enter_context(Control(root / "control", plan, mishaps))
             answer = self._launch(root, {**config, "nodes": nodes, "control": control.path})

@@ -83,10 +83,9 @@ def opened(config: dict[str, Any], **changes: Any) -> Engine:
         "leases": config["leases"],
         **changes,
     }
-    url, store = config["url"], config["store"]
     engine = Engine(
         Settings(**options),
-        open_remote=lambda: NodeStore(open_store(url, **store), node),
+        open_remote=lambda: NodeStore(open_store(config["url"]), node),
         identity="fleet",
         used=features(),
     )

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from s3cache.features.device import names
+from s3cache.features.device.names import SEARCHED
 from s3cache.hooks import COMPILES_LATER
 from s3cache.torch_api import internals
 
@@ -61,7 +62,9 @@ def compiled_later(source: str) -> dict[str, str]:
     """
     begin, end = map(re.escape, COMPILES_LATER)
     calls = re.findall(rf"{begin}(.*?){end}", source, re.DOTALL)
-    return {kernel_digest(text): name for each in calls for name, text in _kernels(each.strip())}
+    return {
+        kernel_digest(text): name for each in calls for name, text in kernel_sources(each.strip())
+    }
 
 
 def remembered_winner(tuner: CachingAutotuner) -> dict[str, Any] | None:
@@ -89,12 +92,8 @@ def remember_winner(kernel: str, best: Mapping[str, Any]) -> None:
             store.put(where, dict(best))
 
 
-def kernel_sources(source: str) -> Iterator[str]:
-    """Yield the source of each kernel of Triton in generated Python code, in order."""
-    return (text for _, text in _kernels(source))
-
-
-def _kernels(source: str) -> Iterator[tuple[str, str]]:
+def kernel_sources(source: str) -> Iterator[tuple[str, str]]:
+    """Yield name and source of each kernel of Triton in generated Python code, in order."""
     for node in ast.walk(ast.parse(source)):
         if (
             isinstance(node, ast.Call)
@@ -153,31 +152,26 @@ def sealed_kernel(kernel: CachingAutotuner, tuner: CachingAutotuner) -> CachingA
     """Return a kernel of a bundle with only the winner that ``tuner``, its loaded form, found."""
     (launcher,) = tuner.launchers
     file_name = internals.triton_file_name.get()
-    found = [
-        each
-        for each in kernel.compile_results
-        if file_name(each.kernel.hash) == launcher.cache_hash
+    results = [
+        result
+        for result in kernel.compile_results
+        if file_name(result.kernel.hash) == launcher.cache_hash
     ]
-    if not found:  # a search has found it: its files are there
+    if not results:  # a search has found it: its files are there
         with tuner.lock:
-            found = [tuner._precompile_config(launcher.config)]
-        if type(found[0]) is not type(kernel.compile_results[0]):
+            results = [tuner._precompile_config(launcher.config)]
+        if type(results[0]) is not type(kernel.compile_results[0]):
             raise TypeError(f"torch launches {kernel_name(tuner)} in another way now")
-        found[0].kernel.cubin_raw = None  # torch leaves it out, too
+        results[0].kernel.cubin_raw = None  # torch leaves it out, too
     sealed = object.__new__(type(kernel))
-    vars(sealed).update(vars(kernel), compile_results=found)
+    vars(sealed).update(vars(kernel), compile_results=results)
     # One that was compiled here would be measured against smaller blocks.
     sealed.inductor_meta = {**kernel.inductor_meta, "dynamic_scale_rblock": False}
     vars(sealed).pop("_could_rblock_scale", None)
+    setattr(sealed, SEARCHED, [each for each in _SEARCHED if getattr(launcher.config, each, False)])
     return sealed
 
 
 def is_combined(tuner: CachingAutotuner) -> bool:
     """Return whether a kernel combines several, and torch searches for the blocks of each."""
     return bool(tuner.inductor_meta.get("combo_tuning_groups"))
-
-
-def searched(tuner: CachingAutotuner) -> list[str]:
-    """Return the marks of torch on a winner that was found by a search."""
-    config = tuner.launchers[0].config
-    return [each for each in _SEARCHED if getattr(config, each, False)]

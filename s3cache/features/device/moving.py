@@ -35,14 +35,7 @@ if TYPE_CHECKING:
     from torch import device
     from torch.fx import GraphModule
 
-    from s3cache.torch_api.protocols import (
-        AOTResult,
-        CachingAutotuner,
-        CompiledGraph,
-        Function,
-        RuntimeMetadata,
-        TritonBundle,
-    )
+    from s3cache.torch_api.protocols import AOTResult, CompiledGraph, Function, TritonBundle
 
 
 class DeviceConstraint(TypedDict):
@@ -95,8 +88,7 @@ def collectives_in(gm: GraphModule) -> Counter[str]:
 
 def rank_of_process() -> str | None:
     """Return the rank with a digest of all process groups of the job; None outside of a job."""
-    groups = internals.groups_of_ranks()
-    if groups is None:
+    if (groups := internals.groups_of_ranks()) is None:
         return None
     rank, size, names = groups
     digest = hashlib.sha256(repr(names).encode()).hexdigest()[:16]
@@ -107,36 +99,18 @@ def rank_of_process() -> str | None:
 
 # All forms in which Inductor writes the index of a device; N stands for the index.
 _SITES = (
-    r"(?<=type='cuda', index=)N\b",
-    r"(?<=type='hip', index=)N\b",
-    r"(?<=\bcuda:)N\b",
-    r"(?<=\b_DeviceGuard\()N(?=\))",
-    r"(?<=\bset_device\()N(?=\))",
-    r"(?<=\bget_raw_stream\()N(?=\))",
-    r"(?<=\bdefault_generators\[)N(?=\])",
-    r"(?<=\bstream)N\b",
-    r"(?<=\braw_stream)N\b",
-    r"(?<=\bsemaphores_cuda_)N\b",
+    *(r"(?<=type='cuda', index=)N\b", r"(?<=type='hip', index=)N\b", r"(?<=\bcuda:)N\b"),
+    *(r"(?<=\b_DeviceGuard\()N(?=\))", r"(?<=\bset_device\()N(?=\))"),
+    *(r"(?<=\bget_raw_stream\()N(?=\))", r"(?<=\bdefault_generators\[)N(?=\])"),
+    *(r"(?<=\bstream)N\b", r"(?<=\braw_stream)N\b", r"(?<=\bsemaphores_cuda_)N\b"),
 )
-# Words about devices that do not depend on the index.
+# Words about devices that do not depend on the index, and the remainders of known forms. The last
+# two are in code that torch generates for every device (``compile_on_one_rank``).
 _WORDS = frozenset(
-    {
-        *(
-            "cuda",
-            "hip",
-            "is_hip",
-            "device",
-            "devices",
-            "device_str",
-            "DeviceProperties",
-            "libdevice",
-        ),
-        *("_DeviceGuard", "set_device", "set_driver_to_gpu", "default_generators"),
-        *("stream", "get_raw_stream", "_cuda_getCurrentRawStream"),
-        *("empty_strided_cuda", "_empty_strided_cuda"),
-        # In code that torch generates for every device (``compile_on_one_rank``).
-        *("current_device", "_coor_device_idx"),
-    }
+    """cuda hip is_hip device devices device_str DeviceProperties libdevice _DeviceGuard set_device
+    set_driver_to_gpu default_generators stream get_raw_stream _cuda_getCurrentRawStream
+    empty_strided_cuda _empty_strided_cuda raw_stream semaphores_cuda_
+    current_device _coor_device_idx""".split()  # noqa: SIM905 - one word a line is harder to read
 )
 _ABOUT_DEVICES = re.compile(r"\w*(?:cuda|hip|device|stream)\w*", re.IGNORECASE)
 # The body of a kernel, which gets arguments only and does not depend on the device.
@@ -159,9 +133,7 @@ def why_alone(graphs: Iterable[CompiledGraph], on: str) -> str | None:
             return "it is for several devices"
         code = _BODY.sub("'''", internals.without_comments(graph.source_code))
         code = _index_in(code, made_for.index).sub("", code)
-        marks = {"cuda:", "stream", "raw_stream", "semaphores_cuda_"}  # remainders of known forms
-        unknown = {*_ABOUT_DEVICES.findall(code)} - _WORDS - marks
-        if unknown:
+        if unknown := {*_ABOUT_DEVICES.findall(code)} - _WORDS:
             return f"it contains {min(unknown)}, which may use the device in an unknown way"
         if other := re.search(r"\b(?:cuda:|index=)\d", code):
             return f"it names another device ({other[0]})"
@@ -199,14 +171,11 @@ def moved_here(content: bytes, limits: DeviceConstraint) -> object:
         whole = cast("AOTResult", result)
         if whole.serialized_bw_module is not None:
             body = cast("dict[str, object]", whole.serialized_bw_module.args[0])
-            body.update(
-                {
-                    name: code_on(value, made_for, here)
-                    for name, value in body.items()
-                    if isinstance(value, str)
-                }
-            )
-        _move_random_state(whole.runtime_metadata, here.index)
+            for name, value in body.items():
+                body[name] = code_on(value, made_for, here) if isinstance(value, str) else value
+        metadata = whole.runtime_metadata
+        if getattr(metadata, "graphsafe_rng_state_index", None) is not None:
+            metadata.graphsafe_rng_state_index = here.index  # of the state of random numbers
     setattr(result, LIMITS, {**limits, "device": str(here)})
     return result
 
@@ -217,54 +186,33 @@ def _move_graph(graph: CompiledGraph, made_for: device, here: device) -> None:
     # A process may have this graph on several devices.
     graph.cache_key = f"{graph.cache_key}_{here.index}"
     graph.device_idxs = type(graph.device_idxs)([here.index])
-    _move_boxed_index(graph, here.index)
+    boxed = (graph.fx_kwargs or {}).get("boxed_forward_device_index")
+    if boxed is not None and boxed.value is not None:  # where CUDA graphs are recorded
+        boxed.value = here.index
     bundle: TritonBundle | None = vars(graph)[internals.TRITON_BUNDLE]
     if bundle is None:
         return
-    sources = [*zip(kernel_sources(before), kernel_sources(graph.source_code), strict=True)]
+    both = zip(kernel_sources(before), kernel_sources(graph.source_code), strict=True)
+    sources = [(theirs, ours) for (_, theirs), (_, ours) in both]
     key = names.kernel_key.get()
     keys = {key(theirs): key(ours) for theirs, ours in sources}
-    bundle_here = dataclasses.replace(
-        bundle,
-        kernel_artifacts=[
-            dataclasses.replace(kernel, device=here.index) for kernel in bundle.kernel_artifacts
-        ],
-        static_autotuners=[
-            dataclasses.replace(each, cache_key=keys.get(each.cache_key, each.cache_key))
-            for each in bundle.static_autotuners
-        ],
-    )
-    setattr(graph, internals.TRITON_BUNDLE, bundle_here)
-    known = getattr(graph, REMEMBERED, {})
-    digests = (
-        {kernel_digest(theirs): kernel_digest(ours) for theirs, ours in sources} if known else {}
-    )
-    known.update({digests[each]: best for each, best in [*known.items()] if each in digests})
-    for each in bundle.static_autotuners:
-        _move_kernel(each.kernel, here.index)
-
-
-def _move_kernel(kernel: CachingAutotuner, index: int) -> None:
-    """Make an unloaded kernel load onto the device ``index``.
-
-    A kernel without an index loads onto the current device (``compile_on_one_rank``).
-    """
-    if kernel.device_props.index is None:
-        return
-    kernel.device_props = kernel.device_props._replace(index=index)
-    kernel.triton_meta = {**kernel.triton_meta, "device": index}
-    for result in kernel.compile_results:
-        result.compile_meta = {**result.compile_meta, "device": index}
-
-
-def _move_boxed_index(graph: CompiledGraph, index: int) -> None:
-    """Record CUDA graphs of ``graph``, if it uses them, on the device ``index``."""
-    boxed = (graph.fx_kwargs or {}).get("boxed_forward_device_index")
-    if boxed is not None and boxed.value is not None:
-        boxed.value = index
-
-
-def _move_random_state(metadata: RuntimeMetadata, index: int) -> None:
-    """Make a graph that replays random numbers use the state of the device ``index``."""
-    if getattr(metadata, "graphsafe_rng_state_index", None) is not None:
-        metadata.graphsafe_rng_state_index = index
+    replace = dataclasses.replace
+    files = [replace(kernel, device=here.index) for kernel in bundle.kernel_artifacts]
+    loaded = [
+        replace(static, cache_key=keys.get(static.cache_key, static.cache_key))
+        for static in bundle.static_autotuners
+    ]
+    moved = replace(bundle, kernel_artifacts=files, static_autotuners=loaded)
+    setattr(graph, internals.TRITON_BUNDLE, moved)
+    if remembered := getattr(graph, REMEMBERED, {}):
+        digests = {kernel_digest(theirs): kernel_digest(ours) for theirs, ours in sources}
+        winners = [*remembered.items()]
+        remembered.update({digests[name]: best for name, best in winners if name in digests})
+    for static in bundle.static_autotuners:
+        kernel = static.kernel
+        if kernel.device_props.index is None:  # it loads onto the current one: compile_on_one_rank
+            continue
+        kernel.device_props = kernel.device_props._replace(index=here.index)
+        kernel.triton_meta = {**kernel.triton_meta, "device": here.index}
+        for result in kernel.compile_results:
+            result.compile_meta = {**result.compile_meta, "device": here.index}

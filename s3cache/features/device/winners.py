@@ -42,10 +42,9 @@ from s3cache.features.device.kernels import (
     ready_to_launch,
     remembered_winner,
     sealed_kernel,
-    searched,
     triton_files,
 )
-from s3cache.features.device.names import LEFT, REMEMBERED, SEARCHED
+from s3cache.features.device.names import LEFT, REMEMBERED
 from s3cache.frame import Frame
 from s3cache.hooks import Kernels, Patches, graphs_of, portable_bundle
 from s3cache.torch_api import internals
@@ -198,7 +197,7 @@ class Winners:
         result = unpickled(bytes(entry.section("entry")))
         reasons: dict[str, str] = {}
         for graph in graphs_of(result):
-            digests = [*map(kernel_digest, kernel_sources(graph.source_code))]
+            digests = [kernel_digest(text) for _, text in kernel_sources(graph.source_code)]
             tuners = {each: watched.tuners[each] for each in digests if each in watched.tuners}
             _remember(graph, tuners)
             before = left_by_cpp(graph)
@@ -278,20 +277,12 @@ def _sealed(
         bundle,
         kernel_artifacts=[each for name, each in files.items() if name not in lost],
         static_autotuners=[
-            dataclasses.replace(each, kernel=_sealed_kernel(each.kernel, settled))
+            dataclasses.replace(each, kernel=sealed_kernel(each.kernel, tuner))
+            if (tuner := settled.get(each.kernel.kernel_hash)) is not None
+            else each
             for each in bundle.static_autotuners
         ],
     )
-
-
-def _sealed_kernel(
-    kernel: CachingAutotuner, settled: Mapping[str, CachingAutotuner]
-) -> CachingAutotuner:
-    if (tuner := settled.get(kernel.kernel_hash)) is None:
-        return kernel
-    sealed = sealed_kernel(kernel, tuner)
-    setattr(sealed, SEARCHED, searched(tuner))
-    return sealed
 
 
 # -- kernels that generated C++ launches

@@ -10,7 +10,6 @@ from s3cache.util.logs import Problems
 if TYPE_CHECKING:
     from s3cache.cache import Engine
     from s3cache.features.job_profile.profile import JobProfile
-    from s3cache.tier import RemoteTier
 
 #: A process saves its profile after this long without a lookup.
 SETTLED_S = 30.0
@@ -31,18 +30,6 @@ def begin(engine: Engine) -> JobProfile | None:
         except Exception as exc:  # noqa: BLE001 - the next process waits longer, no more
             problems.warn("job", "the job profile is not saved", exc)
 
-    def follow(remote: RemoteTier) -> None:
-        remote.begin(
-            lambda: job.follow(
-                remote.reader,
-                remote.check_trust,
-                remote.join_calmly,
-                remote.present,
-                remote.budget,
-                remote.concurrency,
-            )
-        )
-
     saves = mode not in ("off", "read-only")
     job = JobProfile(
         reads=mode != "write-only" and not settings.recache and engine.local.is_writable,
@@ -53,7 +40,7 @@ def begin(engine: Engine) -> JobProfile | None:
     )
     engine.events.used.subscribe(job.note)
     engine.events.dropped.subscribe(job.forget)
-    engine.events.remote_opened.subscribe(follow)
+    engine.events.remote_opened.subscribe(lambda remote: remote.begin(lambda: job.follow(remote)))
     if saves:
         engine.events.finishing.subscribe(save)
     return job

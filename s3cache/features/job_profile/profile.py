@@ -23,7 +23,8 @@ import hashlib
 import itertools
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgpack  # type: ignore[import-untyped]
@@ -31,13 +32,14 @@ import msgpack  # type: ignore[import-untyped]
 from s3cache import entries, frame
 from s3cache.errors import CorruptError, S3CacheError, UntrustedError
 from s3cache.features.job_profile.program import program_key
-from s3cache.frame import Frame, TrustCheck
+from s3cache.frame import Frame
 from s3cache.store import AcceptSize, NotAccepted, Store
-from s3cache.tier import Budget, Fetch, Prefetch
+from s3cache.tier import Prefetch
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
     from s3cache.store import ObjectInfo
+    from s3cache.tier import RemoteTier
 
 #: Key and variant of each entry that was used, in order.
 Lookups: TypeAlias = "dict[tuple[str, str], None]"
@@ -64,8 +66,6 @@ logger = logger_of("storage")
 class JobProfile:
     """The lookups of this process, and those that earlier profiles predict.
 
-    ``lookups`` is filled by any thread.
-
     Args:
         reads: whether to fetch the entries that a profile names.
         save: saves the result of :meth:`encode`. It is called on another thread after
@@ -74,6 +74,8 @@ class JobProfile:
         max_bytes: how many bytes may be fetched; fetching must not evict other entries.
         on_problem: called with the error if a profile cannot be used.
     """
+
+    _remote: RemoteTier  # once it is open
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class JobProfile:
         max_bytes: int,
         on_problem: Callable[[Exception], None],
     ) -> None:
-        self.lookups: Lookups = {}
+        self.lookups: Lookups = {}  # filled by any thread
         self._reads, self._save, self._settled_s = reads, save, settled_s
         self._left = min(max_bytes, _MAX_FETCHED_BYTES)
         self._on_problem = on_problem
@@ -140,16 +142,9 @@ class JobProfile:
 
     # -- on the loop
 
-    async def follow(
-        self,
-        store: Store,
-        admit: TrustCheck | None,
-        fetch: Fetch,
-        present: Callable[[list[str]], list[str]],
-        budget: Budget,
-        concurrency: int,
-    ) -> None:
+    async def follow(self, remote: RemoteTier) -> None:
         """Fetch the entries that the best profile names; later save our own profile."""
+        self._remote = remote
         try:
             for _ in range(_LOCATING_TRIES):
                 if sys.argv[:1] != ["-m"]:  # Python is still looking for the module to run
@@ -157,20 +152,14 @@ class JobProfile:
                 await asyncio.sleep(_LOCATING_S)
             self._key = await asyncio.to_thread(program_key)
             if self._key and self._reads:
-                await self._load(store, admit)
+                await self._load(remote.reader)
         except S3CacheError as exc:  # of the store: lookups report it
             logger.debug("no job profile: %s", exc)
         except Exception as exc:  # noqa: BLE001 - a task must not fail silently
             self._on_problem(exc)
         self.is_known = True
         await asyncio.gather(
-            self._fetch_likely(
-                lambda likely, profiles: self._fetch(
-                    likely, profiles, fetch, present, budget, concurrency
-                )
-            ),
-            self._save_regularly(),
-            self._remove_outdated(store),
+            self._fetch_likely(), self._save_regularly(), self._remove_outdated(remote.reader)
         )
 
     async def _save_regularly(self) -> None:
@@ -186,9 +175,7 @@ class JobProfile:
             for name in self._outdated if self._save is not None else ():
                 await store.delete(name)
 
-    async def _fetch_likely(
-        self, fetch: Callable[[Lookups, list[Lookups]], Awaitable[None]]
-    ) -> None:
+    async def _fetch_likely(self) -> None:
         """Fetch what the newest profile names, or another one as soon as it is a better match.
 
         If configurations alternate, fetch only what all profiles name that match as well.
@@ -200,7 +187,7 @@ class JobProfile:
             likely = {each: None for each in best[0] if all(each in it for it in best)}
             if not likely.keys() <= done:
                 try:
-                    await fetch(likely, profiles)
+                    await self._fetch(likely, profiles)
                 except Exception as exc:  # noqa: BLE001 - a task must not fail silently
                     self._on_problem(exc)
                     return
@@ -215,7 +202,9 @@ class JobProfile:
             used = [*self.lookups][:_COMPARED]
             best = _best(profiles, used)
 
-    async def _load(self, store: Store, admit: TrustCheck | None) -> None:
+    async def _load(self, store: Store) -> None:
+        admit = self._remote.check_trust
+
         async def read(name: str) -> Lookups:
             data = await store.get(name, lambda size: size <= _MAX_BYTES)
             if isinstance(data, NotAccepted):
@@ -245,26 +234,16 @@ class JobProfile:
             elif one:
                 self._profiles.append(one)
 
-    async def _fetch(
-        self,
-        likely: Lookups,
-        profiles: list[Lookups],
-        fetch: Fetch,
-        present: Callable[[list[str]], list[str]],
-        budget: Budget,
-        concurrency: int,
-    ) -> None:
+    async def _fetch(self, likely: Lookups, profiles: list[Lookups]) -> None:
         """Fetch the first entry under each key, then the other variants."""
-        wanted: dict[
-            str, list[str]
-        ] = {}  # names of a key's variants by the name of its first entry
+        remote, others = self._remote, list[str]()
+        # The names of a key's variants by the name of its first entry.
+        wanted = defaultdict[str, list[str]](list)
         for key, variant in likely:
-            names = wanted.setdefault(entries.first_name(key), [])
-            names.append(entries.variant_name(key, variant))
-        others = list[str]()
+            wanted[entries.first_name(key)].append(entries.variant_name(key, variant))
 
         def either_present(names: list[str]) -> list[str]:
-            here = {*present([each for name in names for each in (name, *wanted[name])])}
+            here = {*remote.present([each for name in names for each in (name, *wanted[name])])}
             return [name for name in names if name in here or here.issuperset(wanted[name])]
 
         async def fetch_some(name: str, accept: AcceptSize) -> Frame | NotAccepted | None:
@@ -282,14 +261,14 @@ class JobProfile:
                 self._left -= is_accepted * size
                 return is_accepted
 
-            entry = await fetch(name, accept_some)
+            entry = await remote.join_calmly(name, accept_some)
             if isinstance(entry, Frame) or (entry is None and not is_too_large):
                 its = () if entry is None else entries.names_of(entry.header)
                 others.extend(each for each in wanted.get(name, ()) if each not in its)
             return None if is_too_large else entry
 
-        await Prefetch(wanted).run(fetch_some, either_present, budget, concurrency)
-        await Prefetch(others).run(fetch_some, present, budget, concurrency)
+        for names, present in ([*wanted], either_present), (others, remote.present):
+            await Prefetch(names).run(fetch_some, present, remote.budget, remote.concurrency)
 
 
 def _matches(profile: Lookups, used: list[tuple[str, str]]) -> int:

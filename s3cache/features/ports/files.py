@@ -71,11 +71,38 @@ class Files:
         With ``hold``, wait while another process of this machine compiles them. If no process does,
         this one compiles them, and ``hold`` is called with what to end then.
         """
-        found = None
+        files = None
         with self.guarded("nothing is looked up"):
             if (engine := self._engine()) is not None:
-                found = self._look_up(engine, key, hold)
-        return found
+                files = self._look_up(engine, key, hold)
+        return files
+
+    def _look_up(
+        self, engine: Engine, key: LabelledKey, hold: Callable[[Work], object] | None
+    ) -> dict[str, bytes] | None:
+        from s3cache.records import Record
+
+        def wait() -> Retry | None:
+            retry = engine.events.missed.ask(key, self._kind, _WAIT_S)
+            if retry is not None and retry.work is not None and hold is not None:
+                hold(retry.work)
+            return retry
+
+        best: Hit | None = None
+        files: dict[str, bytes] | None = None
+        with engine.candidates(key, self._kind, retry=hold and wait) as lookup:
+            for hit, content in self._readable(lookup):
+                if best is None or _age(hit) > _age(best):
+                    best, files = hit, content
+                if not self._newest:
+                    break
+            if best is not None:
+                lookup.accept(best)
+        outcome = lookup.close()
+        ended, reason = ("miss", outcome.reason) if best is None else ("hit", best.tier)  # type: ignore[union-attr]
+        about = (self._kind, ended, key, str(reason), time.time(), outcome.elapsed_s)
+        engine.record(Record(*about, components=key.components))
+        return files
 
     def newest(self, key: LabelledKey, limit: int) -> list[dict[str, bytes]]:
         """Return the verified files of the newest entries under ``key``, newest first.
@@ -83,7 +110,7 @@ class Files:
         Entries on this machine are read. At most ``limit + 2`` others are fetched, those that were
         uploaded last.
         """
-        found: list[tuple[int, dict[str, bytes]]] = []
+        newest: list[tuple[Hit, dict[str, bytes]]] = []
         with self.guarded("nothing is looked up"):
             if (engine := self._engine()) is None or limit < 1:
                 return []
@@ -92,16 +119,24 @@ class Files:
             fetched = 0
             # Not counted as hits or misses: the search still runs.
             with engine.candidates(key, self._kind, counters=Counters()) as lookup:
-                for hit in lookup:
-                    if (files := self._read_from(lookup, hit)) is None:
-                        continue
-                    new = hit.entry.header.created_ns, files
-                    found = sorted([*found, new], key=_made, reverse=True)[:limit]
-                    fetched += hit.tier == "remote"
+                for new in self._readable(lookup):
+                    newest.append(new)
+                    newest = sorted(newest, key=lambda both: _age(both[0]), reverse=True)[:limit]
+                    fetched += new[0].tier == "remote"
                     # Those of the remote come as they were uploaded, after the very first one.
-                    if fetched > limit or (fetched > 1 and new not in found):
+                    if fetched > limit or (fetched > 1 and all(each is not new for each in newest)):
                         break
-        return [files for _, files in found]
+        return [files for _, files in newest]
+
+    def _readable(self, lookup: CandidateLookup) -> Iterator[tuple[Hit, dict[str, bytes]]]:
+        """Yield the hits of a lookup with their files."""
+        for hit in lookup:
+            header = hit.entry.header
+            if (header.kind, header.schema) == (self._kind, SCHEMA):
+                yield hit, {name: bytes(hit.entry.section(name)) for name in hit.entry.names}
+            else:
+                problem = f"is of kind {header.kind}, schema {header.schema}"
+                lookup.reject(hit, CorruptError("frame", problem))
 
     def put(
         self,
@@ -162,62 +197,13 @@ class Files:
 
     def _engine(self) -> Engine | None:
         engine = running_engine()
-        return (
-            engine
-            if engine is not None and engine.settings.of(PortOptions).wants_port(self._kind)
-            else None
-        )
-
-    def _look_up(
-        self, engine: Engine, key: LabelledKey, hold: Callable[[Work], object] | None
-    ) -> dict[str, bytes] | None:
-        from s3cache.records import Record
-
-        def wait() -> Retry | None:
-            retry = engine.events.missed.ask(key, self._kind, _WAIT_S)
-            if retry is not None and retry.work is not None and hold is not None:
-                hold(retry.work)
-            return retry
-
-        best: tuple[int, Hit, dict[str, bytes]] | None = None
-        with engine.candidates(key, self._kind, retry=hold and wait) as lookup:
-            for hit in lookup:
-                if (files := self._read_from(lookup, hit)) is None:
-                    continue
-                made = hit.entry.header.created_ns
-                if best is None or made > best[0]:
-                    best = made, hit, files
-                if not self._newest:
-                    break
-            if best is not None:
-                lookup.accept(best[1])
-        outcome = lookup.close()
-        ended = "miss" if best is None else "hit"
-        reason = str(outcome.reason if best is None else best[1].tier)  # type: ignore[union-attr]
-        engine.record(
-            Record(
-                self._kind,
-                ended,
-                key,
-                reason,
-                time.time(),
-                outcome.elapsed_s,
-                components=key.components,
-            )
-        )
-        return None if best is None else best[2]
-
-    def _read_from(self, lookup: CandidateLookup, hit: Hit) -> dict[str, bytes] | None:
-        header = hit.entry.header
-        if (header.kind, header.schema) == (self._kind, SCHEMA):
-            return {name: bytes(hit.entry.section(name)) for name in hit.entry.names}
-        problem = f"is of kind {header.kind}, schema {header.schema}"
-        lookup.reject(hit, CorruptError("frame", problem))
-        return None
+        if engine is None or not engine.settings.of(PortOptions).wants_port(self._kind):
+            return None
+        return engine
 
 
-def _made(found: tuple[int, object]) -> int:
-    return found[0]
+def _age(hit: Hit) -> int:
+    return hit.entry.header.created_ns
 
 
 def device_here() -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -60,28 +60,33 @@ def install_triton() -> Callable[[], None]:
     undo = contextlib.ExitStack()
 
     def begin() -> None:
-        try:
+        with _warned("Triton's files are not shared: %s"):
             from s3cache.features.ports.triton import CacheManager, knobs
 
             if knobs.cache.manager_class is None:
                 knobs.cache.manager_class = CacheManager
                 undo.callback(delattr, knobs.cache, "manager_class")
-        except Exception as exc:  # noqa: BLE001 - an unknown Triton keeps its own files
-            logger.warning("Triton's files are not shared: %s", exc)
 
     undo.callback(when_imported(TRITON, begin))
     return undo.close
 
 
 def _install_torch(undo: contextlib.ExitStack) -> None:
-    try:
+    from s3cache.features.ports.names import FEATURE
+
+    with _warned(f"{FEATURE} is off: %s"):
         from s3cache.features.ports.torch import install_backends
 
         install_backends(undo)
-    except Exception as exc:  # noqa: BLE001 - an unknown torch
-        from s3cache.features.ports.names import FEATURE
 
-        logger.warning("%s is off: %s", FEATURE, exc)
+
+@contextlib.contextmanager
+def _warned(message: str) -> Iterator[None]:
+    """Warn of an error, of an unknown compiler: it keeps its own files."""
+    try:
+        yield
+    except Exception as exc:  # noqa: BLE001
+        logger.warning(message, exc)
 
 
 def _name_backend(undo: contextlib.ExitStack) -> None:

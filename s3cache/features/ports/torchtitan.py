@@ -10,7 +10,7 @@ torchtitan makes its own ``DiskStorageAdapter`` in its trainer, so a program has
 
 from __future__ import annotations
 
-from s3cache.entries import LabelledKey
+from s3cache.entries import LabelledKey, name_prefix
 from s3cache.errors import StoreError
 from s3cache.features.ports.files import Files, running_engine
 
@@ -54,7 +54,7 @@ class Storage:
     def delete(self, key: str) -> None:
         """Remove an artifact here and in the remote; other machines keep theirs."""
         if (engine := running_engine()) is not None:
-            engine.remove(self._key_of(key))
+            engine.remove_all(name_prefix(self._key_of(key)))
 
     def _key_of(self, key: str) -> LabelledKey:
         return _files.key(name=self._name, graph=key)

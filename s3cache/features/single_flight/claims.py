@@ -61,21 +61,22 @@ class Claim:
         """
         if self.end_lease is not None:
             self.end_lease(published)
-        self._claims.disk.within("claims", lambda root: self._release(root, published=published))
+
+        def release(root: Directory) -> None:
+            try:
+                if published:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(self._name, dir_fd=root.fd)
+                else:
+                    _write(self._fd, _FAILED)
+            finally:
+                close_unshared(self._fd)
+
+        self._claims.disk.within("claims", release)
 
     def drop(self) -> None:
         """Let others go on, one after another. It never waits for the disk, as finalizers need."""
         close_unshared(self._fd)
-
-    def _release(self, root: Directory, *, published: bool) -> None:
-        try:
-            if published:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._name, dir_fd=root.fd)
-            else:
-                _write(self._fd, _FAILED)
-        finally:
-            close_unshared(self._fd)
 
 
 @dataclass(frozen=True)
@@ -134,17 +135,16 @@ class Claims:
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         started, pause_s, holder = time.monotonic(), _FIRST_PAUSE_S, ""
         while True:
-            fd, found = self.disk.within("claims", lambda root: _try(root, name))
+            fd, content = self.disk.within("claims", lambda root: _try(root, name))
             seconds = time.monotonic() - started
             if fd is not None:
                 claim = Claim(self, name, fd)
                 if not holder:
                     return WaitOutcome(claim)
-                if found != _FAILED:
-                    return WaitOutcome(claim, seconds, holder)
-                claim.release(published=False)
-                return WaitOutcome(None, seconds, holder)
-            holder = found.decode(errors="replace") or holder
+                if content == _FAILED:
+                    claim.release(published=False)
+                return WaitOutcome(None if content == _FAILED else claim, seconds, holder)
+            holder = content.decode(errors="replace") or holder
             if holder.endswith(_FORK):
                 bound_s = min(bound_s, self.fork_bound_s)
             if seconds >= self.notice_s and not self._is_noticed:
@@ -174,7 +174,18 @@ class Claims:
         Raises:
             StoreError: the disk cannot be used.
         """
-        self.disk.within("claims", lambda root: _waste(root, math.ceil(seconds)))
+
+        def waste(root: Directory) -> None:
+            is_over = not _wasted_s(root)
+            fd = root.open_private(_WASTED, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            try:
+                if is_over:
+                    os.ftruncate(fd, 0)
+                os.write(fd, b"." * math.ceil(seconds))
+            finally:
+                close_unshared(fd)
+
+        self.disk.within("claims", waste)
 
 
 def _wasted_s(root: Directory) -> int:
@@ -183,17 +194,6 @@ def _wasted_s(root: Directory) -> int:
     except FileNotFoundError:
         return 0
     return status.st_size if time.time() - status.st_mtime < _WASTED_FOR_S else 0
-
-
-def _waste(root: Directory, seconds: int) -> None:
-    is_over = not _wasted_s(root)
-    fd = root.open_private(_WASTED, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    try:
-        if is_over:
-            os.ftruncate(fd, 0)
-        os.write(fd, b"." * seconds)
-    finally:
-        close_unshared(fd)
 
 
 def _try(root: Directory, name: str) -> tuple[int | None, bytes]:

@@ -22,7 +22,8 @@ import random
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from s3cache.errors import PreconditionError, StoreError, TransientError
 from s3cache.features.single_flight.claims import WaitOutcome
@@ -146,58 +147,56 @@ class Leases:
         """
         loop = asyncio.get_running_loop()
         started, row = loop.time(), PREFIX + hashlib.sha256(key.encode()).hexdigest()[:32]
+        number, holder, whom = -1, "", ""  # of the row; ``whom`` we have waited for
+
+        def ended(**more: Any) -> LeaseOutcome:
+            return LeaseOutcome(None, loop.time() - started if whom else 0.0, whom, **more)
+
+        def begun(number: int) -> LeaseOutcome:
+            lease = Lease(self, row, number, taken_over=number > 0)
+            lease.begin()
+            return ended(lease=lease)
+
         if await self._store.atomic_create() is False:
             return LeaseOutcome()
-        number, holder = -1, ""
         while number < 0:  # again if the row was removed in between
             if await self.create(row, 0, self.me):
                 if await self._store.atomic_create() is False:  # every machine can create it
                     await Lease(self, row, 0).end(None)
                     return LeaseOutcome()
-                return self._begun(row, 0, LeaseOutcome())
+                return begun(0)
             number, holder = await self._last(row)
             if holder == self.me:  # the answer was lost, and the store's retry found our object
-                return self._begun(row, number, LeaseOutcome())
+                return begun(number)
         if holder == _FAILED and await self.create(row, number + 1, self.me):
-            return self._begun(row, number + 1, LeaseOutcome())
+            return begun(number + 1)
         renewed_at, pause_s, turn = loop.time(), _FIRST_PAUSE_S, 0
-        whom = ""
-        while True:
-            whom = whom if holder == _FAILED else holder
-            outcome = LeaseOutcome(None, loop.time() - started, whom)
-            if holder == _FAILED:
-                return outcome
-            if holder in self._overdue or outcome.seconds >= bound_s:
+        while holder != _FAILED:
+            whom, left_s = holder, bound_s - (loop.time() - started)
+            if holder in self._overdue or left_s <= 0:
                 self._overdue.add(holder)
-                return LeaseOutcome(None, outcome.seconds, whom, timed_out=True)
-            pause = pause_s * self._random.uniform(1.0, 1.3)
-            await asyncio.sleep(min(pause, max(bound_s - outcome.seconds, 0.01)))
+                return ended(timed_out=True)
+            await asyncio.sleep(min(pause_s * self._random.uniform(1.0, 1.3), max(left_s, 0.01)))
             pause_s, turn = min(1.2 * pause_s, _LONGEST_PAUSE_S), turn + 1
             try:
                 if turn % 3:
                     if await is_published():
-                        return LeaseOutcome(None, loop.time() - started, whom, is_remote=True)
+                        return ended(is_remote=True)
                     continue
                 following = await self.read(row, number + 1)
                 if following is not None:
                     number, holder, renewed_at = number + 1, following, loop.time()
                     if holder == self.me:  # we took it over, and the answer was lost
-                        outcome = LeaseOutcome(None, loop.time() - started, whom)
-                        return self._begun(row, number, outcome)
+                        return begun(number)
                 elif loop.time() - renewed_at > _MISSED_RENEWALS * RENEWED_EVERY_S:
-                    outcome = LeaseOutcome(None, loop.time() - started, whom)
                     if await is_published():
-                        return LeaseOutcome(None, outcome.seconds, whom, is_remote=True)
+                        return ended(is_remote=True)
                     if await self.create(row, number + 1, self.me):
-                        return self._begun(row, number + 1, outcome)
+                        return begun(number + 1)
                     renewed_at = loop.time()
             except TransientError:  # the network failed, which says nothing about the holder
                 renewed_at = loop.time()
-
-    def _begun(self, row: str, number: int, outcome: LeaseOutcome) -> LeaseOutcome:
-        lease = Lease(self, row, number, taken_over=number > 0)
-        lease.begin()
-        return replace(outcome, lease=lease)
+        return ended()
 
     def stop(self) -> None:
         """Stop renewing all leases."""

@@ -49,8 +49,11 @@ def target() -> dict[str, Any]:
         problem = f"torch {versions['torch']} finds none"
         raise ConfigError("the GPU", problem, "run this on a machine that has one")
     device: dict[str, Any] = device_fields(torch.device("cuda", 0))
+    from triton.runtime import driver
+
+    properties = driver.active.utils.get_device_properties(0)
     for name, ours in _TRITON_PROPERTIES.items():
-        device.setdefault(ours, _triton_properties()[name])
+        device.setdefault(ours, properties[name])
     (graph,) = check(_probe, torch.empty(8, device="cuda")).graphs
     if graph.key is None:
         reasons = "; ".join(map(str, graph.reasons))
@@ -68,13 +71,6 @@ def target() -> dict[str, Any]:
 
 def _probe(x: Any) -> Any:
     return x + 1
-
-
-def _triton_properties() -> dict[str, Any]:
-    from triton.runtime import driver
-
-    properties: dict[str, Any] = driver.active.utils.get_device_properties(0)
-    return properties
 
 
 def _versions() -> dict[str, str | None]:

@@ -56,6 +56,10 @@ def install(session: Session) -> None:
     session.required.append(lambda patches: StandIn(session.bypasses).install(patches))
 
 
+class _OfThread(threading.local):
+    at: int | None = None  # launches at the start of the current compile; None outside of one
+
+
 class StandIn:
     """Keeps values and measurements of a stand-in out of entries. Any thread may compile."""
 
@@ -73,7 +77,7 @@ class StandIn:
         library = ctypes.CDLL(None)
         self._launches: Callable[[], int] = library.s3cache_launches
         self._count_launch: Callable[[], int] = library.s3cache_launch
-        self._began = threading.local()
+        self._began = _OfThread()
         self._bypasses = bypasses
         self._computed: weakref.WeakSet[TracingContext] = weakref.WeakSet()
 
@@ -98,11 +102,16 @@ class StandIn:
     def _while_compiling(
         self, original: Function[AbstractContextManager[None]], *args: object, **kwargs: object
     ) -> Iterator[None]:
-        outer = getattr(self._began, "at", None)
-        self._began.at = self._launches() if outer is None else outer
+        outer = self._began.at
+        at = self._launches() if outer is None else outer
+        with self._compiling(at), original(*args, **kwargs):
+            yield
+
+    @contextlib.contextmanager
+    def _compiling(self, at: int) -> Iterator[None]:
+        outer, self._began.at = self._began.at, at
         try:
-            with original(*args, **kwargs):
-                yield
+            yield
         finally:
             self._began.at = outer
 
@@ -118,31 +127,45 @@ class StandIn:
         context = internals.current_tracing_context.get()()
         if context is None:
             return True
-        if self._launches() != getattr(self._began, "at", None):
+        if self._launches() != self._began.at:
             self._computed.add(context)
         return context in self._computed
 
     @around(names.launch_kernel)
     def _launch(self, original: Function[object], *args: object, **kwargs: object) -> object:
         # Kernels that are never launched are never measured; entries list them as unmeasured.
-        is_compiling = getattr(self._began, "at", None) is not None
-        return original(*args, **kwargs) if is_compiling else None
+        return None if self._began.at is None else original(*args, **kwargs)
 
     def _first_launch(self, original: Function[object], *args: object, **kwargs: object) -> object:
         """Launch a kernel for C++, which needs the kernel's file from that (``cpp_wrapper``)."""
-        outer, self._began.at = getattr(self._began, "at", None), self._launches()
-        try:
+        with self._compiling(self._launches()):
             return original(*args, **kwargs)
-        finally:
-            self._began.at = outer
 
     @around(names.save_winner)
     def _save_winner(self, original: Function[object], *args: object, **kwargs: object) -> None:
         pass  # a stand-in measures nothing that is worth remembering
 
     def _return_empty(self, operator: Function[object], *args: object, **kwargs: object) -> object:
+        """Return tensors with the layout of an operator's results, without values."""
+        import torch
+
         self._count_launch()
-        return _empty_results(operator, args, kwargs)
+        tree_map, mode = names.tree_map.get(), internals.fake_mode.get()()
+
+        def fake(value: object) -> object:
+            is_tensor = isinstance(value, torch.Tensor)
+            return mode.from_tensor(value, static_shapes=True) if is_tensor else value
+
+        def empty(value: object) -> object:
+            if not isinstance(value, torch.Tensor):
+                return value
+            size, stride, device = value.size(), value.stride(), value.device
+            return torch.empty_strided(size, stride, dtype=value.dtype, device=device)
+
+        inputs, named = tree_map(fake, (args, {**kwargs}))
+        with mode:
+            results = operator(*inputs, **named)
+        return tree_map(empty, results)
 
     @around(internals.save)
     def _save(self, original: Function[None], key: str, *args: object, **kwargs: object) -> None:
@@ -165,30 +188,6 @@ class StandIn:
             return original(*args, **kwargs)
 
 
-def _empty_results(
-    operator: Function[object], args: tuple[object, ...], kwargs: Mapping[str, object]
-) -> object:
-    """Return tensors with the layout of an operator's results, without values."""
-    import torch
-
-    tree_map, mode = names.tree_map.get(), internals.fake_mode.get()()
-
-    def fake(value: object) -> object:
-        is_tensor = isinstance(value, torch.Tensor)
-        return mode.from_tensor(value, static_shapes=True) if is_tensor else value
-
-    def empty(value: object) -> object:
-        if not isinstance(value, torch.Tensor):
-            return value
-        size, stride, device = value.size(), value.stride(), value.device
-        return torch.empty_strided(size, stride, dtype=value.dtype, device=device)
-
-    inputs, named = tree_map(fake, (args, {**kwargs}))
-    with mode:
-        found = operator(*inputs, **named)
-    return tree_map(empty, found)
-
-
 @functools.cache
 def _on_processor() -> type[AbstractContextManager[object]]:
     """Return a mode in which exact operators on the device are computed on the processor."""
@@ -203,8 +202,7 @@ def _on_processor() -> type[AbstractContextManager[object]]:
             kwargs: Mapping[str, object] | None = None,
         ) -> object:
             kwargs, devices = kwargs or {}, list[torch.device]()
-            name = str(getattr(operator, "_opname", ""))
-            if name not in _EXACT or "alpha" in kwargs:
+            if getattr(operator, "_opname", "") not in _EXACT or "alpha" in kwargs:
                 return operator(*args, **kwargs)
 
             def moved(value: object) -> object:

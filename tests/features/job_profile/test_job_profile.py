@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -246,8 +247,15 @@ def followed(
         found: Frame | NotAccepted | None = fetch(job, name, accept)
         return found
 
-    work = job.follow(memory, None, noted, lambda _: [], Budget(1 << 40), 1)
-    background().wait(work, LONG_S)
+    remote: Any = SimpleNamespace(
+        reader=memory,
+        check_trust=None,
+        join_calmly=noted,
+        present=lambda _: [],
+        budget=Budget(1 << 40),
+        concurrency=1,
+    )
+    background().wait(job.follow(remote), LONG_S)
     assert problems == []
     return requested
 

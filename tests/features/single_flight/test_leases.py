@@ -11,42 +11,39 @@ from typing import Any
 import pytest
 
 from s3cache.errors import AccessDeniedError, StoreError, TransientError
-from s3cache.features.single_flight.leases import PREFIX, LeaseOutcome, Leases
-from s3cache.store import MemoryStore, WrapperStore
+from s3cache.features.single_flight.leases import PREFIX, Lease, LeaseOutcome, Leases
+from s3cache.store import MemoryStore, Store, WrapperStore
 from tests.support.marks import slow
 from tests.support.virtual import run_virtually
 
 BOUND_S = 600.0
 
 
-class Bucket(MemoryStore):
-    """A store that notes the time of each request, and refuses some kinds of requests."""
+class Bucket(WrapperStore):
+    """A store, or a link to one, that notes the time of each request, and refuses some kinds.
 
-    def __init__(self) -> None:
-        super().__init__("bucket")
+    It creates nothing while it ``is_busy``, and loses the answers while it ``is_deaf``.
+    """
+
+    def __init__(self, inner: Store | None = None) -> None:
+        super().__init__(inner or MemoryStore("bucket"))
         self.refused: set[str] = set()
         self.requests: list[float] = []
+        self.is_busy = self.is_deaf = False
 
-    def _ask(self, verb: str) -> None:
+    async def _around(self, verb: Any, key: str, call: Any) -> Any:
         self.requests.append(asyncio.get_running_loop().time())
         if verb in self.refused:
             raise AccessDeniedError("denied", op=verb)
+        if verb == "put" and self.is_busy:
+            raise TransientError("busy", op="put")
+        answer = await call()
+        if verb == "put" and self.is_deaf:
+            raise TransientError("no answer", op="put")
+        return answer
 
-    async def put(self, key: str, data: Any, **options: Any) -> None:
-        self._ask("put")
-        await super().put(key, data, **options)
-
-    async def delete(self, key: str) -> None:
-        self._ask("delete")
-        await super().delete(key)
-
-    async def get_range(self, key: str, start: int, length: int) -> Any:
-        self._ask("get_range")
-        return await super().get_range(key, start, length)
-
-    async def head(self, key: str) -> Any:
-        self._ask("head")
-        return await super().head(key)
+    async def leases(self) -> list[str]:
+        return [info.key async for info in self.list(PREFIX)]
 
 
 class Node:
@@ -79,8 +76,13 @@ class Node:
         return leased
 
 
-def rows(bucket: Bucket) -> list[str]:
-    return [name for name in bucket._objects if name.startswith(PREFIX)]
+async def led(bucket: Bucket, name: str, *, stops: bool = False) -> Lease:
+    """Take the lease on a machine, which may stop to run then."""
+    lease = (await Node(bucket, name).take()).lease
+    assert lease is not None
+    if stops:
+        lease.stop()
+    return lease
 
 
 @pytest.fixture
@@ -94,12 +96,12 @@ def test_one_machine_compiles_and_the_others_find_its_entry(bucket: Bucket) -> N
         return await asyncio.gather(*(node.compile() for node in nodes))
 
     ended = run_virtually(job())
-    led = [each for each in ended if each.lease is not None]
+    leading = [each for each in ended if each.lease is not None]
     others = [each for each in ended if each.lease is None]
-    assert len(led) == 1
+    assert len(leading) == 1
     assert all(each.is_remote and each.holder == "node 0" for each in others)
     assert all(60 <= each.seconds <= 65 for each in others)
-    assert rows(bucket) == []
+    assert run_virtually(bucket.leases()) == []
 
 
 def test_a_waiting_machine_asks_at_most_once_a_second(bucket: Bucket) -> None:
@@ -118,9 +120,7 @@ def test_a_lease_that_is_not_renewed_is_stolen_by_one_machine(bucket: Bucket) ->
     """By the clocks of the waiting machines, three renewals are missing; others await the thief."""
 
     async def job() -> list[LeaseOutcome]:
-        dead = await Node(bucket, "dead").take()
-        assert dead.lease is not None
-        dead.lease.stop()
+        await led(bucket, "dead", stops=True)
         await asyncio.sleep(3)
         nodes = [Node(bucket, f"node {number}") for number in range(10)]
         return await asyncio.gather(*(node.compile() for node in nodes))
@@ -151,11 +151,10 @@ def test_all_machines_continue_at_once_if_nothing_lands(bucket: Bucket) -> None:
     """A later machine leads again."""
 
     async def job() -> tuple[list[LeaseOutcome], LeaseOutcome]:
-        first = await Node(bucket, "first").take()
-        assert first.lease is not None
+        first = await led(bucket, "first")
         waiting = [asyncio.ensure_future(Node(bucket, str(n)).take()) for n in range(5)]
         await asyncio.sleep(20)
-        await first.lease.end(None)
+        await first.end(None)
         ended = await asyncio.gather(*waiting)
         return ended, await Node(bucket, "later").take()
 
@@ -201,7 +200,7 @@ async def digest_row(bucket: Bucket, key: str) -> str:
     leased = await Node(other, "other").take(key)
     assert leased.lease is not None
     leased.lease.stop()
-    (name,) = rows(other)
+    (name,) = await other.leases()
     return name.rpartition("/")[0]
 
 
@@ -253,7 +252,7 @@ def test_a_role_that_may_only_create_leaves_its_leases(bucket: Bucket) -> None:
 
     ended = run_virtually(job())
     assert [each.is_remote for each in ended].count(True) == 2
-    assert rows(bucket)
+    assert run_virtually(bucket.leases())
 
 
 def test_a_renewal_that_fails_is_tried_again(bucket: Bucket) -> None:
@@ -264,14 +263,9 @@ def test_a_renewal_that_fails_is_tried_again(bucket: Bucket) -> None:
         await asyncio.sleep(1)
         other = asyncio.ensure_future(Node(bucket, "other").compile())
         await asyncio.sleep(3)
-        put = bucket.put
-
-        async def fails(*args: Any, **options: Any) -> None:
-            raise TransientError("busy", op="put")
-
-        bucket.put = fails  # type: ignore[method-assign]
+        bucket.is_busy = True
         await asyncio.sleep(10)
-        bucket.put = put  # type: ignore[method-assign]
+        bucket.is_busy = False
         return [await leader, await other]
 
     leader, other = run_virtually(job())
@@ -279,25 +273,12 @@ def test_a_renewal_that_fails_is_tried_again(bucket: Bucket) -> None:
     assert other.is_remote
 
 
-class _Deaf(WrapperStore):
-    """A store that creates objects, but loses the answers while ``is_deaf``."""
-
-    is_deaf = False
-
-    async def put(self, key: str, data: Any, **options: Any) -> None:
-        await super().put(key, data, **options)
-        if self.is_deaf:
-            raise TransientError("no answer", op="put")
-
-
 def test_a_renewal_counts_if_its_answer_is_lost(bucket: Bucket) -> None:
     """The next attempt finds the number in the store, written by the same machine."""
-    deaf = _Deaf(bucket)
+    deaf = Bucket(bucket)
 
     async def job() -> list[LeaseOutcome]:
-        leader = Node(bucket, "leader")
-        leader.leases = Leases(deaf, "leader", random.Random(0))
-        leading = asyncio.ensure_future(leader.compile(seconds=100))
+        leading = asyncio.ensure_future(Node(deaf, "leader").compile(seconds=100))
         await asyncio.sleep(8)
         deaf.is_deaf = True
         await asyncio.sleep(3)
@@ -311,16 +292,11 @@ def test_a_renewal_counts_if_its_answer_is_lost(bucket: Bucket) -> None:
 
 
 def test_a_stolen_lease_is_held_if_the_answer_is_lost(bucket: Bucket) -> None:
-    deaf = _Deaf(bucket)
-
     async def job() -> LeaseOutcome:
-        dead = await Node(bucket, "dead").take()
-        assert dead.lease is not None
-        dead.lease.stop()
-        thief = Node(bucket, "thief")
-        thief.leases = Leases(deaf, "thief", random.Random(0))
+        await led(bucket, "dead", stops=True)
+        deaf = Bucket(bucket)
         deaf.is_deaf = True
-        return await thief.take()
+        return await Node(deaf, "thief").take()
 
     thief = run_virtually(job())
     assert thief.lease is not None
@@ -332,15 +308,13 @@ def test_a_machine_that_was_stopped_does_not_end_the_lease_of_another(bucket: Bu
     """It has lost its lease when it continues, and then fails to compile."""
 
     async def job() -> list[LeaseOutcome]:
-        stopped = await Node(bucket, "stopped").take()
-        assert stopped.lease is not None
-        stopped.lease.stop()  # it does not run
+        stopped = await led(bucket, "stopped", stops=True)
         await asyncio.sleep(1)
         thief = asyncio.ensure_future(Node(bucket, "thief").compile(seconds=60))
         waiting = asyncio.ensure_future(Node(bucket, "waiting").compile())
-        while len(rows(bucket)) == 1:
+        while len(await bucket.leases()) == 1:
             await asyncio.sleep(0.1)
-        await stopped.lease.end(None)
+        await stopped.end(None)
         return [await thief, await waiting]
 
     thief, waiting = run_virtually(job())
@@ -354,7 +328,7 @@ STEPS = ("lease", "compile", "save", "upload")
 DEEDS = ("kill", "stop", "cut", "slow", "fail")
 
 
-class Way(WrapperStore):
+class Way(Bucket):
     """A node's link to the bucket, which may be cut or slow."""
 
     def __init__(self, bucket: Bucket, draw: random.Random) -> None:
@@ -381,15 +355,11 @@ class Trial:
 
     async def node(self, number: int) -> None:
         way = Way(self.bucket, self.draw)
-        leases = Leases(way, f"node {number}", random.Random(number))
-
-        async def published() -> bool:
-            return await way.head("entries/key") is not None
-
+        node = Node(way, f"node {number}")
         await asyncio.sleep(self.draw.uniform(0, 3))
         began, lease = asyncio.get_running_loop().time(), None
         try:
-            leased = await leases.take("key", published, 120.0)
+            leased = await node.take(bound_s=120.0)
         except StoreError:
             leased = LeaseOutcome()
         lease = leased.lease
@@ -401,10 +371,9 @@ class Trial:
             if leased.is_remote:
                 assert await self._right(way)
             else:
-                await self._compile(way, leases, lease, published, deed, step)
+                await self._compile(way, node, lease, deed, step)
         except _Killed:
-            for each in [*leases.held]:
-                each.stop()
+            node.leases.stop()
             return
         self.ended.append(asyncio.get_running_loop().time() - began)
 
@@ -415,7 +384,7 @@ class Trial:
             await asyncio.sleep(1)
 
     async def _compile(
-        self, way: Way, leases: Leases, lease: Any, published: Any, deed: str, step: str
+        self, way: Way, node: Node, lease: Lease | None, deed: str, step: str
     ) -> None:
         async def reached(name: str) -> None:
             if name != step:
@@ -452,8 +421,8 @@ class Trial:
         except RuntimeError:
             pass
         finally:
-            if lease is not None and lease in leases.held:
-                await lease.end(published if is_saved else None)
+            if lease is not None and lease in node.leases.held:
+                await lease.end(node.published("key") if is_saved else None)
 
 
 class _Killed(BaseException):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import pytest
 
 from s3cache.cache import Engine, Hit, Miss, Retry
 from s3cache.features.single_flight import leases
-from s3cache.features.single_flight.claims import Claims, WaitOutcome
+from s3cache.features.single_flight.claims import Claim, Claims, WaitOutcome
+from s3cache.features.single_flight.install import group_timeout_s
 from s3cache.stats import Reason
 from s3cache.store import MemoryStore, WrapperStore
 from s3cache.tier import DiskTier
@@ -48,6 +51,13 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
+def claim_of(claimed: list[WaitOutcome | None]) -> Claim:
+    """Return the claim that the first lookup took."""
+    assert claimed[0] is not None
+    assert claimed[0].claim is not None
+    return claimed[0].claim
+
+
 def counts(engine: Engine) -> Mapping[str, float]:
     return engine.stats().features["single_flight"]
 
@@ -74,14 +84,11 @@ def test_the_second_process_waits_for_the_first_and_hits(
 ) -> None:
     first, second, claimed = opened(), opened(), list[WaitOutcome | None]()
     assert looked_up(first, claimed).__class__ is Miss
-    (mine,) = claimed
-    assert mine is not None
-    assert mine.claim is not None
     other = pool.submit(looked_up, second, [])
     time.sleep(0.2)
     assert not other.done()
     first.save(KEY, entry(KEY), level="fx", delayed=True)
-    mine.claim.release(published=True)
+    claim_of(claimed).release(published=True)
     found = other.result(LONG_S)
     assert isinstance(found, Hit)
     assert found.tier == "local"
@@ -172,9 +179,7 @@ def test_the_second_machine_waits_for_the_first(
     time.sleep(0.5)
     assert not other.done()
     first.save(KEY, entry(KEY), level="fx")
-    assert claimed[0] is not None
-    assert claimed[0].claim is not None
-    claimed[0].claim.release(published=True)
+    claim_of(claimed).release(published=True)
     found = other.result(LONG_S)
     assert isinstance(found, Hit)
     assert found.tier == "remote"
@@ -204,9 +209,7 @@ def test_planted_leases_delay_a_machine_by_the_bound_of_one_wait(
         claimed: list[WaitOutcome | None] = []
         engine = processes[number % 2]
         assert looked_up(engine, claimed, key, bound_s).__class__ is Miss
-        assert claimed[0] is not None
-        assert claimed[0].claim is not None
-        claimed[0].claim.release(published=False)
+        claim_of(claimed).release(published=False)
     assert bound_s <= sum(counts(each)["waited_s"] for each in processes) < 2 * bound_s
     assert "waiting for leases gave no entry" in caplog.text
 
@@ -237,9 +240,7 @@ def test_no_lease_is_written_by_default_or_with_leases_off(
     for options in ({}, {"leases": "off"}):
         claimed: list[WaitOutcome | None] = []
         looked_up(opened("a", **options), claimed)
-        assert claimed[0] is not None
-        assert claimed[0].claim is not None
-        claimed[0].claim.release(published=False)
+        claim_of(claimed).release(published=False)
     assert names(memory) == []
 
 
@@ -257,7 +258,22 @@ def test_no_machine_waits_if_the_bucket_denies_leases(
     claimed: list[WaitOutcome | None] = []
     engine = opened("a", Refusing(memory), leases="on")
     assert isinstance(looked_up(engine, claimed), Miss)
-    assert claimed[0] is not None
-    assert claimed[0].claim is not None
-    assert claimed[0].claim.end_lease is None
+    assert claim_of(claimed).end_lease is None
     assert "no machine waits" in caplog.text
+
+
+# -- in a job of several ranks
+
+
+def test_a_wait_is_bounded_by_the_time_out_of_the_process_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dist = pytest.importorskip("torch.distributed")
+    from torch._C._distributed_c10d import HashStore
+
+    assert group_timeout_s() == math.inf
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=90))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    assert group_timeout_s() == 90
