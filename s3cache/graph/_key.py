@@ -186,8 +186,8 @@ def devices_of(gm: GraphModule, inputs: Sequence[object]) -> set[str]:
 def current_device(devices: set[str]) -> device | None:
     """Return the only accelerator among ``devices`` if it is the current one, else None.
 
-    Code for it differs from code for an equal device only in the index. Each rank of a node has its
-    own device, so keys leave the index out: ``cuda:0`` and ``cuda:3`` share an entry.
+    Code for it differs from code for an equal device only in the index. Each process of a job has
+    its own device, so keys leave the index out: ``cuda:0`` and ``cuda:3`` share an entry.
     """
     import torch
 

@@ -577,7 +577,7 @@ class Compiles:
     def _limit(self, saving: Save) -> None:
         """Note on a result where its code can run, if its key does not say it."""
         device = self._keys.known(saving.key).device or ""
-        if device or internals.is_among_ranks():
+        if device or internals.is_in_job():
             limits = self._events.limit.ask(saving, device)
             if limits is None:
                 raise _unrecorded("where its code can run is not known")
@@ -626,7 +626,7 @@ class Compiles:
         device = self._keys.known(saving.key).device
         for each in outputs or ():
             if device and each.get("device") == device:
-                each["device"] = device.partition(":")[0]  # the current device of the rank
+                each["device"] = device.partition(":")[0]  # the current one of the process
         return outputs
 
     def _saved_whole(self, saving: Save, saved: Saved, entry: Frame) -> None:

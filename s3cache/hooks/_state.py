@@ -276,7 +276,7 @@ class CompileEvents:
         fits: why code with limits cannot be used here as it is; empty if it can.
         load: a function that unpickles code with limits, or returns why it cannot be used here.
         hit: torch has made a callable of an entry.
-        limit: where code can run that was made for a device (or none), or among ranks.
+        limit: where code can run that was made for a device (or none), or in a job.
         saving: torch is about to pickle a result.
         describe: more for the header of an entry.
         saved: an entry was saved, or not; a whole graph is, once Dynamo has accepted its frame.
@@ -313,8 +313,8 @@ class FrameCompile:
 
     Dynamo compares its guards with the user's bounds of sizes after the backend has compiled the
     graph of the frame. The graph of a frame that ends in an error is not saved. (DDPOptimizer
-    splits a frame into several graphs. Other ranks wait for each of them, so each is saved when the
-    next one is looked up.)
+    splits a frame into several graphs. Other processes wait for each of them, so each is saved when
+    the next one is looked up.)
 
     Attributes:
         saves: functions that save what the backend has compiled.

@@ -1,4 +1,4 @@
-"""torch's internals of a compile: keys, entries, sizes and guards, profiles, traces and ranks."""
+"""torch's internals of a compile: keys, entries, sizes and guards, profiles, traces and jobs."""
 
 from __future__ import annotations
 
@@ -550,11 +550,11 @@ def trace_event(event: str, level: str) -> Iterator[dict[str, object]]:
                 end(event, time.time_ns(), about, began_ns, False)
 
 
-# -- ranks, and first calls on fake tensors (DDPOptimizer)
+# -- processes of a job, and first calls on fake tensors (DDPOptimizer)
 
 
 def hits_need_agreement() -> bool:
-    """Return whether ranks must agree on hits, because they exchange data while they compile.
+    """Return whether processes must agree on hits: they exchange data while they compile.
 
     False if torch's own lookups already make them agree.
     """
@@ -562,7 +562,7 @@ def hits_need_agreement() -> bool:
 
 
 def compiles_exchange() -> bool:
-    """Return whether ranks of this job exchange data while they compile, hits or not."""
+    """Return whether processes of this job exchange data while they compile, hits or not."""
     if not any(option.get() for option in names.EXCHANGING):
         return False
     import torch.distributed as dist
@@ -570,7 +570,7 @@ def compiles_exchange() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-#: Namespaces of operators with which ranks exchange data.
+#: Namespaces of operators with which processes exchange data.
 COLLECTIVES = frozenset(
     {
         *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),
@@ -604,16 +604,16 @@ def counted_collectives(operators: Iterable[tuple[str, str]]) -> Counter[str]:
     return Counter(name for name in found if not name.startswith("wait_tensor"))
 
 
-def is_among_ranks() -> bool:
+def is_in_job() -> bool:
     """Return whether this process is one of several that have joined in a job."""
     import torch.distributed as dist
 
     return dist.is_available() and dist.is_initialized()
 
 
-def groups_of_ranks() -> tuple[int, int, object] | None:
-    """Return the rank, the number of ranks, and all groups by name; None outside of a job."""
-    if not is_among_ranks():
+def process_groups() -> tuple[int, int, object] | None:
+    """Return the number of this process, of all, and the groups by name; None outside of a job."""
+    if not is_in_job():
         return None
     import torch.distributed as dist
 

@@ -22,7 +22,7 @@ TRACES = "showing lookups and saves in torch's traces"
 # Their users have a fallback.
 BACKEND = 'backend="s3cache"'
 LOCKDOWN = "private directories for torch's own caches"
-RANKS = "hits where ranks must agree"
+AGREEMENT = "hits on which processes must agree"
 HOLDING = "saving only graphs of frames that Dynamo accepted"
 
 TORCH = "torch"
@@ -110,7 +110,7 @@ SHAPES_OPTIONS = Fields(
     symbol_guard_limit_before_specialize unify_view_symbols_bso_meta use_duck_shape""",
     added={"aggressive_guard_free_semantics": (2, 12), "unify_view_symbols_bso_meta": (2, 13)},
 )
-# Whether ranks exchange data: the last three compare estimates, or graphs with ``spmd_check``.
+# Whether processes exchange data: the last three compare estimates, or graphs with ``spmd_check``.
 EXCHANGING = (
     Flag(f"{_FUNCTORCH}:_sync_decision_cross_ranks"),
     Flag(f"{_INDUCTOR}:distributed_max_autotune_gemm"),
@@ -120,10 +120,10 @@ EXCHANGING = (
 )
 sync_lookups = Flag(f"{_FUNCTORCH}:_sync_cache_decision_cross_ranks", since=(2, 15))
 default_store = Internal[Callable[[], SharedStore]](
-    "torch.distributed.distributed_c10d:_get_default_store", feature=RANKS
+    "torch.distributed.distributed_c10d:_get_default_store", feature=AGREEMENT
 )
-#: The process groups, by object: their names and ranks.
-groups = AnyObject("torch.distributed.distributed_c10d:_world", feature=RANKS)
+#: The process groups, by object: their names and members.
+groups = AnyObject("torch.distributed.distributed_c10d:_world", feature=AGREEMENT)
 ASYNC_COMPILE = "torch._inductor.async_compile"
 #: The threads that wait for compilers.
 compile_pool = AnyObject(f"{ASYNC_COMPILE}:AsyncCompile.pool")

@@ -79,7 +79,7 @@ class Device:
     def _compile_graph(
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
     ) -> CompiledGraph:
-        if internals.groups_of_ranks() is None:
+        if internals.process_groups() is None:
             return original(gm, *args, **kwargs)
         from s3cache.features.device.moving import collectives_in
 

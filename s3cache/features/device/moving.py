@@ -88,7 +88,7 @@ def collectives_in(gm: GraphModule) -> Counter[str]:
 
 def rank_of_process() -> str | None:
     """Return the rank with a digest of all process groups of the job; None outside of a job."""
-    if (groups := internals.groups_of_ranks()) is None:
+    if (groups := internals.process_groups()) is None:
         return None
     rank, size, names = groups
     digest = hashlib.sha256(repr(names).encode()).hexdigest()[:16]

@@ -21,8 +21,8 @@ def outcome(url: str, *, knows_limits: bool, limited: bool = True) -> dict[str, 
     place = "s3cache.features.device.moving"
     with (
         mock.patch("s3cache.hooks._session.features", return_value=some),
-        mock.patch.object(internals, "is_among_ranks", return_value=limited),
-        mock.patch.object(internals, "groups_of_ranks", return_value=groups),
+        mock.patch.object(internals, "is_in_job", return_value=limited),
+        mock.patch.object(internals, "process_groups", return_value=groups),
         mock.patch(f"{place}.collectives_in", return_value={"a collective": 1}),
         s3cache.enabled(url, mode="read-write" if limited else "read-only") as cache,
     ):
