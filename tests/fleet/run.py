@@ -75,10 +75,8 @@ def run(plans: Sequence[Plan], at_once: int = 24) -> Iterator[Outcome]:
 def train(numbers: Iterable[int], seed: int) -> Iterator[Outcome]:
     """Run jobs of torch, one after the other."""
     compiled.put_first()
-    with (
-        tempfile.TemporaryDirectory(prefix="s3c-fleet-") as root,
-        Training(Path(root)) as training,
-    ):
+    with tempfile.TemporaryDirectory(prefix="s3c-fleet-") as root:
+        training = Training(Path(root))
         for number in numbers:
             yield training.run(draw(number, seed))
 

@@ -1,9 +1,6 @@
 """Whole jobs of torch: ranks train with DDP, and one of them has a mishap.
 
-``python -m tests.fleet.training`` launches jobs as torchrun does: when a rank dies, it ends the
-others and starts all ranks again. It reads a job from each line of input, and prints a line for
-each. It forks ranks from a process that has imported torch, because the import takes longer than
-the training.
+torchrun launches the ranks: when one of them dies, it ends the others and starts all again.
 """
 
 from __future__ import annotations
@@ -11,13 +8,9 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
 import signal
-import socket
 import subprocess
 import sys
-import time
-import traceback
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +20,6 @@ from tests.fleet.jobs import DEEDS, PLACES, Control, Mishaps, Outcome, Plan, Pro
 from tests.fleet.steps import STEPS, Steps
 
 _ENDS_WITHIN_S = 900.0
-_ATTEMPTS = 3
 
 
 def draw(number: int, seed: int) -> Plan:
@@ -57,37 +49,36 @@ class Training:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._expected: dict[int, list[Any]] = {}
-        self._launcher: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Training:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
 
     def run(self, plan: Plan) -> Outcome:
         """Carry out a plan, and return its outcome."""
         root, outcome = self._root / f"job-{plan.number}", Outcome(plan.kind, plan.number)
         nodes = plan.node_of_each
-        expected = self._alone(len(nodes))
+        if len(nodes) not in self._expected:
+            alone = self._root / f"alone-{len(nodes)}"
+            self._expected[len(nodes)] = _launch(alone, {"nodes": [0] * len(nodes), "url": ""})
         node_dirs = [root / f"n{number}" for number in range(len(plan.nodes))]
         for node_dir in node_dirs:
             node_dir.mkdir(parents=True)
         url = f"file://{root / 'bucket'}?create=1"
         leases = "on" if plan.where == "nodes" else "off"
-        config = {"url": url, "wait_s": plan.wait_s, "leases": leases}
+        config = {"url": url, "wait_s": plan.wait_s, "leases": leases, "nodes": nodes}
         with ExitStack() as stack:
             mishaps = Mishaps(plan, node_dirs)
             stack.callback(mishaps.end)
             control = stack.enter_context(Control(root / "control", plan, mishaps))
-            answer = self._launch(root, {**config, "nodes": nodes, "control": control.path})
-            mishaps.end()
-            if answer is None:
-                outcome.hangs.append(f"the job runs after {_ENDS_WITHIN_S:.0f} s")
+            try:
+                restarts = int(plan.deed == "kill" or plan.ends)  # of one rank, once
+                losses = _launch(root, {**config, "control": control.path}, restarts)
+            except subprocess.TimeoutExpired as exc:
+                outcome.hangs.append(str(exc))
                 return outcome
-            outcome.failed += answer["failed"]
-            if answer["losses"] != expected:
-                outcome.wrong.append(f"{answer['losses']} and not {expected}")
+            except RuntimeError as exc:
+                outcome.failed.append(str(exc))
+                losses = []
+            mishaps.end()
+            if losses != self._expected[len(nodes)]:
+                outcome.wrong.append(f"{losses} and not {self._expected[len(nodes)]}")
             outcome.judge_waits(control, plan.wait_s)
             keys = {each["key"] for each in control.of("saved") if each["level"] == "aot"}
             settled = {"url": url, "disks": [str(node_dir / "tier") for node_dir in node_dirs]}
@@ -96,111 +87,46 @@ class Training:
             outcome.lost += keys - {each["key"] for each in control.of("stored")}
         return outcome
 
-    def _alone(self, ranks: int) -> list[Any]:
-        """Return the losses of each rank without s3cache."""
-        if ranks not in self._expected:
-            answer = self._launch(self._root / f"alone-{ranks}", {"nodes": [0] * ranks, "url": ""})
-            assert answer is not None
-            assert not answer["failed"], answer
-            self._expected[ranks] = answer["losses"]
-        return self._expected[ranks]
 
-    def _launch(self, root: Path, config: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the launcher's answer for a job; None if the job does not end."""
-        root.mkdir(parents=True, exist_ok=True)
-        launcher = self._launcher = self._launcher or self._start()
-        assert launcher.stdin is not None
-        assert launcher.stdout is not None
-        launcher.stdin.write(json.dumps({"root": str(root), **config}) + "\n")
-        launcher.stdin.flush()
-        if not select.select([launcher.stdout], [], [], _ENDS_WITHIN_S)[0]:
-            self._end()
-            return None
-        answer: dict[str, Any] = json.loads(launcher.stdout.readline())
-        return answer
+def _launch(root: Path, config: dict[str, Any], restarts: int = 0) -> list[Any]:
+    """Run the ranks of a job with torchrun; return the losses of each.
 
-    def _start(self) -> subprocess.Popen[str]:
-        kept = ("PATH", "LD_LIBRARY_PATH", "LANG", "CC", "CXX")
-        environment = {name: os.environ[name] for name in kept if name in os.environ}
-        environment |= {"HOME": str(self._root), "TMPDIR": str(self._root), "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.fleet.training"],
-            env=environment,
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # its ranks end with it
-        )
-
-    def _end(self) -> None:
-        launcher, self._launcher = self._launcher, None
-        if launcher is not None:
+    Raises:
+        RuntimeError: a rank failed, other than by being killed or as the victim of one.
+        subprocess.TimeoutExpired: the job does not end.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    count = len(config["nodes"])
+    kept = ("PATH", "LD_LIBRARY_PATH", "LANG", "CC", "CXX")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    environment |= {"HOME": str(root), "TMPDIR": str(root), "OMP_NUM_THREADS": "1"}
+    launcher = ["torch.distributed.run", "--standalone", "--max-restarts", str(restarts)]
+    job = ["-m", "tests.fleet.training", json.dumps({"root": str(root), **config})]
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", *launcher, "--nproc-per-node", str(count), *job],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # its ranks end with it
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=_ENDS_WITHIN_S)
+        finally:
             with suppress(ProcessLookupError):
-                os.killpg(launcher.pid, signal.SIGKILL)
-            launcher.communicate()
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        raise RuntimeError(printed[-3000:])
+    return [json.loads((root / f"{number}.json").read_text()) for number in range(count)]
 
 
-# -- the launcher
+# -- a rank
 
 
-def launch(config: dict[str, Any]) -> dict[str, Any]:
-    """Run the ranks of a job; start all of them again if one is killed."""
-    root, count = Path(config["root"]), len(config["nodes"])
-    failed: list[str] = []
-    for _ in range(_ATTEMPTS):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        ranks = {_forked(config, rank, port): rank for rank in range(count)}
-        statuses: dict[int, int] = {}
-        ends_at = float("inf")  # other ranks notice a death, and fail, within this time
-        while len(statuses) < count:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid in ranks:
-                statuses[pid] = os.waitstatus_to_exitcode(status)
-                if statuses[pid]:
-                    ends_at = min(ends_at, time.monotonic() + 1)
-            elif time.monotonic() > ends_at:
-                was_killed = -signal.SIGKILL in statuses.values()
-                for each in ranks.keys() - statuses.keys():
-                    os.kill(each, signal.SIGKILL)
-                    os.waitpid(each, 0)
-                    statuses[each] = 0
-                if not was_killed:
-                    break
-            else:
-                time.sleep(0.02)
-        if not any(statuses.values()):
-            losses = [json.loads((root / f"{rank}.json").read_text()) for rank in range(count)]
-            return {"losses": losses, "failed": failed}
-        if -signal.SIGKILL not in statuses.values():
-            logs = [(root / f"{rank}.log").read_text(errors="replace") for rank in range(count)]
-            failed += [log[-3000:] for log in logs if "Traceback" in log] or [str(statuses)]
-            break
-    return {"losses": [], "failed": failed or [f"killed in each of {_ATTEMPTS} attempts"]}
-
-
-def _forked(config: dict[str, Any], number: int, port: int) -> int:
-    if child := os.fork():
-        return child
-    status = 1
-    try:
-        root, count = Path(config["root"]), str(len(config["nodes"]))
-        log = os.open(root / f"{number}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        for fd in (1, 2):
-            os.dup2(log, fd)
-        os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=count)
-        os.environ.update(LOCAL_WORLD_SIZE=count, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        rank(config, number)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
-
-
-def rank(config: dict[str, Any], number: int) -> None:
+def rank(config: dict[str, Any]) -> None:
     """Train for three steps, and write the losses to a file."""
+    number = int(os.environ["RANK"])
     root, node = Path(config["root"]), config["nodes"][number]
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(root / f"n{node}" / "inductor")
     import torch
@@ -243,7 +169,4 @@ def rank(config: dict[str, Any], number: int) -> None:
 
 
 if __name__ == "__main__":
-    import torch._inductor.compile_fx  # noqa: F401 - for the ranks
-
-    for _line in sys.stdin:
-        print(json.dumps(launch(json.loads(_line))), flush=True)
+    rank(json.loads(sys.argv[1]))

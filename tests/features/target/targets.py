@@ -45,10 +45,10 @@ def description() -> dict[str, Any]:
     """Return a description, and the error here for each change of it."""
     standin.install()
     from s3cache import ConfigError
-    from s3cache.features.target.description import describe, stand_in
+    from s3cache.features.target.description import stand_in, target
 
     with standin.tensors():
-        described = describe()
+        described = target()
     refusals = {}
     for what, (part, name, value) in CHANGES.items():
         other = {**described, part: {**described[part], name: value}}
