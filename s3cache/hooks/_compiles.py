@@ -135,7 +135,7 @@ class Compile:
         self._before = _counts(context)
         self._until: tuple[int, int] | None = None
         self._dynamos = len(context.guards_context.dynamo_guards)
-        self._strays = False  # whether Dynamo added guards of its own
+        self._strays = False  # whether Dynamo added guards
         # The outputs of a first call on fake tensors, if there was one.
         self.outputs: list[OutputDescription] | NotSharableError | None = None
 
@@ -282,10 +282,6 @@ class Compiles:
             lookup.record_error(exc)
             self._bypasses.failed(logger, "a graph will not be cached as a whole", exc)
 
-    def is_compiling_entry(self) -> bool:
-        """Return whether the current compile will be part of an entry."""
-        return isinstance(self._current()[1], Compile)
-
     def is_in_torchs_entry(self) -> bool:
         """Return whether an entry of torch, for a graph without a key of ours, names the FX graph.
 
@@ -316,7 +312,7 @@ class Compiles:
 
     def current(self) -> Compile | None:
         """Return the current compile, if it will be an entry of ours."""
-        compile_ = self._current()[1]
+        compile_ = self._current()[1] if self.contexts else None  # a hit alone needs no call
         return compile_ if isinstance(compile_, Compile) else None
 
     def _compile_of(self, key: str) -> Compile | None:
@@ -515,14 +511,14 @@ class Compiles:
                 otherwise()
             return
         (entry,) = ready
-        frame = self._state.frame
+        frame, compile_ = self._state.frame, self._compile_of(key)
         save = partial(
             self._save_entry,
             saving,
             entry,
             otherwise,
             delayed=saving.is_delayed and not self._events.is_awaited.ask(saving),
-            once=saving.level is AOT and self._was_absent(key),
+            once=saving.level is AOT and compile_ is not None and compile_.was_absent,
             asked={level.name: internals.tiers_asked(level.name).remote for level in LEVELS},
             replaces=self.replaced.pop(key, ()),
         )
@@ -569,10 +565,6 @@ class Compiles:
                 otherwise()
             except Exception:  # as torch does when it writes there itself
                 logger.info("torch's own directory cannot be written", exc_info=True)
-
-    def _was_absent(self, key: str) -> bool:
-        compile_ = self._compile_of(key)
-        return compile_ is not None and compile_.was_absent
 
     def _limit(self, saving: Save) -> None:
         """Note on a result where its code can run, if its key does not say it."""

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from s3cache.errors import ConfigError, StoreError
@@ -29,7 +29,6 @@ from s3cache.util.logs import logger_of
 from s3cache.util.threads import DeadlineExecutor, close_unshared
 
 if TYPE_CHECKING:
-    from s3cache.cache import Engine
     from s3cache.torch_api.protocols import Function
 
 logger = logger_of("trust")
@@ -77,24 +76,26 @@ def _digest(key: str, fingerprint: str) -> str:
     return hashlib.sha256(f"{key} {fingerprint}".encode()).hexdigest()
 
 
-def _read(directory: str) -> dict[str, object]:
+@contextlib.contextmanager
+def _opened(directory: str, flags: int) -> Iterator[int]:
     place = Directory.at(directory)
-    fd = place.open_private(_FILE, os.O_RDONLY | os.O_NONBLOCK)
+    fd = place.open_private(_FILE, flags)
     try:
-        known = json.loads(os.read(fd, _MAX_BYTES))
+        yield fd
     finally:
         close_unshared(fd)
+
+
+def _read(directory: str) -> dict[str, object]:
+    with _opened(directory, os.O_RDONLY) as fd:
+        known = json.loads(os.read(fd, _MAX_BYTES))
     return known if isinstance(known, dict) else {}
 
 
 def _write(directory: str, content: bytes) -> None:
-    place = Directory.at(directory)
-    fd = place.open_private(_FILE, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK)
-    try:
+    with _opened(directory, os.O_WRONLY | os.O_CREAT) as fd:
         os.ftruncate(fd, 0)
         os.write(fd, content)
-    finally:
-        close_unshared(fd)
 
 
 def listing_of(root: str, known: object = None) -> Listing:
@@ -138,11 +139,11 @@ def fingerprint_of(listing: Listing) -> str:
 # -- torch's caches, if only signed entries may be used
 
 
-def lock_down(engine: Engine, patches: Patches, *, supported: bool = True) -> None:
+def lock_down(policy: str, patches: Patches, *, supported: bool = True) -> None:
     """Keep torch from using unsigned files; if this fails, turn its caches off."""
     try:
         if supported:
-            install_lockdown(engine.policy.digest, patches)
+            install_lockdown(policy, patches)
             return
     except Exception:
         patches.close()

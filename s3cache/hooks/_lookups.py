@@ -105,9 +105,6 @@ class Lookups:
 
     # -- whole graphs
 
-    def _is_compiling_entry(self) -> bool:
-        return bool(self.compiles.contexts) and self.compiles.is_compiling_entry()
-
     @around(internals.try_load)
     def _try_load(
         self,
@@ -348,7 +345,7 @@ class Lookups:
 
     @around(internals.should_bundle, internals.should_bundle_compiled)
     def _should_bundle(self, asked: Callable[[], bool]) -> bool:
-        return self._is_compiling_entry() or asked()
+        return self.compiles.current() is not None or asked()
 
     # -- FX graphs
 
@@ -403,7 +400,7 @@ class Lookups:
                 lookup.reject(exc)
                 graph, info = None, {}
             finally:
-                self._ended(lookup, of_whole=self._is_compiling_entry())
+                self._ended(lookup, of_whole=self.compiles.current() is not None)
             self._raise_of(lookup)
             if graph is None:
                 self._refuse_compile()
@@ -464,7 +461,7 @@ class Lookups:
             if lookup is not None and limits is not None:
                 why = self._events.fits.ask(limits)
                 if why != "":
-                    lookup.rejected.append(partial(_why_unusable, why))
+                    lookup.reject_unread(why)
                     continue
             if lookup is None or not any(_misfits(lookup, candidate[0])()):
                 yield candidate
@@ -493,7 +490,7 @@ class Lookups:
                         load = self._events.load.ask(limits, content)
                     loaded = None if load is None else load()
                     if loaded is None or isinstance(loaded, str):
-                        lookup.rejected.append(partial(_why_unusable, loaded))
+                        lookup.reject_unread(loaded)
                         continue
                     result = cast("Result", loaded)
                     if not isinstance(result, level.result.get()):
@@ -576,10 +573,6 @@ class Lookups:
 def _only_if_asked(level: Level, original: Callable[[], object]) -> object:
     """Return torch's own remote cache if its options enable it."""
     return original() if level.uses_torchs_remote.get()() else None
-
-
-def _why_unusable(why: str | None) -> list[str]:
-    return [why or "nothing here knows where its code can run"]
 
 
 def _misfits(lookup: Lookup, result: Result) -> Callable[[], Iterable[str]]:

@@ -75,9 +75,10 @@ class Session:
             undo.callback(self._patches.close)
             undo.callback(watch_registrations(self._early_failures.append))
         if engine.policy.level == "require":
-            lock = functools.partial(lock_down, engine, self._locked, supported=supported)
+            policy, locked = engine.policy.digest, self._locked
+            lock = functools.partial(lock_down, policy, locked, supported=supported)
             undo.callback(when_imported(internals.CODE_CACHES, lock))
-            lock_triton = functools.partial(lock_down_triton, engine.policy.digest, self._locked)
+            lock_triton = functools.partial(lock_down_triton, policy, locked)
             undo.callback(when_imported(internals.TRITON, lock_triton))
         if supported:
             for feature in features():
@@ -115,7 +116,7 @@ class Session:
         except Exception as exc:
             self._patches.close()
             if self.engine.policy.level == "require":
-                lock_down(self.engine, self._locked, supported=False)
+                lock_down(self.engine.policy.digest, self._locked, supported=False)
             if self.engine.settings.strict:
                 raise
             logger.warning(

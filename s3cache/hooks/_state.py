@@ -231,6 +231,10 @@ class Lookup(CacheCall):
         self.entries.reject(self.hit, error)
         self.withdraw()
 
+    def reject_unread(self, why: str | None) -> None:
+        """Leave an entry to others: its code cannot be used here."""
+        self.rejected.append(lambda: [why or "nothing here knows where its code can run"])
+
     def hit_of(self, result: object) -> Hit | None:
         """Return the entry that ``result`` was unpickled from, if it is ours."""
         return self.hit if self.result is result else None
