@@ -133,19 +133,19 @@ def _traced(function: Any) -> Any:
 # -- ways to keep them
 
 
-def _save_standalone(function: Any, path: Path, form: str = "binary", **options: Any) -> None:
+def _save_standalone(function: Any, path: Path, **options: Any) -> None:
     inductor: Any = torch._inductor
     graph = _traced(function)
     inputs = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
     compiled = inductor.standalone_compile(
         graph, inputs, dynamic_shapes="from_graph", options={}, **options
     )
-    compiled.save(path=str(path), format=form)
+    compiled.save(path=str(path), format="binary")
 
 
-def _use_standalone(path: Path, _: Any, form: str = "binary") -> Any:
+def _use_standalone(path: Path, _: Any) -> Any:
     inductor: Any = torch._inductor
-    return inductor.CompiledArtifact.load(path=str(path), format=form)(example())[0]
+    return inductor.CompiledArtifact.load(path=str(path), format="binary")(example())[0]
 
 
 def _save_compiled(function: Any, path: Path) -> None:
@@ -208,10 +208,6 @@ def _use_package(path: Path, _: Any) -> Any:
 #: For each way, a function that keeps a graph at a path, and one that uses it in another process.
 WAYS: dict[str, tuple[Callable[[Any, Path], None], Callable[[Path, Any], Any]]] = {
     "standalone.bin": (_save_standalone, _use_standalone),
-    "standalone unpacked": (
-        lambda function, path: _save_standalone(function, path, "unpacked"),
-        lambda path, function: _use_standalone(path, function, "unpacked"),
-    ),
     "standalone aot": (
         lambda function, path: _save_standalone(function, path, aot=True),
         _use_standalone,

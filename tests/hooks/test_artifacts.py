@@ -18,7 +18,7 @@ from tests.support.sites import Site
 pytestmark = pytest.mark.timeout(900)
 
 GRAPHS = ["plain", "half", "custom", "replaced"]
-OF_GRAPHS = ["standalone.bin", "standalone unpacked", "standalone aot", "aot_compile", "caches"]
+OF_GRAPHS = ["standalone.bin", "standalone aot", "aot_compile", "caches"]
 
 
 @pytest.mark.parametrize(

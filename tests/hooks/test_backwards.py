@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch._functorch._aot_autograd.aot_autograd_result import serialize_graph_module
+from torch._inductor import config as inductor
 from torch.fx import Graph, GraphModule
 
+from s3cache.hooks import _again, _rebuild
 from s3cache.hooks._again import deserialize_backward
 from s3cache.hooks._state import Patches
 from s3cache.torch_api import internals
+from tests.hooks.jobs import account, machine_here
 from tests.support.marks import slow
 from tests.support.sites import Site
 
@@ -56,7 +62,7 @@ def test_a_backward_is_lowered_under_the_settings_of_its_own_program(site: Site)
         *({"site": "e", **sliced}, {"site": "e", **sliced, **strict}),
     ]
     remote = f"file://{site.root}/remotes"
-    ran = site.machine("one").run("guard_programs:backwards", remote, steps)
+    ran = site.machine("one").run("test_backwards:backwards", remote, steps)
     found: dict[str, Any] = dict(zip(names, ran, strict=True))
 
     def outcome(name: str) -> tuple[int, int, int]:
@@ -96,7 +102,7 @@ def test_ranks_lower_backwards_early_without_an_effect_on_the_program(site: Site
         *({"site": "d", **times, "kept": True}, {"site": "e", "late": True}),
     ]
     rank = site.machine("one", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", RANK="0")
-    ran = rank.run("guard_programs:backwards", f"file://{site.root}/remotes", steps)
+    ran = rank.run("test_backwards:backwards", f"file://{site.root}/remotes", steps)
     found: dict[str, Any] = dict(zip(names, ran, strict=True))
 
     def outcome(name: str) -> tuple[int, int, int, int]:
@@ -150,3 +156,82 @@ def test_random_numbers_are_drawn_in_every_call() -> None:
     module, again = kept.deserialize(), kept.deserialize()  # asked for more than once
     assert module.code == again.code
     assert not torch.equal(module(torch.ones(4)), module(torch.ones(4)))
+
+
+# -- jobs with compiled code that relies on more than its key
+
+
+def cubed(x: Any) -> Any:
+    return (x.half() * x.half() * 1.1).float().sin() * x
+
+
+def times(x: Any) -> Any:
+    """A program with a backward that reuses the memory of saved tensors."""
+    return (x @ x.t()).tanh() @ x
+
+
+def sliced(x: Any) -> Any:
+    """A program with a backward that begins with zeros, which have no inputs."""
+    return (x[:3].half() * x[1:4].half() * 1.1).float().sin() * x[:3]
+
+
+PROGRAMS = {each.__name__: each for each in (cubed, times, sliced)}
+
+
+def backwards(remote: str, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Take training steps, each on a fresh machine, with the remote at ``remote/SITE``.
+
+    In a step, ``casts`` is a setting during its backward, ``fault`` names a function that fails
+    then, ``late`` keeps the backward from being lowered early, ``kept`` runs two backwards, and
+    ``options`` gives options to ``torch.compile``.
+    """
+    seen: list[str] = []
+    logger = logging.getLogger("s3cache")
+    logger.setLevel(logging.INFO)
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    found = []
+    for number, step in enumerate(steps):
+        seen.clear()
+        site = step.pop("site")
+        with machine_here(f"{remote}/{site}?create=1", f"{number}") as cache:
+            grad = _step(**step)
+            cache.flush()
+            counts = account(cache)
+        found.append(
+            {
+                "grad": grad,
+                "again": sum("lowered again, under" in line for line in seen),
+                "uncompiled": sum("runs uncompiled" in line for line in seen),
+                "hits": sum(counts["hits"].values()),
+                "second level hits": counts["inductor"].get("fxgraph_cache_hit", 0),
+                "lowered": counts["inductor"].get("fxgraph_cache_miss", 0),
+                "saved": counts["saved"],
+            }
+        )
+    return found
+
+
+def _step(
+    casts: bool = False,
+    kept: bool = False,
+    fault: str = "",
+    late: bool = False,
+    options: bool = False,
+    program: str = "cubed",
+) -> Any:
+    given = {"options": {"max_fusion_size": 3}} if options else {}
+    compiled: Any = torch.compile(PROGRAMS[program], **given)  # type: ignore[call-overload]
+    x = torch.linspace(-2, 3, 48).view(6, 8).requires_grad_()
+    injected = OSError("injected")
+    with patch.object(internals, "copied", side_effect=injected) if late else nullcontext():
+        out = compiled(x)
+    owner = _again if fault == "_new_trace" else _rebuild
+    broken = patch.object(owner, fault, side_effect=injected) if fault else nullcontext()
+    with inductor.patch(emulate_precision_casts=casts), broken:
+        out.sum().backward(retain_graph=kept)
+        if kept:
+            out.sum().backward()
+    assert x.grad is not None
+    return x.grad.tolist()

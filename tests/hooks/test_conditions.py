@@ -28,7 +28,6 @@ from s3cache.hooks._rebuild import (
 )
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import AOTResult
-from tests.hooks.conditions import NOTHING
 from tests.support.marks import slow
 from tests.support.sites import Site
 
@@ -333,3 +332,16 @@ def _guards_added() -> int:
         sizes.append(shapes.create_symintnode(symbol, hint=value, source=source))
     assert shapes.evaluate_guards_expression(_GUARD, sizes)
     return len(shapes.guards)
+
+
+# -- conditions of entries: requirements of their code beside their keys
+
+
+#: Conditions of an entry that relies on nothing.
+NOTHING: dict[str, Any] = {
+    "guards": [],
+    "sizes": [],
+    "places": None,
+    "lowered": None,
+    "of_threads": True,
+}

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 from typing import Any
 
 import pytest
+import torch
 
-from s3cache.torch_api import internals
+import s3cache
+from s3cache.errors import UnsupportedTorchError
+from s3cache.settings import WATCHED
+from s3cache.torch_api import Fields, Internal, declarations, internals
+from tests.hooks.jobs import account
 from tests.support.marks import nightly, slow
 from tests.support.sites import Site
 
@@ -37,7 +45,7 @@ def check(found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("step", [20, pytest.param(1, marks=nightly)])
 def test_a_missing_name_turns_off_a_feature_or_the_cache(step: int, site: Site) -> None:
-    ran = site.machine("one").run("lacking:names", site.url, step)
+    ran = site.machine("one").run("test_lacking:names", site.url, step)
     features = {each["feature"] for each in ran}
     assert features > {"", *(USED if step == 1 else ())}
     for found in ran:
@@ -47,7 +55,7 @@ def test_a_missing_name_turns_off_a_feature_or_the_cache(step: int, site: Site) 
 @slow
 def test_a_newer_torch_is_tried(site: Site) -> None:
     """It hits, and warns once that this release is untested."""
-    ran = site.machine("one").run("lacking:newer", site.url)
+    ran = site.machine("one").run("test_lacking:newer", site.url)
     assert ran["right"]
     assert sum(ran["hits"].values()) == 1
     (warning,) = ran["warned"]
@@ -57,10 +65,75 @@ def test_a_newer_torch_is_tried(site: Site) -> None:
 @slow
 def test_a_newer_torch_that_lacks_a_name_compiles_without_a_cache(site: Site) -> None:
     """Also if it lacks an attribute. s3cache does not check attributes of a known release."""
-    ran = site.machine("one").run("lacking:newer", site.url, "nonsense")
+    ran = site.machine("one").run("test_lacking:newer", site.url, "nonsense")
     assert ran["right"]
     assert sum(ran["hits"].values()) == 0
     assert ran["warned"]
     for warning in ran["warned"]:
         assert "it compiles without a cache" in warning
         assert "lacks torch._guards:Guard .nonsense" in warning
+
+
+# -- jobs with a torch that lacks a name that s3cache uses, or with a torch that is too new
+
+
+def product(x: Any, y: Any) -> Any:
+    """A graph that Inductor compiles without a C++ compiler."""
+    return (x @ y).t()
+
+
+class Warnings(logging.Handler):
+    """A handler that collects the warnings of s3cache."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+        logging.getLogger("s3cache").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def _compiled(url: str, **options: Any) -> dict[str, Any]:
+    """Compile the graph; return whether it equals eager mode, and the counts."""
+    torch.compiler.reset()
+    x = torch.arange(9.0).reshape(3, 3)
+    with s3cache.enabled(url, **options) as cache:
+        is_right = torch.allclose(torch.compile(product)(x, x), product(x, x))
+        return {**account(cache), "right": is_right}
+
+
+def names(url: str, step: int) -> list[dict[str, Any]]:
+    """Look up an entry without each ``step``-th name of torch; return the outcomes."""
+    os.environ[WATCHED] = "1"  # every feature is in use
+    warnings = Warnings()
+    _compiled(url)
+    internals = [each for each in declarations if isinstance(each, Internal) and each.expected]
+    optional = [each for each in internals if each.feature]
+    found = []
+    for internal in [*optional, *(each for each in internals if not each.feature)][::step]:
+        place, internal.place = internal.place, "torch._guards:nonsense"
+        with contextlib.suppress(UnsupportedTorchError):
+            internal.bind()
+        warnings.messages.clear()
+        try:
+            ran = _compiled(url)
+            outcome = {"hits": sum(ran["hits"].values()), "right": ran["right"]}
+        except Exception as exc:
+            outcome = {"raised": repr(exc)}
+        finally:
+            internal.place = place
+            internal.bind()
+        warned = list(warnings.messages)
+        found.append({"name": place, "feature": internal.feature, "warned": warned, **outcome})
+    return found
+
+
+def newer(url: str, lacks: str = "") -> dict[str, Any]:
+    """Compile with a torch newer than any tested one; guards lack the attribute ``lacks``."""
+    warnings = Warnings()
+    internals.OLDEST, internals.NEWEST = (2, 9), (2, 10)
+    if lacks:
+        Fields("torch._guards:Guard", lacks)
+    _compiled(url)
+    return {**_compiled(url), "warned": warnings.messages}

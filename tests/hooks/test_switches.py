@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+import torch
+
+import s3cache
 from s3cache import frame
 from tests.support.marks import slow
 from tests.support.sites import Site
@@ -84,19 +88,46 @@ def test_switches_of_torchs_remote_caches(site: Site) -> None:
 
 def test_a_program_that_must_not_compile_ends_at_its_first_miss(site: Site) -> None:
     """The error names the graph, the nearest entry, and the difference."""
-    first = site.machine("first").run("on_miss:step", site.url, [8], "wait")
+    first = site.machine("first").run("test_switches:step", site.url, [8], "wait")
     assert isinstance(first[0], float)
-    found, missed = site.machine("second").run("on_miss:step", site.url, [8, 24], "error")
+    found, missed = site.machine("second").run("test_switches:step", site.url, [8, 24], "error")
     assert found == first[0]
     assert "on_miss is error" in missed
-    assert "on_miss.py:" in missed
+    assert "test_switches.py:" in missed
     assert "nearest:" in missed
     assert "24" in missed
 
 
 @slow
 def test_the_error_names_the_operator_that_differs(site: Site) -> None:
-    site.machine("first").run("on_miss:step", site.url, [8], "compile")
-    (other,) = site.machine("second").run("on_miss:step", site.url, [8], "error", "tan")
+    site.machine("first").run("test_switches:step", site.url, [8], "compile")
+    (other,) = site.machine("second").run("test_switches:step", site.url, [8], "error", "tan")
     assert "tan" in other
     assert len(site.entries()) == 1
+
+
+# -- a program that must not compile: ``on_miss=error``
+
+
+def step(url: str, sizes: list[int], on_miss: str, operator: str = "sin") -> list[Any]:
+    """Run a training step of each size; return the sum of its gradient, or its error."""
+    found: list[Any] = []
+    with s3cache.enabled(url, on_miss=on_miss) as cache:  # type: ignore[arg-type]
+
+        @torch.compile(dynamic=False)
+        def function(x: Any) -> Any:
+            return getattr(torch, operator)(x).cos() * x
+
+        for size in sizes:
+            x = torch.linspace(0, 1, size, requires_grad=True)
+            try:
+                function(x).sum().backward()
+                assert x.grad is not None
+                found.append(round(float(x.grad.sum()), 4))
+            except Exception as exc:
+                cause: BaseException | None = exc
+                while cause is not None and not isinstance(cause, s3cache.MissError):
+                    cause = cause.__cause__ or getattr(cause, "inner_exception", None)
+                found.append(str(cause))
+        cache.flush(60)
+    return found
