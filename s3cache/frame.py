@@ -210,25 +210,31 @@ def encode(
     payload: list[Buffer] = []
     for name, raw in views.items():
         stored: Buffer = raw
-        used = "none"
         if codec == "zstd":
             packed = compressor.compress(raw)
-            if len(packed) < len(raw) <= _max_raw(len(packed)):
-                stored, used = packed, "zstd"
+            stored = packed if len(packed) < len(raw) <= _max_raw(len(packed)) else raw
+        used = "none" if stored is raw else "zstd"
         rows.append([name, used, len(stored), len(raw), _sha256(stored).digest()])
         payload.append(stored)
-    header = _pack_header(
-        {
-            "kind": kind,
-            "key": key,
-            "variant": variant,
-            "schema": schema,
-            "created_ns": time.time_ns() if created_ns is None else created_ns,
-            "producer": f"s3cache/{__version__}",
-            "meta": dict(meta or {}),
-            "sections": rows,
-        }
-    )
+    content = {
+        "kind": kind,
+        "key": key,
+        "variant": variant,
+        "schema": schema,
+        "created_ns": time.time_ns() if created_ns is None else created_ns,
+        "producer": f"s3cache/{__version__}",
+        "meta": dict(meta or {}),
+        "sections": rows,
+    }
+    try:
+        header = _pack(content)
+        if len(header) > MAX_HEADER_BYTES:
+            raise _bad_header(f"it takes {len(header)} bytes, more than {MAX_HEADER_BYTES}")
+        _parse_header(memoryview(header))  # as a reader will
+    except (CorruptError, TypeError, ValueError, OverflowError) as exc:
+        problem = exc.problem if isinstance(exc, CorruptError) else str(exc)
+        fix = "use printable ASCII in names, plain values in meta, and sections for all else"
+        raise ConfigError("frame header", problem, fix) from None
     digest = _sha256(_FIELDS.pack(MAGIC, VERSION, 0, len(header)) + header).digest()
     return _join(b"", digest, header, payload)
 
@@ -247,17 +253,10 @@ def signed(entry: Frame, sign: Callable[[bytes], bytes]) -> bytes:
 
 def with_variant(entry: Frame, variant: str) -> Frame:
     """Return an unsigned entry with the content of ``entry`` and another variant."""
-    header = entry.header
-    return decode(
-        encode(
-            kind=header.kind,
-            key=header.key,
-            variant=variant,
-            schema=header.schema,
-            sections={name: entry.section(name) for name in entry.names},
-            meta=header.meta,
-        )
-    )
+    names = ("kind", "key", "schema", "meta")
+    same: dict[str, Any] = {name: getattr(entry.header, name) for name in names}
+    sections = {name: entry.section(name) for name in entry.names}
+    return decode(encode(**same, variant=variant, sections=sections))
 
 
 def _join(signatures: bytes, digest: bytes, header: Buffer, payload: list[Buffer]) -> bytes:
@@ -265,20 +264,6 @@ def _join(signatures: bytes, digest: bytes, header: Buffer, payload: list[Buffer
     chunks = [prelude, digest, signatures, header, *payload]
     _check_size("frame", sum(map(len, chunks)), MAX_FRAME_BYTES)
     return b"".join(chunks)
-
-
-def _pack_header(content: dict[str, Any]) -> bytes:
-    """Return the bytes of a header that :func:`decode` reads."""
-    try:
-        header = _pack(content)
-        if len(header) > MAX_HEADER_BYTES:
-            raise _bad_header(f"it takes {len(header)} bytes, more than {MAX_HEADER_BYTES}")
-        _parse_header(memoryview(header))
-    except (CorruptError, TypeError, ValueError, OverflowError) as exc:
-        problem = exc.problem if isinstance(exc, CorruptError) else str(exc)
-        fix = "use printable ASCII in names, plain values in meta, and sections for all else"
-        raise ConfigError("frame header", problem, fix) from None
-    return header
 
 
 def _check_size(thing: str, size: int, most: int) -> None:

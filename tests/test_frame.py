@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -97,36 +98,30 @@ def test_an_absent_section_raises_a_key_error_with_its_name() -> None:
         decode(small_frame()).section("absent")
 
 
-class TestCopies:
-    SIZE = 8 << 20
+def test_an_uncompressed_section_is_a_read_only_view_of_the_input() -> None:
+    data = bytearray(encode(kind="t", key="k", sections={"s": NOISE}))
+    found = decode(data)
+    view = found.section("s")
+    assert found.data is data
+    assert isinstance(view, memoryview)
+    assert (view.obj is data, view.readonly, view) == (True, True, NOISE)
 
-    def test_an_uncompressed_section_is_a_read_only_view_of_the_input(self) -> None:
-        data = bytearray(encode(kind="t", key="k", sections={"s": NOISE}))
-        found = decode(data)
-        view = found.section("s")
-        assert found.data is data
-        assert isinstance(view, memoryview)
-        assert view.obj is data
-        assert view.readonly
-        assert view == NOISE
 
-    def peak_of(self, call: Any, *args: Any, **kwargs: Any) -> int:
+def test_encode_copies_the_payload_once_and_decode_copies_no_data() -> None:
+    def peak_of(call: Callable[[], object]) -> int:
         tracemalloc.start()
         try:
-            result = call(*args, **kwargs)
-            del result
+            call()
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
 
-    def test_encode_copies_the_payload_once(self) -> None:
-        sections = {"a": bytes(self.SIZE), "b": bytes(self.SIZE)}
-        peak = self.peak_of(encode, kind="t", key="k", sections=sections, codec="none")
-        assert peak < 2.1 * self.SIZE
-
-    def test_decode_and_section_copy_no_data(self) -> None:
-        data = encode(kind="t", key="k", sections={"s": bytes(self.SIZE)}, codec="none")
-        assert self.peak_of(lambda: decode(data).section("s")) < self.SIZE / 16
+    size = 8 << 20
+    plain: dict[str, Any] = {"kind": "t", "key": "k", "codec": "none"}
+    sections = {"a": bytes(size), "b": bytes(size)}
+    assert peak_of(lambda: encode(**plain, sections=sections)) < 2.1 * size
+    data = encode(**plain, sections=sections)
+    assert peak_of(lambda: decode(data).section("a")) < size / 16
 
 
 LOOP: list[Any] = []

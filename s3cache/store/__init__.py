@@ -27,7 +27,6 @@ from s3cache.store._base import RetryPolicy as RetryPolicy
 from s3cache.store._base import Store as Store
 from s3cache.store._base import WrapperStore as WrapperStore
 from s3cache.store._base import check_key as check_key
-from s3cache.store._base import is_key as is_key
 from s3cache.store._base import os_errors as os_errors
 from s3cache.store._file import Directory as Directory
 from s3cache.store._file import FileStore as FileStore

@@ -262,13 +262,12 @@ class MemoryStore(Store):
 
     async def get(self, key: str, accept_size: AcceptSize | None = None) -> Any:
         data, _ = self._objects.get(check_key(key), (None, 0.0))
-        if data is None or accept_size is None or accept_size(len(data)):
-            return data
-        return NotAccepted(len(data))
+        is_wanted = data is None or accept_size is None or accept_size(len(data))
+        return data if is_wanted else NotAccepted(len(data or b""))
 
     async def get_range(self, key: str, start: int, length: int) -> Buffer | None:
         check_range(start, length)
-        data, _ = self._objects.get(check_key(key), (None, 0.0))
+        data = await self.get(key)
         return None if data is None else data[start : start + length]
 
     async def head(self, key: str) -> ObjectInfo | None:

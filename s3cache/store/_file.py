@@ -289,7 +289,10 @@ class ObjectFiles:
                 status = os.fstat(fd)
                 if _is_object(status):
                     left = max(status.st_size - start, 0)
-                    data = _read(fd, left if length is None else min(length, left), start)
+                    data, end = b"", start + (left if length is None else min(length, left))
+                    # One read returns at most 2 GiB.
+                    while (at := start + len(data)) < end and (more := os.pread(fd, end - at, at)):
+                        data += more
                     if is_use:
                         # On a disk that became read-only the bytes are still valid.
                         with contextlib.suppress(OSError):
@@ -301,10 +304,8 @@ class ObjectFiles:
     def stat(self, key: str) -> ObjectInfo | None:
         """Return the object's size and time of last change, or None if absent."""
         with os_errors("head", self.url, key), _absent_is_fine():
-            directory, name = self._place_of(key)
-            status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
-            if _is_object(status):
-                return ObjectInfo(key, status.st_size, status.st_mtime)
+            if info := _info(key, *self._place_of(key)):
+                return info
         return None
 
     def walk(self, prefix: str = "", *, one_in: int = 1) -> Iterator[ObjectInfo]:
@@ -392,11 +393,10 @@ class Staged(NamedTuple):
 
     def replaced_bytes(self) -> int | None:
         """Return the size of the object that it will replace, or None."""
-        try:
-            status = os.stat(self.target_name, dir_fd=self.target.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-        return status.st_size if _is_object(status) else None
+        with contextlib.suppress(FileNotFoundError):
+            info = _info("", self.target, self.target_name)
+            return info.size if info else None
+        return None
 
     def drop(self) -> None:
         """Remove the staged file, so that an existing object stays."""
@@ -436,9 +436,13 @@ def _walk(directory: Directory, done: str, prefix: str, one_in: int) -> Iterator
                 if key.endswith("/") and (key.startswith(prefix) or prefix.startswith(key)):
                     yield from _walk(directory.enter(name), key, prefix, one_in)
                 elif key.startswith(prefix) and is_key(key):
-                    status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
-                    if _is_object(status):
-                        yield ObjectInfo(key, status.st_size, status.st_mtime)
+                    info = _info(key, directory, name)
+                    yield from [info] if info else []
+
+
+def _info(key: str, directory: Directory, name: str) -> ObjectInfo | None:
+    status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+    return ObjectInfo(key, status.st_size, status.st_mtime) if _is_object(status) else None
 
 
 def _is_object(status: os.stat_result) -> bool:
@@ -453,14 +457,6 @@ def _absent_is_fine() -> Iterator[None]:
     except OSError as exc:
         if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # a link is not an object
             raise
-
-
-def _read(fd: int, size: int, start: int) -> bytes:
-    data = b""
-    # One read returns at most 2 GiB.
-    while len(data) < size and (more := os.pread(fd, size - len(data), start + len(data))):
-        data += more
-    return data
 
 
 class FileStore(Store):

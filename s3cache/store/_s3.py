@@ -94,19 +94,18 @@ class S3Store(Store):
         self._asking = asyncio.Lock()
         self._sends_digests = False
 
-        def given(**fields: Any) -> dict[str, Any]:
-            return {name: value for name, value in fields.items() if value is not None}
-
+        common = {"Bucket": options.bucket, "RequestPayer": options.request_payer}
         algorithm = None if options.sse_c_key is None else "AES256"
-        self._common = given(Bucket=options.bucket, RequestPayer=options.request_payer)
-        self._for_read = self._common | given(
-            SSECustomerAlgorithm=algorithm, SSECustomerKey=options.sse_c_key
-        )
-        self._for_write = self._for_read | given(
-            ContentType="application/octet-stream",
-            ServerSideEncryption=None if options.sse in ("none", "C") else options.sse,
-            SSEKMSKeyId=options.sse_kms_key_id,
-            StorageClass=options.storage_class,
+        read = {"SSECustomerAlgorithm": algorithm, "SSECustomerKey": options.sse_c_key}
+        write = {
+            "ContentType": "application/octet-stream",
+            "ServerSideEncryption": None if options.sse in ("none", "C") else options.sse,
+            "SSEKMSKeyId": options.sse_kms_key_id,
+            "StorageClass": options.storage_class,
+        }
+        self._common, self._for_read, self._for_write = (
+            {name: value for name, value in fields.items() if value is not None}
+            for fields in (common, common | read, common | read | write)
         )
 
     @property
@@ -317,7 +316,8 @@ class S3Store(Store):
         except Exception as error:  # noqa: BLE001 - it may be removed, or not ours to read
             logger.debug("%s cannot be read back: %s", path, error)
             return
-        if etag and there and _bare(there) != _bare(etag):
+        tags = {tag.removeprefix("W/").strip('"') for tag in (etag, there) if tag}
+        if len(tags) == 2:
             self._condition = "ignored"
             raise PreconditionError("another writer has replaced the object")
 
@@ -337,25 +337,20 @@ class S3Store(Store):
 
     async def _write(self, client: Any, target: dict[str, Any], body: memoryview) -> str:
         """Write an object in one request or in parts; return its ETag, which may be empty."""
-        has_digests = self._sends_digests
+        has_digests, etag = self._sends_digests, None
         try:
-            return await self._write_once(client, target, body, has_digests)
+            if len(body) > self._options.multipart_bytes:
+                etag = await self._put_in_parts(client, target, body, has_digests)
+            if etag is None:
+                digests = _digests(body) if has_digests else {}
+                answer = await client.put_object(Body=_Body(body), **target, **digests)
+                etag = str(answer["ETag"])  # missing in the answer of a login portal
+            return etag
         except Exception as error:
             if has_digests or not answer_of(error).requires_digest:
                 raise
         self._sends_digests = True  # a bucket with Object Lock and default retention
-        return await self._write_once(client, target, body, True)
-
-    async def _write_once(
-        self, client: Any, target: dict[str, Any], body: memoryview, has_digests: bool
-    ) -> str:
-        if len(body) > self._options.multipart_bytes:
-            etag = await self._put_in_parts(client, target, body, has_digests)
-            if etag is not None:
-                return etag
-        digests = _digests(body) if has_digests else {}
-        answer = await client.put_object(Body=_Body(body), **target, **digests)
-        return str(answer["ETag"])  # missing in the answer of a login portal
+        return await self._write(client, target, body)
 
     async def _put_in_parts(
         self, client: Any, target: dict[str, Any], body: memoryview, has_digests: bool
@@ -460,10 +455,6 @@ class S3Store(Store):
                 "no entry is that large; delete it, or check the server"
             )
         return size, stated is not None
-
-
-def _bare(etag: str) -> str:
-    return etag.removeprefix("W/").strip('"')
 
 
 def _digests(body: memoryview) -> dict[str, Any]:

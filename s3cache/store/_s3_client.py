@@ -333,7 +333,7 @@ class Pause:
         self._options = options
         self._seen = ""
         self._look: asyncio.Task[str] | None = None
-        self.end()
+        self._pause_s, self._until = 0.0, float("-inf")
 
     @property
     def is_over(self) -> bool:

@@ -114,7 +114,7 @@ def pack(signatures: Iterable[Signature]) -> bytes:
 
 def unpack(block: bytes) -> list[Signature]:
     """Unpack a block of signatures, or raise :class:`CorruptError`. They are not verified yet."""
-    found: list[Signature] = []
+    signatures: list[Signature] = []
     at = 0
     try:
         while at < len(block):
@@ -125,12 +125,12 @@ def unpack(block: bytes) -> list[Signature]:
             if at > len(block) or len(value) != algorithm.size:
                 raise ValueError("it ends early, or has another size than its algorithm's")
             by, to = (check_name("name", each.decode("ascii")) for each in (signer, audience))
-            found.append(Signature(by, to, issued_s, expires_s, value, algorithm))
+            signatures.append(Signature(by, to, issued_s, expires_s, value, algorithm))
     except (struct.error, ValueError) as exc:
         raise CorruptError("signatures", f"one cannot be read ({exc})") from None
-    if len(found) > MAX_SIGNATURES:
+    if len(signatures) > MAX_SIGNATURES:
         raise CorruptError("signatures", f"are more than {MAX_SIGNATURES}")
-    return found
+    return signatures
 
 
 # -- keys
@@ -174,14 +174,13 @@ class VerifyKey(_Key):
 
     def proves(self, signature: Signature, digest: bytes) -> bool:
         """Return whether ``signature`` was made with this key for the entry with ``digest``."""
-        said = signature.signer, signature.algorithm, len(signature.value)
-        if said != (self.name, self.algorithm, self.algorithm.size):
+        value, message = signature.value, signature.over(digest)
+        claims = signature.signer, signature.algorithm, len(value)
+        if claims != (self.name, self.algorithm, self.algorithm.size):
             return False
-        message = signature.over(digest)
         if self.algorithm is Algorithm.HMAC_SHA256:
-            made = hmac.digest(self._bytes, message, "sha256")
-            return hmac.compare_digest(made, signature.value)
-        return _is_signed(self._bytes, signature.value, message)
+            return hmac.compare_digest(hmac.digest(self._bytes, message, "sha256"), value)
+        return _is_signed(self._bytes, value, message)
 
 
 class SigningKey(_Key):
@@ -194,10 +193,10 @@ class SigningKey(_Key):
         name, key, algorithm = _parse("signing key", text, 2 * _KEY_BYTES, fix)
         if algorithm is Algorithm.HMAC_SHA256:
             return cls(name, key, algorithm)
-        found = cls(name, key[:_KEY_BYTES])
-        if found._pair[0] != key[_KEY_BYTES:]:
+        signer = cls(name, key[:_KEY_BYTES])
+        if signer._pair[0] != key[_KEY_BYTES:]:
             raise ConfigError(f"signing key {name!r}", "holds two keys that are not a pair", fix)
-        return found
+        return signer
 
     def sign(self, message: bytes) -> bytes:
         if self.algorithm is Algorithm.HMAC_SHA256:

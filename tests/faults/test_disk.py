@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 from s3cache.cache import Cache, Hit, Miss, NotSaved, Saved
 from s3cache.entries import first_name
 from s3cache.stats import Reason
-from s3cache.store import MemoryStore
+from s3cache.store import MemoryStore, MeteredStore, Store
 from s3cache.tier import DiskTier
 from tests.support.caching import KEY, OTHER, entry, open_cache, payload
 from tests.support.stores import holds
@@ -66,14 +67,18 @@ def failing(fault: Fault, root: Path) -> Iterator[list[str]]:
     """Make the fault's calls fail inside ``root``; yield a list that collects their names."""
     failed: list[str] = []
 
+    readlink, stat = os.readlink, os.stat
+
     def is_inside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         fds = [*args[:1], *(kwargs.get(name) for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))]
-        for fd in fds:
-            if isinstance(fd, int) and readlink(f"/proc/self/fd/{fd}").startswith(str(root)):
-                return True
-        return False
+        paths = (readlink(f"/proc/self/fd/{fd}") for fd in fds if isinstance(fd, int))
+        return any(path.startswith(str(root)) for path in paths)
 
-    readlink = os.readlink
+    def exists(path: Any, *_: Any, dir_fd: int | None = None) -> bool:
+        with contextlib.suppress(OSError):
+            stat(path, dir_fd=dir_fd, follow_symlinks=False)
+            return True
+        return False
 
     def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -89,43 +94,25 @@ def failing(fault: Fault, root: Path) -> Iterator[list[str]]:
 
         return call
 
-    stat = os.stat
-
-    def exists(path: Any, *_: Any, dir_fd: int | None = None) -> bool:
-        with contextlib.suppress(OSError):
-            stat(path, dir_fd=dir_fd, follow_symlinks=False)
-            return True
-        return False
-
     with contextlib.ExitStack() as stack:
         for name in _NAMES:
             stack.enter_context(mock.patch.object(os, name, watched(name, getattr(os, name))))
         yield failed
 
 
-class Counting(MemoryStore):
-    """A remote that counts its writes."""
-
-    puts = 0
-
-    async def put(self, *args: Any, **kwargs: Any) -> None:
-        self.puts += 1
-        await super().put(*args, **kwargs)
-
-
 @pytest.fixture
-def remote() -> Counting:
-    return Counting()
+def remote() -> MeteredStore:
+    return MeteredStore(MemoryStore())
 
 
-def filled(root: Path, remote: MemoryStore | None, **changes: Any) -> Cache:
+def filled(root: Path, remote: Store | None, **changes: Any) -> Cache:
     cache = open_cache(root, remote, **changes)
     assert isinstance(cache.save(KEY, entry()), Saved)
     assert cache.flush(20).complete
     return cache
 
 
-def check_as_before(root: Path, remote: MemoryStore | None) -> None:
+def check_as_before(root: Path, remote: Store | None) -> None:
     """Check that the entry on the disk is complete, and that the number of files is right."""
     with contextlib.closing(open_cache(root, remote)) as cache:
         hit = cache.lookup(KEY)
@@ -158,10 +145,10 @@ def test_lookup(root: Path, fault: Fault) -> None:
 
 
 @faults
-def test_lookup_with_a_remote(root: Path, remote: Counting, fault: Fault) -> None:
+def test_lookup_with_a_remote(root: Path, remote: MeteredStore, fault: Fault) -> None:
     """The remote has the entry, and its copy is not overwritten."""
     cache = filled(root, remote)
-    assert remote.puts == 1
+    assert remote.snapshot()["put"].calls == 1
     with failing(fault, root):
         for _ in range(3):
             found = cache.lookup(KEY)
@@ -169,7 +156,7 @@ def test_lookup_with_a_remote(root: Path, remote: Counting, fault: Fault) -> Non
             assert found.tier == ("local" if fault.lookup is None else "remote")
             assert payload(found.entry) == payload(entry())
     cache.close()
-    assert remote.puts == 1
+    assert remote.snapshot()["put"].calls == 1
     check_as_before(root, remote)
 
 
@@ -189,7 +176,7 @@ def test_save(root: Path, fault: Fault) -> None:
 
 @faults
 def test_save_with_a_remote(
-    root: Path, remote: Counting, fault: Fault, caplog: pytest.LogCaptureFixture
+    root: Path, remote: MeteredStore, fault: Fault, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A save is not durable, but reaches the remote."""
     cache = filled(root, remote)
@@ -222,19 +209,20 @@ def test_eviction(root: Path, fault: Fault) -> None:
 
 
 @faults
-def test_adoption(root: Path, remote: Counting, fault: Fault) -> None:
+def test_adoption(root: Path, remote: MeteredStore, fault: Fault) -> None:
     """Pending entries of a dead process stay on record until a process can upload them."""
-    dead = DiskTier(root, namespace="one", max_bytes=1 << 20, max_files=100)
+    open_tier = functools.partial(DiskTier, root, namespace="one", max_bytes=1 << 20, max_files=100)
+    dead = open_tier()
     dead.put_pending("left/1", b"x")
     dead.put_pending("left/2", b"x")
     dead.close()
-    successor = DiskTier(root, namespace="one", max_bytes=1 << 20, max_files=100)
+    successor = open_tier()
     adopted: list[str] = []
     with failing(fault, root), contextlib.suppress(Exception):
         adopted = successor.adopt()
     assert sorted(adopted) == sorted(successor.pending())
     successor.close()
-    last = DiskTier(root, namespace="one", max_bytes=1 << 20, max_files=100)
+    last = open_tier()
     assert sorted(last.adopt()) == ["left/1", "left/2"]
     assert last.get("left/1") == last.get("left/2") == b"x"
     last.close()

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -111,42 +112,33 @@ def test_two_successors_upload_each_entry_once(proxy: Proxy, new_machine: NewMac
 
 
 @slow
-@pytest.mark.parametrize("link", [HANGS, Link(bytes_per_s=1_000)], ids=["hangs", "slow"])
-def test_the_exit_waits_at_most_its_timeout(
-    link: Link, proxy: Proxy, new_machine: NewMachine
+@pytest.mark.parametrize(
+    ("link", "steps", "sent", "status"),
+    [
+        (HANGS, [], None, 0),
+        (Link(bytes_per_s=1_000), [], None, 0),
+        (HANGS, [], signal.SIGTERM, -signal.SIGTERM),
+        (HANGS, [["exit_on_sigterm"]], signal.SIGTERM, 3),
+    ],
+    ids=["hangs", "slow", "killed by SIGTERM", "exits on SIGTERM"],
+)
+def test_an_end_waits_at_most_the_exit_timeout(
+    link: Link, steps: Any, sent: Any, status: int, proxy: Proxy, new_machine: NewMachine
 ) -> None:
     """A server that hangs or is too slow costs ``exit_timeout_s``, but no entry."""
     proxy.link = link
     machine = new_machine(endpoint_url=proxy.url, exit_timeout_s=1.0)
-    process = machine.start(["save", keys(0, 20), SIZE], ["say", "end"])
+    last = [["work"]] if sent else []
+    process = machine.start(*steps, ["save", keys(0, 20), SIZE], ["say", "end"], *last)
     process.until("at end")
     started = time.monotonic()
-    assert process.wait() == 0
-    assert time.monotonic() - started < LONG_S
-    process.finish()
-    assert "recorded for the next process on this machine: 20; lost: 0" in process.errors
-    proxy.heal()
-    check_all_arrive(machine, new_machine(), keys(0, 20))
-
-
-@slow
-@pytest.mark.parametrize(
-    ("steps", "status"),
-    [([], -signal.SIGTERM), ([["exit_on_sigterm"]], 3)],
-    ids=["killed by it", "exits on it"],
-)
-def test_sigterm_ends_a_process_although_the_server_hangs(
-    steps: list[list[str]], status: int, proxy: Proxy, new_machine: NewMachine
-) -> None:
-    """This holds with and without a handler; the next process uploads acknowledged entries."""
-    proxy.link = HANGS
-    machine = new_machine(endpoint_url=proxy.url, exit_timeout_s=1.0)
-    process = machine.start(*steps, ["save", keys(0, 20), SIZE], ["say", "done"], ["work"])
-    process.until("at done")
-    started = time.monotonic()
-    process.signal(signal.SIGTERM)
+    if sent:
+        process.signal(sent)
     assert process.wait() == status
     assert time.monotonic() - started < LONG_S
+    if not sent:
+        process.finish()
+        assert "recorded for the next process on this machine: 20; lost: 0" in process.errors
     proxy.heal()
     check_all_arrive(machine, new_machine(), keys(0, 20))
 

@@ -27,123 +27,103 @@ from tests.support.scripts import run_script
 
 
 def answer(status: int, code: str = "", message: str = "", **more: Any) -> ClientError:
-    return ClientError(
-        {
-            "Error": {"Code": code, "Message": message, **more},
-            "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": {}},
-        },
-        "GetObject",
-    )
+    details = {"Code": code, "Message": message, **more}
+    metadata = {"HTTPStatusCode": status, "HTTPHeaders": {}}
+    return ClientError({"Error": details, "ResponseMetadata": metadata}, "GetObject")
 
 
-def translated(error: Exception) -> StoreError:
-    result = translate(error, op="get", store="s3://b", key="k")
-    assert isinstance(result, StoreError)
-    return result
+URL = "https://x"
+# The kind of error, and for each cause what the message names.
+TRANSLATED: dict[type[StoreError], list[tuple[Exception, str]]] = {
+    TransientError: [
+        *(
+            (answer(int(status), code), status)
+            for status, *codes in map(
+                str.split,
+                [
+                    "200 InternalError",
+                    "400 RequestTimeout BadDigest XAmzContentSHA256Mismatch IncompleteBody",
+                    "409 ConditionalRequestConflict OperationAborted",
+                    "429 TooManyRequests",
+                    "500 InternalError",
+                    "503 SlowDown ServiceUnavailable",
+                    "504 whatever",
+                ],
+            )
+            for code in codes
+        ),
+        (answer(429), "429"),
+        (answer(502), "502"),
+        (boto.EndpointConnectionError(endpoint_url=URL, error="refused"), "endpoint_url"),
+        (boto.ReadTimeoutError(endpoint_url=URL, error="t"), "took too long"),
+        (boto.ProxyConnectionError(proxy_url=URL, error="t"), "proxy"),
+        (boto.HTTPClientError(error="t"), "broke"),
+        (boto.IncompleteReadError(actual_bytes=1, expected_bytes=2), "too short"),
+        (boto.SSLError(endpoint_url=URL, error="connection reset"), "handshake"),
+        (aiohttp.ClientPayloadError("short"), "too short"),
+        (aiohttp.ServerDisconnectedError(), "broke"),
+        (asyncio.TimeoutError(), "took too long"),
+        (OSError(5, "input/output"), "broke"),
+        (ssl.SSLError("bad record"), "handshake"),
+        (KeyError("ETag"), "not S3's"),  # the answer of a login portal
+    ],
+    AccessDeniedError: [
+        (answer(403, "InvalidAccessKeyId"), "AWS_ACCESS_KEY_ID"),
+        (answer(403, "SignatureDoesNotMatch"), "secret key"),
+        (answer(400, "ExpiredToken"), "expired"),
+        (answer(403, "AccessDenied"), "s3:DeleteObject"),
+        (answer(401), "credentials"),
+    ],
+    CredentialsError: [
+        (boto.NoCredentialsError(), "AWS_PROFILE"),
+        (boto.PartialCredentialsError(provider="env", cred_var="x"), "one key"),
+        (boto.ProfileNotFound(profile="nope"), "list-profiles"),
+        (boto.UnauthorizedSSOTokenError(), "aws sso login"),
+    ],
+    MissingContainerError: [(answer(404, "NoSuchBucket"), "create it")],
+    NoSpaceError: [
+        (answer(403, "QuotaExceeded"), "quota"),
+        (answer(507, "XMinioStorageFull"), "full"),
+    ],
+    PreconditionError: [(answer(412, "PreconditionFailed"), "already there")],
+    PermanentError: [
+        (answer(403, "RequestTimeTooSkewed"), "clock"),
+        (answer(404), "endpoint_url"),
+        (answer(301, "PermanentRedirect"), "region="),
+        (answer(400, "AuthorizationHeaderMalformed"), "region="),
+        (answer(501, "NotImplemented"), "conditional_create=check"),
+        (answer(400, "InvalidArgument"), "refuses"),
+        (boto.ParamValidationError(report="bad metadata"), "bad metadata"),
+        (boto.NoRegionError(), "AWS_DEFAULT_REGION"),
+        (boto.SSLError(endpoint_url=URL, error="[SSL: CERTIFICATE_VERIFY_FAILED]"), "ca_bundle"),
+        (TypeError("a defect"), "TypeError: a defect"),
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("status", "codes"),
-    [
-        (200, ["InternalError"]),
-        (400, ["RequestTimeout", "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody"]),
-        (409, ["ConditionalRequestConflict", "OperationAborted"]),
-        (429, ["TooManyRequests", ""]),
-        (500, ["InternalError"]),
-        (502, [""]),
-        (503, ["SlowDown", "ServiceUnavailable"]),
-        (504, ["whatever"]),
-    ],
+    ("kind", "error", "text"),
+    [(kind, *case) for kind, cases in TRANSLATED.items() for case in cases],
+    ids=lambda value: value.__name__ if isinstance(value, type) else str(value)[:60],
 )
-def test_temporary_answers_are_transient_errors(status: int, codes: list[str]) -> None:
-    for code in codes:
-        assert type(translated(answer(status, code))) is TransientError
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "kind", "text"),
-    [
-        (403, "InvalidAccessKeyId", AccessDeniedError, "AWS_ACCESS_KEY_ID"),
-        (403, "SignatureDoesNotMatch", AccessDeniedError, "secret key"),
-        (400, "ExpiredToken", AccessDeniedError, "expired"),
-        (403, "AccessDenied", AccessDeniedError, "s3:DeleteObject"),
-        (401, "", AccessDeniedError, "credentials"),
-        (403, "RequestTimeTooSkewed", PermanentError, "clock"),
-        (404, "NoSuchBucket", MissingContainerError, "create it"),
-        (404, "", PermanentError, "endpoint_url"),
-        (301, "PermanentRedirect", PermanentError, "region="),
-        (400, "AuthorizationHeaderMalformed", PermanentError, "region="),
-        (403, "QuotaExceeded", NoSpaceError, "quota"),
-        (507, "XMinioStorageFull", NoSpaceError, "full"),
-        (501, "NotImplemented", PermanentError, "conditional_create=check"),
-        (400, "InvalidArgument", PermanentError, "refuses"),
-        (412, "PreconditionFailed", PreconditionError, "already there"),
-    ],
-)
-def test_other_answers_name_cause_and_fix(
-    status: int, code: str, kind: type[StoreError], text: str
+def test_each_failure_becomes_an_error_that_names_cause_and_fix(
+    kind: type[StoreError], error: Exception, text: str
 ) -> None:
-    error = translated(answer(status, code))
-    assert type(error) is kind
-    assert text in str(error)
-    assert str(status) in str(error)
+    """Only one that may pass by itself is transient."""
+    ours = translate(error, op="get", store="s3://b", key="k")
+    assert type(ours) is kind
+    assert text in str(ours)
+    if isinstance(error, ClientError):
+        assert str(error.response["ResponseMetadata"]["HTTPStatusCode"]) in str(ours)
 
 
 def test_an_error_names_the_place_and_the_region_in_one_short_line() -> None:
-    found = translated(answer(503, "", "<html>\n" * 1000))
-    assert (found.op, found.store, found.key) == ("get", "s3://b", "k")
-    assert "\n" not in str(found)
-    assert len(str(found)) < 600
-    error = answer(400, "AuthorizationHeaderMalformed", Region="eu-west-3")
-    assert "eu-west-3" in str(translated(error))
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        boto.EndpointConnectionError(endpoint_url="http://x", error="refused"),
-        boto.ReadTimeoutError(endpoint_url="http://x", error="t"),
-        boto.ProxyConnectionError(proxy_url="http://x", error="t"),
-        boto.HTTPClientError(error="t"),
-        boto.IncompleteReadError(actual_bytes=1, expected_bytes=2),
-        boto.SSLError(endpoint_url="https://x", error="connection reset"),
-        aiohttp.ClientPayloadError("short"),
-        aiohttp.ServerDisconnectedError(),
-        asyncio.TimeoutError(),
-        OSError(5, "input/output"),
-        ssl.SSLError("bad record"),
-        KeyError("ETag"),  # the answer of a login portal
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_a_broken_connection_or_a_strange_answer_is_transient(error: Exception) -> None:
-    assert type(translated(error)) is TransientError
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "text"),
-    [
-        (boto.NoCredentialsError(), CredentialsError, "AWS_PROFILE"),
-        (boto.PartialCredentialsError(provider="env", cred_var="x"), CredentialsError, "one key"),
-        (boto.ProfileNotFound(profile="nope"), CredentialsError, "list-profiles"),
-        (boto.UnauthorizedSSOTokenError(), CredentialsError, "aws sso login"),
-        (boto.ParamValidationError(report="bad metadata"), PermanentError, "bad metadata"),
-        (boto.NoRegionError(), PermanentError, "AWS_DEFAULT_REGION"),
-        (
-            boto.SSLError(endpoint_url="https://x", error="[SSL: CERTIFICATE_VERIFY_FAILED]"),
-            PermanentError,
-            "ca_bundle",
-        ),
-        (TypeError("a defect"), PermanentError, "TypeError: a defect"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_lasting_failures_are_permanent_errors(
-    error: Exception, kind: type[StoreError], text: str
-) -> None:
-    result = translated(error)
-    assert type(result) is kind
-    assert text in str(result)
+    page, wrong = answer(503, "", "<html>\n" * 1000), answer(400, "X", Region="eu-west-3")
+    text = str(translate(page, op="get", store="s3://b", key="k"))
+    assert text.startswith("get s3://b k: ")
+    assert "\n" not in text
+    assert len(text) < 600
+    assert "eu-west-3" in str(translate(wrong, op="get", store="s3://b"))
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,11 @@ def public(key: SigningKey) -> VerifyKey:
     return VerifyKey.parse(key.public_text())
 
 
+BOTH = (Trusted("main", public(MAIN)), Trusted("pulls", public(PULLS)))
+
+
 def policy(level: TrustMode = "require", **changes: Any) -> Policy:
-    trusted = (Trusted("main", public(MAIN)), Trusted("pulls", public(PULLS)))
-    return replace(Policy(level, trusted[:1], now=lambda: NOW), **changes)
+    return replace(Policy(level, BOTH[:1], now=lambda: NOW), **changes)
 
 
 def entry(*keys: SigningKey, issued_s: int = NOW, **how: Any) -> bytes:
@@ -47,9 +49,6 @@ def cause_of(data: bytes, judged_by: Policy) -> Cause | str:
     except UntrustedError as exc:
         return exc.cause
     return "trusted"
-
-
-BOTH = (Trusted("main", public(MAIN)), Trusted("pulls", public(PULLS)))
 
 
 @pytest.mark.parametrize(
