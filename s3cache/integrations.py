@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -51,7 +50,9 @@ def flush_at_checkpoint(
             logger.info("%d uploads are unfinished at this checkpoint", remaining)
 
     if framework is None:
-        return _flush_after(flush)
+        block = contextlib.ExitStack()  # calls it at the end of the block, if that does not raise
+        block.push(lambda error, *_: flush() if error is None else None)
+        return block
     if framework not in _CALLBACKS:
         fix = f"give one of {', '.join(_CALLBACKS)}"
         raise ConfigError(f"framework {framework!r}", "is not known", fix)
@@ -69,9 +70,3 @@ def flush_at_checkpoint(
         "__module__": __name__,
     }
     return type("FlushAtCheckpoint", (base,), members)()
-
-
-@contextlib.contextmanager
-def _flush_after(flush: Callable[[], None]) -> Iterator[None]:
-    yield
-    flush()

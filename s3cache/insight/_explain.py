@@ -585,7 +585,12 @@ def explain(
     caches = sys.modules.get("s3cache.cache")
     cache = None if caches is None else caches.current_cache()
     remote_url = settings.url or (None if cache is None else cache.settings.url)
-    here = None if what or options else _of_this_process()
+    here: Run | None = None  # the lookups in memory, if a cache was enabled here and had one
+    if caches is not None and not (what or options):
+        here = caches.recorded()
+    if here is not None:
+        program = os.path.basename(sys.argv[0]) if sys.argv else ""
+        here = replace(here, program=program) if here.records else None
     others = recorded(settings.local_dirs, lambda name: here is None or name != here.name)
     latest = [*itertools.islice(others, _MAX_RUNS)]
     job, key = ([here], "") if here is not None else _chosen(settings, latest, what)
@@ -673,12 +678,3 @@ def _is_of(run: Run, program: str) -> bool:
     if os.path.exists(program):
         return os.path.realpath(program) in files
     return any(file.endswith(os.sep + os.path.normpath(program)) for file in files)
-
-
-def _of_this_process() -> Run | None:
-    """Return the lookups in memory, if a cache was enabled here and had a lookup."""
-    caches = sys.modules.get("s3cache.cache")
-    run: Run | None = None if caches is None else caches.recorded()
-    if run is None or not run.records:
-        return None
-    return replace(run, program=os.path.basename(sys.argv[0]) if sys.argv else "")

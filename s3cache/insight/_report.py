@@ -97,7 +97,16 @@ def sum_up(runs: Sequence[Run]) -> Totals:
     records = [record for run in runs for record in run.records]
     outcomes = Counter((each.outcome, each.reason) for each in records if is_counted(each))
     of = Counter(each.outcome for each in records if is_counted(each))
-    unused = [size for run in runs for size in _unused(run)]
+    # The sizes of entries that a run fetched for graphs that it did not look up.
+    unused = [
+        event.size
+        for run in runs
+        for looked_up in [{record.key for record in run.records}]
+        for event in run.events
+        if (event.event, event.ended) == ("download", "done")
+        and not (key := key_of(event.name)).startswith(hints())
+        and key not in looked_up
+    ]
     events = [event for run in runs for event in run.events]
     with_events = {event.event for event in events}  # each of their lookups has an event too
     ends = [(event.event, event.ended) for event in events if event.event in _FEATURES]
@@ -152,16 +161,6 @@ def _for_whom(ended: str, names: Mapping[str, str]) -> str:
     how, _, holder = ended.rpartition("for ")
     pid = "" if holder.endswith(")") else holder.partition("@")[0]  # of a lease: on another machine
     return f"{how}for {names.get(pid, printable(holder))}"
-
-
-def _unused(run: Run) -> Iterator[int]:
-    """Yield the sizes of entries that the run fetched for graphs that it did not look up."""
-    looked_up = {record.key for record in run.records}
-    for event in run.events:
-        if (event.event, event.ended) == ("download", "done"):
-            key = key_of(event.name)
-            if key not in looked_up and not key.startswith(hints()):
-                yield event.size
 
 
 def is_counted(record: Record) -> bool:

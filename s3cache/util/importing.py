@@ -31,7 +31,7 @@ def before_import(name: str, callback: _Callback) -> _Callback:
     if name in sys.modules:
         callback()
         return lambda: None
-    return _Finder(name, callback, None).withdraw
+    return _Finder(name, before=callback).withdraw
 
 
 def when_imported(name: str, callback: _Callback) -> _Callback:
@@ -43,7 +43,7 @@ def when_imported(name: str, callback: _Callback) -> _Callback:
         import_module(name)  # waits if another thread is importing it
         callback()
         return lambda: None
-    return _Finder(name, None, callback).withdraw
+    return _Finder(name, after=callback).withdraw
 
 
 def without_collections(names: Iterable[str]) -> _Callback:
@@ -51,7 +51,7 @@ def without_collections(names: Iterable[str]) -> _Callback:
 
     Returns a function that cancels this for modules that are not imported yet.
     """
-    finders = [_Finder(each, None, None) for each in names if each not in sys.modules]
+    finders = [_Finder(each) for each in names if each not in sys.modules]
 
     def cancel() -> None:
         for each in finders:
@@ -65,7 +65,7 @@ def when_found(name: str, change: Callable[[Loader], object]) -> _Callback:
 
     Nothing happens if the module is imported already. Returns a function that cancels this.
     """
-    return (lambda: None) if name in sys.modules else _Finder(name, None, None, change).withdraw
+    return (lambda: None) if name in sys.modules else _Finder(name, change=change).withdraw
 
 
 class _Finder(MetaPathFinder):
@@ -74,8 +74,9 @@ class _Finder(MetaPathFinder):
     def __init__(
         self,
         name: str,
-        before: _Callback | None,
-        after: _Callback | None,
+        *,
+        before: _Callback = lambda: None,
+        after: _Callback = lambda: None,
         change: Callable[[Loader], object] = lambda _: None,
     ) -> None:
         self._name, self._before, self._after, self._change = name, before, after, change
@@ -92,28 +93,21 @@ class _Finder(MetaPathFinder):
         if fullname != self._name:
             return None
         self.withdraw()
-        if self._before:
-            self._before()
+        self._before()
         # Ask all finders: the callback may have added one before the others.
         spec = find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            _call_after(spec.loader, self._after)
-            self._change(spec.loader)
+        if spec is not None and (loader := spec.loader) is not None:
+            execute = loader.exec_module
+
+            def execute_and_call(module: ModuleType) -> None:
+                loader.exec_module = execute  # type: ignore[method-assign]
+                with _no_collections():
+                    execute(module)
+                    self._after()
+
+            loader.exec_module = execute_and_call  # type: ignore[method-assign]
+            self._change(loader)
         return spec
-
-
-def _call_after(loader: Loader, callback: _Callback | None) -> None:
-    """Make ``loader``, which belongs to one module, call back after it has executed the module."""
-    execute = loader.exec_module
-
-    def execute_and_call(module: ModuleType) -> None:
-        loader.exec_module = execute  # type: ignore[method-assign]
-        with _no_collections():
-            execute(module)
-            if callback:
-                callback()
-
-    loader.exec_module = execute_and_call  # type: ignore[method-assign]
 
 
 # A threshold that few imports reach, and that we recognize as ours. If a program reads it

@@ -167,11 +167,10 @@ def _wait_for_others() -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _forget_others() -> None:
-    _busy.intersection_update({threading.get_ident()})
-
-
-os.register_at_fork(before=_wait_for_others, after_in_child=_forget_others)
+os.register_at_fork(
+    before=_wait_for_others,
+    after_in_child=lambda: _busy.intersection_update({threading.get_ident()}),
+)
 # Registered later, so taken earlier: no callback begins between the wait and the end of the fork.
 # The functions are in C, so that an exception in a signal handler cannot leave the gate closed.
 os.register_at_fork(
@@ -196,9 +195,8 @@ def call_in_child(renew: Callable[[], None]) -> None:
 
 def _renew_in_child() -> None:
     for known in [*_renewals]:
-        renew = known()
         try:
-            if renew is not None:
+            if (renew := known()) is not None:
                 renew()
         except Exception:
             logger.exception("a forked child could not renew the state of its process")

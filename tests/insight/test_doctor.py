@@ -172,9 +172,9 @@ def examined(url: str | None = URL, timeout_s: float = 5.0) -> dict[str, Check]:
 @pytest.mark.parametrize(
     ("text", "timeout_s", "found"),
     [
-        ("", 5.0, "were not found"),
+        ("", LONG_S, "were not found"),
         ("[default]\ncredential_process = sleep 600\n", 1.0, "no answer within 1 s"),
-        ("[default]\ncredential_process = false\n", 5.0, ""),
+        ("[default]\ncredential_process = false\n", LONG_S, ""),
     ],
     ids=["none", "hangs", "fails"],
 )
