@@ -2,11 +2,12 @@
 
 from s3cache.graph._describe import PLAIN as PLAIN
 from s3cache.graph._describe import PLAIN_KINDS as PLAIN_KINDS
+from s3cache.graph._describe import Component as Component
 from s3cache.graph._describe import Describer as Describer
 from s3cache.graph._describe import UnidentifiedError as UnidentifiedError
+from s3cache.graph._describe import call_nodes as call_nodes
 from s3cache.graph._describe import code_fingerprint as code_fingerprint
 from s3cache.graph._describe import wrapped_parts as wrapped_parts
-from s3cache.graph._graph import call_nodes as call_nodes
 from s3cache.graph._graph import code_on as code_on
 from s3cache.graph._graph import placement as placement
 from s3cache.graph._graph import reads_storage_offsets as reads_storage_offsets
@@ -18,6 +19,7 @@ from s3cache.graph._key import instruction_sets as instruction_sets
 from s3cache.graph._key import key_of as key_of
 from s3cache.graph._key import settings_digest as settings_digest
 from s3cache.graph._key import settings_text as settings_text
+from s3cache.graph._key import unpicklable_options as unpicklable_options
 from s3cache.graph._origin import NATIVE as NATIVE
 from s3cache.graph._origin import ORIGINAL_ATTR as ORIGINAL_ATTR
 from s3cache.graph._origin import is_torch_file as is_torch_file
@@ -30,7 +32,6 @@ from s3cache.graph._overrides import record_kernel as record_kernel
 from s3cache.graph._overrides import take_baseline as take_baseline
 from s3cache.graph._results import BypassReason as BypassReason
 from s3cache.graph._results import Code as Code
-from s3cache.graph._results import Component as Component
 from s3cache.graph._results import Graph as Graph
 from s3cache.graph._results import GraphBreak as GraphBreak
 from s3cache.graph._results import Report as Report
@@ -41,6 +42,5 @@ from s3cache.graph._safety import extra_cacheable_functions as extra_cacheable_f
 from s3cache.graph._safety import fx_bypass_reasons as fx_bypass_reasons
 from s3cache.graph._safety import is_custom_function as is_custom_function
 from s3cache.graph._safety import process_bypass_reasons as process_bypass_reasons
-from s3cache.graph._torch_details import unpicklable_options as unpicklable_options
 from s3cache.graph._user_code import context_hashes as context_hashes
 from s3cache.util.snapshot import code_digest as code_digest

@@ -19,21 +19,22 @@ import hashlib
 import sys
 import tempfile
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import _s3cache_process
 from s3cache.graph._origin import NATIVE, is_code, is_plain, origin_of
-from s3cache.graph._results import RegisteredVersion, qualified_name
 from s3cache.torch_api import internals
 from s3cache.util.snapshot import ABSENT, CALLS, code_digest, constant_text, content_of
 
 if TYPE_CHECKING:
     from torch import device
+    from torch.fx import GraphModule, Node
 
 #: Types of constants with a complete ``repr``.
 PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
@@ -45,12 +46,25 @@ _CONSTANTS = frozenset({"device", "dtype", "layout", "memory_format", "Size"})
 _MAX_PARTS = 10_000
 
 
+#: Returns the version that the user registered for a function, operator, class or module, if any.
+RegisteredVersion: TypeAlias = Callable[[object], "str | None"]
+
+
 class UnidentifiedError(Exception):
     """Some object has no text, or some code no identity."""
 
     def __init__(self, message: str, about: object = None) -> None:
         super().__init__(message)
         self.about = about  # the function, class or object without one
+
+
+def qualified_name(target: object) -> str:
+    """Return the module and name of a function or class, or of an object's class."""
+    name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
+    if name is None:
+        target = type(target)
+        name = target.__qualname__
+    return f"{getattr(target, '__module__', None)}.{name}"
 
 
 def without_index(value: device, current: device | None) -> device:
@@ -374,3 +388,114 @@ class _NameDescriber(Describer):
 
     def refuse(self, message: str, value: object) -> str:
         return "..."
+
+
+# -- components of keys
+
+# Values are for people and not in digests, so they may be shortened. Entries store them.
+_VALUE_CHARACTERS = 200
+_TEXT_CHARACTERS = 16 << 10
+_PART_CHARACTERS = 1 << 10
+_ALL_CHARACTERS = 128 << 10
+_PARTS = 1024
+
+
+def bounded(parts: Iterable[tuple[str, str]], characters: int = _PART_CHARACTERS) -> dict[str, str]:
+    """Return the first of ``parts``, truncated to ``characters`` each, as many as fit an entry."""
+    kept: dict[str, str] = {}
+    left = _ALL_CHARACTERS
+    for name, part in parts:
+        if len(kept) == _PARTS or left <= 0:
+            break
+        kept[name] = part if len(part) <= characters else part[:characters] + "…"
+        left -= len(part)
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One named component of a key.
+
+    Attributes:
+        digest: 32 hexadecimal digits.
+        value: the content for people; shortened, and not part of the key.
+        parts: its parts by name, if the value does not show them; not part of the key either.
+    """
+
+    digest: str
+    value: str
+    parts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of_text(cls, text: str) -> Component:
+        """Return a component with ``text`` as its content and value."""
+        is_short = len(text) <= _VALUE_CHARACTERS
+        parts = None if is_short else bounded((("", text),), _TEXT_CHARACTERS)
+        return cls.of_bytes(text.encode(), text, parts)
+
+    @classmethod
+    def of_bytes(cls, data: bytes, value: str, parts: Mapping[str, str] | None = None) -> Component:
+        """Return a component with ``data`` as its content, shown as ``value`` and ``parts``."""
+        if len(value) > _VALUE_CHARACTERS:
+            value = value[:_VALUE_CHARACTERS] + "…"
+        return cls(hashlib.sha256(data).hexdigest()[:32], value, parts or {})
+
+
+# -- nodes of graphs
+
+
+def graph_modules(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:
+    """Yield ``gm`` and all graph modules inside it, with their names; that of ``gm`` is ``""``."""
+    from torch.fx import GraphModule
+
+    for name, module in gm.named_modules():
+        if isinstance(module, GraphModule):
+            yield name, module
+
+
+def call_nodes(gm: GraphModule) -> Iterator[Node]:
+    """Yield the nodes of ``gm``, and of all graphs inside it, that call a function."""
+    for _, module in graph_modules(gm):
+        yield from (node for node in module.graph.nodes if node.op == "call_function")
+
+
+# -- functions in graphs of compiled autograd
+#
+# Compiled autograd traces a whole backward pass. It puts functions into the graph that it creates
+# meanwhile: one for each kind of torch's autograd nodes, and one for each compiled graph with a
+# backward in this one. They cannot be imported, and torch's key refuses them.
+
+_KNOWN_GLOBALS = {"torch", internals.PROLOGUE_CALLS, internals.PROLOGUE_TANGENTS}
+
+
+def autograd_function_text(target: object) -> str | None:
+    """Return a text that describes such a function completely, or None."""
+    if isinstance(target, internals.autograd_node.get()):
+        # The state of torch's own nodes is in the arguments. C++ nodes of others may have more.
+        return None if target.is_custom_function else f"autograd node {target.__name__}"
+    if isinstance(target, types.FunctionType) and target.__qualname__ == internals.PROLOGUE:
+        return _prologue_text(target)
+    return None
+
+
+def _prologue_text(target: types.FunctionType) -> str | None:
+    """Describe code that AOTAutograd generates to check the inputs of a backward pass."""
+    cells: Mapping[str, object] = dict(
+        zip(target.__code__.co_freevars, target.__closure__ or (), strict=True)
+    )
+    prologue = getattr(cells.get(internals.PROLOGUE_CELL), "cell_contents", None)
+    if not isinstance(prologue, types.FunctionType) or prologue.__closure__:
+        return None
+    used = {name for name in _names_in(prologue.__code__) if name in prologue.__globals__}
+    tangents = prologue.__globals__.get(internals.PROLOGUE_TANGENTS, ())
+    plain = internals.plain_tensor_meta.get()
+    if used - _KNOWN_GLOBALS - {*internals.PROLOGUE_MESSAGES} or any(
+        type(tangent) is not plain for tangent in tangents
+    ):
+        return None  # of a tensor subclass, or of an unknown torch
+    return f"backward prologue {code_digest(prologue.__code__)} of {list(tangents)!r}"
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))

@@ -1,41 +1,41 @@
-"""Components of a key: the class, and those of a graph and its inputs that torch leaves out.
-
-Most of these components are absent if they are empty.
-"""
+"""Describe graphs and their inputs: what torch leaves out of its keys, and torch's own details."""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
 import hashlib
+import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import attrgetter, methodcaller
-from types import CodeType, FunctionType
-from typing import TYPE_CHECKING
+from types import FunctionType
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from s3cache.graph._describe import Describer, without_index
-from s3cache.graph._results import Component, bounded
+from s3cache.graph._describe import (
+    PLAIN_KINDS,
+    Component,
+    Describer,
+    RegisteredVersion,
+    UnidentifiedError,
+    autograd_function_text,
+    bounded,
+    graph_modules,
+    identity,
+    qualified_name,
+    without_index,
+)
+from s3cache.graph._origin import origin_of, value_at
+from s3cache.graph._user_code import context_hash, table_text
 from s3cache.torch_api import internals
-from s3cache.util.snapshot import code_digest
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage, device
     from torch.fx import Graph, GraphModule, Node
     from torch.fx.node import Argument
 
-
-def graph_modules(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:
-    """Yield ``gm`` and all graph modules inside it, with their names; that of ``gm`` is ``""``."""
-    from torch.fx import GraphModule
-
-    for name, module in gm.named_modules():
-        if isinstance(module, GraphModule):
-            yield name, module
-
-
-def call_nodes(gm: GraphModule) -> Iterator[Node]:
-    """Yield the nodes of ``gm``, and of all graphs inside it, that call a function."""
-    for _, module in graph_modules(gm):
-        yield from (node for node in module.graph.nodes if node.op == "call_function")
+    from s3cache.torch_api.protocols import DecompositionTable, DeviceMesh, Function, KeyPickler
 
 
 # -- inputs
@@ -370,48 +370,8 @@ def code_on(source: str, device: device, other: device) -> str:
     return re.sub(pattern, lambda found: found[0] if found[0][0] in "'\"" else repr(other), source)
 
 
-# -- functions in graphs of compiled autograd
-#
-# Compiled autograd traces a whole backward pass. It puts functions into the graph that it creates
-# meanwhile: one for each kind of torch's autograd nodes, and one for each compiled graph with a
-# backward in this one. They cannot be imported, and torch's key refuses them.
-
 # Nodes copied from the backward of the first, second … compiled graph.
 _COPIED = re.compile(r"\baot\d+_\w+")
-_KNOWN_GLOBALS = {"torch", internals.PROLOGUE_CALLS, internals.PROLOGUE_TANGENTS}
-
-
-def autograd_function_text(target: object) -> str | None:
-    """Return a text that describes such a function completely, or None."""
-    if isinstance(target, internals.autograd_node.get()):
-        # The state of torch's own nodes is in the arguments. C++ nodes of others may have more.
-        return None if target.is_custom_function else f"autograd node {target.__name__}"
-    if isinstance(target, FunctionType) and target.__qualname__ == internals.PROLOGUE:
-        return _prologue_text(target)
-    return None
-
-
-def _prologue_text(target: FunctionType) -> str | None:
-    """Describe code that AOTAutograd generates to check the inputs of a backward pass."""
-    cells: Mapping[str, object] = dict(
-        zip(target.__code__.co_freevars, target.__closure__ or (), strict=True)
-    )
-    prologue = getattr(cells.get(internals.PROLOGUE_CELL), "cell_contents", None)
-    if not isinstance(prologue, FunctionType) or prologue.__closure__:
-        return None
-    used = {name for name in _names_in(prologue.__code__) if name in prologue.__globals__}
-    tangents = prologue.__globals__.get(internals.PROLOGUE_TANGENTS, ())
-    plain = internals.plain_tensor_meta.get()
-    if used - _KNOWN_GLOBALS - {*internals.PROLOGUE_MESSAGES} or any(
-        type(tangent) is not plain for tangent in tangents
-    ):
-        return None  # of a tensor subclass, or of an unknown torch
-    return f"backward prologue {code_digest(prologue.__code__)} of {list(tangents)!r}"
-
-
-def _names_in(code: CodeType) -> set[str]:
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*map(_names_in, inner))
 
 
 def without_aot_names(gm: GraphModule, source: str) -> str:
@@ -422,3 +382,229 @@ def without_aot_names(gm: GraphModule, source: str) -> str:
     copied = (node.name for node in gm.graph.nodes if _COPIED.fullmatch(node.name))
     numbers = {name: f"aot#{number}" for number, name in enumerate(copied)}
     return _COPIED.sub(lambda found: numbers.get(found[0], found[0]), source)
+
+
+# -- torch's details of a graph
+
+_Object = TypeVar("_Object")
+
+
+class DetailsDescriber(Describer):
+    """Describes torch's details by content: tensors by their metadata, graphs by their code.
+
+    Attributes:
+        codes: of the graphs in the last value, outermost first.
+        last_of_user: the class of the last object that is the user's.
+        is_for_options: whether functions need an identity; others are named in a graph.
+    """
+
+    max_depth = 150
+
+    def __init__(
+        self,
+        pickler: KeyPickler,
+        registered_version: RegisteredVersion = lambda _: None,
+        *,
+        traced: bool = False,
+        device: device | None = None,
+    ) -> None:
+        from torch import Tensor, strided
+        from torch.fx import GraphModule
+
+        super().__init__(device)
+        self.codes: list[str] = []
+        self.last_of_user: type | None = None
+        self.is_for_options, self._meshes = False, 0
+        self._registered_version, self._traced = registered_version, traced
+        self._inherited = internals.inherited_reducer(pickler)
+        self._reducers = pickler.dispatch_table
+        self._metadata_of = internals.tensor_metadata.get()
+        self._is_wrapper = internals.is_wrapper_subclass.get()
+        self._source, self._fake = internals.source.get(), internals.fake_tensor.get()
+        self._graph, self._tensor, self._strided = GraphModule, Tensor, strided
+        self._mesh, self._script = internals.device_mesh.get(), internals.script_object.get()
+        self._state = internals.backward_state.get()
+        self._table = internals.given_decompositions.find()
+        # A step has hundreds of inputs. Objects are kept, so that their ids stay unique.
+        self._texts: dict[int, tuple[object, str | None]] = {}
+
+    def special(self, value: object) -> str | None:
+        kind = type(value)
+        if kind is self._fake:
+            return self._once(cast("Tensor", value), self._tensor_text)
+        if kind is list and PLAIN_KINDS.issuperset(map(type, cast("list[object]", value))):
+            return repr(value)
+        if isinstance(value, self._source):  # parameters of a module share their base sources
+            return self._once(value, self._source_text)
+        if isinstance(value, self._tensor) and self._is_wrapper(value):
+            return self._subclass_text(value)
+        if isinstance(value, self._graph):
+            return self._graph_text(value)
+        if kind is self._script:  # stands for an object that a graph takes as input
+            value = getattr(value, internals.REAL_OBJECT)
+        if isinstance(value, self._mesh):
+            return self._mesh_text(value)
+        if kind is self._state:  # it has no content yet
+            return "BackwardState"
+        if kind is self._table:
+            table = cast("DecompositionTable", value).table
+            return f"decompositions {table_text(table, self._registered_version)}"
+        return None
+
+    def _once(self, value: _Object, describe: Callable[[_Object], str | None]) -> str | None:
+        known = self._texts.get(id(value))
+        if known is None:
+            known = self._texts[id(value)] = value, describe(value)
+        return known[1]
+
+    def code(self, value: object) -> str:
+        reduced = self._inherited(value)
+        if reduced is not NotImplemented:
+            return self._reduced_text(value, reduced)
+        if isinstance(value, (type, FunctionType)):
+            text = qualified_name(value)
+            if value_at(value.__module__, value.__qualname__) is not value:
+                text = repr(pickle.dumps(value))  # raises the reason why it cannot be imported
+            is_function = isinstance(value, FunctionType) and self.is_for_options
+            return f"{text} {identity(value, self._registered_version)}" if is_function else text
+        return self.other(value)
+
+    def other(self, value: object) -> str:
+        kind = type(value)
+        reduced = self._inherited(value)
+        if reduced is NotImplemented:
+            reduce = self._reducers.get(kind)
+            reduced = (
+                value.__reduce_ex__(pickle.DEFAULT_PROTOCOL) if reduce is None else reduce(value)
+            )
+        if origin_of(kind).kind in ("library", "user"):
+            self.last_of_user = kind
+        return self._reduced_text(value, reduced)
+
+    def _reduced_text(self, value: object, reduced: object) -> str:
+        if not isinstance(reduced, tuple):
+            return repr(pickle.dumps(value))
+        parts = [[*part] if isinstance(part, Iterator) else part for part in reduced]
+        is_of_torch = type(value).__module__.partition(".")[0] == "torch"
+        if is_of_torch and len(parts) > 2 and isinstance(parts[2], dict):
+            # The hash of DTensor's objects differs by process.
+            parts[2] = {name: item for name, item in parts[2].items() if name != "_hash"}
+        return self.all(type(value).__qualname__, parts)
+
+    def for_people(self, value: object, depth: int = 0) -> str:
+        """Return the text of a part of a value, which need not be complete."""
+        if isinstance(value, self._source):
+            return internals.name_of_source(value) or ""
+        if isinstance(value, (list, tuple)) and depth < 3:
+            return f"[{', '.join(self.for_people(item, depth + 1) for item in value[:1024])}]"
+        try:
+            return self.of(value)
+        except Exception:  # noqa: BLE001 - it is not in the key
+            return type(value).__qualname__
+
+    def _tensor_text(self, value: Tensor) -> str:
+        metadata = self._metadata_of(value)
+        if self.device is not None:
+            device = without_index(metadata.device, self.device)
+            metadata = dataclasses.replace(metadata, device=device)
+        kind = cast("Hashable", type(metadata))
+        try:
+            values = tuple(getattr(metadata, name) for name in _names_of_fields(kind))
+            return _text_of_fields(kind, values)
+        except TypeError:  # symbolic sizes have no hash; their text has symbols
+            return repr(metadata)
+
+    def _subclass_text(self, value: Tensor) -> str:
+        """Describe a wrapper subclass by its own metadata, its context, and all that it wraps.
+
+        torch's key leaves the inner tensors to the class, and DTensor's has only the outer sizes:
+        ranks with shards of different sizes would share code.
+        """
+        names, context = value.__tensor_flatten__()  # type: ignore[attr-defined]
+        if any(map(internals.is_numbered_length, value.shape)):
+            raise UnidentifiedError("is a jagged tensor outside of the inputs", value)
+        strides = value.stride() if value.layout is self._strided else ()
+        fields = value.dtype, value.layout, value.requires_grad, value.shape, strides, value.device
+        inner = [(name, getattr(value, name)) for name in names]
+        return self.all(
+            qualified_name(type(value)), [*map(str, fields[:3]), *fields[3:], context, inner]
+        )
+
+    def _mesh_text(self, mesh: DeviceMesh) -> str:
+        """Describe a device mesh: its layout, this rank's position, the names of its groups."""
+        if self._meshes == 2:  # parts of a mesh refer back to it
+            return "DeviceMesh"
+        state = {
+            name: item.tolist() if isinstance(item, self._tensor) else item
+            for name, item in mesh.__getstate__().items()
+            if name != "_hash"  # differs by process
+        }
+        self._meshes += 1
+        try:
+            return self.all("DeviceMesh", [state])
+        finally:
+            self._meshes -= 1
+
+    def _source_text(self, source: object) -> str | None:
+        """Return the source as an expression, or ``None`` if a part has none."""
+        kind = cast("Hashable", type(source))
+        fields = [self._field_text(getattr(source, name)) for name in _names_of_fields(kind)]
+        is_complete = None not in fields
+        return f"{qualified_name(kind)}({','.join(map(str, fields))})" if is_complete else None
+
+    def _field_text(self, value: object) -> str | None:
+        if type(value) in (str, int, bool, type(None)):
+            return repr(value)
+        if isinstance(value, self._source):
+            return self._once(value, self._source_text)
+        return f"{type(value).__qualname__}.{value.name}" if isinstance(value, enum.Enum) else None
+
+    def _graph_text(self, gm: GraphModule) -> str | None:
+        """Return the result of torch's reducer, without compiling the generated code."""
+        line_of = internals.line_for_global()
+        if line_of is None:
+            return None
+        generated = internals.GENERATED.names
+        attributes = {name: value for name, value in vars(gm).items() if name not in generated}
+        context_fn = gm.meta.get(internals.CHECKPOINT_CONTEXT) if gm.meta else None
+        if context_fn is not None:  # seldom something to pickle
+            hashed = context_hash(context_fn, self._registered_version)
+            attributes["meta"] = {**gm.meta, internals.CHECKPOINT_CONTEXT: hashed}
+        text, imports = graph_as_text(gm.graph, self.device), None
+        if text is None:
+            code = gm.graph.python_code(root_module="self")
+            described = {
+                name: autograd_function_text(value) for name, value in code.globals.items()
+            }
+            imports = sorted(
+                described[name] or line_of(name, value) + self._class_version(value)
+                for name, value in code.globals.items()
+            )
+            text = without_aot_names(gm, code.src) if any(described.values()) else code.src
+            if self.device is not None:
+                text = code_on(text, self.device, without_index(self.device, self.device))
+        self.codes.append(text)
+        return self.all("graph", [attributes, text, imports])
+
+    def _class_version(self, value: object) -> str:
+        """Return the registered version of a user's class with an object in the graph."""
+        if not isinstance(value, type) or not internals.is_opaque_type.get()(value):
+            return ""
+        version = self._registered_version(value)
+        if version is not None:
+            return f" version {version}"
+        if not self._traced and origin_of(value).kind != "torch":
+            what = f"an object of {qualified_name(value)}"
+            raise UnidentifiedError(f"{what}, which has code that takes part in tracing", value)
+        return ""
+
+
+@functools.cache
+def _names_of_fields(kind: Hashable) -> tuple[str, ...]:
+    assert dataclasses.is_dataclass(kind)
+    return tuple(field.name for field in dataclasses.fields(kind) if field.init)
+
+
+@functools.lru_cache(maxsize=4096)  # many layers have equal parameters
+def _text_of_fields(kind: Hashable, values: tuple[object, ...]) -> str:
+    return repr(cast("Function[object]", kind)(*values))

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import hashlib
+import pickle
 import platform
 import sys
 import sysconfig
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
@@ -29,12 +31,19 @@ from s3cache.artifact import SCHEMA
 from s3cache.entries import digest_of
 from s3cache.graph import _graph as graph
 from s3cache.graph import _user_code as code
-from s3cache.graph._describe import without_index
-from s3cache.graph._graph import graph_modules
+from s3cache.graph._describe import (
+    Component,
+    RegisteredVersion,
+    UnidentifiedError,
+    bounded,
+    graph_modules,
+    qualified_name,
+    without_index,
+)
+from s3cache.graph._graph import DetailsDescriber
 from s3cache.graph._overrides import overrides
-from s3cache.graph._results import BypassReason, Component, Finding, RegisteredVersion
+from s3cache.graph._results import BypassReason, Finding, suggested_fix
 from s3cache.graph._safety import described_passes
-from s3cache.graph._torch_details import DetailsDescriber, torch_components
 from s3cache.torch_api import AnyObject, Fields, internals
 from s3cache.util.snapshot import constant_text
 
@@ -42,7 +51,11 @@ if TYPE_CHECKING:
     from torch import Tensor, device
     from torch.fx import GraphModule
 
-    from s3cache.torch_api.protocols import KeyDetails, KeyPickler
+    from s3cache.torch_api.protocols import (
+        Config,
+        KeyDetails,
+        KeyPickler,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +372,171 @@ def options(names: Fields, config: AnyObject) -> str:
     return _fields({name: internals.read_quietly(config.get(), name, None) for name in names})
 
 
+# -- torch's own key
+#
+# There is a component for each attribute of torch's details, so attributes that a newer torch adds
+# are in the key, too. torch's own pickler says how it reduces its objects for keys.
+
+_LEFT_OUT = frozenset(name for fields in internals.CACHING_OPTIONS for name in fields.names)
+_SCALARS = (type(None), bool, int, float, complex, str)
+# Counters of graphs in a process are in no key.
+_OF_THE_PROCESS = frozenset({"aot_id", "precompile_backend_id"})
+# The last component of options of each kind: most graphs of a process have the same.
+_last_options: dict[str, tuple[dict[str, str], Component]] = {}
+
+
+def torch_components(
+    details: KeyDetails, describer: DetailsDescriber
+) -> Iterator[tuple[str, Finding]]:
+    """Yield the name of each attribute of ``details``, and its component or reasons against it."""
+    for name, value in vars(details).items():
+        if name in internals.CACHING_DETAILS.names:  # our entries are always bundled
+            continue
+        if name == internals.CURRENT_DEVICE and describer.device is not None:
+            continue
+        if name == "aot_config":
+            value = internals.without_backend_id(value)
+        elif name == internals.PASSES_OF_BACKENDS:
+            value = internals.passes_by_device(cast("Sequence[object]", value))
+        elif name in internals.PROVENANCE_DETAILS.names and internals.debugging.get():
+            value = 0 if value == 1 else value  # TORCH_COMPILE_DEBUG has set it to 1
+        describer.codes, describer.last_of_user = [], None
+        try:
+            if name in internals.CONFIG_DETAILS.names:
+                yield name, _options(name, value, describer)
+                continue
+            data = describer.of(value).encode(errors="surrogatepass")
+            parts = bounded(_parts(value, describer))
+            if code := "\n".join(describer.codes):
+                parts = bounded([("code", code)], 128 << 10)
+            yield name, Component.of_bytes(data, _summary(value), parts)
+        except Exception as exc:  # noqa: BLE001 - describing runs code of others
+            yield name, _reasons_against(name, exc, describer.last_of_user)
+
+
+def _reasons_against(name: str, error: BaseException, owner: type | None) -> list[BypassReason]:
+    """Return why a component has no text; ``owner`` is the user's last class that was reduced."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if name in internals.CONFIG_DETAILS.names:
+        if reasons := list(unpicklable_options()):
+            return reasons
+        if isinstance(error, UnidentifiedError):
+            fix = suggested_fix(error.about)
+            return [BypassReason("config", f"an option of {name} {error}", fix, target=name)]
+    fix = "keep that object out of the compiled function: pass the tensors and numbers in it"
+    if owner is not None:
+        fix = f"give {qualified_name(owner)} a __reduce__ that does not depend on the process"
+    return [BypassReason("component", f"{name} has no stable bytes: {error}", fix, target=name)]
+
+
+def _options(
+    name: str, value: bytes | Mapping[str, object], describer: DetailsDescriber
+) -> Component:
+    values = pickle.loads(value) if isinstance(value, bytes) else value  # noqa: S301 - torch's own
+    describer.is_for_options = True
+    try:
+        texts = {n: describer.of(values[n]) for n in sorted(values) if n not in _LEFT_OUT}
+        known = _last_options.get(name)
+        if known is None or known[0] != texts:
+            changed = dict(_changed(name, values, texts, describer))
+            shown = " ".join(f"{n}={new}" for n, (new, _) in changed.items()) or "defaults"
+            parts = bounded((n, default + new) for n, (new, default) in changed.items())
+            data = repr(texts).encode(errors="surrogatepass")
+            known = _last_options[name] = texts, Component.of_bytes(data, shown, parts)
+        return known[1]
+    finally:
+        describer.is_for_options = False
+
+
+def _changed(
+    name: str, values: Mapping[str, object], texts: Mapping[str, str], describer: DetailsDescriber
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the options without their default value, each with its text and ``DEFAULT → ``."""
+    configs: dict[str, Config] = {
+        "autograd_config": internals.functorch_config.get(),
+        "inductor_config": internals.inductor_config.get(),
+    }
+    known = configs[name]._config if name in configs else None
+    for option, text in texts.items():
+        if known is None:
+            yield option, (_short(values[option], text), "")
+        elif option in known and (default := known[option].default) != values[option]:
+            shown = f"{_short(default, describer.of(default))} → "
+            yield option, (_short(values[option], text), shown)
+
+
+def _short(setting: object, text: str) -> str:
+    """Return a setting as text for people, with digits of its digest if it is not complete."""
+    items = setting if isinstance(setting, (list, tuple)) else [setting]
+    if {*map(type, items)} <= {*_SCALARS}:
+        return repr(setting)
+    return f"{_item_text(setting)} #{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def unpicklable_options() -> Iterator[BypassReason]:
+    """Yield a reason for each option of torch that cannot be in a key."""
+    configs: list[Config] = [internals.functorch_config.get(), internals.inductor_config.get()]
+    for config in configs:
+        ignored = (
+            *getattr(config, "_save_config_ignore", ()),  # some modules lack one of them
+            *getattr(config, "_cache_config_ignore_prefix", ()),
+        )
+        for option, entry in config._config.items():
+            if option.startswith(ignored) or entry.alias is not None:
+                continue
+            try:
+                pickle.dumps(internals.read_quietly(config, option))
+            except Exception as exc:  # noqa: BLE001 - whatever pickling meets
+                name = f"{config.__name__}.{option}"
+                fix = "set it to a function or class at the top level of a module"
+                message = f"{name} cannot be pickled: {exc}"
+                yield BypassReason("config", message, fix, target=name)
+
+
+# -- its texts for people; different components may have equal ones
+
+
+def _summary(value: object) -> str:
+    import torch
+
+    if isinstance(value, bytes):
+        return value.hex()[:32]
+    if isinstance(value, torch.fx.GraphModule):
+        return f"graph of {len(value.graph.nodes)} nodes"
+    if isinstance(value, (list, tuple)):
+        return f"{len(value)}: {' '.join(map(_item_text, value[:20]))}" if value else "none"
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_item_text(item)}" for name, item in value.items()) or "none"
+    return _item_text(value)
+
+
+def _item_text(value: object) -> str:
+    """Return a value in a few characters, without addresses, which differ by process."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype)[6:]}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, (*_SCALARS, torch.dtype, torch.device, torch.SymInt)):
+        return str(value)
+    return type(value).__qualname__
+
+
+def _parts(value: object, describer: DetailsDescriber) -> Iterator[tuple[str, str]]:
+    """Yield the named parts of a value that has a text, to describe differences."""
+    pairs: Iterable[tuple[object, object]] = ()
+    if isinstance(value, dict):  # isinstance with Mapping takes 3 ms
+        pairs = value.items()
+    elif isinstance(value, (list, tuple)):
+        pairs = enumerate(value)
+    elif dataclasses.is_dataclass(value):
+        names = (each.name for each in dataclasses.fields(value))
+        fields = ((n, getattr(value, n, None)) for n in names if n not in _OF_THE_PROCESS)
+        pairs = ((name, part) for name, part in fields if not callable(part))
+    for name, part in pairs:
+        yield str(name), describer.for_people(part)
+
+
 # -- the components
 
 
@@ -439,8 +617,16 @@ COMPONENTS: tuple[tuple[str, Container[str], Callable[[_Subject], Finding]], ...
     ("torch.modes", _KEYS, lambda of: modes(of.device)),
     ("torch.modes", _SETTINGS, lambda _: modes(current_device({read("get_default_device")}))),
     ("functorch.budget", _ALL, lambda _: joint_passes()),
-    ("dynamo.config", _ALL, lambda _: options(internals.DYNAMO_OPTIONS, internals.dynamo_config)),
-    ("shapes.config", _ALL, lambda _: options(internals.SHAPES_OPTIONS, internals.shapes_config)),
+    (
+        "dynamo.config",
+        _ALL,
+        lambda _: options(internals.DYNAMO_OPTIONS, internals.dynamo_config),
+    ),
+    (
+        "shapes.config",
+        _ALL,
+        lambda _: options(internals.SHAPES_OPTIONS, internals.shapes_config),
+    ),
     ("autocast", _SETTINGS, lambda _: autocast()),
     # the graph and its inputs
     ("graph.annotations", _KEYS, lambda of: graph.node_annotations(of.gm, of.describer)),
@@ -534,11 +720,11 @@ def settings_text(registered_version: RegisteredVersion) -> str | None:
     such text.
     """
     subject = cast("_Subject", SimpleNamespace(version=registered_version, inputs=(0,)))
-    options = [internals.options_text(each) for each in internals.compilers_configs()]
+    texts = [internals.options_text(each) for each in internals.compilers_configs()]
     found = [find(subject) for _, scopes, find in COMPONENTS if "settings" in scopes]
-    if None in options or any(isinstance(finding, list) for finding in found):
+    if None in texts or any(isinstance(finding, list) for finding in found):
         return None
-    return "\n".join(map(str, (*options, *found)))
+    return "\n".join(map(str, (*texts, *found)))
 
 
 @functools.cache

@@ -22,7 +22,12 @@ from functools import partial
 from types import FunctionType, MethodType
 
 import _s3cache_process
-from s3cache.graph._describe import UnidentifiedError, identity, rough_identity
+from s3cache.graph._describe import (
+    UnidentifiedError,
+    identity,
+    qualified_name,
+    rough_identity,
+)
 from s3cache.graph._origin import (
     files_that_register_for_others,
     foreign_parts,
@@ -35,7 +40,7 @@ from s3cache.graph._origin import (
     origin_of,
     parts_of,
 )
-from s3cache.graph._results import BypassReason, Finding, qualified_name, suggested_fix
+from s3cache.graph._results import BypassReason, Finding, suggested_fix
 from s3cache.graph._surface import (
     ALTERED,
     AS_A_WHOLE,

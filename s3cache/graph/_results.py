@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from s3cache.graph._describe import Component
 from s3cache.graph._origin import origin_of, value_at
 from s3cache.torch_api import internals
 from s3cache.util.text import counted, footer, printable
-
-#: Returns the version that the user registered for a function, operator, class or module, if any.
-RegisteredVersion: TypeAlias = Callable[[object], "str | None"]
 
 Code: TypeAlias = Literal[
     "caches-off",  # the process
@@ -100,55 +97,6 @@ def cached_at(codes: Iterable[str]) -> str:
 #: What a user can do about code that no key can describe.
 OUTSIDE: Final = "call it outside of the compiled region"
 
-# Values are for people and not in digests, so they may be shortened. Entries store them.
-_VALUE_CHARACTERS = 200
-_TEXT_CHARACTERS = 16 << 10
-_PART_CHARACTERS = 1 << 10
-_ALL_CHARACTERS = 128 << 10
-_PARTS = 1024
-
-
-def bounded(parts: Iterable[tuple[str, str]], characters: int = _PART_CHARACTERS) -> dict[str, str]:
-    """Return the first of ``parts``, truncated to ``characters`` each, as many as fit an entry."""
-    kept: dict[str, str] = {}
-    left = _ALL_CHARACTERS
-    for name, part in parts:
-        if len(kept) == _PARTS or left <= 0:
-            break
-        kept[name] = part if len(part) <= characters else part[:characters] + "…"
-        left -= len(part)
-    return kept
-
-
-@dataclass(frozen=True, slots=True)
-class Component:
-    """One named component of a key.
-
-    Attributes:
-        digest: 32 hexadecimal digits.
-        value: the content for people; shortened, and not part of the key.
-        parts: its parts by name, if the value does not show them; not part of the key either.
-    """
-
-    digest: str
-    value: str
-    parts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-
-    @classmethod
-    def of_text(cls, text: str) -> Component:
-        """Return a component with ``text`` as its content and value."""
-        is_short = len(text) <= _VALUE_CHARACTERS
-        parts = None if is_short else bounded((("", text),), _TEXT_CHARACTERS)
-        return cls.of_bytes(text.encode(), text, parts)
-
-    @classmethod
-    def of_bytes(cls, data: bytes, value: str, parts: Mapping[str, str] | None = None) -> Component:
-        """Return a component with ``data`` as its content, shown as ``value`` and ``parts``."""
-        if len(value) > _VALUE_CHARACTERS:
-            value = value[:_VALUE_CHARACTERS] + "…"
-        return cls(hashlib.sha256(data).hexdigest()[:32], value, parts or {})
-
-
 #: A component, its text, or None if it is empty; or all reasons against a key.
 Finding: TypeAlias = "Component | str | list[BypassReason] | None"
 
@@ -186,15 +134,6 @@ def suggested_fix(target: object, condition: str = "if it depends on its inputs 
     register = f"{imported}; s3cache.register_cacheable({at}, version='1')  # {condition}"
     first = "" if is_found else f"define {plain} at the top level of {module}, then: "
     return first + register
-
-
-def qualified_name(target: object) -> str:
-    """Return the module and name of a function or class, or of an object's class."""
-    name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
-    if name is None:
-        target = type(target)
-        name = target.__qualname__
-    return f"{getattr(target, '__module__', None)}.{name}"
 
 
 # -- the report of s3cache.check and of `s3cache check`

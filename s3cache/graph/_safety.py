@@ -18,15 +18,20 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
-from s3cache.graph._describe import UnidentifiedError, identity
-from s3cache.graph._graph import autograd_function_text, call_nodes, graph_modules
+from s3cache.graph._describe import (
+    RegisteredVersion,
+    UnidentifiedError,
+    autograd_function_text,
+    call_nodes,
+    graph_modules,
+    identity,
+    qualified_name,
+)
 from s3cache.graph._overrides import overrides
 from s3cache.graph._results import (
     OUTSIDE,
     BypassReason,
     Code,
-    RegisteredVersion,
-    qualified_name,
     suggested_fix,
 )
 from s3cache.graph._user_code import context_hash, custom_operators, subclasses

@@ -22,14 +22,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from s3cache.graph._describe import UnidentifiedError, identity
-from s3cache.graph._graph import autograd_function_text, call_nodes, graph_modules
+from s3cache.graph._describe import (
+    RegisteredVersion,
+    UnidentifiedError,
+    autograd_function_text,
+    call_nodes,
+    graph_modules,
+    identity,
+    qualified_name,
+)
 from s3cache.graph._origin import foreign_parts, is_foreign, is_of_torch, origin_of
 from s3cache.graph._results import (
     BypassReason,
     Finding,
-    RegisteredVersion,
-    qualified_name,
     suggested_fix,
 )
 from s3cache.torch_api import internals
