@@ -97,10 +97,7 @@ class S3CacheError(Exception):
     """Root of all errors that s3cache raises on purpose.
 
     The message is one printable line, even with text from a server or an entry. Errors can be
-    pickled: ``args`` are the arguments.
-
-    Attributes:
-        reason: the reason of a miss, or of a refused save, that this error causes.
+    pickled: ``args`` are the arguments. ``reason`` is that of a miss or refused save.
     """
 
     reason: Reason = Reason.ERROR
@@ -186,12 +183,8 @@ class UnsupportedTorchError(S3CacheError):
 class StoreError(S3CacheError):
     """A store operation failed.
 
-    Attributes:
-        op: the protocol verb that failed (``get``, ``put``, ...).
-        store: the store's URL, without credentials.
-        key: the object, or ``""`` for the store as a whole.
-        attempts: the number of attempts in all.
-        elapsed_s: seconds from the first attempt to giving up.
+    ``op`` is the verb that failed, ``store`` the store's URL without credentials, and ``key`` the
+    object, or ``""`` for the store as a whole. It gave up after ``attempts`` in ``elapsed_s``.
     """
 
     reason = Reason.UNAVAILABLE

@@ -212,14 +212,10 @@ class CacheStats(_Lookups):
 
     def in_numbers(self) -> dict[str, Any]:
         """Return the counts of :meth:`in_words` as plain data, by the names of the attributes."""
+        names = ["hits", "misses", "bypassed", "bypass_reasons", "saved", "uploaded", "pending"]
+        values = {name: getattr(self, name) for name in names}
         return {
-            "hits": dict(self.hits),
-            "misses": dict(self.misses),
-            "bypassed": self.bypassed,
-            "bypass_reasons": dict(self.bypass_reasons),
-            "saved": self.saved,
-            "uploaded": self.uploaded,
-            "pending": self.pending,
+            **{name: dict(of) if isinstance(of, dict) else of for name, of in values.items()},
             "refused": dict(Counter(self.refused) + Counter(self.fx.refused)),
             "second_level": {"hits": dict(self.fx.hits), "saved": self.fx.saved},
             "time_saved_s": round(self.time_saved_s, 3),

@@ -78,6 +78,8 @@ class PrefetchReport:
 
 #: Fetches one object, if its size is accepted; ``None`` if there is none.
 Fetch: TypeAlias = "Callable[[str, AcceptSize], Awaitable[Frame | NotAccepted | None]]"
+#: Returns the names of a list that are present; called on other threads.
+Present: TypeAlias = Callable[[list[str]], list[str]]
 
 
 class Prefetch:
@@ -109,17 +111,8 @@ class Prefetch:
         counts = {name: getattr(self._report, name) + number for name, number in more.items()}
         self._report = replace(self._report, error=error or self._report.error, **counts)
 
-    async def run(
-        self,
-        fetch: Fetch,
-        present: Callable[[list[str]], list[str]],
-        budget: Budget,
-        concurrency: int,
-    ) -> None:
-        """Fetch all missing objects, as many at once as the budget allows; on the loop.
-
-        ``present`` returns the names of a list that are present; it is called on other threads.
-        """
+    async def run(self, fetch: Fetch, present: Present, budget: Budget, concurrency: int) -> None:
+        """Fetch all missing objects, as many at once as the budget allows; on the loop."""
         names, missing, looking = iter(self.names), list[str](), asyncio.Lock()
         # An object that exceeds the free memory is requested twice. To avoid that, reserve more
         # than the even share of the budget, but let at least half of the workers begin.
@@ -142,10 +135,7 @@ class Prefetch:
                 except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
                     self.count(failed=1, error=exc)
                 else:
-                    if size is None:
-                        self.count(absent=1)
-                    else:
-                        self.count(found=1, size=size)
+                    self.count(found=size is not None, absent=size is None, size=size or 0)
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
 

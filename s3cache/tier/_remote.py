@@ -123,10 +123,8 @@ class BackgroundLoop:
         """
         if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError(
-                "s3cache: called from its own background thread, which would wait for itself "
-                "forever; a listener must hand such calls to another thread"
-            )
+            problem = "called from its own background thread, which would wait for itself forever"
+            raise RuntimeError(f"s3cache: {problem}; a listener must use another thread")
         future = self.submit(work)
         try:
             return future.result(timeout_s)
@@ -338,7 +336,19 @@ class RemoteTier:
 
     def names(self, key: str, timeout_s: float) -> list[str]:
         """List the names of all entries under ``key`` except the first name; newest first."""
-        return self._wait(self._list(key), entries.name_prefix(key), timeout_s)
+        first, prefix = entries.first_name(key), entries.name_prefix(key)
+
+        async def newest() -> list[str]:
+            present = []
+            async for info in self.reader.list(prefix):
+                if info.key.startswith(prefix):
+                    present.append(info)
+                if len(present) >= _LISTED_AT_MOST:
+                    break
+            present.sort(key=lambda info: info.modified, reverse=True)
+            return [info.key for info in present if info.key != first]
+
+        return self._wait(newest(), prefix, timeout_s)
 
     def names_without_first(self, key: str, timeout_s: float) -> list[str]:
         """List the names under ``key`` although it lacks the first one, if some may exist.
@@ -361,10 +371,8 @@ class RemoteTier:
     def prefetch(self, names: Iterable[str]) -> Prefetch:
         """Fetch many objects in the background, except those that are on the disk."""
         prefetch = Prefetch(names)
-        fetch = functools.partial(
-            prefetch.run, self._join, self.present, self.budget, self.concurrency
-        )
-        prefetch.future = self.loop.submit(self._until_stop(fetch))
+        how = (self._join, self.present, self.budget, self.concurrency)
+        prefetch.future = self.loop.submit(self._until_stop(lambda: prefetch.run(*how)))
         return prefetch
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
@@ -372,25 +380,41 @@ class RemoteTier:
         with contextlib.suppress(ClosedError):
             self.loop.submit(self._until_stop(work))
 
-    def run(self, work: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
-        """Run ``work`` on the loop and return its result."""
-        return self.loop.wait(work, timeout_s)
-
     async def has_entry(self, key: str) -> bool:
         """Return whether an entry under ``key`` is uploaded; on the loop."""
         return await self.reader.head(entries.first_name(key)) is not None
 
     def remove(self, prefix: str) -> list[str]:
         """Try to delete all objects with ``prefix``; return their names, or raise a failure."""
-        return self.loop.wait(self._remove(prefix), None)
+
+        async def delete(name: str) -> StoreError | None:
+            try:
+                await self._writer.delete(name)
+            except StoreError as exc:  # the others are still deleted
+                return exc
+            return None
+
+        async def delete_all() -> list[str]:
+            listed = self._writer.list(prefix)
+            names = [info.key async for info in listed if info.key.startswith(prefix)]
+            for failure in await concurrently(delete, names):
+                if failure is not None:
+                    raise failure
+            return names
+
+        return self.loop.wait(delete_all(), None)
 
     def discard(self, names: Iterable[str], digest: bytes, timeout_s: float) -> None:
-        """Delete the entry with this digest under ``names``.
+        """Delete the entry with this digest under ``names``; raise StoreError if that fails."""
 
-        Raises:
-            StoreError: the remote does not allow it, or does not answer within ``timeout_s``.
-        """
-        self._wait(self._discard(names, digest), "", timeout_s)
+        async def discard() -> None:
+            for name in names:
+                data = await self._writer.get(name)
+                with contextlib.suppress(CorruptError):
+                    if data is not None and frame.decode_head(data).digest == digest:
+                        await self._writer.delete(name)
+
+        self._wait(discard(), "", timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Stop all downloads, and release the connections."""
@@ -480,40 +504,6 @@ class RemoteTier:
         while self._urgent:
             await self._calm.wait()
         return await self._join(name, admit)
-
-    async def _list(self, key: str) -> list[str]:
-        first, prefix = entries.first_name(key), entries.name_prefix(key)
-        present = []
-        async for info in self.reader.list(prefix):
-            if info.key.startswith(prefix):
-                present.append(info)
-            if len(present) >= _LISTED_AT_MOST:
-                break
-        present.sort(key=lambda info: info.modified, reverse=True)
-        return [info.key for info in present if info.key != first]
-
-    async def _remove(self, prefix: str) -> list[str]:
-        listed = self._writer.list(prefix)
-        names = [info.key async for info in listed if info.key.startswith(prefix)]
-
-        async def delete(name: str) -> StoreError | None:
-            try:
-                await self._writer.delete(name)
-            except StoreError as exc:  # the others are still deleted
-                return exc
-            return None
-
-        for failure in await concurrently(delete, names):
-            if failure is not None:
-                raise failure
-        return names
-
-    async def _discard(self, names: Iterable[str], digest: bytes) -> None:
-        for name in names:
-            data = await self._writer.get(name)
-            with contextlib.suppress(CorruptError):
-                if data is not None and frame.decode_head(data).digest == digest:
-                    await self._writer.delete(name)
 
     def verify(self, name: str, data: Buffer, is_adopted: bool) -> Frame:
         """Return an entry that is to be uploaded."""

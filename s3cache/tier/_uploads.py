@@ -190,7 +190,8 @@ class Uploads:
 
         It cuts a pause short. With ``until_a_pause``, for the exit, it ends at the next pause.
         """
-        pending, error = set[str](), None
+        pending: set[str] = set()
+        error: Exception | None = None
         try:
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 self._loop.wait(self._flush(until_a_pause), timeout_s)
@@ -205,14 +206,11 @@ class Uploads:
             logger.warning(
                 "saved entries that vanished from %s before their upload, and are lost: %d; "
                 "another program removed them: set local_dir to a directory that no cleaner of "
-                "temporary files empties %s",
-                self._disk.root,
-                vanished,
-                pointer("local-directory"),
-            )
-        return FlushReport(
-            remaining, len(self._memory), error or self._error, len(self._too_large), vanished
-        )
+                "temporary files empties %s", self._disk.root, vanished, pointer("local-directory")
+            )  # fmt: skip
+        too_large = len(self._too_large)
+        error = error or self._error
+        return FlushReport(remaining, len(self._memory), error, too_large, vanished)
 
     def close(self, timeout_s: float) -> None:
         """Stop uploading. Pending uploads stay on the disk for others to adopt."""

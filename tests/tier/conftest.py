@@ -73,11 +73,9 @@ def new_site(tmp_path: Path, remote: Remote) -> Iterator[Callable[..., Site]]:
     sites: list[Site] = []
 
     def new(**limits: Any) -> Site:
-        tier = None
-        if limits.pop("local", True):
-            tier = DiskTier(
-                tmp_path / "tier", namespace="ns", max_bytes=256 * MIB, max_files=10_000
-            )
+        bounds: dict[str, Any] = {"max_bytes": 256 * MIB, "max_files": 10_000}
+        has_disk = limits.pop("local", True)
+        tier = DiskTier(tmp_path / "tier", namespace="ns", **bounds) if has_disk else None
         sites.append(Site(tier, remote, **limits))
         return sites[-1]
 

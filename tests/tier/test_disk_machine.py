@@ -29,6 +29,14 @@ sizes = st.one_of(st.integers(0, 90), st.sampled_from([300, 700, 999, 1_000, 1_0
 who = st.integers(0, 1)
 
 
+def usage_of(bodies: dict[str, bytes]) -> Usage:
+    return Usage(sum(map(len, bodies.values())), len(bodies))
+
+
+def fits(usage: Usage) -> bool:
+    return usage.bytes <= MAX_BYTES and usage.files <= MAX_FILES
+
+
 class TierMachine(RuleBasedStateMachine):
     """The tier holds the same objects as the model, for any calls in any order."""
 
@@ -61,93 +69,65 @@ class TierMachine(RuleBasedStateMachine):
         self.bodies[name] = self.bodies.pop(name)
         self.late.discard(name)
 
-    def usage(self, among: dict[str, bytes]) -> Usage:
-        return Usage(sum(map(len, among.values())), len(among))
-
-    @staticmethod
-    def fits(usage: Usage) -> bool:
-        return usage.bytes <= MAX_BYTES and usage.files <= MAX_FILES
-
     def unpin(self, name: str) -> None:
         if name not in self.pinned:
             self.late.add(name)
 
-    def body(self, size: int) -> bytes:
-        self.versions += 1
-        return (b"%d " % self.versions * size)[:size]
-
     # --- the calls
 
-    @rule(by=who, name=names, size=sizes)
-    def put(self, by: int, name: str, size: int) -> None:
-        body = self.body(size)
+    @rule(by=who, name=names, size=sizes, pending=st.booleans())
+    def put(self, by: int, name: str, size: int, pending: bool) -> None:
+        self.versions += 1
+        body, tier = (b"%d " % self.versions * size)[:size], self.tiers[by]
         try:
-            self.tiers[by].put(name, body)
+            (tier.put_pending if pending else tier.put)(name, body)
         except NoSpaceError:
             self.refused(name, size)
         else:
+            self.pins[by] |= {name} if pending else set()
             self.accepted(name, body)
 
-    @rule(by=who, name=names, size=sizes)
-    def put_pending(self, by: int, name: str, size: int) -> None:
-        body = self.body(size)
-        try:
-            self.tiers[by].put_pending(name, body)
-        except NoSpaceError:
-            self.refused(name, size)
-        else:
-            self.pins[by].add(name)
-            self.accepted(name, body)
+    def evicted(self, name: str) -> list[str]:
+        """Return what a put of ``name`` has evicted: the oldest objects that may be evicted."""
+        present = {info.key for info in self.tiers[0].objects()}
+        evicted = [key for key in self.bodies if key not in {*present, name}]
+        assert not {*evicted} & self.pinned
+        order = [*self.bodies]
+        youngest = max((order.index(key) for key in evicted), default=-1)
+        older = {key for key in order[: youngest + 1] if key not in evicted}
+        assert older <= self.pinned | self.late | {name}
+        return evicted
 
     def accepted(self, name: str, body: bytes) -> None:
-        before = {k: v for k, v in self.bodies.items() if k != name}
-        present = {info.key for info in self.tiers[0].objects()}
-        evicted = [key for key in before if key not in present]
-        self.check_evicted(evicted, name)
+        evicted = self.evicted(name)
         if evicted:  # down to nine tenths of the bounds, or as far as necessary
             old = self.bodies.get(name)
-            left = self.usage({k: v for k, v in self.bodies.items() if k not in evicted[:-1]})
+            left = usage_of({k: v for k, v in self.bodies.items() if k not in evicted[:-1]})
             with_it = Usage(left.bytes + len(body) - len(old or b""), left.files + (old is None))
             is_above = left.bytes > 0.9 * MAX_BYTES or left.files > 0.9 * MAX_FILES
-            assert is_above or not self.fits(with_it)
+            assert is_above or not fits(with_it)
         for key in evicted:
             del self.bodies[key]
         self.bodies[name] = body
         self.touch(name)
-        assert self.fits(self.usage(self.bodies))
+        assert fits(usage_of(self.bodies))
 
     def refused(self, name: str, size: int) -> None:
         """Check that the refusal is right, and that no object was evicted out of order."""
         staying = {k: v for k, v in self.bodies.items() if k in self.pinned and k != name}
-        assert not self.fits(self.usage({**staying, name: b"x" * size}))
-        present = {info.key for info in self.tiers[0].objects()}
-        evicted = [key for key in self.bodies if key not in present]
-        if size > MAX_BYTES:
-            assert not evicted
-        self.check_evicted(evicted, name)
+        assert not fits(usage_of({**staying, name: b"x" * size}))
+        evicted = self.evicted(name)
+        assert not (evicted and size > MAX_BYTES)
         for key in evicted:
             del self.bodies[key]
 
-    def check_evicted(self, evicted: list[str], name: str) -> None:
-        """Check that these are the oldest evictable objects."""
-        assert not set(evicted) & self.pinned
-        assert name not in evicted
-        order = list(self.bodies)
-        youngest = max((order.index(key) for key in evicted), default=-1)
-        older = {key for key in order[: youngest + 1] if key not in evicted}
-        assert older <= self.pinned | self.late | {name}
-
-    @rule(by=who, name=names)
-    def get(self, by: int, name: str) -> None:
-        assert self.tiers[by].get(name) == self.bodies.get(name)
-        if name in self.bodies:
+    @rule(by=who, name=names, is_use=st.booleans())
+    def get(self, by: int, name: str, is_use: bool) -> None:
+        body, tier = self.bodies.get(name), self.tiers[by]
+        assert (tier.head(name) is None) == (body is None)
+        assert (tier.get if is_use else tier.peek)(name) == body
+        if is_use and name in self.bodies:
             self.touch(name)
-
-    @rule(by=who, name=names)
-    def look(self, by: int, name: str) -> None:
-        body = self.bodies.get(name)
-        assert (self.tiers[by].head(name) is None) == (body is None)
-        assert self.tiers[by].peek(name) == body
 
     @rule(by=who, name=names)
     def delete(self, by: int, name: str) -> None:
@@ -198,28 +178,14 @@ class TierMachine(RuleBasedStateMachine):
     # --- at any time
 
     @invariant()
-    def holds_what_the_model_holds(self) -> None:
-        assert {info.key: info.size for info in self.tiers[0].objects()} == {
-            name: len(body) for name, body in self.bodies.items()
-        }
-
-    @invariant()
-    def usage_is_exact(self) -> None:
-        for tier in self.tiers:
-            assert tier.usage() == self.usage(self.bodies)
-
-    @invariant()
-    def uploads_are_pending_where_they_were_saved(self) -> None:
+    def both_hold_what_the_model_holds(self) -> None:
+        sizes = {name: len(body) for name, body in self.bodies.items()}
+        assert {info.key: info.size for info in self.tiers[0].objects()} == sizes
         for tier, pins in zip(self.tiers, self.pins, strict=True):
-            assert set(tier.pending()) == pins
-
-    @invariant()
-    def nothing_is_left_in_staging(self) -> None:
+            assert tier.usage() == usage_of(self.bodies)
+            assert {*tier.pending()} == pins
         assert os.listdir(self.root / "staging") == []
 
 
 TestTier = TierMachine.TestCase
-TestTier.settings = settings(
-    max_examples=examples(1.5),
-    stateful_step_count=40,
-)
+TestTier.settings = settings(max_examples=examples(1.5), stateful_step_count=40)

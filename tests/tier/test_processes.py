@@ -122,8 +122,6 @@ def test_calls_give_up_waiting_for_a_stopped_holder_of_the_lock(
 
 
 MAX_BYTES, MAX_FILES = 200_000, 50
-
-
 HAMMER = f"""
     bounds = {{"max_bytes": {MAX_BYTES}, "max_files": {MAX_FILES}}}
     chance = random.Random(int(sys.argv[2]))
@@ -168,32 +166,22 @@ HAMMER = f"""
 
 @pytest.mark.parametrize("most_kills", [3, pytest.param(20, marks=slow)])
 def test_many_processes_at_once(start: Start, root: Path, most_kills: int) -> None:
-    """One is killed and restarted repeatedly: nothing is corrupt, nothing fails, usage is exact.
-
-    At the end, usage is compared with the sum of the files.
-    """
+    """One is killed and restarted repeatedly: nothing is corrupt, nothing fails, usage is exact."""
     tier = DiskTier(root, max_bytes=MAX_BYTES, max_files=MAX_FILES)
     workers = [start(HAMMER, seed) for seed in range(4)]
-    mortal = start(HAMMER, 100)
-    for worker in (*workers, mortal):
+    for worker in workers:
         read_line(worker)
-    send_line(*workers, mortal)
-    samples = kills = 0
-    while kills < most_kills:
-        usage = tier.usage()
-        assert usage.bytes <= MAX_BYTES
-        assert usage.files <= MAX_FILES
-        samples += 1
-        time.sleep(0.02)
-        if samples % 8 == 0:
-            mortal.kill()
-            assert mortal.wait() == -signal.SIGKILL, mortal.communicate()[1]
-            kills += 1
-            mortal = start(HAMMER, 100 + kills)
-            read_line(mortal)
-            send_line(mortal)
-    mortal.kill()
-    mortal.wait()
+    send_line(*workers)
+    for kill in range(most_kills + 1):
+        mortal = start(HAMMER, 100 + kill)
+        read_line(mortal)
+        send_line(mortal)
+        for _ in range(8):
+            usage = tier.usage()
+            assert (usage.bytes <= MAX_BYTES, usage.files <= MAX_FILES) == (True, True)
+            time.sleep(0.02)
+        mortal.kill()
+        assert mortal.wait() == -signal.SIGKILL, mortal.communicate()[1]
     (root.parent / "stop").touch()
     finish(*workers)
     finish(start("check_all(DiskTier(root, max_bytes=1 << 20, max_files=1_000))"))

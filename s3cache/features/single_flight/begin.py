@@ -90,7 +90,7 @@ class SingleFlight:
                 raise TransientError(problem, op="lease")
             bound_s -= wasted_s
             leases, is_published = self._leases_in(remote), partial(remote.has_entry, key)
-            leased = remote.run(leases.take(key, is_published, bound_s), bound_s + _LEASE_S)
+            leased = remote.loop.wait(leases.take(key, is_published, bound_s), bound_s + _LEASE_S)
         except Exception as exc:  # noqa: BLE001 - then this machine does not wait for others
             self._problems.met("lease", "no machine waits for another one now", exc)
             return WaitOutcome(claim)
