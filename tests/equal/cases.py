@@ -121,6 +121,26 @@ def train(function: Callable[..., Any], *inputs: Any) -> Any:
     return inputs, flat, [each.grad for each in leaves]
 
 
+def graph(row: str, *makes: Callable[[], Any], **expected: Any) -> Callable[[Any], Any]:
+    """Register the decorated function as a case: it is compiled, and called with new inputs.
+
+    If an input requires a gradient, a backward follows.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        def program(compile_it: Compile) -> Any:
+            inputs = [make() for make in makes]
+            if any(each.requires_grad for each in inputs):
+                return train(compile_it(function), *inputs)
+            return (*inputs, compile_it(function)(*inputs))
+
+        program.__name__ = function.__name__
+        case(row, **expected)(program)
+        return function
+
+    return register
+
+
 # -- the job of a machine
 
 

@@ -6,8 +6,7 @@ Each program runs six times: twice without s3cache on one disk; twice with s3cac
 enabled by ``python -m s3cache run`` and once by two lines of code; and on two empty machines,
 enabled by ``run`` and by ``S3CACHE_URL`` only. ``--quick`` omits second processes, and one of the
 two empty machines. The folder keeps finished results: a second call continues there; delete the
-folder to start again. Exits with status 1 if a program does not start warm. ``--recall`` is the
-setting of that name; use another folder with it. It does not change the page.
+folder to start again. Exits with status 1 if a program does not start warm.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="three runs of each program instead of six"
     )
-    parser.add_argument("--recall", choices=("off", "check", "on"), default="off")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     options.folder = options.folder.resolve()  # URLs contain it
@@ -51,15 +49,11 @@ def main(arguments: list[str]) -> int:
     for name in options.only or PROGRAMS:
         print(f"{name}: {PROGRAMS[name].does}", flush=True)
         runs: Collection[str] = QUICK if options.quick else RUNS
-        if options.recall != "off":
-            runs = tuple(each for each in runs if not each.startswith("alone"))
-        found = results[name] = _kept(options.folder, name, runs, options.recall)
+        found = results[name] = _kept(options.folder, name, runs)
         failed = [found["failed"]] if "failed" in found else []
         for complaint in (*failed, *(complaints(found["trials"]) if "trials" in found else ())):
             bad = True
             print(f"  NOT AS IT SHOULD BE: {complaint}", flush=True)
-    if options.recall != "off":
-        return int(bad)
     page = options.page.read_text(encoding="utf-8")
     options.page.write_text(fill(page, "frameworks", _table(results)), encoding="utf-8")
     return int(bad)
@@ -70,16 +64,14 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
     return dict(json.loads(kept.read_text())) if kept.exists() else {}
 
 
-def _kept(folder: Path, name: str, runs: Collection[str], recall: str) -> dict[str, Any]:
+def _kept(folder: Path, name: str, runs: Collection[str]) -> dict[str, Any]:
     """Return the program's results, or ``skipped`` with the reason, or ``failed``."""
     if not (found := _read(folder, name)):
         program = PROGRAMS[name]
         try:
             found = {"version": _version(program), "torch": version("torch"), "trials": {}}
             with tempfile.TemporaryDirectory(dir=folder) as root:
-                ran = run_program(
-                    Path(root), name, program, runs, headers=folder / "compiler", recall=recall
-                )
+                ran = run_program(Path(root), name, program, runs, headers=folder / "compiler")
                 for what, trial in ran:
                     seen = {each: count for each, count in trial.items() if each != "losses"}
                     print(f"  {what}: {seen}", flush=True)

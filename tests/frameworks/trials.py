@@ -44,7 +44,6 @@ def run_program(
     runs: Collection[str],
     *,
     headers: Path | None = None,
-    recall: str = "off",
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name and the results of each of ``runs``, in the order of :data:`RUNS`.
 
@@ -52,7 +51,6 @@ def run_program(
 
     Args:
         root: the directory of the machines, and of the remote that they share.
-        recall: the setting of that name, for runs with s3cache.
         headers: a directory for the headers that machines precompile, which takes longer than a
             small program; ``None``: machines precompile no headers and try no compiler options.
 
@@ -70,7 +68,6 @@ def run_program(
                 environment = _environment(program, headers, compiles=machine in ("alone", "first"))
                 if how != "not":
                     environment["S3CACHE_URL"] = f"file://{root}/remote?create=1"
-                    environment["S3CACHE_RECALL"] = recall
                 machines[machine] = _watched(root / machine, environment)
             command = _command(name, program, how, with_lines)
             yield what, _run(root / machine / what, machines[machine], command)
@@ -87,9 +84,6 @@ def complaints(trials: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield "first: nothing was compiled or saved, so the test shows nothing"
     if first["uploaded"] < kept:
         yield f"first: {kept} saved, {first['uploaded']} uploaded"
-    for what, trial in trials.items():
-        if disagreed := trial.get("recall", {}).get("disagreed"):
-            yield f"{what}: recall would have been wrong for {disagreed} frames"
     if "alone again" in trials:
         again, alone = trials["first again"], trials["alone again"]
         for count in ("lowered", "compilers"):
@@ -130,12 +124,8 @@ def _environment(program: Program, headers: Path | None, *, compiles: bool) -> d
     }
     if headers is None:
         environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
-        environment["TORCHINDUCTOR_VEC_ISA_OK"] = (
-            "1"  # otherwise torch would run a compiler to find out
-        )
-        environment["TORCHINDUCTOR_COMPILE_THREADS"] = (
-            "1"  # no worker processes, which import torch
-        )
+        environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # or torch runs a compiler to find out
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no processes that import torch
     elif compiles:
         headers.mkdir(exist_ok=True)
         environment["TMPDIR"] = str(headers)

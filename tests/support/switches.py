@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,11 @@ def switched(get: Callable[[], T], switch: Callable[[T], object], value: T) -> I
         yield
     finally:
         switch(before)
+
+
+def attribute(owner: Any, name: str, value: Any) -> contextlib.AbstractContextManager[None]:
+    """Set an attribute, also one that :func:`unittest.mock.patch` cannot restore."""
+    return switched(lambda: getattr(owner, name), lambda new: setattr(owner, name, new), value)
 
 
 def deterministic() -> contextlib.AbstractContextManager[None]:

@@ -106,7 +106,7 @@ _READS: dict[str, tuple[Ask, Callable[[int], Any]]] = {
         lambda: any("s3cache_asking" in str(each) for each in warnings.filters),
         lambda to: patch.object(
             *(warnings, "filters"),
-            [("ignore", re.compile("s3cache_asking"), Warning, None, 0)] * to + warnings.filters,
+            [*[("ignore", re.compile("s3cache_asking"), Warning, None, 0)] * to, *warnings.filters],
         ),
     ),
     "a context variable": (_variable.get, lambda to: switched(_variable.get, _variable.set, to)),

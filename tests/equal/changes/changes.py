@@ -13,12 +13,13 @@ import torch._dynamo
 import torch._functorch.config as functorch
 import torch._inductor.config as inductor
 from torch import Tensor
+from torch._inductor import codecache
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.equal.changes.arguments import OPERATORS
 from tests.equal.changes.bases import BASES, Mlp, mlp, pointwise
 from tests.equal.programs import Context, Pair, Program, once
-from tests.support.switches import switched
+from tests.support.switches import attribute, deterministic, switched, threads
 
 
 def changes() -> Iterator[Pair]:
@@ -164,7 +165,7 @@ def _setting(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -
 
 
 def _attribute(owner: Any, name: str, value: Any) -> Context:
-    return _setting(lambda: getattr(owner, name), lambda v: setattr(owner, name, v), value)
+    return functools.partial(attribute, owner, name, value)
 
 
 def _sdp(name: str) -> Context:
@@ -187,9 +188,7 @@ def surroundings() -> dict[str, Context]:
             for dtype in (torch.bfloat16, torch.float16)
         },
         "autocast without its cache": functools.partial(torch.autocast, "cpu", cache_enabled=False),
-        "deterministic": _setting(
-            torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
-        ),
+        "deterministic": deterministic,
         "deterministic, warning only": _setting(
             torch.are_deterministic_algorithms_enabled,
             lambda on: torch.use_deterministic_algorithms(on, warn_only=on),
@@ -201,10 +200,7 @@ def surroundings() -> dict[str, Context]:
             torch.get_default_dtype, torch.set_default_dtype, torch.bfloat16
         ),
         "default device meta": functools.partial(torch.device, "meta"),
-        **{
-            f"{count} threads": _setting(torch.get_num_threads, torch.set_num_threads, count)
-            for count in (1, 3, 4)
-        },
+        **{f"{count} threads": functools.partial(threads, count) for count in (1, 3, 4)},
         **{
             f"precision {how}": _setting(_precision, _set_precision, (how, None, None))
             for how in ("high", "medium")
@@ -229,7 +225,7 @@ def surroundings() -> dict[str, Context]:
         ),
         "view replay": functools.partial(autograd._force_original_view_tracking, True),
         "other tag": _attribute(torch.compiler.config, "cache_key_tag", "other"),
-        "other torch": _other_torch(),
+        "other torch": _attribute(codecache, "torch_key", lambda: b"other"),
         "other schema": _installed("s3cache.schema"),
         "other Python": _installed("python.abi"),
         "other instructions": _installed("machine.isa"),
@@ -250,14 +246,6 @@ def _set_precision(wanted: tuple[str, Any, Any]) -> None:
         torch.backends.cuda.matmul.fp32_precision = wanted[1]
         mkldnn: Any = torch.backends.mkldnn
         mkldnn.matmul.fp32_precision = wanted[2]
-
-
-def _other_torch() -> Context:
-    from torch._inductor import codecache
-
-    return _setting(
-        lambda: codecache.torch_key, lambda v: setattr(codecache, "torch_key", v), lambda: b"other"
-    )
 
 
 def _installed(name: str) -> Context:

@@ -42,6 +42,7 @@ from torch._inductor.pattern_matcher import (
 )
 
 from tests.equal.programs import Call, Pair, calling
+from tests.support.switches import attribute
 
 Context = contextlib.AbstractContextManager[Any]
 _aten, _prims = torch.ops.aten, torch.ops.prims
@@ -323,13 +324,13 @@ def _coded(function: Any, how: str, by: float) -> Context:
         code = names["make"](*old.co_freevars).__code__
         if how == "code under torch's file":
             code = code.replace(co_filename=old.co_filename, co_name=old.co_name)
-    return _set(function, "__code__", code)
+    return attribute(function, "__code__", code)
 
 
 def _defaulted(function: Any, how: str, by: float) -> Context:
     old = function.__defaults__
     last = max(number for number, each in enumerate(old) if isinstance(each, float))
-    return _set(function, "__defaults__", (*old[:last], by / 10, *old[last + 1 :]))
+    return attribute(function, "__defaults__", (*old[:last], by / 10, *old[last + 1 :]))
 
 
 def _cell_of(function: Any) -> Any:
@@ -341,19 +342,9 @@ def _cell_of(function: Any) -> Any:
 
 def _enclosed(function: Any, how: str, by: float) -> Context:
     cell = _cell_of(function)
-    return _set(
+    return attribute(
         cell, "cell_contents", _dress("plainly", functools.partial(_scaled, cell.cell_contents, by))
     )
-
-
-@contextlib.contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
-    old = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, old)
 
 
 def _insides() -> Iterator[Slot]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.equal.cases import case, matrix, train
+from tests.equal.cases import case, graph, matrix, train
 from tests.equal.programs import Compile
 
 # -- inputs that a graph changes
@@ -21,14 +22,10 @@ def _any(**wanted: Any) -> Any:
     return shows
 
 
-@case("inputs", shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True))
-def data_mutated_in_graph(compile_it: Compile) -> Any:
-    def function(x: Any, y: Any) -> Any:
-        x.mul_(2)
-        return x + y
-
-    x, y = matrix(), matrix()
-    return x, y, compile_it(function)(x, y)
+@graph(*("inputs", matrix, matrix), shows=_any(mutation_type="MUTATED_IN_GRAPH", mutates_data=True))
+def data_mutated_in_graph(x: Any, y: Any) -> Any:
+    x.mul_(2)
+    return x + y
 
 
 @case(
@@ -66,15 +63,13 @@ def storage_resized(compile_it: Compile) -> Any:
     return x, full, compile_it(function)(x, full)
 
 
-@case("inputs", shows=_any(mutates_storage_metadata=True), slow=True)
-def storage_exchanged(compile_it: Compile) -> Any:
-    def function(x: Any, y: Any) -> Any:
-        with torch.no_grad():
-            torch.ops.aten.set_.source_Tensor(x, y)
-        return x * 2
-
-    x, y = matrix(), matrix() + 1
-    return x, y, compile_it(function)(x, y)
+@graph(
+    *("inputs", matrix, lambda: matrix() + 1), shows=_any(mutates_storage_metadata=True), slow=True
+)
+def storage_exchanged(x: Any, y: Any) -> Any:
+    with torch.no_grad():
+        torch.ops.aten.set_.source_Tensor(x, y)
+    return x * 2
 
 
 @case("inputs", shows=lambda runtime: "AOTSyntheticBaseWrapper" in runtime["wrappers"], slow=True)
@@ -124,54 +119,45 @@ def _has(kind: str) -> Any:
     return lambda runtime: any(each["output_type"] == kind for each in runtime["outputs"])
 
 
-@case("outputs", shows=_has("alias_of_input"), slow=True)
-def alias_of_input(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        return x.view(-1), x.t()[1:], x + 1
-
-    x = matrix(rows=4)
-    return x, compile_it(function)(x)
+def _four_rows() -> Any:
+    return matrix(rows=4)
 
 
-def _trained(name: str, function: Any, **expected: Any) -> None:
-    """Add a case of a training step of ``function``."""
-
-    def program(compile_it: Compile) -> Any:
-        return train(compile_it(function), matrix(True, rows=4))
-
-    program.__name__ = name
-    case("outputs", slow=True, **expected)(program)
+def _trained() -> Any:
+    return matrix(True, rows=4)
 
 
-def _two_views(x: Any) -> Any:
+@graph("outputs", _four_rows, shows=_has("alias_of_input"), slow=True)
+def alias_of_input(x: Any) -> Any:
+    return x.view(-1), x.t()[1:], x + 1
+
+
+_NO_VIEW = ("(1)[0].base", "(1)[0].is_view")
+
+
+@graph("outputs", _trained, shows=_has("alias_of_intermediate_save_as_output"), slow=True)
+def alias_of_intermediate_save_as_output(x: Any) -> Any:
     """The graph also returns the intermediate, and views are made from it."""
     y = x * x
     return y.view(-1), y.t()
 
 
-def _many_views(x: Any) -> Any:
+@graph("outputs", _trained, shows=_has("alias_of_intermediate"), slow=True)
+def alias_of_intermediate(x: Any) -> Any:
     y = x * x
     return y[0], y[1], y.t(), x + 1
 
 
-def _view_and_base(x: Any) -> Any:
+@graph("outputs", _trained, shows=_has("alias_of_intermediate_base_is_user_output"), slow=True)
+def alias_of_intermediate_base_is_user_output(x: Any) -> Any:
     y = x * x
     return y.view(-1), y
 
 
-def _lone_view(x: Any) -> Any:
+@graph("outputs", _trained, shows=_has("unsafe_view_alias"), differs=_NO_VIEW, slow=True)
+def unsafe_view_alias(x: Any) -> Any:
     """The view counts as no view, because nothing else uses the intermediate."""
     return ((x * x).view(-1),)
-
-
-_SAVED = "alias_of_intermediate_save_as_output"
-_RETURNED = "alias_of_intermediate_base_is_user_output"
-_NO_VIEW = ("(1)[0].base", "(1)[0].is_view")
-
-_trained(_SAVED, _two_views, shows=_has(_SAVED))
-_trained("alias_of_intermediate", _many_views, shows=_has("alias_of_intermediate"))
-_trained(_RETURNED, _view_and_base, shows=_has(_RETURNED))
-_trained("unsafe_view_alias", _lone_view, shows=_has("unsafe_view_alias"), differs=_NO_VIEW)
 
 
 @case("outputs", shows=_has("custom_function_view"), differs=_NO_VIEW, slow=True)
@@ -200,18 +186,15 @@ def dynamic_dims(compile_it: Compile) -> Any:
     return [train(function, torch.ones(rows, 3, requires_grad=True)) for rows in (4, 7)]
 
 
-@case(
-    "outputs",
+@graph(
+    *("outputs", _trained),
     shows=lambda r: {e["requires_grad"] for e in r["outputs"]} == {True, False},
     slow=True,
 )
-def some_outputs_require_grad(compile_it: Compile) -> Any:
-    def function(x: Any) -> Any:
-        with torch.no_grad():
-            apart = x * 3
-        return x * 2, x.detach() + 1, apart, x.argmax(), x.view(-1)
-
-    return train(compile_it(function), matrix(True, rows=4))
+def some_outputs_require_grad(x: Any) -> Any:
+    with torch.no_grad():
+        apart = x * 3
+    return x * 2, x.detach() + 1, apart, x.argmax(), x.view(-1)
 
 
 # -- kinds of tensors
@@ -228,8 +211,6 @@ def _subclass_in(place: str, depth: int = 1) -> Any:
 
 
 def _two(requires_grad: bool = False, nested: bool = False) -> Any:
-    from torch.testing._internal.two_tensor import TwoTensor
-
     a, b = torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3) + 10
     inner = TwoTensor(a, b)
     found = TwoTensor(inner, TwoTensor(a + 1, b + 1)) if nested else inner
@@ -258,29 +239,24 @@ def buffers(compile_it: Compile) -> Any:
     return found, list(network.buffers()), [each.grad for each in network.parameters()]
 
 
-@case("tensors", shows=_subclass_in("tangents"))
-def subclass_training(compile_it: Compile) -> Any:
-    return train(compile_it(lambda x: x * x), _two(requires_grad=True))
+@graph("tensors", lambda: _two(requires_grad=True), shows=_subclass_in("tangents"))
+def subclass_training(x: Any) -> Any:
+    return x * x
 
 
-@case("tensors", shows=_subclass_in("tangents", depth=2), slow=True)
-def nested_subclass_training(compile_it: Compile) -> Any:
-    return train(compile_it(lambda x: x * x), _two(requires_grad=True, nested=True))
+@graph("tensors", lambda: _two(True, nested=True), shows=_subclass_in("tangents", 2), slow=True)
+def nested_subclass_training(x: Any) -> Any:
+    return x * x
 
 
-@case("tensors", graphs=0, bypassed=1, reasons=("function",), halves=1, slow=True)
-def subclass_made_in_the_graph(compile_it: Compile) -> Any:
+@graph("tensors", matrix, graphs=0, bypassed=1, reasons=("function",), halves=1, slow=True)
+def subclass_made_in_the_graph(x: Any) -> Any:
     """torch does not know the constructor of a subclass that is not its own."""
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    x = torch.ones(2, 3)
-    return x, compile_it(lambda x: TwoTensor(x + 1, x * 2))(x)
+    return TwoTensor(x + 1, x * 2)
 
 
 @case("tensors", shows=_subclass_in("outputs"), slow=True)
 def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
-    from torch.testing._internal.two_tensor import TwoTensor
-
     function = compile_it(lambda x: (x * 2, x.t()), dynamic=True)
     results = []
     for rows in (4, 5):
@@ -289,13 +265,16 @@ def subclass_with_dynamic_shape(compile_it: Compile) -> Any:
     return results
 
 
-@case("tensors", shows=_subclass_in("outputs"), differs=("(2).base", "(2).is_view"), slow=True)
-def jagged_made_in_the_graph(compile_it: Compile) -> Any:
-    def function(values: Any, offsets: Any) -> Any:
-        return torch.nested.nested_tensor_from_jagged(values * 2, offsets)
-
-    values, offsets = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 4, 6])
-    return values, offsets, compile_it(function)(values, offsets)
+@graph(
+    "tensors",
+    lambda: torch.arange(12.0).reshape(6, 2),
+    lambda: torch.tensor([0, 1, 4, 6]),
+    shows=_subclass_in("outputs"),
+    differs=("(2).base", "(2).is_view"),
+    slow=True,
+)
+def jagged_made_in_the_graph(values: Any, offsets: Any) -> Any:
+    return torch.nested.nested_tensor_from_jagged(values * 2, offsets)
 
 
 @case("tensors", graphs=4, shows=_subclass_in("tangents"), slow=True)

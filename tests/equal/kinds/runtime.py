@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tests.equal.cases import case, matrix, train
+from tests.equal.cases import case, graph, matrix, train
 from tests.equal.kinds.autograd import capturing
 from tests.equal.programs import Compile, eagerly
 
@@ -209,28 +209,28 @@ def ensemble(compile_it: Compile) -> Any:
     return run({name: value.detach() for name, value in parameters.items()}, buffers, matrix())
 
 
-@case("models", slow=True)
-def jagged_attention(compile_it: Compile) -> Any:
+@graph(
+    "models",
+    lambda: torch.arange(48.0).reshape(6, 8) / 48,
+    lambda: torch.tensor([0, 1, 4, 6]),
+    slow=True,
+)
+def jagged_attention(values: Any, offsets: Any) -> Any:
     """Attention over sequences of different lengths, made from values and offsets."""
-
-    def attend(values: Any, offsets: Any) -> Any:
-        x = torch.nested.nested_tensor_from_jagged(values, offsets)
-        heads = x.unflatten(-1, [2, 4]).transpose(1, 2)
-        out = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
-        return out.transpose(1, 2).values()
-
-    values, offsets = torch.arange(48.0).reshape(6, 8) / 48, torch.tensor([0, 1, 4, 6])
-    return compile_it(attend)(values, offsets)
+    x = torch.nested.nested_tensor_from_jagged(values, offsets)
+    heads = x.unflatten(-1, [2, 4]).transpose(1, 2)
+    out = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+    return out.transpose(1, 2).values()
 
 
-@case("models")
-def eight_bits(compile_it: Compile) -> Any:
+@graph(
+    "models",
+    matrix,
+    lambda: torch.arange(9.0).reshape(3, 3).to(torch.float8_e4m3fn),
+    lambda: torch.tensor(0.25),
+)
+def eight_bits(x: Any, weight: Any, scale: Any) -> Any:
     """A linear layer with weights and activations in float8."""
     low, high = torch.finfo(torch.float8_e4m3fn).min, torch.finfo(torch.float8_e4m3fn).max
-
-    def linear(x: Any, weight: Any, scale: Any) -> Any:
-        quantized = (x / scale).clamp(low, high).to(torch.float8_e4m3fn)
-        return quantized.to(x.dtype) * scale @ weight.to(x.dtype).t()
-
-    weight = torch.arange(9.0).reshape(3, 3).to(torch.float8_e4m3fn)
-    return compile_it(linear)(matrix(), weight, torch.tensor(0.25))
+    quantized = (x / scale).clamp(low, high).to(torch.float8_e4m3fn)
+    return quantized.to(x.dtype) * scale @ weight.to(x.dtype).t()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.equal.cases import case, matrix, train
+from tests.equal.cases import case, graph, matrix, train
 from tests.equal.programs import Compile
 
 # -- contents of graphs
@@ -94,13 +94,14 @@ def higher_order_operator_that_cannot_be_cached(compile_it: Compile) -> Any:
     return x, compile_it(function)(x), function(-x)
 
 
-@case("safety", slow=True)
-def invoke_subgraph(compile_it: Compile) -> Any:
-    @torch.compiler.nested_compile_region
-    def region(x: Any) -> Any:
-        return x.sin() * 0.18
+@torch.compiler.nested_compile_region
+def _region(x: Any) -> Any:
+    return x.sin() * 0.18
 
-    return train(compile_it(lambda x: region(region(x))), matrix(True))
+
+@graph("safety", lambda: matrix(True), slow=True)
+def invoke_subgraph(x: Any) -> Any:
+    return _region(_region(x))
 
 
 @case("safety", graphs=3, slow=True)

@@ -10,23 +10,21 @@ often as without recall. A third machine finds both variants in the store.
 from __future__ import annotations
 
 import argparse
-import collections
 import json
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from tests.equal.observe import SEEN, difference
 from tests.features.recall.programs import Program, all_programs
 from tests.support import compiled
 from tests.support.machines import SERVERS, Machine, remote_url
-
-Parts: TypeAlias = dict[tuple[str, str], Any]
 
 _THIRD = 3  # every third program also runs on a third machine, with both variants in the store
 
@@ -49,7 +47,7 @@ class Verdicts:
     traced: dict[str, str] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=collections.Counter)
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 class _Fleet:
@@ -60,13 +58,15 @@ class _Fleet:
         Path(root, "remote").mkdir()
         self._started = 0
 
-    def run(self, wanted: Sequence[tuple[Program, Sequence[tuple[str, str]]]]) -> list[Parts]:
+    def run(
+        self, wanted: Mapping[Program, Sequence[tuple[str, str]]]
+    ) -> dict[Program, dict[tuple[str, str], Any]]:
         """Run parts of programs, each a variant and a mode, on one more machine.
 
         Machines are forks of different servers in turn, so that three of them share nothing.
         """
         if not wanted:
-            return []
+            return {}
         self._started += 1
         machine = Machine(self._root / f"machine-{self._started}", **self._environment)
         parts = [
@@ -80,18 +80,15 @@ class _Fleet:
                 }
                 for variant, how in plan
             ]
-            for program, plan in wanted
+            for program, plan in wanted.items()
         ]
         place, url = str(self._root / "programs"), remote_url(self._root)
         file = self._root / "wanted.json"  # too long for an argument of a process
         file.write_text(json.dumps(parts), encoding="utf-8")
         serve = "tests.features.recall.serving:serve", url, place, str(file), self._jobs
         done = machine.run(*serve, timeout_s=7000, server=self._started % SERVERS)
-        plans = [plan for _, plan in wanted]
-        return [
-            dict(zip(plan, given, strict=True))
-            for plan, given in zip(plans, done.result, strict=True)
-        ]
+        results = zip(wanted.items(), done.result, strict=True)
+        return {program: dict(zip(plan, got, strict=True)) for (program, plan), got in results}
 
 
 def judge(programs: Sequence[Program], root: Path, recall: str = "on", jobs: int = 1) -> Verdicts:
@@ -99,63 +96,49 @@ def judge(programs: Sequence[Program], root: Path, recall: str = "on", jobs: int
     own = {"TORCHINDUCTOR_CACHE_DIR": str(root / "own")} if recall == "precompile" else {}
     fleet = _Fleet(root, jobs, **own)
     again = {program: "AB" if program.is_live else "A" for program in programs}
-    variants = {program: sorted({"A", "B", again[program]}) for program in programs}
-    right = fleet.run(
-        [
-            (program, [*((variant, "eager") for variant in variants[program]), ("A", recall)])
-            for program in programs
-        ]
-    )
-    second = fleet.run(
-        [(program, [(again[program], recall), ("B", recall)]) for program in programs]
-    )
-    third = fleet.run([(program, [("B", recall), ("A", recall)]) for program in programs[::_THIRD]])
+    eager = {each: [(v, "eager") for v in sorted({"A", "B", again[each]})] for each in programs}
+    plans: list[dict[Program, list[tuple[str, str]]]] = [
+        {each: [*eager[each], ("A", recall)] for each in programs},
+        {each: [(again[each], recall), ("B", recall)] for each in programs},
+        {each: [("B", recall), ("A", recall)] for each in programs[::_THIRD]},
+    ]
+    machines = [fleet.run(plan) for plan in plans]
     verdicts = Verdicts(len(programs))
-    suspected: dict[Program, dict[str, list[tuple[int, Any]]]] = {}
-    expected_of: dict[Program, dict[str, Any]] = {}
-    for number, program in enumerate(programs):
-        expected = {variant: right[number][variant, "eager"] for variant in variants[program]}
-        expected_of[program] = expected
-        if failed := [each for each in expected.values() if isinstance(each, str)]:
+    suspected: dict[Program, list[tuple[str, int, Any]]] = {}
+    for program in programs:
+        expected = {variant: machines[0][program][variant, how] for variant, how in eager[program]}
+        if failed := [part for part in expected.values() if isinstance(part, str)]:
             verdicts.broken.append(f"{program.name}: {failed}")
         elif expected["A"] == expected["B"]:
             verdicts.broken.append(f"{program.name}: its variants are equal")
-        found = [
-            right[number],
-            second[number],
-            *([] if number % _THIRD else [third[number // _THIRD]]),
-        ]
-        for machine, parts in enumerate(found, 1):
-            for (variant, how), part in parts.items():
-                if how == "eager":
-                    continue
-                _count(part, verdicts)
-                if _fault(part, expected[variant]):
-                    parts_of = suspected.setdefault(program, {})
-                    parts_of.setdefault(variant, []).append((machine, part))
-        part = second[number][again[program], recall]
+        for number, machine in enumerate(machines, 1):
+            for (variant, how), part in machine.get(program, {}).items():
+                if how != "eager":
+                    verdicts.counts.update(_counts(part))
+                    if _fault(part, expected[variant]):
+                        suspected.setdefault(program, []).append((variant, number, part))
+        part = machines[1][program][again[program], recall]
         if isinstance(part, str) or part[0]["traced"] or not part[0]["recalled"]:
-            why = "" if isinstance(part, str) else part[0]["refused"]
-            verdicts.traced[program.name] = str(why)
+            verdicts.traced[program.name] = "" if isinstance(part, str) else str(part[0]["refused"])
         else:
             verdicts.recalled.append(program.name)
     # torch does not guard all that it reads: a fault that it has without recall is not ours.
-    wanted = [(program, [(each, "off") for each in parts]) for program, parts in suspected.items()]
-    for (program, plan), without in zip(wanted, fleet.run(wanted), strict=True):
-        for variant, _ in plan:
-            for machine, part in suspected[program][variant]:
-                eager = expected_of[program][variant]
-                if why := _fault(part, without[variant, "off"], eager):
-                    verdicts.wrong.append(f"{program.name}: {variant} on machine {machine}: {why}")
-                elif variant != "AB":
-                    verdicts.broken.append(f"{program.name}: {variant}: {part}")
+    without = fleet.run(
+        {each: sorted({(variant, "off") for variant, *_ in suspected[each]}) for each in suspected}
+    )
+    for program, parts in suspected.items():
+        for variant, number, part in parts:
+            right = machines[0][program][variant, "eager"]
+            if why := _fault(part, without[program][variant, "off"], right):
+                verdicts.wrong.append(f"{program.name}: {variant} on machine {number}: {why}")
+            elif variant != "AB":
+                verdicts.broken.append(f"{program.name}: {variant}: {part}")
     return verdicts
 
 
-def _count(part: Any, verdicts: Verdicts) -> None:
-    for name, count in part[-1].items() if isinstance(part, list) else ():
-        if isinstance(count, int):
-            verdicts.counts[name] += count
+def _counts(part: Any) -> dict[str, int]:
+    last = part[-1] if isinstance(part, list) else {}
+    return {name: count for name, count in last.items() if isinstance(count, int)}
 
 
 def _fault(part: Any, other: Any, eager: Any = None) -> str:

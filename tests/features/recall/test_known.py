@@ -123,7 +123,8 @@ CALLS = [Program("calls", f"calls/{name}", _CALLED + text) for name, text in _CA
 
 def _played(fleet: _Fleet, programs: list[Program], how: str = "on") -> list[dict[str, Any]]:
     """Run programs on one more machine; return their results and counts."""
-    found = [parts["A", how] for parts in fleet.run([(each, [("A", how)]) for each in programs])]
+    ran = fleet.run({each: [("A", how)] for each in programs})
+    found = [ran[each]["A", how] for each in programs]
     assert [error for error in found if isinstance(error, str)] == []
     return [part for [part] in found]
 

@@ -64,7 +64,6 @@ def _tell(folder: str, process: int) -> None:
             "reasons": dict(stats.bypass_reasons),
             "half_hits": sum(stats.fx.hits.values()),
             "halves": stats.fx.saved - stats.fx.contained,
-            "recall": dict(stats.features.get("recall", {})),
         }
     with open(os.path.join(folder, f"{process}.json"), "w", encoding="utf-8") as file:
         json.dump(counts, file)
