@@ -37,15 +37,13 @@ def test_the_urls_for_users_lead_to_the_prefixes_of_the_policies(services: dict[
         ]
 
 
-def test_ports_are_bound_to_loopback_only(services: dict[str, Any]) -> None:
+def test_ports_are_bound_to_loopback_and_no_secret_has_a_default(
+    services: dict[str, Any],
+) -> None:
     for service in services.values():
         assert service.get("network_mode") != "host"
         for port in service.get("ports", []):
             assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port)
-
-
-def test_no_secret_has_a_default(services: dict[str, Any]) -> None:
-    for service in services.values():
         for name, value in service["environment"].items():
             if re.search(r"USER|PASSWORD|SECRET|_KEY$", name):
                 assert value.startswith(f"${{{name}:?")

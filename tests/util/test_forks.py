@@ -77,9 +77,10 @@ def test_no_callback_is_half_done_in_a_forked_child() -> None:
 
 
 def test_a_child_renews_objects_in_the_order_they_were_registered() -> None:
-    """It continues after one that fails, and skips objects that no longer exist."""
+    """It continues after one that fails, skips objects that are gone, and closes unshared files."""
     done = run_script(
         """
+        import tempfile
         from s3cache.util import threads
         called = []
         class Thing:
@@ -89,36 +90,22 @@ def test_a_child_renews_objects_in_the_order_they_were_registered() -> None:
             def renew(self):
                 called.append(self.name)
                 if self.name == "bad": raise ValueError("bad")
+        file = tempfile.NamedTemporaryFile()
+        fd = threads.open_unshared(file.name, os.O_RDWR)
         things = [Thing(name) for name in ("one", "bad", "two", "gone")]
         threads.call_in_child(lambda: called.append("function"))
         del things[-1]
         child = os.fork()
         if child == 0:
             print(*called, flush=True)
-            os._exit(0)
+            try: os.fstat(fd)
+            except OSError: os._exit(0)  # a child has no descriptor of an unshared file
+            os._exit(1)
         assert join(child) == 0
+        os.fstat(fd)
+        threads.close_unshared(fd)
         print(*called)
         """
     )
     assert done.stdout.splitlines() == ["one bad two function", ""]
     assert "ValueError: bad" in done.stderr
-
-
-def test_a_child_has_no_descriptor_of_an_unshared_file() -> None:
-    done = run_script(
-        """
-        import tempfile
-        from s3cache.util import threads
-        with tempfile.NamedTemporaryFile() as file:
-            fd = threads.open_unshared(file.name, os.O_RDWR)
-            child = os.fork()
-            if child == 0:
-                try: os.fstat(fd)
-                except OSError: os._exit(0)
-                os._exit(1)
-            assert join(child) == 0
-            os.fstat(fd)
-            threads.close_unshared(fd)
-        """
-    )
-    assert done.stderr == ""
