@@ -144,10 +144,6 @@ class Frame(Head):
     data: Buffer
     _view: memoryview
 
-    def __repr__(self) -> str:
-        head = self.header
-        return f"<Frame {head.kind} {head.key} {len(head.sections)} sections, {self.size} bytes>"
-
     @property
     def names(self) -> tuple[str, ...]:
         """The sections' names, in the frame's order."""
@@ -360,19 +356,16 @@ def _parse_header(packed: memoryview) -> Header:
         raise _bad_header("sections is not an array")
     header = Header(**(parsed | {"sections": tuple(map(_parse_section, rows))}))
     is_right = {
-        "kind": _is_name(header.kind),
-        "key": _is_name(header.key),
+        **{name: _is_name(getattr(header, name)) for name in ("kind", "key", "producer")},
         "variant": header.variant == "" or _is_name(header.variant),
         "schema": _is_integer(header.schema, 32),
         "created_ns": _is_integer(header.created_ns, 63),
-        "producer": _is_name(header.producer),
         "meta": type(header.meta) is dict and _is_plain(header.meta, MAX_META_DEPTH),
         "sizes": sum(section.raw_size for section in header.sections) <= MAX_FRAME_BYTES,
         "sections": len({section.name for section in header.sections}) == len(rows),
     }
-    for name, is_this in is_right.items():
-        if not is_this:
-            raise _bad_header(f"{name}: not what a frame may have")
+    if wrong := [name for name, holds in is_right.items() if not holds]:
+        raise _bad_header(f"{wrong[0]}: not what a frame may have")
     # A header must not be ambiguous: this refuses duplicate keys and padded integers.
     if _pack(parsed) != packed:
         raise _bad_header("not in canonical form")

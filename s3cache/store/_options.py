@@ -370,10 +370,8 @@ def _check_http_url(name: str, url: str, *, may_hold_credentials: bool = False) 
 
 
 def _is_exposed(endpoint: str | None, proxy: str | None) -> bool:
-    """Return whether requests can be read on the way: they leave this machine by plain http.
-
-    A remote proxy would take "this machine" for itself.
-    """
+    """Return whether requests can be read on the way: they leave this machine by plain http."""
+    # A remote proxy would take "this machine" for itself.
     if endpoint is None or urlsplit(endpoint).scheme != "http":
         return False
     if not _is_loopback(endpoint):

@@ -240,11 +240,9 @@ class S3Store(Store):
         return path
 
     def _spell(self, key: str) -> str:
-        """Return the path of a key, or of a prefix of keys, under the store's prefix.
-
-        A directory bucket only lists whole directories. There each key of entries has a directory:
-        ``v1/a/KEY.0`` is ``v1/a/KEY/~0``, as no legal key contains a ``~``.
-        """
+        """Return the path of a key, or of a prefix of keys, under the store's prefix."""
+        # A directory bucket only lists whole directories. There each key of entries has a
+        # directory: ``v1/a/KEY.0`` is ``v1/a/KEY/~0``, as no legal key contains a ``~``.
         if not self._is_directory_bucket:
             return key
         directory, slash, name = key.rpartition("/")
@@ -283,11 +281,9 @@ class S3Store(Store):
         return None
 
     async def _learn(self, client: Any, conditional: dict[str, Any], body: memoryview) -> None:
-        """Write an object again that we have just created, unless the server is known.
-
-        A server that honours the condition refuses. Any other writes the same bytes again. If it
-        takes no second write now, the question stays open.
-        """
+        """Write an object again that we have just created, unless the server is known."""
+        # A server that honours the condition refuses. Any other writes the same bytes again. If it
+        # takes no second write now, the question stays open.
         if len(body) > self._options.multipart_bytes:
             return
         async with self._asking:
@@ -306,10 +302,8 @@ class S3Store(Store):
                         return
 
     async def _require_ours(self, client: Any, path: str, etag: str, took_s: float) -> None:
-        """Raise PreconditionError if another writer has replaced the object that we created.
-
-        Wait as long as our write took: another one that began with ours has then ended, usually.
-        """
+        """Raise PreconditionError if another writer has replaced the object that we created."""
+        # Wait as long as our write took: another one that began with ours has then ended, usually.
         await asyncio.sleep(min(took_s, _SETTLED_S))
         try:
             there = (await self._head(client, path)).get("ETag")
@@ -477,11 +471,9 @@ async def _fill(into: memoryview, body: Any) -> None:
 
 
 async def _persistently(request: Callable[[], Awaitable[Mapping[str, Any]]]) -> Any:
-    """Return the ETag in the answer to a request; repeat the request if that may help.
-
-    A server refuses to complete an upload twice. So raise the first failure, even if the last one
-    differs: a later attempt of the caller finds the object.
-    """
+    """Return the ETag in the answer to a request; repeat the request if that may help."""
+    # A server refuses to complete an upload twice. So raise the first failure, even if the last one
+    # differs: a later attempt of the caller finds the object.
     failure: Exception | None = None
     for pause_s in _PAUSES_S:
         await asyncio.sleep(random.uniform(0, pause_s))  # noqa: S311 - no secret

@@ -140,10 +140,8 @@ class Clients:
 
 
 async def _open_client(options: S3Options, credentials: Credentials | None) -> Any:
-    """Return an open aioboto3 client; ``await client.close()`` ends it.
-
-    A client is not bound to a loop before its first request, which opens the connection pool.
-    """
+    """Return an open aioboto3 client; ``await client.close()`` ends it."""
+    # A client is not bound to a loop before its first request, which opens the connection pool.
     import aioboto3
     import aioboto3.s3.inject  # else the first client would import it
     from aiobotocore.config import AioConfig
@@ -216,10 +214,8 @@ def _refuse_page(response_dict: dict[str, Any], **_: Any) -> None:
 
 @cache
 def _http_session() -> Any:
-    """Return the class of HTTP sessions for clients, which follow no redirects.
-
-    aiohttp would follow a redirect to any server, with session token and the customer's key.
-    """
+    """Return the class of HTTP sessions for clients, which follow no redirects."""
+    # aiohttp would follow a redirect to any server, with session token and the customer's key.
     from aiobotocore.httpsession import AIOHTTPSession
 
     class Session(AIOHTTPSession):  # type: ignore[misc]
@@ -490,10 +486,8 @@ def _describe(session: Any, method: str) -> tuple[str, str]:
 
 
 def _providers(session: Any, programs: _Programs) -> Iterator[Any]:
-    """Yield the sources of botocore's chain, which must not read the terminal.
-
-    The program that uses s3cache may read it.
-    """
+    """Yield the sources of botocore's chain, which must not read the terminal."""
+    # The program that uses s3cache may read it.
 
     def without_terminal(provider: Any) -> Any:
         if provider.METHOD == "custom-process":
@@ -589,11 +583,9 @@ def new_session(options: S3Options) -> Any:
 
 @cache
 def _model_loader() -> Any:
-    """Return botocore's loader for all stores, so that a process reads its models once.
-
-    We remove unused parts of the models, with which botocore would spend a quarter of a request's
-    CPU time.
-    """
+    """Return botocore's loader for all stores, so that a process reads its models once."""
+    # We remove unused parts of the models, with which botocore would spend a quarter of a request's
+    # CPU time.
     from botocore.loaders import create_loader
 
     loader = create_loader(os.environ.get("AWS_DATA_PATH"))

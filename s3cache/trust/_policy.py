@@ -54,11 +54,8 @@ class Trusted:
 
 def parse_trusted(text: str, *, audience: str) -> tuple[Trusted, ...]:
     """Parse keys in settings: ``audience=name:base64``, separated by spaces or commas."""
-    pairs = (word.partition("=") for word in for_audience(text, audience).split())
-    return tuple(
-        Trusted(check_name("audience", before), VerifyKey.parse(after))
-        for before, _, after in pairs
-    )
+    pairs = (word.split("=", 1) for word in for_audience(text, audience).split())
+    return tuple(Trusted(check_name("audience", to), VerifyKey.parse(key)) for to, key in pairs)
 
 
 def for_audience(text: str, audience: str) -> str:
@@ -95,10 +92,9 @@ class Policy:
     @property
     def digest(self) -> str:
         """Return 16 hexadecimal digits that identify the level, the keys and the revocations."""
-        words = sorted(
-            f"{each.audience}={each.key.name}:{each.key.fingerprint}" for each in self.trusted
-        )
-        words += sorted(self.revoked_keys) + sorted(each.hex() for each in self.revoked_digests)
+        keys = (f"{one.audience}={one.key.name}:{one.key.fingerprint}" for one in self.trusted)
+        digests = (digest.hex() for digest in self.revoked_digests)
+        words = [*sorted(keys), *sorted(self.revoked_keys), *sorted(digests)]
         return hashlib.sha256(" ".join([self.level, *words]).encode()).hexdigest()[:16]
 
     def check(self, digest: bytes, block: bytes) -> Signature | None:
@@ -175,7 +171,7 @@ def policy_of(
         least = least or "require"
     else:
         trusted = parse_trusted(trusted_keys, audience=audience)
-    given = [each for each in (least, level) if each is not None]
+    levels = [one for one in (least, level) if one is not None]
     otherwise: TrustMode = "require" if trusted else "off"
     words = " ".join((revoked, *machine.get("revoked", ()))).replace(",", " ").lower().split()
     for number, word in enumerate(words, 1):
@@ -186,7 +182,7 @@ def policy_of(
                 "give 32 or 64 hexadecimal digits",
             )
     return Policy(
-        max(given, key=get_args(TrustMode).index, default=otherwise),
+        max(levels, key=get_args(TrustMode).index, default=otherwise),
         trusted,
         revoked_keys=frozenset(word for word in words if len(word) == 32),
         revoked_digests=frozenset(bytes.fromhex(word) for word in words if len(word) == 64),
@@ -207,20 +203,20 @@ def _read_machine_file(path: str) -> dict[str, Any]:
         fix = f"chown root {path}; chmod 644 {path}"
         raise ConfigError(thing, "is writable by users other than root", fix)
     try:
-        found: Any = json.loads(text)
-        lists = [found.get(name, []) for name in ("trusted_keys", "revoked")]
+        content: Any = json.loads(text)
+        lists = [content.get(name, []) for name in ("trusted_keys", "revoked")]
         is_right = (
-            found.keys() <= {"trust", "trusted_keys", "revoked"}
-            and found.get("trust") in (None, *get_args(TrustMode))
-            and all(isinstance(each, list) for each in lists)
-            and all(isinstance(word, str) for each in lists for word in each)
+            content.keys() <= {"trust", "trusted_keys", "revoked"}
+            and content.get("trust") in (None, *get_args(TrustMode))
+            and all(isinstance(words, list) for words in lists)
+            and all(isinstance(word, str) for words in lists for word in words)
         )
     except (AttributeError, TypeError, ValueError):
         is_right = False
     if not is_right:
         fix = 'write {"trust": "off|prefer|require", "trusted_keys": [...], "revoked": [...]}'
         raise ConfigError(thing, "has other content", fix)
-    return cast("dict[str, Any]", found)
+    return cast("dict[str, Any]", content)
 
 
 def signing_key_of(text: str) -> SigningKey | None:

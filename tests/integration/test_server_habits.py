@@ -31,6 +31,7 @@ from tests.support.marks import slow
 from tests.support.processes import KEYS
 
 RETRIES = RetryPolicy(attempts=4, total_timeout_s=10, attempt_timeout_s=10)
+EXPRESS = "bucket--usw2-az1--x-s3"
 NewMachine = Callable[..., Cache]
 
 
@@ -117,23 +118,15 @@ async def test_a_machine_waits_for_the_lease_of_another(stack: ExitStack) -> Non
         await store.aclose()
 
 
-@pytest.mark.parametrize(
-    ("fake", "bucket"),
-    [
-        (OneWriteASecond(), "bucket"),
-        (ObjectLock(), "bucket"),
-        (DirectoryBucket(), "bucket--usw2-az1--x-s3"),
-    ],
-    ids=["one-write-a-second", "object-lock", "directory-bucket"],
-)
+@pytest.mark.parametrize("kind", [OneWriteASecond, ObjectLock, DirectoryBucket])
 def test_the_doctor_finds_no_fault(
-    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, fake: FakeS3, bucket: str
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, kind: type[FakeS3]
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS["access_key"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS["secret_key"])
     monkeypatch.setenv("S3CACHE_LOCAL", "0")
-    endpoint = stack.enter_context(serving(fake))
-    url = f"s3://{bucket}/p?endpoint_url={endpoint}&region=us-east-1"
+    fake, bucket = kind(), EXPRESS if kind is DirectoryBucket else "bucket"
+    url = f"s3://{bucket}/p?endpoint_url={stack.enter_context(serving(fake))}&region=us-east-1"
     checks = {check.name: check for check in examine(url, programs=False)}
     for name in ("list", "get", "put", "conditional-put", "read-back", "clock", "latency"):
         assert checks[name].verdict == "ok", checks[name]
@@ -187,7 +180,7 @@ async def test_parts_have_digests_too(stack: ExitStack, knows: tuple[str, ...]) 
 def test_a_directory_bucket_serves_all_variants(machines: Callable[..., NewMachine]) -> None:
     """A lookup lists the directory of its key, with no entries of other keys."""
     fake = DirectoryBucket()
-    new = machines(fake, "bucket--usw2-az1--x-s3")
+    new = machines(fake, EXPRESS)
     writer = new()
     for key, variant in itertools.product(("aa", "aab"), ("", "v1", "v2", "v3")):
         writer.save(key, entry(key, variant))
@@ -205,19 +198,15 @@ def test_a_directory_bucket_serves_all_variants(machines: Callable[..., NewMachi
 
 
 @pytest.mark.parametrize(
-    "fake",
-    [
-        TwoBackEnds(),
-        TwoBackEnds(10, in_turn=False),
-        pytest.param(TwoBackEnds(1), marks=slow),
-        pytest.param(TwoBackEnds(in_turn=False), marks=slow),
-    ],
+    ("ignores_from", "in_turn"),
+    [(0, True), (10, False), *(pytest.param(n, n > 0, marks=slow) for n in (1, 0))],
     ids=["in turn", "changes", "in turn, later", "ignores"],
 )
 def test_no_entry_is_lost_if_servers_ignore_the_condition(
-    machines: Callable[..., NewMachine], fake: TwoBackEnds
+    machines: Callable[..., NewMachine], ignores_from: int, in_turn: bool
 ) -> None:
     """Machines save different variants under the same keys, at the same time."""
+    fake = TwoBackEnds(ignores_from, in_turn=in_turn)
     new = machines(fake)
     fleet = [new() for _ in range(3)]
     expected = set()

@@ -100,16 +100,12 @@ class StoreContract:
 
     # -- get, head, get_range
 
-    @pytest.mark.parametrize(
-        "buffer",
-        [b"", b"x", bytes(4096), bytearray(b"some bytes"), memoryview(b"some bytes"),
-         memoryview(bytearray(b"<some bytes>"))[1:-1], None],
-        ids=["0", "1", "4Ki", "bytearray", "memoryview", "slice", "big"],
-    )  # fmt: skip
-    async def test_round_trip(self, store: Store, buffer: Buffer | None) -> None:
-        data = self._big() if buffer is None else buffer
-        await store.put("a/key", data)
-        await _assert_holds(store, "a/key", bytes(data))
+    async def test_round_trip(self, store: Store) -> None:
+        array = bytearray(b"<some bytes>")
+        small = (b"", b"x", bytes(4096), array, memoryview(b"some bytes"), memoryview(array)[1:-1])
+        for buffer in (*small, self._big()):
+            await store.put("a/key", buffer)
+            await _assert_holds(store, "a/key", bytes(buffer))
 
     async def test_what_was_put_is_a_copy(self, store: Store) -> None:
         """A caller may reuse its buffer or write into the returned one: the object stays."""
@@ -129,12 +125,12 @@ class StoreContract:
             await _assert_holds(store, key, None)
             assert await store.get_range(key, 0, 0) is None
 
-    @pytest.mark.parametrize(("start", "length"), _RANGES)
-    async def test_range(self, store: Store, start: int, length: int) -> None:
+    async def test_range(self, store: Store) -> None:
         """A range is a slice: short at the end of the object, empty past its end."""
         for data in (b"0123456789", b""):
             await store.put("key", data)
-            assert await store.get_range("key", start, length) == data[start : start + length]
+            for start, length in _RANGES:
+                assert await store.get_range("key", start, length) == data[start : start + length]
 
     async def test_what_is_not_accepted_is_not_read(self, store: Store) -> None:
         """``accept_size`` gets the size first. If it refuses, the result is that size."""
@@ -238,17 +234,15 @@ class StoreContract:
             await _assert_holds(store, key, None)
             assert set(await listed(store)) == {*keys[i:]}
 
-    @pytest.mark.parametrize("verb", VERBS)
-    async def test_illegal_key_is_refused(self, store: Store, verb: str) -> None:
+    async def test_an_illegal_key_or_range_is_refused(self, store: Store) -> None:
         """Each verb calls ``check_key``; ``store/test_base.py`` tests which keys it refuses."""
-        with pytest.raises(ConfigError):
-            await VERBS[verb](store, "a/../b")
-        assert await listed(store) == {}
-
-    async def test_negative_range_is_refused(self, store: Store) -> None:
+        for call in VERBS.values():
+            with pytest.raises(ConfigError):
+                await call(store, "a/../b")
         for start, length in ((-1, 1), (0, -1)):
             with pytest.raises(ConfigError):
                 await store.get_range("key", start, length)
+        assert await listed(store) == {}
 
     # -- concurrency
 
@@ -312,18 +306,18 @@ class StoreContract:
             await store.delete(key)
             assert await raw.read(key) is None
 
-    @pytest.mark.parametrize("left", [0, 1, 5_000, 9_999, 10_050])
     async def test_an_object_that_others_changed_is_given_as_it_is(
-        self, store: Store, raw: RawAccess, left: int
+        self, store: Store, raw: RawAccess
     ) -> None:
         """Even a truncated one: the store remembers neither content nor size, and pads nothing."""
         data = bytes(i % 251 for i in range(10_050))
-        await store.put("key", data[:10_000])
-        await raw.write("key", data[:left])
-        await _assert_holds(store, "key", data[:left])
-        assert await store.get_range("key", left, 10) == b""
-        await store.put("key", data[:10_000])
-        assert await raw.read("key") == data[:10_000]
+        for left in (0, 1, 5_000, 9_999, 10_050):
+            await store.put("key", data[:10_000])
+            await raw.write("key", data[:left])
+            await _assert_holds(store, "key", data[:left])
+            assert await store.get_range("key", left, 10) == b""
+            await store.put("key", data[:10_000])
+            assert await raw.read("key") == data[:10_000]
 
     async def test_what_is_no_object_disturbs_nothing(self, store: Store, raw: RawAccess) -> None:
         """Leftovers of killed writers and of other programs are not listed, and break no call."""
