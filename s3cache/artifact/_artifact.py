@@ -86,14 +86,14 @@ class Artifact:
         """Return a function that finds the compiled code for a text in a verified frame."""
 
         @functools.cache
-        def all_of_it() -> Mapping[str, object]:
-            version, found = marshal.loads(bytes(entry.section(_CODE)))  # noqa: S302 - verified
-            return found if version == MAGIC_NUMBER and isinstance(found, dict) else {}
+        def codes() -> Mapping[str, object]:
+            if _CODE not in entry.names:
+                return {}
+            version, by_digest = marshal.loads(bytes(entry.section(_CODE)))  # noqa: S302 - verified
+            return by_digest if version == MAGIC_NUMBER and isinstance(by_digest, dict) else {}
 
         def code_of(source: str) -> CodeType | None:
-            if _CODE not in entry.names:
-                return None
-            content = all_of_it().get(_digest(source))
+            content = codes().get(_digest(source))
             code = marshal.loads(content) if isinstance(content, bytes) else None  # noqa: S302
             return code if isinstance(code, CodeType) else None
 

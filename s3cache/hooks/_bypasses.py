@@ -1,20 +1,24 @@
-"""Count, record and log the graphs that are not cached, and failures."""
+"""Record what a process compiles and does not cache; count and log bypasses and failures."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from s3cache.cache import Engine
 from s3cache.errors import code_of
 from s3cache.graph import BypassReason, Code
-from s3cache.hooks._state import users_line
+from s3cache.hooks._state import Patches, around, users_line
 from s3cache.records import Record
 from s3cache.stats import EntryKind
+from s3cache.torch_api import internals
+from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
 from s3cache.util.text import command, pointer
 
@@ -131,3 +135,47 @@ def _line_of(gm: GraphModule | None, reason: BypassReason) -> str:
                 file, line, code = traced[-1]
                 return f"{file}:{line}: {code.strip()}".rstrip(": ")
     return ""
+
+
+class Progress:
+    """Records the progress of a process if :data:`s3cache.settings.WATCHED` is set.
+
+    It records when the process starts and stops compiling, and graph breaks. Any thread may
+    compile.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._mutex = threading.Lock()
+        self._compiling = 0
+        self._breaks = 0
+
+    def install(self, patches: Patches) -> None:
+        """Begin, perhaps inside the first compile, which imports torch's compiler."""
+        patches.install(self)
+        self._engine.record({"compiling": False, "at": time.time()})
+
+    @around(internals.while_compiling)
+    @contextlib.contextmanager
+    def _while_compiling(
+        self, original: Function[AbstractContextManager[None]], *args: object, **kwargs: object
+    ) -> Iterator[None]:
+        self._count_compiles(1)
+        try:
+            with original(*args, **kwargs):
+                yield
+        finally:
+            self._count_compiles(-1)
+
+    def _count_compiles(self, added: int) -> None:
+        with self._mutex, contextlib.suppress(Exception):  # a failed note must not end the program
+            before, self._compiling = self._compiling, self._compiling + added
+            if not (before and self._compiling):
+                self._engine.record({"compiling": bool(self._compiling), "at": time.time()})
+            if added < 0:
+                reasons = internals.graph_break_reasons.get()
+                if len(reasons) < self._breaks:  # the program has reset Dynamo
+                    self._breaks = 0
+                for reason in reasons[self._breaks :]:
+                    self._engine.record({"graph_break": internals.describe_break(reason)})
+                self._breaks = len(reasons)

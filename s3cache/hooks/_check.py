@@ -1,24 +1,19 @@
-"""Trace a function and watch a process for the commands: ``s3cache.check``, ``check`` and ``warm``.
+"""``s3cache.check``: which graphs of a function can be cached.
 
-``s3cache.check`` installs the hook for keys only. torch traces the function as usual; instead of a
-lookup, the key of the graph is computed and the graph runs uncompiled. The commands watch a normal
-process, which records its progress.
+Only the hook for keys is installed. torch traces the function as usual; instead of a lookup, the
+key of the graph is computed and the graph runs uncompiled.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from s3cache.cache import Engine
 from s3cache.graph import BypassReason, Graph, GraphBreak, Report, take_baseline
 from s3cache.hooks._keys import KeyHook, Registry
-from s3cache.hooks._state import CacheCall, CompileState, Patches, around
+from s3cache.hooks._state import CacheCall, CompileState, Patches
 from s3cache.torch_api import internals
 
 if TYPE_CHECKING:
@@ -105,47 +100,3 @@ def _eagerly(mod: Module) -> Callable[[Sequence[object]], object]:
         return mod(*(inputs if count is None else inputs[len(inputs) - count :]))
 
     return run
-
-
-class Progress:
-    """Records the progress of a process if :data:`s3cache.settings.WATCHED` is set.
-
-    It records when the process starts and stops compiling, and graph breaks. Any thread may
-    compile.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._mutex = threading.Lock()
-        self._compiling = 0
-        self._breaks = 0
-
-    def install(self, patches: Patches) -> None:
-        """Begin, perhaps inside the first compile, which imports torch's compiler."""
-        patches.install(self)
-        self._engine.record({"compiling": False, "at": time.time()})
-
-    @around(internals.while_compiling)
-    @contextlib.contextmanager
-    def _while_compiling(
-        self, original: Function[AbstractContextManager[None]], *args: object, **kwargs: object
-    ) -> Iterator[None]:
-        self._count_compiles(1)
-        try:
-            with original(*args, **kwargs):
-                yield
-        finally:
-            self._count_compiles(-1)
-
-    def _count_compiles(self, added: int) -> None:
-        with self._mutex, contextlib.suppress(Exception):  # a failed note must not end the program
-            before, self._compiling = self._compiling, self._compiling + added
-            if not (before and self._compiling):
-                self._engine.record({"compiling": bool(self._compiling), "at": time.time()})
-            if added < 0:
-                reasons = internals.graph_break_reasons.get()
-                if len(reasons) < self._breaks:  # the program has reset Dynamo
-                    self._breaks = 0
-                for reason in reasons[self._breaks :]:
-                    self._engine.record({"graph_break": internals.describe_break(reason)})
-                self._breaks = len(reasons)

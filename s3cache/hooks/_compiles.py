@@ -312,7 +312,7 @@ class Compiles:
 
     def current(self) -> Compile | None:
         """Return the current compile, if it will be an entry of ours."""
-        compile_ = self._current()[1] if self.contexts else None  # a hit alone needs no call
+        compile_ = self._current()[1]
         return compile_ if isinstance(compile_, Compile) else None
 
     def _compile_of(self, key: str) -> Compile | None:

@@ -345,7 +345,9 @@ class Lookups:
 
     @around(internals.should_bundle, internals.should_bundle_compiled)
     def _should_bundle(self, asked: Callable[[], bool]) -> bool:
-        return self.compiles.current() is not None or asked()
+        # A hit alone has no context, and makes no call.
+        is_ours = bool(self.compiles.contexts) and self.compiles.current() is not None
+        return is_ours or asked()
 
     # -- FX graphs
 

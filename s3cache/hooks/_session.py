@@ -18,8 +18,8 @@ from s3cache.cache import Cache, Engine, active_cache, current_cache, open_for_t
 from s3cache.errors import S3CacheError, UnsupportedTorchError, code_of
 from s3cache.graph import Report
 from s3cache.hooks._again import deserialize_backward
-from s3cache.hooks._bypasses import Bypasses
-from s3cache.hooks._check import Progress, checked
+from s3cache.hooks._bypasses import Bypasses, Progress
+from s3cache.hooks._check import checked
 from s3cache.hooks._compiles import Compiles
 from s3cache.hooks._directories import lock_down, lock_down_triton, remember_installation
 from s3cache.hooks._keys import KeyHook, Registry, watch_registrations
