@@ -1,4 +1,4 @@
-"""Encode and decode the entry of a compiled graph.
+"""Encode and decode the entry of a compiled graph, and unpickle it.
 
 Sections of a frame of kind ``aot`` (a whole graph) or ``fx`` (a forward or backward by Inductor)::
 
@@ -21,22 +21,30 @@ or nil) and ``place`` (where the code can run; absent if wherever its key is loo
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
 import hashlib
+import io
 import json
 import marshal
+import operator
+import pickle
 import struct
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import MAGIC_NUMBER
-from types import CodeType
-from typing import Final
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import ClassVar, Final, cast
 
 from s3cache import frame
 from s3cache.errors import CorruptError
 from s3cache.frame import Frame
 from s3cache.stats import EntryKind
 from s3cache.store import Buffer
+from s3cache.torch_api import internals
+from s3cache.torch_api.protocols import Function
 
 SCHEMA = 4
 #: The attribute of torch's result that holds its Conditions.
@@ -176,3 +184,297 @@ def check_image(image: Buffer) -> None:
     except struct.error:
         pass
     raise CorruptError("kernel", "is truncated")
+
+
+# -- unpickling: what is called, and what is data
+#
+# A pickle may name and call anything that Python can import. The pickle of an entry may only name
+# and call the list in ``torch_api/internals.py``. This is a thin second line of defence behind
+# digests and signatures: an entry contains native code and Python source, which run with the graph,
+# and a listed function makes a graph module of its source. It stops pickles that run or import
+# other code while they are read.
+#
+# A few entries also name data classes and enumerations of torch and some other packages, names
+# defined in a module of the program that this process has imported, and nodes of sympy's
+# expressions. They are restored without a call of their constructors, functions or
+# ``__setstate__``.
+
+# Modules of these packages may be imported for an entry: the import has no other effect.
+_IMPORTABLE: Final = frozenset({"torch", "sympy", "numpy", "triton"})
+# Packages with functions that run their arguments or load files: allow only their data, and listed
+# names.
+_KNOWN: Final = frozenset({"torch", "functorch", "torchgen", "sympy", "mpmath", "numpy", "s3cache"})
+# Packages with classes that may have their own __setstate__.
+_SET_STATES: Final = frozenset({"dataclasses", "torch", "sympy", "triton"})
+_WOULD_RUN: Final = "would run code while an entry is read"
+
+_Load = Callable[["_Careful"], None]
+_LOADS: Final[Mapping[int, _Load]] = vars(pickle._Unpickler)["dispatch"]
+
+
+def unpickled(content: Buffer, instead: Mapping[str, Function[object]] | None = None) -> object:
+    """Unpickle the verified bytes of an entry.
+
+    ``instead`` adds functions to call in place of those that the bytes name.
+
+    Raises:
+        CorruptError: it names or calls something that no compiled graph needs.
+        Exception: unpickling fails.
+    """
+    stand_ins = INSTEAD if instead is None else {**INSTEAD, **instead}
+    try:
+        return _load(_Listed(io.BytesIO(content), stand_ins))
+    except _UnlistedError:
+        return _load(_Careful(io.BytesIO(content), stand_ins))
+
+
+def _load(reader: _Listed | _Careful) -> object:
+    try:
+        return reader.load()
+    except BaseException:
+        # A partly unpickled graph has no attributes, and torch's __del__ reads one: Python would
+        # print the error on stderr.
+        for made in reader.memo.copy().values():
+            if isinstance(made, internals.compiled_graph.get()):
+                made.__dict__.setdefault(internals.RUNNER, None)
+        raise
+
+
+class _UnlistedError(Exception):
+    """The pickle names something that is not listed."""
+
+
+class _Listed(pickle.Unpickler):
+    """Unpickler that accepts listed names only, which is enough for nearly every entry."""
+
+    def __init__(self, content: io.BytesIO, stand_ins: Mapping[str, Function[object]]) -> None:
+        super().__init__(content)
+        self._stand_ins = stand_ins
+
+    def find_class(self, module: str, name: str) -> object:
+        instead = self._stand_ins.get(f"{module}.{name}") or internals.found_late(module, name)
+        if instead is not None:
+            return instead
+        if not is_listed(module, name):
+            raise _UnlistedError
+        check_imported(module, name)
+        return super().find_class(module, name)
+
+
+# -- what may be named
+
+
+def is_listed(module: str, name: str) -> bool:
+    """Return whether an entry may name and call ``name`` in ``module``."""
+    return f"{module}.{name}" in internals.UNPICKLED or (
+        module == internals.SOURCES and name.isidentifier() and name.endswith("Source")
+    )
+
+
+def check_imported(module: str, name: str) -> None:
+    """Raise :class:`CorruptError` unless the module is imported, or may be imported here."""
+    package = module.partition(".")[0]
+    if not (
+        module in sys.modules
+        or package in _IMPORTABLE
+        or (package in sys.stdlib_module_names and is_listed(module, name))
+    ):
+        raise CorruptError(f"name {module}.{name}", "is in a module that is not imported here")
+
+
+def computes(module: str, name: str) -> bool:
+    """Return whether this is a function on tensors, such as an activation that a subclass keeps."""
+    return module in internals.COMPUTING or (module == internals.FUNCTIONS and name != "from_file")
+
+
+def refused(found: object, why: str = "is nothing that a compiled graph needs") -> CorruptError:
+    """Return the error for a name, or for an object, that an entry must not use."""
+    name = found
+    if not isinstance(found, str):
+        names = [getattr(found, each, "") for each in ("__module__", "__qualname__")]
+        name = ".".join(map(str, names)) if all(names) else f"of a {type(found).__qualname__}"
+    opaque = internals.script_object.get()
+    if name == f"{opaque.__module__}.{opaque.__qualname__}":
+        why = "has a device mesh, as each DTensor has, which torch cannot save with a whole graph"
+        return CorruptError("output", f"{why}: return x.to_local() to share the graph as a whole")
+    listed = "what graphs need is listed in torch_api/internals.py"
+    return CorruptError(f"name {str(name)[:200]}", f"{why} ({listed})")
+
+
+def _member(owner: object, name: str) -> object:
+    """Replace ``getattr``, with which members of enumerations and operators may be pickled."""
+    if isinstance(owner, enum.EnumMeta) and name in owner.__members__:
+        return owner.__members__[name]
+    if isinstance(owner, type) and computes(f"{owner.__module__}.{owner.__name__}", name):
+        found: object = getattr(owner, name)
+        if isinstance(found, BuiltinFunctionType):
+            return found
+    raise CorruptError(f"attribute {name[:80]}", "is nothing that a compiled graph needs")
+
+
+def _storage(content: bytes) -> object:
+    """Replace torch's own function, which unpickles any class."""
+    import torch
+
+    return torch.load(io.BytesIO(content), weights_only=True)
+
+
+def _subclassed(function: object, *args: object) -> object:
+    """Replace torch's own function, which calls any function."""
+    if not isinstance(function, FunctionType) or not is_listed(
+        function.__module__, function.__qualname__
+    ):
+        raise refused(function, "is called while an entry is read")
+    return internals.rebuild_subclass.get()(function, *args)
+
+
+#: Functions to call in place of those that a pickle names.
+INSTEAD: Final[Mapping[str, Function[object]]] = {
+    "_functools.reduce": lambda _, types: functools.reduce(operator.or_, types),  # unions of types
+    "builtins.getattr": _member,
+    internals.UNPICKLED_STORAGE: _storage,
+    internals.UNPICKLED_SUBCLASS: _subclassed,
+}
+
+
+# -- entries with names beyond the list
+
+
+class _Careful(pickle._Unpickler):
+    """Python's slow unpickler in Python, which lets us intercept calls.
+
+    Listed names are called. An object of any other class is created without its constructor, and
+    its attributes are set without its functions.
+    """
+
+    stack: list[object]
+    memo: dict[int, object]
+    dispatch: ClassVar[dict[int, _Load]] = dict(_LOADS)  # type: ignore[assignment]
+
+    def __init__(self, content: io.BytesIO, stand_ins: Mapping[str, Function[object]]) -> None:
+        super().__init__(content)
+        self._stand_ins = stand_ins
+        self._listed: list[object] = list(stand_ins.values())
+
+    def find_class(self, module: str, name: str) -> object:
+        full = f"{module}.{name}"
+        if full in self._stand_ins:
+            return self._stand_ins[full]
+        check_imported(module, name)
+        found: object = super().find_class(module, name)
+        if is_listed(module, name):
+            self._listed.append(found)
+        elif not _may_be_named(module, name, found):
+            raise refused(full)
+        return found
+
+    def _is_listed(self, found: object) -> bool:
+        return any(found is each for each in self._listed)
+
+    def _load_reduce(self) -> None:
+        function, args = self.stack[-2:]
+        if not (
+            self._is_listed(function)
+            or isinstance(function, enum.EnumMeta)
+            or (isinstance(function, type) and _is_exception(function))
+            or _is_node(function, args)
+        ):
+            raise refused(function, "is called while an entry is read")
+        _LOADS[pickle.REDUCE[0]](self)
+
+    def _load_new(self) -> None:
+        self._check_new(*self.stack[-2:])
+        _LOADS[pickle.NEWOBJ[0]](self)
+
+    def _load_new_with_names(self) -> None:
+        cls, args, kwargs = self.stack[-3:]
+        self._check_new(cls, (*cast("Iterable[object]", args), kwargs))
+        _LOADS[pickle.NEWOBJ_EX[0]](self)
+
+    def _check_new(self, cls: object, args: object) -> None:
+        if not (self._is_listed(cls) or _is_inert(cls) or _is_node(cls, args)):
+            raise refused(cls, _WOULD_RUN)
+
+    def _load_build(self) -> None:
+        made = self.stack[-2]
+        sets = getattr(type(made), "__setstate__", None)
+        if isinstance(made, (type, FunctionType, ModuleType)) or (
+            isinstance(sets, FunctionType)
+            and not self._is_listed(type(made))
+            and sets.__module__.partition(".")[0] not in _SET_STATES
+        ):
+            raise refused(type(made), _WOULD_RUN)
+        _LOADS[pickle.BUILD[0]](self)
+
+    def _load_old(self) -> None:
+        raise CorruptError("entry", "is a pickle of protocol 1 or before")
+
+    dispatch[pickle.REDUCE[0]] = _load_reduce
+    dispatch[pickle.NEWOBJ[0]] = _load_new
+    dispatch[pickle.NEWOBJ_EX[0]] = _load_new_with_names
+    dispatch[pickle.BUILD[0]] = _load_build
+    dispatch[pickle.OBJ[0]] = dispatch[pickle.INST[0]] = _load_old
+
+
+def _may_be_named(module: str, name: str, found: object) -> bool:
+    import torch
+
+    package = module.partition(".")[0]
+    if isinstance(found, (FunctionType, BuiltinFunctionType)) and computes(module, name):
+        return found.__module__ is None or found.__module__ == module
+    if not isinstance(found, (type, FunctionType)):
+        # A type or format of data
+        return type(found).__module__ == "torch" and type(found).__name__ in internals.FORMATS
+    # Only under the name of its definition, not where it was imported.
+    if (found.__module__, found.__qualname__) != (module, name):
+        return False
+    is_of_python = package in sys.stdlib_module_names
+    if isinstance(found, type):
+        if _is_exception(found):
+            return True
+        if _is_data(found):
+            return not is_of_python
+        is_tensor = issubclass(found, torch.Tensor)
+        if is_tensor or found.__module__ == internals.VIEWS or _is_expression(found):
+            return True
+    return package not in _KNOWN and not is_of_python
+
+
+def _is_data(cls: type) -> bool:
+    named = issubclass(cls, tuple) and hasattr(cls, "_fields")
+    return named or isinstance(cls, enum.EnumMeta) or dataclasses.is_dataclass(cls)
+
+
+def _is_expression(cls: type) -> bool:
+    """Return whether objects of this class are expressions over sizes, or their operands."""
+    import sympy  # type: ignore[import-untyped]
+
+    return issubclass(cls, sympy.Basic)
+
+
+def _is_exception(cls: type) -> bool:
+    return cls.__module__ == "builtins" and issubclass(cls, BaseException)
+
+
+def _is_inert(cls: object) -> bool:
+    """Return whether an object of ``cls`` can be created without running any of its code."""
+    if not isinstance(cls, type) or hasattr(cls, "__del__"):
+        return False
+    made = cls.__new__
+    # That of a NamedTuple is made by Python, in a generated module.
+    return isinstance(made, BuiltinFunctionType) or (
+        issubclass(cls, tuple) and made.__module__.startswith("namedtuple_")
+    )
+
+
+def _is_node(cls: object, args: object) -> bool:
+    """Return whether this makes a sympy node of nodes and numbers; sympy would evaluate text."""
+    if not (isinstance(cls, type) and _is_expression(cls)):
+        return False
+    operands: list[object] = []
+    for arg in cast("Iterable[object]", args):
+        operands += arg.values() if isinstance(arg, dict) else [arg]
+    return all(
+        operand is None or isinstance(operand, (int, float)) or _is_expression(type(operand))
+        for operand in operands
+    )

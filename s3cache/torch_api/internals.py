@@ -144,7 +144,7 @@ _LISTED: Final = {
     "triton.language.core": "constexpr",
     "triton.runtime.jit": "JITFunction KernelParam",
 }
-#: Full names that pickled entries may use and call; ``artifact/_unpickling.py`` explains others.
+#: Full names that pickled entries may use and call; ``artifact/_artifact.py`` explains others.
 #: A name that a release of torch lacks does no harm.
 UNPICKLED: Final = frozenset(
     f"{module}.{name}" for module, names in _LISTED.items() for name in names.split()

@@ -27,7 +27,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from s3cache.artifact import unpickled
-from s3cache.artifact._unpickling import is_listed
+from s3cache.artifact._artifact import is_listed
 from s3cache.errors import CorruptError
 from s3cache.torch_api.internals import UNPICKLED
 
