@@ -15,8 +15,6 @@ from typing import Any
 from s3cache.errors import ConfigError
 from s3cache.features.target import TARGET
 from s3cache.features.target.standin import environment
-from s3cache.graph import device_fields
-from s3cache.hooks import check
 from s3cache.util.options import INERT_DEVICE
 
 SCHEMA = 1
@@ -42,6 +40,9 @@ def target() -> dict[str, Any]:
     """
     # ``key`` has the components of the key of a small graph on the first GPU, with their digests.
     import torch
+
+    from s3cache.graph import device_fields  # here, as --help needs neither
+    from s3cache.hooks import check
 
     versions = _versions()
     _check_build(versions, "")
