@@ -172,24 +172,19 @@ async def test_no_more_is_read_than_was_accepted_even_if_a_larger_object_appears
 # -- the root: private, perhaps removed, swept of killed writers' files
 
 
-def test_a_root_that_is_a_file_is_refused(root: Path) -> None:
+def test_a_root_is_a_directory_that_others_may_read(root: Path) -> None:
+    """Without ``create``, a missing root is an error."""
+    with pytest.raises(MissingContainerError):
+        ObjectFiles(root, create=False)
     root.write_bytes(b"")
     with pytest.raises(ConfigError, match="not a directory"):
         ObjectFiles(root)
-
-
-@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
-def test_a_root_that_others_can_only_read_is_accepted(root: Path, mode: int) -> None:
+    root.unlink()
     root.mkdir()
-    root.chmod(mode)
-    ObjectFiles(root).write("key", b"x")
-    assert stat.S_IMODE((root / "objects").stat().st_mode) == 0o700
-
-
-def test_without_create_a_missing_root_is_an_error(root: Path) -> None:
-    with pytest.raises(MissingContainerError):
-        ObjectFiles(root, create=False)
-    assert not root.exists()
+    for mode in (0o700, 0o750, 0o755):
+        root.chmod(mode)
+        ObjectFiles(root).write("key", b"x")
+        assert stat.S_IMODE((root / "objects").stat().st_mode) == 0o700
 
 
 @pytest.mark.usefixtures("group_umask")

@@ -56,10 +56,10 @@ class ScriptedServer:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def open(self, prefix: str = "p", **options: Any) -> S3Store:
+    def open(self, **options: Any) -> S3Store:
         """Return a store on this server; it is closed with the server."""
         where = {"endpoint_url": self.url, **KEYS, **options}
-        store = S3Store(S3Options("bucket", prefix, **where))
+        store = S3Store(S3Options("bucket", "p", **where))
         self._stack.push_async_callback(store.aclose)
         return store
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from s3cache import entries, frame
-from s3cache.cache import Cache, Engine, Hit, Saved
+from s3cache.cache import Engine, Hit, Saved
 from s3cache.errors import UntrustedError
 from s3cache.frame import Frame
 from s3cache.store import MemoryStore, Store
@@ -190,7 +190,7 @@ def squatters(number: int) -> bytes:
     return bytes(entry(variant=f"x{number}", payload=bytes(100_000)).data)
 
 
-def fetched(engine: Cache) -> int:
+def fetched(engine: Engine) -> int:
     return sum(verb.bytes_in for verb in engine.stats().remote.values())
 
 

@@ -62,7 +62,8 @@ async def test_a_proxy_that_fails_is_named_without_its_password(scheme: str, ans
 
     async with raw_server(serve) as url:
         proxy = f"http://user:{SECRET}@{url.removeprefix('http://')}"
-        server, keys = f"{scheme}://127.0.0.1:1", {"access_key": "key", "secret_key": SECRET}
+        server = f"{scheme}://127.0.0.1:1"
+        keys: dict[str, Any] = {"access_key": "key", "secret_key": SECRET}
         options = S3Options("bucket", "p", endpoint_url=server, proxy=proxy, region="r", **keys)
         store = S3Store(options)
         with pytest.raises(Exception, match=r"p\?endpoint_url=") as raised:
@@ -87,8 +88,8 @@ async def test_an_invalid_proxy_url_is_not_repeated(
 ) -> None:
     """Many machines have a proxy in the environment, which only botocore reads."""
     monkeypatch.setenv("HTTPS_PROXY", proxy)
-    server, keys = "https://s3.example", {"access_key": "a", "secret_key": "b"}
-    store = S3Store(S3Options("bucket", endpoint_url=server, **keys))
+    server = "https://s3.example"
+    store = S3Store(S3Options("bucket", endpoint_url=server, access_key="a", secret_key="b"))
     with pytest.raises(S3CacheError) as raised:
         await store.get("k")
     await store.aclose()

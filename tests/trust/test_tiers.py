@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from s3cache import entries, frame
-from s3cache.cache import Cache, Hit, Miss, Saved
+from s3cache.cache import Cache, Engine, Hit, Miss, Saved
 from s3cache.errors import ConfigError
 from s3cache.frame import Frame
 from s3cache.settings import Settings
@@ -47,7 +47,7 @@ def stored(store: Store) -> Frame:
     return frame.decode(data)
 
 
-def outcome(engine: Cache, key: str = KEY) -> str:
+def outcome(engine: Engine, key: str = KEY) -> str:
     found = engine.lookup(key)
     return found.tier if isinstance(found, Hit) else str(found.reason)
 
