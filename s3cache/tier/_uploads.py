@@ -425,9 +425,9 @@ class Uploads:
                     but = self._given_back | self._untrusted
                     if self._adopts:
                         adopted = await self._ask(lambda: disk.adopt(limit, but))
-                found = adopted or await self._ask(disk.pending)
+                pending = adopted or await self._ask(disk.pending)
                 # Read in this order: a name goes from the first set to the second.
-                for name in found - known - {*self._saving} - self._known():
+                for name in pending - known - {*self._saving} - self._known():
                     self._queue(name)
             # Adopt more as soon as all uploads have begun: workers must not be idle.
             await self._until(lambda: self._waiting.keys() <= self._refused)

@@ -146,7 +146,7 @@ def test_objects_that_vanished_are_counted_and_warned_of_once(
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
-def test_lost_records_and_objects_that_we_removed_are_no_losses(
+def test_objects_without_records_and_removed_ones_are_not_lost(
     site: Site, remote: Remote, is_removed: bool
 ) -> None:
     """A record is an empty file, and the oldest one of its object."""
