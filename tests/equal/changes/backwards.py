@@ -32,8 +32,8 @@ def _times(x: Tensor) -> Tensor:
     return (x @ x.t()).tanh() @ x
 
 
-def _input() -> tuple[Tensor]:
-    return (torch.linspace(-2, 3, 48).view(6, 8).requires_grad_(),)
+def _input(width: int = 8) -> tuple[Tensor]:
+    return (torch.linspace(-2, 3, 6 * width).view(6, width).requires_grad_(),)
 
 
 # -- settings that affect lowered code
@@ -160,7 +160,7 @@ def backwards() -> Iterator[Pair]:
                     Call(_input, backward=after, keep=keep),
                     Call(_input, backward=plain),
                     Call(_input, backward=context),
-                    Call(_wider, backward=after),
+                    Call(functools.partial(_input, 16), backward=after),
                 ),
                 {"dynamic": dynamic},
                 as_cold=True,
@@ -170,7 +170,3 @@ def backwards() -> Iterator[Pair]:
                 native=native,
                 filled=f"{name if kind == 'was on' else 'plain'} {title} {dynamic} {native}",
             )
-
-
-def _wider() -> tuple[Tensor]:
-    return (torch.linspace(-2, 3, 96).view(6, 16).requires_grad_(),)

@@ -11,7 +11,8 @@ import torch
 import torch._functorch.config as functorch
 from torch import Tensor
 
-from tests.equal.programs import Context, Pair, Program, once
+from tests.equal.changes.bases import two
+from tests.equal.programs import Pair, Program
 
 _COUNT = 12  # variants of each program
 
@@ -25,17 +26,6 @@ def changes() -> Iterator[Pair]:
             )
 
 
-def _two(
-    function: Callable[..., Any], context: Context = contextlib.nullcontext, **options: Any
-) -> Program:
-    return once(
-        function,
-        lambda: (torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)),
-        context=context,
-        options=options,
-    )
-
-
 def _plain(x: Tensor, y: Tensor) -> Tensor:
     return torch.tanh(x @ y) @ y
 
@@ -46,7 +36,7 @@ def _annotated(variant: int) -> Program:
             z = x.sin()
         return z * y
 
-    return _two(program)
+    return two(program, 4, 4)
 
 
 def _budget(variant: int) -> Program:
@@ -55,7 +45,7 @@ def _budget(variant: int) -> Program:
     option = {"activation_memory_budget_solver": names[variant % len(names)]}
     estimator = ("flops", "profile", "testing")[variant // len(names)]
     patch = {**option, "activation_memory_budget_runtime_estimator": estimator}
-    return _two(_plain, functools.partial(functorch.patch, patch))
+    return two(_plain, 4, 4, context=functools.partial(functorch.patch, patch))
 
 
 # Custom autograd functions: Dynamo puts both of their passes into the graph, or breaks the graph,
@@ -77,7 +67,7 @@ def _applied(function: type[torch.autograd.Function], variant: int) -> Program:
     def program(x: Tensor, y: Tensor) -> Any:
         return function.apply(x, y)
 
-    return _two(program, changed, fullgraph=True)
+    return two(program, 4, 4, context=changed, options={"fullgraph": True})
 
 
 class Scaled(torch.autograd.Function):
