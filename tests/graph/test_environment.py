@@ -34,11 +34,6 @@ def components(device: str, function: Any = torch.relu, **options: Any) -> set[s
     return set(key.components)
 
 
-def test_a_graph_on_an_accelerator_does_not_depend_on_the_processor() -> None:
-    assert not components("cuda") & PROCESSOR
-    assert components("cpu") >= PROCESSOR
-
-
 CONSTANT = torch.ones(4)
 
 
@@ -50,12 +45,11 @@ def test_a_graph_with_any_code_for_the_processor_depends_on_it(function: Any) ->
     assert components("cuda", function) >= PROCESSOR
 
 
-def test_a_graph_with_a_cpp_wrapper_depends_on_the_processor() -> None:
+def test_a_graph_depends_on_the_machine_only_where_its_code_runs() -> None:
+    """A graph on the processor does not depend on Triton either, even if it is installed."""
+    assert not components("cuda") & PROCESSOR
     assert components("cuda", cpp_wrapper=True) >= PROCESSOR
-
-
-def test_a_graph_on_the_processor_does_not_depend_on_accelerators() -> None:
-    """It does not depend on Triton either, even if Triton is installed."""
+    assert components("cpu") >= PROCESSOR
     assert not components("cpu") & {"machine.accelerator", "triton.environment"}
 
 

@@ -66,23 +66,21 @@ def posing(x: Any) -> Any:
     return x
 
 
-def test_a_pass_is_identified_by_its_uuid() -> None:
+def test_passes_and_registered_code_are_identified_by_what_they_say() -> None:
     assert identity(Pass("1")) == identity(Pass("1")) != identity(Pass("2"))
     for name in (None, "", object()):
         with pytest.raises(UnidentifiedError):
             identity(Pass(name))
-
-
-def test_registered_code_is_identified_by_its_version() -> None:
     assert identity(mine, lambda each: "7" if each is mine else None) == "version 7"
 
 
 def test_a_library_is_identified_by_distribution_version_and_source(install: Install) -> None:
-    one, edited = install(LIBRARY), install(LIBRARY + "\n# edited\n")
-    later = install(LIBRARY, version="2.0")
-    texts = [identity(each.plain) for each in (one, edited, later)]
+    modules = [install(LIBRARY), install(LIBRARY + "\n# edited\n"), install(LIBRARY, version="2.0")]
+    texts = [identity(each.plain) for each in modules]
     assert len({text.split(" ", 1)[1] for text in texts}) == 3
     assert "s3cache_library_0 1.0" in texts[0]
+    with pytest.raises(UnidentifiedError, match="no installed distribution"):
+        identity(install(LIBRARY, recorded=False).plain)
 
 
 def test_values_in_a_librarys_function_are_in_its_identity(install: Install) -> None:
@@ -120,12 +118,6 @@ def test_unidentified_code_has_only_a_rough_identity(value: Any) -> None:
     with pytest.raises(UnidentifiedError):
         identity(value)
     assert isinstance(rough_identity(value), str)
-
-
-def test_code_that_no_distribution_records_is_user_code(install: Install) -> None:
-    library: Any = install(LIBRARY, recorded=False)
-    with pytest.raises(UnidentifiedError, match="no installed distribution"):
-        identity(library.plain)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import operator
 import threading
 import weakref
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,9 +34,7 @@ def users_own(x: torch.Tensor) -> torch.Tensor:
 def unnamed(*_: object) -> Any: ...
 
 
-class UsersModule(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 1
+class UsersModule(nn.Module): ...
 
 
 def graph_of(*calls: tuple[str, Any], modules: dict[str, nn.Module] | None = None) -> GraphModule:
@@ -55,44 +52,31 @@ def graph_of(*calls: tuple[str, Any], modules: dict[str, nn.Module] | None = Non
     return GraphModule(root, graph)
 
 
-def reasons_of(gm: GraphModule) -> list[BypassReason]:
-    return bypass_reasons(gm, (), lambda _: None)
+def reasons_of(gm: GraphModule, *inputs: object, registered: Any = ()) -> list[BypassReason]:
+    return bypass_reasons(gm, inputs, lambda each: "1" if each in registered else None)
 
 
-def reasons(
-    *calls: tuple[str, Any], registered: Callable[[Any], str | None] = lambda _: None, **more: Any
-) -> list[BypassReason]:
-    return bypass_reasons(graph_of(*calls, **more), (), registered)
+def codes(gm: GraphModule | None = None) -> list[str]:
+    return [each.code for each in reasons_of(gm or SINE)]
 
 
-def codes(found: list[BypassReason]) -> list[str]:
-    return [each.code for each in found]
+SINE = graph_of(("call_function", torch.sin))
 
 
 # -- nodes
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        ("call_function", torch.sin),
-        ("call_function", torch.nn.functional.relu),
-        ("call_function", operator.neg),
-        ("call_function", torch.ops.aten.sin.default),
-        ("call_function", torch.ops.aten.sin),
-        ("call_method", "sin"),
-        ("call_module", "relu"),
-        ("call_module", "body"),
-    ],
-)
-def test_functions_and_modules_of_torch_are_safe(call: tuple[str, Any]) -> None:
-    inner = graph_of(("call_function", torch.sin))
-    assert reasons(call, modules={"relu": nn.ReLU(), "body": inner}) == []
-
-
-@pytest.mark.parametrize(
     ("call", "code", "target"),
     [
+        (("call_function", torch.sin), "", ""),
+        (("call_function", torch.nn.functional.relu), "", ""),
+        (("call_function", operator.neg), "", ""),
+        (("call_function", torch.ops.aten.sin.default), "", ""),
+        (("call_function", torch.ops.aten.sin), "", ""),
+        (("call_method", "sin"), "", ""),
+        (("call_module", "relu"), "", ""),
+        (("call_module", "body"), "", ""),
         (("call_function", users_own), "function", f"{__name__}.users_own"),
         # torch's own check accepts any builtin function (pytorch #194658).
         (("call_function", zlib.crc32), "function", "zlib.crc32"),
@@ -102,26 +86,24 @@ def test_functions_and_modules_of_torch_are_safe(call: tuple[str, Any]) -> None:
             "higher-order-op",
             "wrap_activation_checkpoint",
         ),
+        # Their result depends on the process, which is in no key.
+        (("call_function", torch.cuda.current_device), "function", None),
+        (("call_function", torch.distributed.get_rank), "function", None),
+        (("call_function", torch.compiler.is_compiling), "function", None),
+        (("call_function", torch.utils.data.get_worker_info), "function", None),
     ],
 )
-def test_other_functions_and_modules_are_not_safe(
-    call: tuple[str, Any], code: str, target: str
+def test_functions_and_modules_of_torch_that_read_no_state_are_safe(
+    call: tuple[str, Any], code: str, target: str | None
 ) -> None:
-    (reason,) = reasons(call, modules={"mine": UsersModule()})
-    assert (reason.code, reason.target, reason.module) == (code, target, "")
-    assert reason.node
-    assert reason.message
-    assert reason.fix
-
-
-def test_registered_functions_and_modules_are_safe() -> None:
-    found = reasons(
-        ("call_function", users_own),
-        ("call_module", "mine"),
-        modules={"mine": UsersModule()},
-        registered=lambda each: "1" if each in (users_own, UsersModule) else None,
-    )
-    assert found == []
+    modules = {"relu": nn.ReLU(), "body": SINE, "mine": UsersModule()}
+    gm = graph_of(call, modules=modules)
+    for reason in reasons_of(gm):
+        assert (reason.code, reason.module) == (code, "")
+        assert target in (None, reason.target)
+        assert all((reason.node, reason.message, reason.fix))
+    assert len(codes(gm)) == bool(code)
+    assert reasons_of(gm, registered=(call[1], UsersModule)) == [] or code == "higher-order-op"
 
 
 def test_functions_of_torch_that_dynamo_puts_into_graphs_are_safe() -> None:
@@ -143,22 +125,6 @@ def test_functions_of_torch_that_dynamo_puts_into_graphs_are_safe() -> None:
         autograd_cache.check_cacheable(gm)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        torch.get_default_device,
-        torch.cuda.current_device,
-        torch.distributed.get_rank,
-        torch.compiler.is_compiling,
-        torch.utils.data.get_worker_info,
-        torch.nn.modules.module.register_module_forward_hook,
-    ],
-)
-def test_a_function_of_torch_that_reads_process_state_is_not_safe(function: Any) -> None:
-    """Its result is in no key."""
-    assert codes(reasons(("call_function", function))) == ["function"]
-
-
 def _without_meta(gm: GraphModule) -> None:
     next(iter(gm.graph.nodes)).meta.clear()
 
@@ -178,7 +144,7 @@ def _with_op(gm: GraphModule) -> None:
 def test_odd_nodes_are_not_safe(change: Any, code: str) -> None:
     gm = graph_of(("call_method", "sin"))
     change(gm)
-    assert codes(reasons_of(gm)) == [code]
+    assert codes(gm) == [code]
 
 
 @pytest.mark.parametrize("name", ["body", "saved_tensors_hooks_pack_0"])
@@ -195,9 +161,9 @@ def test_a_wrapped_function_is_safe_if_its_user_gave_a_hash() -> None:
     gm = graph_of(("call_function", users_own))
     node = list(gm.graph.nodes)[1]
     node.meta["is_wrapped"] = True
-    assert codes(reasons_of(gm)) == ["function"]
+    assert codes(gm) == ["function"]
     node.meta["user_cache_hash"] = "1"
-    assert reasons_of(gm) == []
+    assert codes(gm) == []
 
 
 def test_a_checkpoint_context_needs_a_hash_or_an_identity() -> None:
@@ -220,7 +186,7 @@ def test_a_checkpoint_context_needs_a_hash_or_an_identity() -> None:
 def test_nodes_of_compiled_autograd_are_safe_unless_they_call_custom_code() -> None:
     """The suggested fix does not edit torch's own code."""
     node = compiled_autograd.Op("MulBackward0", operator.neg, is_custom_function=False)
-    assert reasons(("call_function", node)) == []
+    assert codes(graph_of(("call_function", node))) == []
     others = compiled_autograd.Op("CppNodeScale0", operator.neg, is_custom_function=True)
 
     def make_subclass(x: torch.Tensor) -> torch.Tensor:
@@ -228,7 +194,7 @@ def test_nodes_of_compiled_autograd_are_safe_unless_they_call_custom_code() -> N
 
     make_subclass.__module__ = compiled_autograd.__name__  # as if torch had made it for a subclass
     for target in (others, make_subclass):
-        (reason,) = reasons(("call_function", target))
+        (reason,) = reasons_of(graph_of(("call_function", target)))
         assert reason.code == "function"
         assert target.__name__ in reason.message
         assert "outside of compiled autograd" in reason.fix
@@ -294,9 +260,8 @@ def test_no_fix_registers_an_object_that_torch_makes_for_each_call() -> None:
 
 
 def test_hooks_for_the_backward_pass_are_not_safe() -> None:
-    gm = graph_of(("call_function", torch.sin))
-    found = bypass_reasons(gm, [torch.ones(1), BackwardState()], lambda _: None)
-    assert codes(found) == ["backward-state"]
+    (reason,) = reasons_of(SINE, torch.ones(1), BackwardState())
+    assert reason.code == "backward-state"
 
 
 class Unwilling(CustomKnapsackSolver):
@@ -340,14 +305,14 @@ FUNCTORCH = torch._functorch.config
 )
 def test_settings_that_turn_caching_off(config: Any, setting: str, value: Any, code: str) -> None:
     with config.patch({setting: value}):
-        assert codes(reasons(("call_function", torch.sin))) == [code]
-    assert reasons(("call_function", torch.sin)) == []
+        assert codes() == [code]
+    assert codes() == []
 
 
 @pytest.mark.parametrize("pass_", [Known(), torch.sin, functools.partial(operator.neg)])
 def test_a_pass_with_an_identity_is_no_reason(pass_: Any) -> None:
     with INDUCTOR.patch(joint_custom_pre_pass=pass_), FUNCTORCH.patch(joint_custom_pass=pass_):
-        assert reasons(("call_function", torch.sin)) == []
+        assert codes() == []
 
 
 @pytest.mark.skipif(
@@ -356,44 +321,36 @@ def test_a_pass_with_an_identity_is_no_reason(pass_: Any) -> None:
 def test_a_pass_before_autograd_matters_only_if_it_runs_late() -> None:
     for timing, found in (("early", []), ("late", ["custom-callable"])):
         with INDUCTOR.patch(pre_grad_custom_pass=unnamed, pre_grad_pass_timing=timing):
-            assert codes(reasons(("call_function", torch.sin))) == found
+            assert codes() == found
 
 
-def test_freezing_is_not_cached_without_gradients() -> None:
-    with INDUCTOR.patch(freezing=True):
-        assert reasons(("call_function", torch.sin)) == []
-        with torch.no_grad():
-            assert codes(reasons(("call_function", torch.sin))) == ["freezing"]
-
-
-def test_a_first_call_on_fake_tensors_is_no_reason() -> None:
-    """An entry describes the outputs of such a call."""
+def test_freezing_without_gradients_and_bisecting_are_not_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A first call on fake tensors is no reason: an entry describes the outputs of such a call."""
     from torch._guards import TracingContext, tracing
+    from torch._inductor.compiler_bisector import CompilerBisector
 
+    with INDUCTOR.patch(freezing=True):
+        assert codes() == []
+        with torch.no_grad():
+            assert codes() == ["freezing"]
     context = TracingContext(None)
     context.fakify_first_call = True
     with tracing(context):
-        assert reasons(("call_function", torch.sin)) == []
-
-
-def test_bisecting_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor.compiler_bisector import CompilerBisector
-
+        assert codes() == []
     monkeypatch.setattr(CompilerBisector, "bisection_enabled", True)
-    assert codes(reasons(("call_function", torch.sin))) == ["bisecting"]
+    assert codes() == ["bisecting"]
 
 
 def test_all_reasons_are_listed_and_each_function_once() -> None:
     inner = graph_of(("call_function", users_own), ("call_function", zlib.crc32))
+    calls = (("call_function", users_own), ("call_module", "body"), ("call_module", "mine"))
+    gm = graph_of(*calls, calls[0], modules={"body": inner, "mine": UsersModule()})
     with INDUCTOR.patch(freezing=True, joint_custom_pre_pass=unnamed), torch.no_grad():
-        found = reasons(
-            ("call_function", users_own),
-            ("call_module", "body"),
-            ("call_module", "mine"),
-            ("call_function", users_own),
-            modules={"body": inner, "mine": UsersModule()},
-        )
-    assert codes(found) == ["freezing", "custom-callable", "function", "module", "function"]
+        found = reasons_of(gm)
+    listed = ["freezing", "custom-callable", "function", "module", "function"]
+    assert [each.code for each in found] == listed
     assert len({(each.module, each.node) for each in found}) == 4  # two have no node
 
 
