@@ -71,13 +71,18 @@ def policies() -> dict[str, Any]:
     return {"listed": [torch.ops.aten.mm.default, torch.ops.aten.sin.default], "decided": policy}
 
 
-def saved(which: str, x: Tensor, weight: Tensor) -> Tensor:
+def saved(which: str) -> Callable[[Tensor, Tensor], Tensor]:
     contexts = functools.partial(create_selective_checkpoint_contexts, policies()[which])
     if which == "decided":
         contexts.cache_hash = "mm"  # type: ignore[attr-defined]
-    return checkpoint(
-        lambda a: torch.sin(a @ weight) @ weight, x, use_reentrant=False, context_fn=contexts
-    )
+
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        def body(a: Tensor) -> Tensor:
+            return torch.sin(a @ weight) @ weight
+
+        return checkpoint(body, x, use_reentrant=False, context_fn=contexts)
+
+    return program
 
 
 @torch.compiler.nested_compile_region
@@ -160,41 +165,33 @@ def annotated(x: Tensor) -> Tensor:
         return x.sin()
 
 
-def programs() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
+def programs() -> dict[str, Callable[[], tuple[Any, ...]]]:
+    """Return makers of programs: the function, its inputs, and options of ``torch.compile``."""
+
     def leaf(*shape: int) -> Tensor:
         return torch.ones(*shape, requires_grad=True)
 
-    return {
-        "block": lambda: (Block(), (torch.ones(2, 4, 8),), {}),
-        "inference": lambda: (Block().eval().requires_grad_(False), (torch.ones(2, 4, 8),), {}),
-        "function": lambda: (lambda x: Squared.apply(x).sum(), (leaf(3),), {}),
-        "operator": lambda: (lambda x: twice(x).sin(), (leaf(3),), {}),
-        **{
-            name: functools.partial(
-                lambda name: (functools.partial(saved, name), (leaf(4, 4), leaf(4, 4)), {}), name
-            )
-            for name in policies()
-        },
-        "sets in a subclass": lambda: (torch.sin, (Described(torch.ones(3)),), {}),
+    passes = ("post_grad_custom_post_pass", "joint_custom_pre_pass")
+    normed, offsets = nn.utils.parametrizations.weight_norm, {"dynamic": True}
+    made: dict[str, Callable[[], tuple[Any, ...]]] = {
+        "block": lambda: (Block(), (torch.ones(2, 4, 8),)),
+        "inference": lambda: (Block().eval().requires_grad_(False), (torch.ones(2, 4, 8),)),
+        "function": lambda: (lambda x: Squared.apply(x).sum(), (leaf(3),)),
+        "operator": lambda: (lambda x: twice(x).sin(), (leaf(3),)),
+        "sets in a subclass": lambda: (torch.sin, (Described(torch.ones(3)),)),
         "sets in a pass": lambda: (
             torch.sin,
             (torch.ones(3),),
-            {
-                "options": {
-                    "post_grad_custom_post_pass": Marked(),
-                    "joint_custom_pre_pass": Marked(),
-                }
-            },
+            {"options": {name: Marked() for name in passes}},
         ),
-        "sets in an annotation": lambda: (annotated, (torch.ones(3),), {}),
-        "regions": lambda: (regions, (torch.ones(3),), {}),
-        "dynamic": lambda: (offset, (leaf(5, 2),), {"dynamic": True}),
-        "parametrized": lambda: (
-            nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
-            (torch.ones(2, 4),),
-            {},
-        ),
+        "sets in an annotation": lambda: (annotated, (torch.ones(3),)),
+        "regions": lambda: (regions, (torch.ones(3),)),
+        "dynamic": lambda: (offset, (leaf(5, 2),), offsets),
+        "parametrized": lambda: (normed(nn.Linear(4, 4)), (torch.ones(2, 4),)),
     }
+    for each in policies():
+        made[each] = lambda each=each: (saved(each), (leaf(4, 4), leaf(4, 4)))  # type: ignore[misc]
+    return made
 
 
 def components() -> dict[str, dict[str, list[str]]]:
@@ -202,8 +199,9 @@ def components() -> dict[str, dict[str, list[str]]]:
     found = {}
     for name, make in programs().items():
         torch.manual_seed(0)
-        function, args, options = make()
-        report = s3cache.check(torch.compile(function, **options), *args)
+        function, args, *options = make()
+        compiled = torch.compile(function, **(options[0] if options else {}))
+        report = s3cache.check(compiled, *args)
         (graph,) = report.graphs
         assert graph.cacheable, f"{name}: {report}"
         found[name] = {part: [one.digest, one.value] for part, one in graph.components.items()}

@@ -123,16 +123,9 @@ def test_unidentified_code_has_only_a_rough_identity(value: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        F.relu,
-        torch.sin,
-        torch.Tensor.sin,
-        torch.ops.aten.sin.default,
-        torch.float32,
-        torch.nn.Linear,
-        np.sin,
-        operator.add,
+        *(F.relu, torch.sin, torch.Tensor.sin, torch.ops.aten.sin.default, torch.float32),
+        *(torch.nn.Linear, np.sin, operator.add, (1, 2.0, "three", None)),
         functools.partial(F.relu, inplace=True),
-        (1, 2.0, "three", None),
     ],
 )
 def test_code_of_torch_and_python_has_an_identity(value: Any) -> None:

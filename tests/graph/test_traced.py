@@ -34,6 +34,16 @@ def digest(make: Callable[[Tensor], Any] = lambda x: x, **meta: Any) -> str:
     return traced_values(graph_of(make, **meta)).digest
 
 
+def digest_with(value: Callable[[Any], Any], of: Any = None) -> str:
+    """Return the digest of a graph if ``value`` computes the value of its call, from ``of``."""
+    gm = graph_of()
+    placeholder, call, _ = gm.graph.nodes
+    placeholder.meta["val"] = placeholder.meta["val"] if of is None else of
+    with placeholder.meta["val"].fake_mode:
+        call.meta["val"] = value(placeholder.meta["val"])
+    return traced_values(gm).digest
+
+
 VALUES: list[Callable[[Tensor], Any]] = [
     lambda x: torch.empty(4, 6),
     lambda x: torch.empty(6, 4),
@@ -67,12 +77,9 @@ def test_each_property_of_a_value_matters() -> None:
 
 def test_the_offset_of_an_input_does_not_matter_but_the_offset_of_a_view_does() -> None:
     def of(offset: int, step: int) -> str:
-        gm = graph_of()
         with FakeTensorMode():
             x = torch.empty(100)[offset : offset + 8]
-            placeholder, call, _ = gm.graph.nodes
-            placeholder.meta["val"], call.meta["val"] = x, x[step : step + 2]
-        return traced_values(gm).digest
+        return digest_with(lambda x: x[step : step + 2], x)
 
     assert of(0, 2) == of(5, 2) != of(5, 3)
 
@@ -80,11 +87,7 @@ def test_the_offset_of_an_input_does_not_matter_but_the_offset_of_a_view_does() 
 def test_symbolic_sizes_are_in_the_key_as_expressions() -> None:
     def of(change: Callable[[Any], Any]) -> str:
         mode = FakeTensorMode(shape_env=ShapeEnv())
-        x = mode.from_tensor(torch.empty(5, 7))
-        gm = graph_of()
-        with mode:
-            list(gm.graph.nodes)[1].meta["val"] = change(x)
-        return traced_values(gm).digest
+        return digest_with(change, mode.from_tensor(torch.empty(5, 7)))
 
     changes: list[Callable[[Any], Any]] = [
         lambda x: x,
@@ -105,28 +108,23 @@ def test_marks_that_passes_put_on_nodes_matter(mark: Any, other: Any) -> None:
 
 
 def test_the_origin_of_a_node_does_not_matter() -> None:
-    plain = digest()
-    assert (
-        digest(stack_trace=str(time.time()), seq_nr=7, nn_module_stack={"a": ("b", int)}) == plain
-    )
-    assert digest(noted=object()) == plain
+    origin: dict[str, Any] = {
+        "stack_trace": str(time.time()),
+        "seq_nr": 7,
+        "nn_module_stack": {"a": ("b", int)},
+    }
+    assert digest() == digest(**origin) == digest(noted=object())
 
 
-def test_a_subclass_is_described_by_its_inner_tensors() -> None:
-    def of(inner: Callable[[], Tensor]) -> str:
-        gm = graph_of()
-        with FakeTensorMode():
-            list(gm.graph.nodes)[1].meta["val"] = TwoTensor(inner(), inner())
-        return traced_values(gm).digest
+def test_inner_tensors_of_a_subclass_and_nested_graphs_matter() -> None:
+    def wrapped(make: Callable[[Tensor], Any]) -> str:
+        return digest_with(lambda x: TwoTensor(make(x), make(x)))
 
-    assert of(lambda: torch.empty(4, 6)) == of(lambda: torch.empty(4, 6))
-    assert of(lambda: torch.empty(4, 6)) != of(lambda: torch.empty(6, 4).t())
-
-
-def test_values_in_nested_graphs_matter() -> None:
-    digests = set()
-    for make in VALUES[:3]:
+    def nested(make: Callable[[Tensor], Any]) -> str:
         outer = graph_of()
         outer.add_module("body", graph_of(make))
-        digests.add(traced_values(outer).digest)
-    assert len(digests) == 3
+        return traced_values(outer).digest
+
+    for of in (wrapped, nested):
+        assert of(VALUES[0]) == of(VALUES[0])
+        assert len({of(VALUES[0]), of(VALUES[2])}) == 2

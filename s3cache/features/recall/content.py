@@ -18,7 +18,7 @@ import os
 import re
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, cast
 
 from s3cache.features.recall import dynamo, names
@@ -56,20 +56,7 @@ _NO_MEMBERS = frozenset(
     """.split()  # noqa: SIM905 - one word a line is harder to read
 )
 #: Types of objects that are described as code.
-_CODE = (
-    types.FunctionType,
-    types.MethodType,
-    types.ModuleType,
-    types.CodeType,
-    type,
-    functools.partial,
-    staticmethod,
-    classmethod,
-    property,
-    functools.cached_property,
-    functools._lru_cache_wrapper,
-    *NATIVE,
-)
+_CODE = (types.FunctionType, types.ModuleType, types.CodeType, type, *NATIVE)
 #: Attributes of a function that change how Dynamo treats a call, and run code during the trace.
 _MARKS = re.compile(r"_dynamo_marked_constant|_torchdynamo_\w+|_dynamo_\w+")
 _HARMLESS_MARKS = frozenset({"_torchdynamo_inline", "_torchdynamo_orig_callable"})
@@ -141,7 +128,7 @@ class ContentDescriber:
 
         kind = type(value)
         if kind in _TABLE_KINDS:
-            return f"{kind.__name__} {self._keys(value)}"
+            return f"{kind.__name__} {_keys(cast('dict[object, object]', value))}"
         if isinstance(value, torch.Tensor):
             return f"{self.of(kind)} {_tensor_text(value, is_state=is_state)}"
         if isinstance(value, torch.nn.Module):
@@ -156,9 +143,9 @@ class ContentDescriber:
         if isinstance(value, enum.Enum):
             return f"{self.of(kind)}.{value.name}={_Shallow().of(value.value)}"
         if isinstance(value, (dict, types.MappingProxyType)):
-            return f"{self.of(kind)} {self._keys(dict(value))} {_attributes(value)}"
+            return f"{self.of(kind)} {_keys(dict(value))} {_attributes(value)}"
         if isinstance(value, (set, frozenset)):
-            return f"{self.of(kind)} {[self._key(each) for each in value]}"
+            return f"{self.of(kind)} {_keys(value)}"
         if isinstance(value, (list, tuple, deque)):
             return f"{self.of(kind)} {len(value)} {_attributes(value)}"
         if isinstance(value, (range, slice, re.Pattern)):
@@ -171,27 +158,13 @@ class ContentDescriber:
             return f"numpy {kind.__name__} {value.dtype} {about}"
         if isinstance(value, PLAIN):  # of a subclass
             base = next(each for each in PLAIN if isinstance(value, each))
-            plain = cast("Callable[[object], object]", base)(value)
-            return f"{self.of(kind)} {_plain(plain)} {_attributes(value)}"
+            return f"{self.of(kind)} {_plain(cast('type', base)(value))} {_attributes(value)}"
         if kind.__flags__ & _HEAP_TYPE and type(kind).__name__ != "pybind11_type":
             return f"{self.of(kind)} {_attributes(value)}"
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name in _OPAQUE:
             return name
         raise UnidentifiedError(f"a {name}")
-
-    def _keys(self, table: object) -> list[str]:
-        return [
-            each if type(each) is str else self._key(each)
-            for each in cast("dict[object, object]", table)
-        ]
-
-    def _key(self, key: object) -> str:
-        import torch
-
-        if isinstance(key, (torch.Tensor, torch.nn.Module)):
-            raise UnidentifiedError(f"a table by {type(key).__qualname__}")
-        return _PartDescriber().of(key)
 
     # -- code: callables, classes and modules
     #
@@ -209,8 +182,7 @@ class ContentDescriber:
             assert part is not None
             text, refs = part
             for each in refs:
-                if id(each) not in numbers:
-                    numbers[id(each)] = len(met)
+                if numbers.setdefault(id(each), len(met)) == len(met):
                     met.append(each)
             lines.append(f"{text} {[numbers[id(each)] for each in refs]}")
             if len(met) > _MAX_PARTS:
@@ -324,7 +296,8 @@ class _PartDescriber(Describer):
             return f"{kind.__qualname__}.{value.name}"
         if isinstance(value, NATIVE):
             return _native(value)
-        if isinstance(value, _CODE) or kind.__module__ == "torch._ops":
+        is_code = isinstance(value, _CODE) or wrapped_parts(value) is not None
+        if is_code or kind.__module__ == "torch._ops":
             self.references.append(unwrap_patch(value))  # hooks of s3cache behave like originals
             return "#"
         return f"a {kind.__module__}.{kind.__qualname__}"
@@ -365,6 +338,15 @@ def _registered(kind: type) -> list[str]:
 def _plain(value: object) -> str:
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) <= _SHORT else f"{text[:40]} {_digest([text])}"
+
+
+def _keys(values: Iterable[object]) -> list[str]:
+    import torch
+
+    for each in values:
+        if isinstance(each, (torch.Tensor, torch.nn.Module)):
+            raise UnidentifiedError(f"a table by {type(each).__qualname__}")
+    return [each if type(each) is str else _PartDescriber().of(each) for each in values]
 
 
 class _Shallow(Describer):
@@ -440,16 +422,6 @@ def _tensor_text(tensor: Tensor, *, is_state: bool) -> str:
     if is_state or isinstance(tensor, torch.nn.Parameter):  # Dynamo marks them during the trace
         state.pop(names.STATIC_INPUT, None)
     marks = sorted(_mark(name, value) for name, value in state.items())
-    parts: list[object] = [
-        str(tensor.dtype),
-        str(tensor.device),
-        str(tensor.layout),
-        tensor.requires_grad,
-        tensor.is_leaf,
-        tensor.dim(),
-        tensor._base is not None,
-        tensor.is_inference(),
-        dynamo.dispatch_keys(tensor),
-        marks,
-    ]
-    return str(parts)
+    is_view, is_leaf = tensor._base is not None, tensor.is_leaf
+    guarded = tensor_guarded(tensor)
+    return f"{guarded} {tensor.layout} {is_leaf} {is_view} {tensor.is_inference()} {marks}"
