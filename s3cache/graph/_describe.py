@@ -2,7 +2,7 @@
 
 :class:`Describer` is the engine: constants, containers, enumerations and wrappers of code have the
 same text everywhere. Its subclasses decide about code and other objects: torch's own key
-(``_graph.py``) and recall describe them by content, :func:`identity` by their origin.
+(``_graph.py``) and features describe them by content, :func:`identity` by their origin.
 
 Code that generates code is identified by its own ``uuid()``, or by its registered version.
 Otherwise its distribution identifies it, with the version and a digest of the source file. Code

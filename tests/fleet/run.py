@@ -97,7 +97,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
     """Return a row for each step, mishap and place."""
     rows: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for outcome in outcomes:
-        failures = {what: bool(getattr(outcome, what)) for what in _BAD}
+        failures = {what: int(bool(getattr(outcome, what))) for what in _BAD}
         for kind in (outcome.kind, ("all", "", "")):
             rows[kind].update({"runs": 1, **outcome.counts, **failures})
     columns = ("runs", *_BAD, *_COUNTED)
