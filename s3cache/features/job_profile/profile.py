@@ -158,9 +158,7 @@ class JobProfile:
         except Exception as exc:  # noqa: BLE001 - a task must not fail silently
             self._on_problem(exc)
         self.is_known = True
-        await asyncio.gather(
-            self._fetch_likely(), self._save_regularly(), self._remove_outdated(remote.reader)
-        )
+        await asyncio.gather(self._fetch_likely(), self._save_regularly(), self._remove_outdated())
 
     async def _save_regularly(self) -> None:
         count = -1
@@ -169,11 +167,11 @@ class JobProfile:
             if count == (count := len(self.lookups)):
                 await asyncio.to_thread(self._save)
 
-    async def _remove_outdated(self, store: Store) -> None:
+    async def _remove_outdated(self) -> None:
         """Delete the oldest profiles, if we may; jobs often may not."""
         with contextlib.suppress(S3CacheError):
             for name in self._outdated if self._save is not None else ():
-                await store.delete(name)
+                await self._remote.reader.delete(name)
 
     async def _fetch_likely(self) -> None:
         """Fetch what the newest profile names, or another one as soon as it is a better match.

@@ -36,17 +36,6 @@ def dispatch_keys(tensor: Any) -> int:
     return int(names.dispatch_keys.get()(tensor).raw_repr())
 
 
-def symbolic(graph: OutputGraph) -> set[str]:
-    """Return names of sources of numbers and sizes that are symbols in a traced graph."""
-    return {str(source) for source in graph.shape_env.source_to_var}
-
-
-def may_exclude_sizes() -> bool:
-    """Return whether guards may exclude sizes of earlier calls; by default, they do not."""
-    # Not every release has the option.
-    return bool(getattr(names.dynamo_options.get(), "automatic_dynamic_exclusion_guard", False))
-
-
 def varies_by_history(graph: OutputGraph, reads: Iterable[tuple[Source, object]]) -> bool:
     """Return whether sizes vary that changed in earlier calls, and that the user has not marked.
 

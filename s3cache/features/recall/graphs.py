@@ -60,11 +60,6 @@ class _Debug:
         return getattr(names.debug.get(), name)
 
 
-def _stand_in_for_debug() -> None:
-    if "debug" not in vars(package := names.inductor.get()):
-        package.__dict__["debug"] = _Debug()
-
-
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
     """Set up the context for rebuilding an entry without a trace."""
@@ -84,7 +79,8 @@ def fits_untraced(result: Any, inputs: Sequence[object]) -> bool:
 
 def call_untraced(result: Any, wrap: Function[Function[object]]) -> Function[object]:
     """Make a callable of an entry; the frame that calls it has the guards."""
-    _stand_in_for_debug()
+    if "debug" not in vars(package := names.inductor.get()):
+        package.__dict__["debug"] = _Debug()
     result.guards_expr = None
     inductor = internals.inductor_config.get()
     boxed = {

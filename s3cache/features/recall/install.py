@@ -22,6 +22,7 @@ import types
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from s3cache.entries import LabelledKey, labelled_key
@@ -156,7 +157,8 @@ class Recall:
         if state is None:
             why = "is compiled under a mode, a transform, a profiler or a debugger"
             raise RefusedError("modes", why)
-        if dynamo.may_exclude_sizes():
+        # Not every release has the option.
+        if getattr(names.dynamo_options.get(), "automatic_dynamic_exclusion_guard", False):
             why = "is compiled with automatic_dynamic_exclusion_guard, so that earlier calls matter"
             raise RefusedError("settings", why)
         settings = settings_text(self._keys.version_of)
@@ -319,17 +321,11 @@ class Recall:
         try:
             if recording.refused is not None:
                 raise recording.refused
-            for lookup in recording.lookups:
-                others = _OF_OTHERS & set(self._keys.known(lookup.key or "").components)
-                if others:
-                    raise RefusedError("code", f"has a graph with {', '.join(sorted(others))}")
-            candidate = recording.finished(
-                code,
-                has_places=any(
-                    "inputs.places" in self._keys.known(each.key or "").components
-                    for each in recording.lookups
-                ),
-            )
+            keys = [self._keys.known(lookup.key or "") for lookup in recording.lookups]
+            components = {name for key in keys for name in key.components}
+            if others := _OF_OTHERS & components:
+                raise RefusedError("code", f"has a graph with {', '.join(sorted(others))}")
+            candidate = recording.finished(code, has_places="inputs.places" in components)
         except RefusedError as exc:
             self._refuse(exc, call.frame.code, call.began)
             if found is not None and self._checks:
@@ -420,10 +416,8 @@ class Recall:
         self._patches = patches
         patches.install(self)
 
-        def around_parts() -> None:
-            patches.wrap(names.compile_parts, self._compile_parts)
-
-        patches.callback(when_imported(names.DDP_OPTIMIZER, around_parts))
+        wrap_parts = partial(patches.wrap, names.compile_parts, self._compile_parts)
+        patches.callback(when_imported(names.DDP_OPTIMIZER, wrap_parts))
         patches.callback(self._session.events.looked_up.subscribe(self._looked_up))
 
     def _make_ready(self) -> None:
@@ -508,11 +502,12 @@ class Recall:
 
 def install(session: Session) -> None:
     """Install recall when Dynamo is imported, before torch's compiler: it does not need it."""
-
-    def begin() -> None:
-        session.install_part(names.FEATURE, Recall(session).install)
-
-    session.undo.callback(when_imported(internals.DYNAMO, begin))
+    session.undo.callback(
+        when_imported(
+            internals.DYNAMO,
+            lambda: session.install_part(names.FEATURE, Recall(session).install),
+        )
+    )
 
 
 def _whole(content: bytes) -> types.CodeType:

@@ -102,7 +102,7 @@ class Recording:
         made = Candidate()
         sources = Sources(self.frame.variables, self.frame.names)
         contents = ContentDescriber()
-        symbols = dynamo.symbolic(graph)
+        symbols = {str(source) for source in graph.shape_env.source_to_var}
         sizes = dynamo.sizes_of(graph)
         imports: dict[str, str] = dict(graph.import_sources)
         made.guards = [guard_row(each, sources) for each in sorted(graph.guards)]
