@@ -78,11 +78,8 @@ class _Call:
     replaces: list[EntryFrame] = field(default_factory=list)  # with ``recache``
 
 
-class _Stack(threading.local):
-    """The current traces of this thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.recordings: list[Recording] = []
+class _OfThread(threading.local):
+    recording: Recording | None = None  # of the innermost trace
 
 
 class Recall:
@@ -93,7 +90,7 @@ class Recall:
         self._engine, self._state, self._keys = engine, session.state, session.keys
         self._counts = engine.counts["recall"]
         self._bypasses = session.bypasses
-        self._stack = _Stack()
+        self._thread = _OfThread()
         self._unusable: set[str] = set()
         self._is_ready = False
         self._patches = Patches()
@@ -126,12 +123,12 @@ class Recall:
                     return result
         if call is None:
             return original(*args, **kwargs)
-        recording = Recording(call.frame)
-        self._stack.recordings.append(recording)
+        outer, recording = self._thread.recording, Recording(call.frame)
+        self._thread.recording = recording
         try:
             result = original(*args, **kwargs)
         finally:
-            self._stack.recordings.pop()
+            self._thread.recording = outer
         self._counts.count("traced")
         with self._guarded("a frame is not kept for recall"):
             self._keep(call, recording, result, found)
@@ -431,30 +428,28 @@ class Recall:
         self, original: Function[object], *args: DynamoObject, **kwargs: DynamoObject
     ) -> object:
         compiled = original(*args, **kwargs)
-        for recording in self._stack.recordings[-1:]:
-            try:
+        if (recording := self._thread.recording) is not None:
+            with recording.refusing():
                 recording.split = split_rows(compiled)
-            except Exception as exc:  # noqa: BLE001 - the frame is compiled all the same
-                recording.refuse(exc)
         return compiled
 
     # -- while Dynamo traces
 
     def _looked_up(self, lookup: Lookup) -> None:
-        for recording in self._stack.recordings[-1:]:
+        if (recording := self._thread.recording) is not None:
             recording.lookups.append(lookup)
 
     @around(names.build_variable)
     def _build_variable(
         self, original: Function[object], builder: DynamoObject, value: object
     ) -> object:
-        for recording in self._stack.recordings[-1:]:
+        if (recording := self._thread.recording) is not None:
             recording.reads.append((builder.source, value))
         return original(builder, value)
 
     @around(names.build_sourceless)
     def _build_sourceless(self, original: Function[object], tx: object, value: object) -> object:
-        for recording in self._stack.recordings[-1:]:
+        if (recording := self._thread.recording) is not None:
             recording.sourceless.append(value)
         return original(tx, value)
 
@@ -462,7 +457,7 @@ class Recall:
     def _automatic_dynamic(
         self, original: Function[object], tx: object, name: str, *args: object, **kwargs: object
     ) -> object:
-        for recording in self._stack.recordings[-1:]:
+        if (recording := self._thread.recording) is not None:
             recording.dynamic.append(name)
         return original(tx, name, *args, **kwargs)
 
@@ -474,7 +469,7 @@ class Recall:
         *args: DynamoObject,
         **kwargs: DynamoObject,
     ) -> object:
-        recording = self._stack.recordings[-1] if self._stack.recordings else None
+        recording = self._thread.recording
         if recording is None or recording.candidate is None:
             return original(manager, *args, **kwargs)
         given = inspect.signature(original).bind(manager, *args, **kwargs)
@@ -488,15 +483,11 @@ class Recall:
     def _check_functions(
         self, original: Function[None], manager: object, *args: DynamoObject, **kwargs: DynamoObject
     ) -> None:
-        recording = self._stack.recordings[-1] if self._stack.recordings else None
-        if recording is not None:
+        if (recording := self._thread.recording) is not None:
             given = inspect.signature(original).bind(manager, *args, **kwargs).arguments
-            try:
-                recording.traced(
-                    given["output_graph"], filtered=given.get("guard_filter_fn") is not None
-                )
-            except Exception as exc:  # noqa: BLE001 - the frame is compiled all the same
-                recording.refuse(exc)
+            is_filtered = given.get("guard_filter_fn") is not None
+            with recording.refusing():
+                recording.traced(given["output_graph"], filtered=is_filtered)
         original(manager, *args, **kwargs)
 
 

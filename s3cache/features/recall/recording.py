@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import marshal
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -73,14 +74,17 @@ class Recording:
     _graph: Any = None
     _reads_environment: bool = False
 
-    def refuse(self, error: Exception) -> None:
-        """Keep the first reason why the frame cannot be recalled."""
-        if self.refused is None:
-            if isinstance(error, UnidentifiedError):
-                error = RefusedError("object", f"reads {error}")
-            elif not isinstance(error, RefusedError):
-                error = RefusedError("error", repr(error))
-            self.refused = error
+    @contextlib.contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Keep the first error as the reason why the frame cannot be recalled; it is compiled."""
+        try:
+            yield
+        except Exception as exc:  # noqa: BLE001
+            if isinstance(exc, UnidentifiedError):
+                exc = RefusedError("object", f"reads {exc}")
+            elif not isinstance(exc, RefusedError):
+                exc = RefusedError("error", repr(exc))
+            self.refused = self.refused or exc
 
     def traced(self, graph: Any, *, filtered: bool) -> None:
         """Store the reads while all objects are still unchanged.

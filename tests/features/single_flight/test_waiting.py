@@ -26,7 +26,7 @@ from s3cache.store import MemoryStore, WrapperStore
 from s3cache.tier import DiskTier
 from tests.support.caching import entry, open_engine
 from tests.support.stores import names
-from tests.support.waiting import LONG_S
+from tests.support.waiting import LONG_S, eventually
 
 KEY = "ab" * 32
 Open = Callable[..., Engine]
@@ -79,22 +79,32 @@ def looked_up(
     return lookup.close()
 
 
+@pytest.mark.parametrize("machine", ["a", "b"])
 def test_the_second_process_waits_for_the_first_and_hits(
-    opened: Open, pool: ThreadPoolExecutor
+    opened: Open,
+    pool: ThreadPoolExecutor,
+    memory: MemoryStore,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str,
 ) -> None:
-    first, second, claimed = opened(), opened(), list[WaitOutcome | None]()
-    assert looked_up(first, claimed).__class__ is Miss
+    """On another machine, it finds the uploaded entry in the bucket, and the lease is removed."""
+    monkeypatch.setattr(leases, "_FIRST_PAUSE_S", 0.05)
+    is_far, claimed = machine != "a", list[WaitOutcome | None]()
+    options = {"leases": "on"} if is_far else {}
+    first, second = opened("a", **options), opened(machine, **options)
+    assert isinstance(looked_up(first, claimed), Miss)
     other = pool.submit(looked_up, second, [])
-    time.sleep(0.2)
+    time.sleep(0.3)
     assert not other.done()
-    first.save(KEY, entry(KEY), level="fx", delayed=True)
+    first.save(KEY, entry(KEY), level="fx", delayed=not is_far)
     claim_of(claimed).release(published=True)
     found = other.result(LONG_S)
     assert isinstance(found, Hit)
-    assert found.tier == "local"
+    assert found.tier == ("remote" if is_far else "local")
     assert counts(second)["waits"] == 1
     assert counts(second)["waited_s"] >= 0.1
     assert counts(first)["waits"] == 0
+    eventually(lambda: not any(name.startswith(leases.PREFIX) for name in names(memory)))
 
 
 def test_an_entry_that_several_processes_save_is_uploaded_once(
@@ -165,29 +175,6 @@ def test_a_fork_that_hangs_delays_others_by_a_bound_of_its_own_and_is_named(
 
 
 # -- across machines
-
-
-def test_the_second_machine_waits_for_the_first(
-    opened: Open, pool: ThreadPoolExecutor, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It finds the uploaded entry in the bucket, and the lease is removed."""
-    monkeypatch.setattr(leases, "_FIRST_PAUSE_S", 0.05)
-    first, second = opened("a", leases="on"), opened("b", leases="on")
-    claimed: list[WaitOutcome | None] = []
-    assert isinstance(looked_up(first, claimed), Miss)
-    other = pool.submit(looked_up, second, [])
-    time.sleep(0.5)
-    assert not other.done()
-    first.save(KEY, entry(KEY), level="fx")
-    claim_of(claimed).release(published=True)
-    found = other.result(LONG_S)
-    assert isinstance(found, Hit)
-    assert found.tier == "remote"
-    assert counts(second)["waits"] == 1
-    deadline = time.monotonic() + LONG_S
-    while any(name.startswith(leases.PREFIX) for name in names(memory)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def plant(store: MemoryStore, key: str, holder: str) -> None:
