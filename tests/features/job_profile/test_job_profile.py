@@ -442,7 +442,7 @@ class CreatesOnly(Gated):
         await super().put(key, data, mode=mode, **more)
 
 
-CREATES = "get", "get_range", "head", "list", "put"
+CREATES = "get", "get_range", "head", "list", "put", "atomic_create"
 
 
 @pytest.mark.parametrize(("may_delete", "kept"), [(True, 9), (False, 12)])
