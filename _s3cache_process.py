@@ -166,17 +166,13 @@ def _note_module(name: str) -> None:
 
 def _copy_module(name: str) -> "list[dict[object, object]]":
     """Copy a module, its classes and their tables; return the copies of all but the tables."""
-    copies = [_copy(name, getattr(sys.modules.get(name), "__dict__", {}))]
     if "torch.utils._ordered_set" in sys.modules:
         _TABLES.add(sys.modules["torch.utils._ordered_set"].OrderedSet)
+    members = getattr(sys.modules.get(name), "__dict__", {})
+    copies = [_copy(name, members, "{}.{}")]
     for attribute, value in copies[0].items():
-        if type(value) in _TABLES:
-            _copy_table(f"{name}.{attribute}", value)
-        elif isinstance(value, type) and value.__module__ == name:
-            copies.append(_copy(f"{name}.{attribute}", vars(value)))
-            for inner, table in copies[-1].items():
-                if type(table) in _TABLES:
-                    _copy_table(f"{name}.{attribute}.{inner}", table)
+        if isinstance(value, type) and value.__module__ == name:
+            copies.append(_copy(f"{name}.{attribute}", vars(value), "{}.{}"))
     return copies
 
 
@@ -190,16 +186,13 @@ def _tables_to_fill(module: str) -> "dict[str, dict[object, object]]":
     }
 
 
-def _copy_table(place: str, value: object, depth: int = 0) -> None:
-    if place.endswith("__") or depth > MAX_DEPTH:
-        return
-    for name, inner in _copy(place, value).items():
-        if type(inner) in _TABLES:
-            _copy_table(f"{place}[{name}]", inner, depth + 1)
-
-
-def _copy(place: str, found: object) -> "dict[object, object]":
-    return baseline.setdefault(place.replace(":", "."), _items(found))
+def _copy(place: str, found: object, form: str = "", depth: int = 0) -> "dict[object, object]":
+    """Copy a container, and the tables in it if there is a ``form`` of their places."""
+    copied = baseline.setdefault(place.replace(":", "."), _items(found))
+    for name, table in copied.items() if form and depth <= MAX_DEPTH else ():
+        if type(table) in _TABLES and not (inner := form.format(place, name)).endswith("__"):
+            _copy(inner, table, "{}[{}]", depth + 1)
+    return copied
 
 
 def _items(found: "Any") -> "dict[object, object]":

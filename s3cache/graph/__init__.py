@@ -22,13 +22,10 @@ from s3cache.graph._key import settings_text as settings_text
 from s3cache.graph._key import unpicklable_options as unpicklable_options
 from s3cache.graph._origin import NATIVE as NATIVE
 from s3cache.graph._origin import ORIGINAL_ATTR as ORIGINAL_ATTR
-from s3cache.graph._origin import is_torch_file as is_torch_file
 from s3cache.graph._origin import origin_of as origin_of
 from s3cache.graph._origin import origin_of_file as origin_of_file
 from s3cache.graph._origin import unwrap_patch as unwrap_patch
 from s3cache.graph._origin import value_at as value_at
-from s3cache.graph._overrides import forget_kernels as forget_kernels
-from s3cache.graph._overrides import record_kernel as record_kernel
 from s3cache.graph._overrides import take_baseline as take_baseline
 from s3cache.graph._results import BypassReason as BypassReason
 from s3cache.graph._results import Code as Code
@@ -43,4 +40,6 @@ from s3cache.graph._safety import fx_bypass_reasons as fx_bypass_reasons
 from s3cache.graph._safety import is_custom_function as is_custom_function
 from s3cache.graph._safety import process_bypass_reasons as process_bypass_reasons
 from s3cache.graph._user_code import context_hashes as context_hashes
+from s3cache.graph._user_code import forget_kernels as forget_kernels
+from s3cache.graph._user_code import record_kernel as record_kernel
 from s3cache.util.snapshot import code_digest as code_digest

@@ -720,7 +720,8 @@ def settings_text(registered_version: RegisteredVersion) -> str | None:
     such text.
     """
     subject = cast("_Subject", SimpleNamespace(version=registered_version, inputs=(0,)))
-    texts = [internals.options_text(each) for each in internals.compilers_configs()]
+    configs = internals.functorch_config.get(), internals.inductor_config.get()
+    texts = [internals.options_text(each) for each in configs]
     found = [find(subject) for _, scopes, find in COMPONENTS if "settings" in scopes]
     if None in texts or any(isinstance(finding, list) for finding in found):
         return None

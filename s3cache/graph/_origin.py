@@ -1,6 +1,7 @@
-"""Find the origin of code, and decide whether an object in a namespace of torch is torch's own.
+"""Find the origin of code: torch, Python, an installed library, or the user.
 
-The file of its code decides, not its attributes.
+:func:`origin_of` decides by the file of the code, not by its attributes. :func:`is_third_party`
+asks less of a value that is in torch, where torch and its libraries put functions of many kinds.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
 import _s3cache_process
 from s3cache.torch_api import internals
-from s3cache.torch_api.protocols import Operator
 from s3cache.util.snapshot import content_of
 
 #: Wrappers of functions in a class.
@@ -34,69 +34,71 @@ NATIVE = (
     types.MemberDescriptorType,
 )
 
-
 # Libraries that torch builds on: their versions identify their code.
 _VERSIONED = ("numpy", "scipy", "sympy", "mpmath")
+# More of them: its modules import their functions and classes.
+_BUILT_ON = frozenset(
+    """
+    cuda expecttest filelock fsspec functorch jinja2 markupsafe mpmath networkx numpy optree
+    packaging psutil pybind11 setuptools sympy torchgen tqdm triton typing_extensions
+    """.split()  # noqa: SIM905 - one word a line is harder to read
+)
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+_MAX_DEPTH = 8
 
 
 class Origin(NamedTuple):
-    """The origin of code."""
+    """The origin of code.
+
+    ``name`` is a module; or a package, with the version and a digest of all files of a library.
+    """
 
     kind: Literal["torch", "python", "library", "user"]
-    name: str = ""  # of the library or the module; for a library with a digest of all its files
+    name: str = ""
 
     @property
     def is_versioned(self) -> bool:
         """Whether versions in the key identify the code."""
-        if self.kind == "library":
-            return self.name.partition(" ")[0] in _VERSIONED
-        return self.kind in ("torch", "python")
+        is_versioned = self.kind == "library" and self._package in _VERSIONED
+        return is_versioned or self.kind in ("torch", "python")
 
+    @property
+    def is_built_on(self) -> bool:
+        """Whether torch has it in its own modules."""
+        return self.is_versioned or self._package in _BUILT_ON
 
-_USER = Origin("user")
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+    @property
+    def _package(self) -> str:
+        return self.name.partition(" ")[0].partition(".")[0]
 
 
 def origin_of(value: object) -> Origin:
     """Return the origin of a function, a class, a module, or a function in C."""
     if isinstance(value, types.FunctionType):
-        return _origin_of_function(value)
+        path, module = value.__code__.co_filename, module_of(value)
+        if not _is_generated(path):
+            return origin_of_file(path)
+        # Libraries also generate code in their own namespaces.
+        origin = Origin("user") if module is None else _origin_of_module(module)
+        return origin if origin.kind == "library" else Origin("user")
     if isinstance(value, types.ModuleType):
         return _origin_of_module(value)
-    if isinstance(value, type):
-        return _origin_of_class(value)
-    module = getattr(value, "__module__", None)
-    if isinstance(module, str):
-        return _origin_of_name(module)
-    owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
-    if isinstance(owner, types.ModuleType):
-        return _origin_of_name(owner.__name__)
-    return _origin_of_class(owner if isinstance(owner, type) else type(owner))
-
-
-def _origin_of_function(function: types.FunctionType) -> Origin:
-    path = function.__code__.co_filename
-    if not path.startswith("<") or path.startswith("<frozen "):
-        return origin_of_file(path)
-    # Libraries also generate code in their own namespaces.
-    module = sys.modules.get(str(function.__globals__.get("__name__")))
-    if module is not None and vars(module) is function.__globals__:
-        origin = _origin_of_module(module)
-        return origin if origin.kind == "library" else _USER
-    return _USER
-
-
-def _origin_of_class(kind: type) -> Origin:
-    """Return the origin that a class claims, if it exists there or was made in C."""
-    module: object = kind.__module__
-    if not isinstance(module, str):  # a descriptor, for Cython's metatype
-        return _USER
-    origin = _origin_of_name(module)
-    in_c = not kind.__flags__ & _HEAP_TYPE or type(kind).__name__ == "pybind11_type"
-    if origin.kind == "user" or in_c:
+    if not isinstance(value, type):
+        name = getattr(value, "__module__", None)
+        owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
+        if not isinstance(name, str) and isinstance(owner, types.ModuleType):
+            name = owner.__name__
+        if isinstance(name, str):
+            return _origin_of_name(name)
+        value = owner if isinstance(owner, type) else type(owner)
+    # A class has the origin that it claims, if it exists there or was made in C.
+    name = value.__module__
+    origin = _origin_of_name(name)
+    in_c = not value.__flags__ & _HEAP_TYPE or type(value).__name__ == "pybind11_type"
+    if origin.kind == "user" or in_c or value_at(name, value.__qualname__) is value:
         return origin
-    return origin if value_at(module, kind.__qualname__) is kind else _USER
+    return Origin("user")
 
 
 def value_at(module: str, name: str) -> object:
@@ -107,26 +109,37 @@ def value_at(module: str, name: str) -> object:
     return found
 
 
-def _origin_of_name(name: str) -> Origin:
-    module = sys.modules.get(name)
+def module_of(function: types.FunctionType) -> types.ModuleType | None:
+    """Return the module in which a function runs, if it is imported."""
+    module = sys.modules.get(str(function.__globals__.get("__name__")))
+    return None if module is None or vars(module) is not function.__globals__ else module
+
+
+def _is_generated(path: str) -> bool:
+    return path.startswith("<") and not path.startswith("<frozen ")
+
+
+def _origin_of_name(name: object) -> Origin:
+    """Return the origin of the module with a name, or of its package; of the user for others."""
+    if not isinstance(name, str):  # a descriptor, for Cython's metatype
+        return Origin("user")
+    module, root = sys.modules.get(name), name.partition(".")[0]
     if module is not None:
         return _origin_of_module(module)
-    root = name.partition(".")[0]
     if root != name:
         return _origin_of_name(root)
-    return Origin("python", name) if root in sys.stdlib_module_names else _USER
+    return Origin("python" if root in sys.stdlib_module_names else "user", name)
 
 
 def _origin_of_module(module: types.ModuleType) -> Origin:
-    name = str(module.__name__)
-    file = getattr(module, "__file__", None)
+    name, file = str(module.__name__), getattr(module, "__file__", None)
     if isinstance(file, str) and os.path.isabs(file):
-        return origin_of_file(file)
+        origin = origin_of_file(file)
+        return Origin("user", name) if origin.kind == "user" else origin
     if name.partition(".")[0] == "torch":  # torch.ops, and modules of torch's native libraries
         return Origin("torch")
-    if name in sys.builtin_module_names or name in sys.stdlib_module_names:
-        return Origin("python", name)
-    return _USER
+    is_python = name in sys.builtin_module_names or name in sys.stdlib_module_names
+    return Origin("python" if is_python else "user", name)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -136,47 +149,14 @@ def origin_of_file(path: str) -> Origin:
         return Origin("python", path[len("<frozen ") : -1])
     if path.startswith((internals.torch_directory(), _OWN)):  # our hooks behave like torch
         return Origin("torch")
-    if not os.path.isabs(path):
-        return _USER
     for site in _sites(tuple(sys.path)):
         if path.startswith(site):
-            return _library(site, distribution_of(path))
+            return _library(site, path[len(site) :].partition(os.sep)[0].partition(".")[0])
     for root in _standard():
         if path.startswith(root):
             name = path[len(root) :].removeprefix("lib-dynload" + os.sep).partition(".")[0]
             return Origin("python", name.replace(os.sep, "."))
-    return _USER
-
-
-def is_torch_file(path: str) -> bool:
-    """Return whether a source file is one of torch's."""
-    return path.startswith(internals.torch_directory())
-
-
-#: The attribute of a hook with the function that it replaced.
-ORIGINAL_ATTR = "_s3cache_original"
-
-
-def unwrap_patch(value: object) -> object:
-    """Return the original if ``value`` is a hook of s3cache; otherwise ``value``."""
-    while isinstance(value, types.FunctionType) and ORIGINAL_ATTR in vars(value):
-        value = vars(value)[ORIGINAL_ATTR]
-    return value
-
-
-def are_same_method(old: object, new: object) -> bool:
-    """Return True if both are the same static or class method, perhaps wrapped by our hook."""
-    if not isinstance(old, HOLDERS) or not isinstance(new, HOLDERS):
-        return False
-    return type(old) is type(new) and unwrap_patch(old.__func__) is unwrap_patch(new.__func__)
-
-
-def distribution_of(path: str) -> str:
-    """Return the top-level package or module of the installed library with a file, or ``""``."""
-    for site in _sites(tuple(sys.path)):
-        if path.startswith(site):
-            return path[len(site) :].partition(os.sep)[0].partition(".")[0]
-    return ""
+    return Origin("user")
 
 
 @functools.lru_cache(maxsize=64)  # finding the directories takes 0.3 ms
@@ -218,20 +198,10 @@ def _library(site: str, package: str) -> Origin:
             name, _, version = record.parent.stem.partition("-")
             digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:32]
             return Origin("library", f"{package} {name} {version} {digest}")
-    return _USER
+    return Origin("user", package)
 
 
-# -- is an object torch's own?
-
-
-# Libraries that torch builds on: its modules import their functions and classes.
-_BUILT_ON = frozenset(
-    """
-    cuda expecttest filelock fsspec functorch jinja2 markupsafe mpmath networkx numpy optree
-    packaging psutil pybind11 setuptools sympy torchgen tqdm triton typing_extensions
-    """.split()  # noqa: SIM905 - one word a line is harder to read
-)
-_MAX_DEPTH = 8
+# -- is a value in torch torch's own?
 
 
 def is_code(value: object) -> bool:
@@ -239,91 +209,87 @@ def is_code(value: object) -> bool:
     return callable(value) or isinstance(value, (*HOLDERS, property, *NATIVE))
 
 
-def is_foreign(value: object, *, surveyed: bool = False) -> bool:
-    """Return True if `value` visibly contains code that is not torch's.
+def is_third_party(value: object, *, surveyed: bool = False) -> bool:
+    """Return True if ``value`` visibly has code of others than torch, and what it builds on.
 
-    If it is `surveyed`, it may have been there since `import torch`: then anonymous code that was
-    compiled from text counts as torch's.
+    If it is ``surveyed``, it may have been there since ``import torch``: then anonymous code that
+    was compiled from text counts as torch's.
     """
-    if isinstance(value, NATIVE):
+    if isinstance(value, (*NATIVE, types.ModuleType)) or not is_code(value):
         return False
-    if isinstance(value, type):
-        return not _is_of_known_module(value)
-    if isinstance(value, types.ModuleType) or not is_code(value):
-        return False
-    return any(not _is_of_torch(part, surveyed) for part in parts_of(value))
+    return any(not _is_built_on(part, surveyed) for part in parts_of(value))
 
 
-def _is_of_torch(value: object, surveyed: bool = False) -> bool:
-    """Return True if it comes from torch, from Python, or from a library that torch builds on."""
+_torch_rules: dict[int, object] = {}  # by id; kept alive
+
+
+def is_third_party_rule(rule: object, inner: Iterable[object] = ()) -> bool:
+    """Return the same for a registered function and functions in it.
+
+    It remembers torch's own: there are thousands, which are permanent.
+    """
+    if id(rule) in _torch_rules:
+        return False
+    if is_third_party(rule) or any(map(is_third_party, inner)):
+        return True
+    _torch_rules[id(rule)] = rule
+    return False
+
+
+def third_party_parts(value: object) -> list[object]:
+    """Return ``value`` and the functions that it wraps, if they are not torch's."""
+    parts = list(parts_of(value))
+    if all(map(_is_built_on, parts)):
+        return []
+    return [part for part in parts if isinstance(part, partial) or not _is_built_on(part)]
+
+
+def _is_built_on(value: object, surveyed: bool = False) -> bool:
     if isinstance(value, (*HOLDERS, property, functools._lru_cache_wrapper)):
         return True  # its parts decide
     if type(value).__module__ == "unittest.mock":
         return False  # the behaviour of such an object is not in its code
-    if not isinstance(value, (types.FunctionType, *NATIVE)):
+    if not isinstance(value, (types.FunctionType, type, *NATIVE)):
         called: object = getattr(type(value), "__call__", None)  # noqa: B004 - to see its code
         value = called if isinstance(called, types.FunctionType) else type(value)
+    if isinstance(value, type):
+        return _is_built_on_module(value.__module__)
     if not isinstance(value, types.FunctionType):
-        return origin_of(value).is_versioned or (
-            isinstance(value, type) and _is_of_known_module(value)
-        )
-    file = value.__code__.co_filename
-    if _is_known_file(file):
-        return True
-    module = sys.modules.get(str(value.__globals__.get("__name__")))
-    if module is not None and vars(module) is value.__globals__:
-        # Some modules are not in an installation record, and torch compiles code from text.
-        root = module.__name__.partition(".")[0]
-        return root in _BUILT_ON or (file.startswith("<") and origin_of(module).is_versioned)
+        return origin_of(value).is_versioned
+    path, module = value.__code__.co_filename, module_of(value)
+    if not _is_generated(path):
+        root = "" if module is None else module.__name__.partition(".")[0]
+        return root in _BUILT_ON or origin_of_file(path).is_built_on
+    if module is not None:  # torch compiles code from text
+        return _is_built_on_module(module.__name__)
     name = value.__globals__.get("__name__")
     has_no_module = name is None or str(name).startswith("namedtuple_")
-    is_made_of_text = surveyed and file.startswith("<") and has_no_module
-    return is_made_of_text or value in internals.generated_operations()
+    return (surveyed and has_no_module) or value in internals.generated_operations()
 
 
-@functools.cache
-def _is_known_file(file: str) -> bool:
-    if file.startswith("<") and not file.startswith("<frozen "):
-        return False
-    if file.startswith(internals.torch_directory()):
-        return True
-    return distribution_of(file) in _BUILT_ON or origin_of_file(file).is_versioned
-
-
-def _is_of_known_module(kind: type) -> bool:
-    module: object = kind.__module__
-    return isinstance(module, str) and _is_known_module(module)
-
-
-@functools.cache
-def _is_known_module(name: str) -> bool:
-    root = name.partition(".")[0]
-    if root in _BUILT_ON or root in sys.stdlib_module_names:
-        return True
-    module = sys.modules.get(name)
-    return module is not None and origin_of(module).is_versioned
+def _is_built_on_module(name: object) -> bool:
+    # Some modules are not in an installation record. To look for others takes long.
+    return str(name).partition(".")[0] in _BUILT_ON or _origin_of_name(name).is_built_on
 
 
 def parts_of(value: object) -> Iterator[object]:
-    """Yield `value` and all functions that it wraps, without duplicates, outermost first."""
+    """Yield ``value`` and all functions that it wraps, without duplicates, outermost first."""
     yield value
     seen, level = {id(value)}, _wrapped(value)
     for _ in range(_MAX_DEPTH):
-        inner = {id(each): each for each in level if id(each) not in seen}
+        inner = {id(part): part for part in level if id(part) not in seen}
         if not inner:
             return
         yield from inner.values()
         seen |= inner.keys()
-        level = [each for part in inner.values() for each in _wrapped(part)]
+        level = [part for outer in inner.values() for part in _wrapped(outer)]
 
 
 def _wrapped(value: object) -> list[object]:
     """Return the values in a function's closure, or the function of a partial or bound method."""
-    inner: tuple[object, ...] = ()
+    inner: Iterable[object] = ()
     if isinstance(value, types.FunctionType):
-        if value.__closure__ is None:
-            return []
-        inner = tuple(map(content_of, value.__closure__))
+        inner = map(content_of, value.__closure__ or ())
     elif isinstance(value, partial):
         inner = (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, (types.MethodType, *HOLDERS)):
@@ -332,47 +298,43 @@ def _wrapped(value: object) -> list[object]:
         inner = (value.fget, value.fset, value.fdel)
     elif isinstance(value, functools._lru_cache_wrapper):
         inner = (value.__wrapped__,)
-    return [each for each in inner if callable(each) and not isinstance(each, type)]
+    return [part for part in inner if callable(part) and not isinstance(part, type)]
 
 
-def foreign_parts(value: object) -> list[object]:
-    """Return `value` and the functions that it wraps, if they are not torch's."""
-    parts = list(parts_of(value))
-    if all(map(_is_of_torch, parts)):
-        return []
-    return [part for part in parts if isinstance(part, partial) or not _is_of_torch(part)]
+#: The attribute of a hook with the function that it replaced.
+ORIGINAL_ATTR = "_s3cache_original"
 
 
-def own_name(value: object) -> str | None:
-    """Return the name of a function of torch if the name is unambiguous; else None."""
-    while isinstance(value, (*HOLDERS, functools._lru_cache_wrapper)):
-        value = value.__wrapped__
-    if type(value) is not types.FunctionType or foreign_parts(value):
-        return None
-    function: types.FunctionType = value
-    return None if "<" in function.__qualname__ else function.__qualname__
-
-
-def codes_in(*namespaces: Mapping[str, object]) -> Iterator[types.CodeType]:
-    """Yield the code of torch's functions in modules and classes, and of wrapped functions."""
-    for members in namespaces:
-        for value in list(members.values()):
-            if isinstance(value, type) and value.__module__ == members.get("__name__"):
-                yield from codes_in(vars(value))
-            for part in parts_of(value) if is_code(value) else ():
-                if type(part) is types.FunctionType and internals.has_code_of_torch(part):
-                    yield part.__code__
+def unwrap_patch(value: object) -> object:
+    """Return the original if ``value`` is a hook of s3cache; otherwise ``value``."""
+    while isinstance(value, types.FunctionType) and ORIGINAL_ATTR in vars(value):
+        value = vars(value)[ORIGINAL_ATTR]
+    return value
 
 
 # -- operators
 
 
-def is_of_torch(name: str) -> bool:
-    """Return True if torch defines the operator: the file decides, not the namespace.
+def is_torch_operator(value: object) -> bool:
+    """Return True for an operator of torch, or for a namespace or name with one.
 
-    Decompositions and fallbacks reach operators that no graph names.
+    The file that defines it decides, not the namespace. Decompositions and fallbacks reach
+    operators that no graph names.
     """
-    return name.startswith("aten::") or _is_defined_by_torch(name)
+    kind = internals.kind_of_operator(value)
+    if kind == "higher-order":
+        return origin_of(type(value)).kind == "torch"
+    if kind == "namespace":
+        members = vars(value).values()
+        packets = (member for member in members if internals.kind_of_operator(member) == "packet")
+        return any(map(is_torch_operator, packets))
+    name = value if isinstance(value, str) else internals.full_name(value)
+    return "::" not in name or name.startswith("aten::") or _is_defined_by_torch(name)
+
+
+def is_third_party_operator(value: object) -> bool:
+    """Return True for an overload that others define: its rules affect only graphs with it."""
+    return internals.kind_of_operator(value) == "overload" and not is_torch_operator(value)
 
 
 @functools.cache
@@ -380,47 +342,19 @@ def _is_defined_by_torch(name: str) -> bool:
     defined = internals.DEFINED_AT.search(internals.dispatch_dump.get()(name))
     if defined is None:
         return False
-    if defined[1].startswith(files_that_register_for_others()):
+    if registers_for_others(defined[1]):
         definition = internals.custom_operators.get().get(name)
         # torch.library.triton_op wraps the user's function in its own.
-        return definition is not None and not foreign_parts(definition._init_fn)
+        return definition is not None and not third_party_parts(definition._init_fn)
     built_in = internals.built_in()
     home = internals.torch_directory()
     return defined[1].startswith((home, built_in) if built_in else home)
 
 
-@functools.cache
-def files_that_register_for_others() -> tuple[str, ...]:
+def registers_for_others(path: str) -> bool:
+    """Return True for files of torch that register functions of programs."""
     home = internals.torch_directory()
-    return os.path.join(home, "library.py"), os.path.join(home, "_library") + os.sep
-
-
-def is_operator_of_torch(value: object) -> bool:
-    """Return True for an operator of torch, or for a namespace or name with one."""
-    if internals.is_higher_order(value):
-        return origin_of(type(value)).kind == "torch"
-    if internals.kind_of_operator(value) == "namespace":
-        found = vars(value).values()
-        packets = (each for each in found if internals.kind_of_operator(each) == "packet")
-        return any(map(is_operator_of_torch, packets))
-    name = value if isinstance(value, str) else internals.full_name(value)
-    return "::" not in name or is_of_torch(name)
-
-
-def is_of_others(value: object) -> bool:
-    """Return True for an operator that a program or a library defines.
-
-    Its rules affect only graphs that call it.
-    """
-    return isinstance(value, internals.operator.get()) and not is_of_torch(value.name())
-
-
-def is_named_as(operator: Operator, value: object) -> bool:
-    """Return True if a function has the name of an operator, as torch's own rules have."""
-    if not isinstance(operator, internals.operator.get()):
-        return True
-    name: str = operator.name().rpartition("::")[2].partition(".")[0]
-    return getattr(value, "__name__", "") == name
+    return path.startswith((f"{home}library.py", f"{home}_library{os.sep}"))
 
 
 # -- values in torch's modules that are not code
@@ -450,8 +384,7 @@ def is_constant(value: object) -> bool:
     """Return True for values of tables that torch does not write to after its import."""
     return (
         type(value) in kinds_of_values()
-        or internals.is_dtype(value)
-        or internals.is_operator(value)
+        or is_plain(value)
         or isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
     )
 
@@ -461,14 +394,15 @@ def is_same_value(old: object, new: object, depth: int = 0) -> bool:
     if old is new:
         return True
     kind = type(old)
-    if kind is not type(new) or kind not in kinds_of_values() or depth > _s3cache_process.MAX_DEPTH:
+    too_deep = depth > _s3cache_process.MAX_DEPTH
+    if kind is not type(new) or kind not in kinds_of_values() or too_deep:
         return False
     if isinstance(old, SCALARS):
         return old == new
-    ours, theirs = (
-        [*each, *each.values()] if isinstance(each, dict) else list(cast("Iterable[object]", each))
-        for each in (old, new)
+    olds, news = (
+        [*table, *table.values()] if isinstance(table, dict) else [*cast("Iterable[object]", table)]
+        for table in (old, new)
     )
-    return len(ours) == len(theirs) and all(
-        is_same_value(one, other, depth + 1) for one, other in zip(ours, theirs, strict=True)
+    return len(olds) == len(news) and all(
+        is_same_value(*pair, depth + 1) for pair in zip(olds, news, strict=True)
     )

@@ -1,11 +1,13 @@
 """Find everything in torch that compiling reads and that a program has replaced.
 
+Compiling reads namespaces, classes, tables, functions and operators of torch: some fifty thousand
+objects. A look examines only the containers that were written to since the last look. They are
+compared with copies from the end of ``import torch``. For modules that are imported later, or
+without such a copy, the first look is the reference, without values that are not torch's.
+
 A replacement that can only change the traced graph sends every graph to the second level, where the
 traced graph is in the key. A replacement that can change generated code must have an identity, at
 both levels.
-
-Containers are compared with copies from the end of ``import torch``. For modules that are imported
-later, or without such a copy, the first look is the reference, without values that are not torch's.
 """
 
 from __future__ import annotations
@@ -13,56 +15,62 @@ from __future__ import annotations
 import atexit
 import functools
 import hashlib
+import itertools
 import re
 import sys
+import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
-from types import FunctionType, MethodType
+from operator import is_
+from types import FunctionType
+from typing import NamedTuple, cast
 
 import _s3cache_process
 from s3cache.graph._describe import (
+    RegisteredVersion,
     UnidentifiedError,
+    digest_of,
     identity,
     qualified_name,
     rough_identity,
 )
 from s3cache.graph._origin import (
-    files_that_register_for_others,
-    foreign_parts,
+    HOLDERS,
+    SCALARS,
     is_code,
-    is_foreign,
-    is_of_others,
-    is_of_torch,
-    is_operator_of_torch,
+    is_constant,
     is_plain,
+    is_same_value,
+    is_third_party,
+    is_third_party_operator,
+    is_torch_operator,
+    kinds_of_tables,
+    kinds_of_values,
     origin_of,
     parts_of,
+    third_party_parts,
+    unwrap_patch,
 )
-from s3cache.graph._results import BypassReason, Finding, suggested_fix
-from s3cache.graph._surface import (
-    ALTERED,
-    AS_A_WHOLE,
-    REPLACED,
-    Override,
-    Surface,
-    WatchedOperators,
-)
+from s3cache.graph._results import BypassReason, Code, Finding, suggested_fix
+from s3cache.graph._user_code import replaced_kernels, third_party_fakes
 from s3cache.torch_api import internals
-from s3cache.torch_api.protocols import TracingContext
+from s3cache.torch_api.protocols import Operator, TracingContext
 from s3cache.util.importing import when_imported
-from s3cache.util.snapshot import ABSENT, CALLS, code_digest, content_of
-
-_surface, _operators = Surface(), WatchedOperators()
-_torchs: dict[int, object] = {}  # patterns and functions of torch, by id; kept alive
-_last: tuple[weakref.ref[TracingContext], list[Override]] | None = None
+from s3cache.util.snapshot import (
+    ABSENT,
+    CALLS,
+    FUNCTIONS,
+    Snapshot,
+    are_identical,
+    assigns,
+    code_digest,
+)
 
 # The modules with which Inductor generates code, and those of them that run before.
+_PYTHON = ("cmath", "math", "operator")
 _GENERATING = (
-    "cmath",
-    "math",
-    "operator",
+    *_PYTHON,
     "torch._higher_order_ops",
     "torch._inductor",
     "torch._ops",
@@ -75,341 +83,434 @@ _TRACING = (
     "torch._inductor.fx_passes.joint_graph",
     "torch._inductor.fx_passes.pre_grad",
 )
+_LISTED = (*_s3cache_process.IMPORT_POINTS, *internals.LATER_PLACES)
+# Names that Dynamo adds to the module of a function that it compiled, such as `torch.cond`. Only
+# the compiled code of that function uses them.
+_DYNAMOS = ("__compiled_fn_", "__resume_at_")
+# In place of a third-party value that was there at the first look.
+_UNKNOWN = object()
+
+_REPLACED, _REGISTERED, _AGAIN = "was replaced", "was registered", "was registered again"
+# These do not determine the new behaviour.
+_ALTERED, _AS_A_WHOLE = "was altered", "was replaced as a whole"
 
 
-def take_baseline(*, early: bool) -> Callable[[], None]:
-    """Copy torch's containers now, and later ones right after their import; return the undo.
+class Override(NamedTuple):
+    """A value that replaces torch's own."""
 
-    Earlier is better: every replacement after it is detected for certain. It is ``early`` if torch
-    is being imported now, so that no program can have changed anything.
-    """
-    if early:
-        _s3cache_process.take_baseline()
-    _s3cache_process.note_imports()
-    _operators.watch(trusted=early)
-    if internals.COMPILER in sys.modules:
-        return lambda: None
-    CALLS.begin()
-    return when_imported(internals.COMPILER, _look_first)
+    place: str
+    value: object  # ABSENT if it was removed; its file if only that is known
+    how: str = _REPLACED
 
 
-def _look_first() -> None:
-    """Look at all of torch after its compiler is imported, so that the first key is faster."""
-    with suppress(Exception):  # the first key tries again, and can report the error
-        _surface.overrides()
-        _operators.overrides()
-        replaced_kernels()
-        list(foreign_fakes())
+# -- containers
 
 
-@atexit.register
-def _forget() -> None:
-    """Drop all references at exit: torch destroys its objects in its own order."""
-    global _surface, _operators, _last
-    _surface, _operators, _last = Surface(), WatchedOperators(), None
+class Container:
+    """A container of torch, and its original content."""
+
+    def __init__(self, place: str, inside: Collection[object]) -> None:
+        self.place = place
+        self.inside = inside
+        self.first: dict[object, object] = {}  # the original content, by name
+
+    def start(self, first: dict[object, object] | None) -> list[Override]:
+        """Begin with the known original content, or with values that look like torch's."""
+        if first is not None:
+            self.first = first
+            return self.compare()
+        self.first, found = internals.by_name(self.inside), []
+        for name, value in [*self.first.items()]:
+            if self.is_suspect(name, value):
+                found.append(self._override(name, unwrap_patch(value)))
+                self.first[name] = _UNKNOWN
+        return found
+
+    def compare(self) -> list[Override]:
+        """Return the values that now replace torch's own."""
+        now, found = internals.by_name(self.inside), []
+        if are_identical(now.values(), self.first.values()) and list(now) == list(self.first):
+            return []
+        for name in {**self.first, **now}:
+            old, new = self.first.get(name, ABSENT), now.get(name, ABSENT)
+            if old is new or _without_hooks(old) == _without_hooks(new):
+                continue
+            new = unwrap_patch(new)
+            if self.is_override(name, unwrap_patch(old), new):
+                found.append(self._override(name, new))
+        return found
+
+    def settled(self) -> dict[object, object]:
+        """Return the known original content, without numbers that torch changes at run time."""
+        return {name: value for name, value in self.first.items() if value is not _UNKNOWN}
+
+    def _override(self, name: object, value: object) -> Override:
+        return Override(f"{self.place}.{name}", value)
+
+    def is_suspect(self, name: object, value: object) -> bool:
+        """Return True for a value at the first look that is not torch's."""
+        return is_third_party(value)
+
+    def is_override(self, name: object, old: object, new: object) -> bool:
+        raise NotImplementedError
 
 
-def all_overrides(*, again: bool = True) -> list[Override]:
-    """Return everything that others have replaced in torch or registered with it.
-
-    Most of it is examined once per compile, unless ``again`` is set.
-    """
-    return [
-        *_in_containers(again=again),
-        *_stale_decompositions(),
-        *(
-            Override(where, function, "was registered again")
-            for where, function in (*replaced_kernels().items(), *foreign_fakes())
-        ),
-        *registered_overrides(),
-    ]
+def _without_hooks(value: object) -> object:
+    """Return something that is equal for values that are the same without hooks of s3cache."""
+    if isinstance(value, HOLDERS):
+        return type(value), id(unwrap_patch(value.__func__))
+    return id(unwrap_patch(value))
 
 
-def _in_containers(*, again: bool) -> list[Override]:
-    global _last
-    context = internals.current_tracing_context.get()()
-    if not again and _last is not None and context is not None and _last[0]() is context:
-        return _last[1]
-    found = [*_surface.overrides(), *_operators.overrides()]
-    _last = None if context is None else (weakref.ref(context), found)
-    return found
+class Namespace(Container):
+    """A module or a class."""
+
+    inside: Mapping[str, object]
+
+    def __init__(self, place: str, module: str, inside: Mapping[str, object]) -> None:
+        super().__init__(place.replace(":", "."), inside)
+        self.module = module
+        self.makes_code = internals.makes_code(module)
+        self._listed_as = place if place in _LISTED else ""
+
+    def is_suspect(self, name: object, value: object) -> bool:
+        return type(value) not in SCALARS and is_third_party(unwrap_patch(value), surveyed=True)
+
+    def is_override(self, name: object, old: object, new: object) -> bool:
+        if str(name).startswith(_DYNAMOS) or (self._listed_as and name in internals.NOT_COMPILED):
+            return False
+        if old is ABSENT:
+            if self._listed_as and internals.is_shadowed(self._listed_as, str(name)):
+                return True
+            is_in_class = self.place != self.module  # then it hides the names of bases
+            return self.makes_code and (
+                is_third_party(new) or (is_in_class and self._is_changed_value(name, old, new))
+            )
+        if new is ABSENT:
+            return bool(self._listed_as) and is_code(old)
+        codes = [is_code(each) or self._is_module(each) for each in (old, new)]
+        if all(codes):
+            return not _is_same_code(old, new)
+        if is_third_party(new) or self.module in _PYTHON or (self._listed_as and any(codes)):
+            return True
+        return self.makes_code and self._is_changed_value(name, old, new)
+
+    def _is_module(self, value: object) -> bool:
+        return self.makes_code and isinstance(value, types.ModuleType)
+
+    def _is_changed_value(self, name: object, old: object, new: object) -> bool:
+        """Return True if a program, not torch, has set another number, text or table."""
+        kinds = kinds_of_values()
+        if str(name).startswith("__") or (type(old) not in kinds and type(new) not in kinds):
+            return False
+        return not is_same_value(old, new) and not self._is_state(name)
+
+    def _is_state(self, name: object) -> bool:
+        """Return True if torch's own code assigns to it."""
+        codes = _codes_in(self.inside, vars(sys.modules[self.module]))
+        return any(assigns(code, str(name)) for code in codes)
+
+    def settled(self) -> dict[object, object]:
+        # Other values of torch are the same in every process at this point.
+        return {
+            name: value
+            for name, value in super().settled().items()
+            if type(value) not in (int, float) or not self._is_state(name)
+        }
 
 
-def _stale_decompositions() -> Iterator[Override]:
-    """Yield tables that changed after torch copied them: torch uses its copies."""
-    now, fresh = internals.stale_decompositions()
-    for name in now.keys() | fresh.keys():
-        if name in fresh and is_of_others(name):
-            continue
-        if (value := now.get(name, ABSENT)) is not fresh.get(name, ABSENT):
-            yield Override(f"remembered {name}", value, "was registered again")
+def _codes_in(*namespaces: Mapping[str, object]) -> Iterator[types.CodeType]:
+    """Yield the code of torch's functions in modules and classes, and of wrapped functions."""
+    for members in namespaces:
+        for value in list(members.values()):
+            if isinstance(value, type) and value.__module__ == members.get("__name__"):
+                yield from _codes_in(vars(value))
+            for part in parts_of(value) if is_code(value) else ():
+                path = part.__code__.co_filename if type(part) is FunctionType else ""
+                if path.startswith(internals.torch_directory()):
+                    yield part.__code__  # type: ignore[attr-defined]
 
 
-def overrides(
-    registered: Callable[[object], str | None] = lambda _: None,
-    *,
-    again: bool = True,
-    traced: bool = False,
-) -> Finding:
-    """Return a component for all replacements, or a reason for each without an identity.
-
-    ``traced`` says that the key covers the traced graph; ``again`` is as in :func:`all_overrides`.
-    """
-    lines: list[str] = []
-    refused: list[tuple[Override, UnidentifiedError]] = []
-    try:
-        found = all_overrides(again=again)
-    except UnidentifiedError as exc:
-        return [BypassReason("generator", str(exc), "put torch's own back")]
-    CALLS.check_present(each.value for each in found)
-    for each in found:
-        try:
-            lines.append(f"{each.place}={_text(each, registered, traced=traced)}")
-        except UnidentifiedError as exc:
-            refused.append((each, exc))
-    if _surface.unknown:
-        places = "\n".join(
-            f"{place}={digest}" for place, digest in sorted(_surface.unknown.items())
-        )
-        lines.append(f"there before: {hashlib.sha256(places.encode()).hexdigest()[:32]}")
-    if kept := unused_kept():
-        lines.append(f"not removed though unused: {' '.join(kept)}")
-    return [*_reasons(refused)] or "\n".join(sorted(lines))
-
-
-def _generates(override: Override) -> bool:
-    """Return True if it may be called during code generation, after a graph was traced."""
-    return override.place.startswith(_GENERATING) and not override.place.startswith(_TRACING)
-
-
-def _text(override: Override, registered: Callable[[object], str | None], *, traced: bool) -> str:
-    value = override.value
-    version = registered(value)
-    if version is not None:
-        return f"version {version}"
-    if _generates(override):
-        if override.how in (ALTERED, AS_A_WHOLE):
-            raise UnidentifiedError("may do anything", value)
-        return identity(value, registered)
-    if isinstance(value, type) and not is_foreign(value):
-        return qualified_name(value)  # such as torch.Storage with another default dtype
-    if override.how == REPLACED and _is_torchs(value):
-        return identity(value, registered)
-    if not traced:
-        why = CALLS.why_used(value if override.how == REPLACED else None)
-        if why:
-            raise UnidentifiedError(why, value)
-        return f"not called: {rough_identity(value, registered)}"
-    if override.how == ALTERED and isinstance(value, FunctionType):
-        return code_digest(value.__code__)
-    return rough_identity(value, registered)
-
-
-def _is_torchs(value: object) -> bool:
-    """Return True for torch's own functions and operators, for constants, and for nothing."""
-    if internals.is_operator(value):
-        return is_operator_of_torch(value)
-    if value is ABSENT or is_plain(value):
+def _is_same_code(old: object, new: object) -> bool:
+    """Return True if torch made the same function again, or only hid it from Dynamo."""
+    names = {_own_name(old), _own_name(new)}
+    if internals.is_kept_from_dynamo(new, old) or (len(names) == 1 and None not in names):
         return True
-    return is_code(value) and all(origin_of(part).kind == "torch" for part in parts_of(value))
-
-
-def _reasons(refused: list[tuple[Override, UnidentifiedError]]) -> Iterator[BypassReason]:
-    """Yield a reason for each library, which users cannot change, and for other replacements."""
-    of_libraries: dict[str, list[tuple[Override, UnidentifiedError]]] = {}
-    for override, error in refused:
-        origin = origin_of(next(iter(foreign_parts(override.value)), override.value))
-        if origin.kind == "library" and not _generates(override):
-            _, name, version, _ = origin.name.split()
-            of_libraries.setdefault(f"{name} {version}", []).append((override, error))
-        else:
-            yield _unsafe(override, error)
-    for library, found in of_libraries.items():
-        places = ", ".join(sorted(override.place for override, _ in found))
-        message = (
-            f"{library} has replaced {places}, which {found[0][1]}: each process traces its "
-            "graphs again, and shares only the code that is compiled from them"
-        )
-        yield BypassReason("override", message, target=library)
-
-
-def _unsafe(override: Override, error: UnidentifiedError) -> BypassReason:
-    place, value = override.place, override.value
-    part = error.about if isinstance(value, tuple) else next(iter(foreign_parts(value)), value)
-    what = f"a file, {value}" if isinstance(value, str) else qualified_name(part)
-    if value is ABSENT:
-        what = "nothing"
-    elif override.how == ALTERED:
-        what = "a program"
-    fix = otherwise = "put torch's own back"
-    about = error.about if hasattr(error.about, "__qualname__") else part
-    if hasattr(about, "__qualname__"):
-        fix = suggested_fix(about, f"if it depends on its inputs alone; or {otherwise}")
-    if _generates(override):
-        message = f"{place} {override.how} by {what}, which generates code and {error}"
-        return BypassReason("generator", message, fix, target=place)
-    message = f"{place} {override.how} by {what}, which {error}"
-    return BypassReason("override", message, fix, target=place)
-
-
-# -- kernels in Python
-#
-# The dispatcher's kernels cannot be read. It only lists the dispatch keys of an operator that have
-# a kernel, and the file that registered it. We know a kernel if it was registered while a cache was
-# enabled. Functions that torch keeps outside of the dispatcher, such as fake implementations, are
-# read from torch's tables.
-
-_NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".mm")
-_MAX_DEPTH = 4
-
-
-class _Recorded:
-    """Kernels that were registered while a cache was enabled, and the results about them."""
-
-    def __init__(self, *, is_complete: bool) -> None:
-        self.is_complete = is_complete  # since `import torch`: no earlier kernel was replaced
-        self.kernels: dict[str, object] = {}  # by operator and key, in torch's notation
-        self.count = 0
-        self.last: tuple[object, dict[str, object]] | None = None
-
-
-_recorded = _Recorded(is_complete=True)
-
-
-def record_kernel(where: str, function: object) -> None:
-    """Record that `function` is registered for an operator and key, in torch's notation.
-
-    It may replace a kernel of torch, which cannot be detected otherwise.
-    """
-    _recorded.kernels[where] = function
-    _recorded.count += 1
-
-
-def forget_kernels() -> None:
-    """Forget the records: from now on, replaced kernels are not recorded."""
-    global _recorded
-    _recorded = _Recorded(is_complete=False)
-    CALLS.end()
-    _registered_at.cache_clear()
-
-
-def replaced_kernels() -> dict[str, object]:
-    """Return Python kernels that others registered for torch's own operators.
-
-    By operator and key, in torch's notation: the function if it was recorded, or else the file that
-    registered it.
-    """
-    present = internals.python_kernels.get()
-    baseline = _s3cache_process.baseline.get(_s3cache_process.KERNELS, {})
-    new = present - baseline.keys() if _recorded.is_complete else set(present)
-    seen = present & _recorded.kernels.keys()
-    state = _recorded.count, seen, new
-    if _recorded.last is None or _recorded.last[0] != state:
-        _recorded.last = state, dict(_find_replaced(seen, new))
-    return _recorded.last[1]
-
-
-def _find_replaced(seen: set[str], new: set[str]) -> Iterator[tuple[str, object]]:
-    for where in sorted(seen | new):
-        name, _, key = where.rpartition("/")
-        name = name.replace("/", "::", 1)
-        if where in seen and not _is_kernel_of_torch(_recorded.kernels[where]):
-            found = _recorded.kernels[where]
-        elif where in new:
-            found = _path_of_others(name, key)
-        else:
-            continue
-        if found and is_of_torch(name):
-            yield where, found
-
-
-def _is_kernel_of_torch(function: object) -> bool:
-    if id(function) in _torchs:
-        return True
-    if any(map(is_foreign, (function, *_formulas_in(function, 0)))):
+    if type(old) is not type(new) or isinstance(new, type):
         return False
-    _torchs[id(function)] = function
-    return True
+    try:
+        return identity(old) == identity(new)
+    except UnidentifiedError:
+        return False
 
 
-def _formulas_in(value: object, depth: int) -> Iterator[object]:
-    """Yield the functions of a backward formula: torch keeps them in an object in a class."""
-    if depth > _MAX_DEPTH or internals.is_operator(value):
-        return
-    if isinstance(value, FunctionType):
-        inner = [content_of(cell) for cell in value.__closure__ or ()]
-    elif isinstance(value, type):
-        inner = [each.__func__ for each in vars(value).values() if isinstance(each, staticmethod)]
-    else:
-        kinds = FunctionType, MethodType, partial
-        inner = [
-            each for each in getattr(value, "__dict__", {}).values() if isinstance(each, kinds)
-        ]
-        yield from inner
-    for each in inner:
-        yield from _formulas_in(each, depth + 1)
+def _own_name(value: object) -> str | None:
+    """Return the name of a function of torch if the name is unambiguous; else None."""
+    while isinstance(value, (*HOLDERS, functools._lru_cache_wrapper)):
+        value = value.__wrapped__
+    name = value.__qualname__ if type(value) is FunctionType else "<"
+    return None if "<" in name or third_party_parts(value) else name
 
 
-def foreign_fakes() -> Iterator[tuple[str, object]]:
-    """Yield functions of others that are called instead of torch's during tracing.
+class Table(Container):
+    """A dictionary, list or set of functions, operators and constants."""
 
-    Each comes with the operator and its purpose.
+    def __init__(self, place: str, inside: Collection[object], *, is_listed: bool = False) -> None:
+        super().__init__(place, inside)
+        self._is_listed = is_listed
+
+    def _override(self, name: object, value: object) -> Override:
+        return Override(f"{self.place}[{name}]", value)
+
+    def is_suspect(self, name: object, value: object) -> bool:
+        is_own = self.place.startswith(internals.DECOMPOSITIONS) and is_third_party_operator(name)
+        return not is_own and is_third_party(value)
+
+    def compare(self) -> list[Override]:
+        found = super().compare()
+        if not self._is_listed and type(self.inside) not in (list, set):
+            there = [name for name in internals.by_name(self.inside) if name in self.first]
+            if there != [name for name in self.first if name in there]:
+                found.append(Override(f"{self.place}[in another order]", there))
+        return found
+
+    def is_override(self, name: object, old: object, new: object) -> bool:
+        if is_same_value(old, new) or (is_code(old) and is_code(new) and _is_same_code(old, new)):
+            return False
+        if type(old) is int and type(new) is int and isinstance(self.inside, list):
+            return False  # a counter of Python in a container that cannot be assigned to
+        if new is ABSENT:  # `ExportedProgram.run_decompositions` removes some rules
+            return self.place != internals.FAKE_RULES or not internals.is_decomposed_first(name)
+        if old is not ABSENT or self.is_suspect(name, new):
+            return True
+        # At run time torch adds its own operators and functions, but no new numbers.
+        everything = (name, new, *self.first, *self.first.values())
+        return not self._is_listed and all(
+            isinstance(value, SCALARS) or internals.is_dtype(value) for value in everything
+        )
+
+
+class Operators(Container):
+    """A dictionary of operators: a namespace has operators, an operator has overloads.
+
+    torch adds them at their first use.
     """
-    for place, name, function in _fakes():
-        if id(function) in _torchs:
-            continue
-        if not is_foreign(function):
-            _torchs[id(function)] = function
-        elif is_of_torch(name):
-            yield f"{name} {place}", function
+
+    inside: dict[str, object]
+
+    def __init__(self, inside: dict[str, object], surface: Surface) -> None:
+        super().__init__("torch.ops", inside)
+        self._surface = surface
+
+    def compare(self) -> list[Override]:
+        first, found = self.first, []
+        for name in [*first.keys() - self.inside.keys(), *list(self.inside)]:
+            old, new = first.get(name, ABSENT), self.inside.get(cast("str", name), ABSENT)
+            if old is new:
+                continue
+            whole = internals.full_name_there(self.inside, str(name))
+            override = Override(f"torch.ops.{whole}".replace("::", "."), new)
+            kind = internals.kind_of_operator(new)
+            if old is not ABSENT and is_torch_operator(old):
+                found.append(override)
+            elif kind and internals.full_name(new) == whole:
+                first[name] = new
+                self._surface.watch_operator(new, kind)
+            elif old is not ABSENT:
+                del first[name]
+            elif kind or internals.is_place_of_operator(self.inside, str(name)):
+                found += [override] if is_torch_operator(whole) else []
+        return found
 
 
-def _fakes() -> Iterator[tuple[str, str, object]]:
-    for name, kept in list(internals.fake_registry.get().items()):
-        kernel = kept.fake_impl.kernel
-        if kernel is not None:
-            yield "on fake tensors", name, kernel.func
-        for rule in kept.torch_dispatch_rules._data.values():
-            yield "on a class of tensors", name, rule
-    for name, definition in list(internals.custom_operators.get().items()):
-        for function in (
-            definition._abstract_fn,
-            definition._backward_fn,
-            definition._setup_context_fn,
-            definition._vmap_fn,
-            *definition._torch_dispatch_fns.values(),
-        ):
-            if function is not None:
-                yield "on tracing", name, function
+class Rules(Container):
+    """The rules of an operator, given by `py_impl` or written into its tables."""
+
+    def __init__(self, operator: Operator, tables: list[dict[object, object]]) -> None:
+        super().__init__(f"{operator} for ", tables)
+        self._operator = operator
+        self._firsts: list[dict[object, object]] = [{} for _ in tables]
+
+    def look(self, is_torchs: Callable[[object], bool]) -> list[Override]:
+        """Compare the rules; keep new ones of torch."""
+        found = []
+        for first, table in zip(self._firsts, internals.tables_of(self._operator), strict=True):
+            for key in {**first, **table}:
+                old, new = first.get(key, ABSENT), table.get(key, ABSENT)
+                if old is ABSENT and is_torchs(new):
+                    first[key] = new
+                elif new is not old:
+                    found.append(Override(f"{self.place}{key}", new, _REGISTERED))
+        return found if is_torch_operator(self._operator) else []
+
+    def compare(self) -> list[Override]:
+        return self.look(self._is_torchs)
+
+    def _is_torchs(self, rule: object) -> bool:
+        """Return True for a function with the name of the operator, as torch's own have."""
+        is_named = internals.kind_of_operator(self._operator) == "higher-order" or (
+            getattr(rule, "__name__", "")
+            == self._operator.name().rpartition("::")[2].partition(".")[0]
+        )
+        return is_named and not is_third_party(rule)
 
 
-def _path_of_others(name: str, key: str) -> str:
-    """Return the file that registers a kernel, or "" if torch does."""
-    paths = [path for each, path in _registered_at(name) if each == key]
-    if not paths:  # registered after the last look
-        _registered_at.cache_clear()
-        paths = [path for each, path in _registered_at(name) if each == key]
-    home = internals.torch_directory()
-    for_others = files_that_register_for_others() if name.startswith("aten::") else ()
-    found = (path for path in paths if path.startswith(for_others) or not path.startswith(home))
-    return next(found, "")
+class Surface:
+    """All containers and functions of torch that exist so far."""
+
+    def __init__(self) -> None:
+        self._containers: Snapshot[Container] = Snapshot(internals.dict_version.get)
+        self._overrides: dict[int, list[Override]] = {}  # by the id of a container
+        self._listed: set[str] = set()
+        self._present: dict[str, int] = {}  # ids of all modules at the last look, by name
+        self._modules: dict[str, types.ModuleType] = {}  # modules that generate code
+        self._seen: set[int] = set()  # ids of tables, which are kept alive
+        self._empty: dict[str, tuple[Collection[object], int]] = {}  # empty tables, by place
+        self._is_trusted = False  # whether operators that exist now are torch's
+        #: Content at the first look of unknown origin: digests of modules, classes and tables, and
+        #: values in tables, by place.
+        self.unknown: dict[str, str] = {}
+
+    def overrides(self) -> list[Override]:
+        """Return replacements of torch's names, and additions to its tables."""
+        self._watch()
+        for container in self._containers.changed():
+            self._overrides[id(container)] = container.compare()
+        found = list(itertools.chain.from_iterable(self._overrides.values()))
+        if not all(map(is_, map(sys.modules.get, self._modules), self._modules.values())):
+            for name, module in self._modules.items():
+                if (now := sys.modules.get(name, module)) is not module:
+                    found.append(Override(name, now, _AS_A_WHOLE))
+        for function in FUNCTIONS.changed():
+            module_name = function.__globals__.get("__name__")
+            found.append(Override(f"{module_name}.{function.__qualname__}", function, _ALTERED))
+        return found
+
+    def _watch(self) -> None:
+        """Begin with the modules of torch that are imported so far."""
+        for place in _LISTED:
+            self._watch_listed(place)
+        for place, (table, depth) in [*self._empty.items()]:
+            if _s3cache_process.baseline.get(place):
+                del self._empty[place]
+                self._add_constants(place, table, depth)
+        self._seen.add(id(internals.side_effectful.get()))  # a registry with a separate check
+        for name, module in sys.modules.copy().items():
+            if self._present.get(name) == id(module):
+                continue
+            if name != internals.COMPILER and _is_starting(module):  # the compiler has run
+                continue
+            if name not in self._modules and type(module) is types.ModuleType:
+                # Code that Inductor generated has such module names, too.
+                file = getattr(module, "__file__", None) if internals.makes_code(name) else None
+                if isinstance(file, str) and file.startswith(internals.torch_directory()):
+                    self._watch_module(name, module)
+            self._present[name] = id(module)  # last, in case something fails before
+
+    def _watch_listed(self, place: str) -> None:
+        module, _, name = place.partition(":")
+        there = None if place in self._listed else internals.contents(place)
+        if there is None or _is_starting(sys.modules.get(module)):
+            return
+        if internals.makes_code(module) and not name:
+            return  # watched with the other modules
+        if name and isinstance(there, dict):
+            self._add(Table(place, there, is_listed=True), place)
+        else:
+            self._add(Namespace(place, module, cast("Mapping[str, object]", there)), place)
+        self._listed.add(place)
+        self._seen.add(id(there))
+
+    def _watch_module(self, name: str, module: types.ModuleType) -> None:
+        members = vars(module)
+        self._add(Namespace(name, name, members), name)
+        for attribute, value in list(members.items()):
+            place = f"{name}.{attribute}"
+            is_here = isinstance(value, type) and value.__module__ == name
+            if is_here and place != internals.EXCHANGED:
+                self._add(Namespace(place, name, vars(value)), place)
+        self._modules[name] = module
+
+    def _add(self, container: Container, place: str) -> None:
+        inside = container.inside
+        if type(inside) is internals.ordered_set.get():
+            inside = internals.inside_of_ordered_set(inside)
+        self._containers.add(container, inside)  # first, so that no write is missed
+        first = _s3cache_process.baseline.get(place.replace(":", "."))
+        found = container.start(first)
+        if first is None:
+            self.unknown[place] = digest_of(container.settled())
+        elif isinstance(container, Table) and all(is_plain(each.value) for each in found):
+            # Other modules of torch fill some tables during their import.
+            self.unknown.update((each.place, repr(each.value)) for each in found)
+            container.first, found = internals.by_name(container.inside), []
+        self._overrides[id(container)] = found
+        FUNCTIONS.add(container.first.values())
+        if isinstance(container, Namespace) and container.makes_code:
+            for name, value in container.first.items():
+                if type(value) in kinds_of_tables() and not str(name).startswith("__"):
+                    table = cast("Collection[object]", value)
+                    self._add_constants(f"{container.place}.{name}", table)
+
+    def _add_constants(self, place: str, table: Collection[object], depth: int = 0) -> None:
+        """Begin with a table, unless objects in it make it a cache or a registry."""
+        if id(table) in self._seen or depth > _s3cache_process.MAX_DEPTH:
+            return
+        if not table:
+            self._empty[place] = (table, depth)  # until another module of torch fills it
+            return
+        inside = internals.by_name(table)
+        if not all(map(is_constant, (*inside, *inside.values()))):
+            return
+        self._add(Table(place, table), place)
+        self._seen.add(id(table))
+        for name, value in inside.items():
+            if type(value) in kinds_of_tables():
+                inner = cast("Collection[object]", value)
+                self._add_constants(f"{place}[{name}]", inner, depth + 1)
+
+    def watch_operators(self, *, trusted: bool) -> None:
+        """Begin with the operators that exist so far, which may be ``trusted``, and later ones."""
+        import torch
+
+        self._is_trusted = trusted
+        self._watch_operators(vars(torch.ops))
+        self._watch_operators(internals.higher_order_operators.get())
+        self._is_trusted = False
+
+    def _watch_operators(self, inside: dict[str, object]) -> None:
+        if id(inside) not in self._seen:
+            self._seen.add(id(inside))
+            container = Operators(inside, self)
+            self._containers.add(container, inside)
+            self._overrides[id(container)] = container.compare()
+
+    def watch_operator(self, value: object, kind: str) -> None:
+        """Begin with a namespace, the overloads of an operator, or the rules of an overload."""
+        if kind in ("namespace", "packet"):
+            self._watch_operators(vars(value))
+            return
+        tables = internals.tables_of(cast("Operator", value))
+        if id(tables[0]) not in self._seen:
+            self._seen.add(id(tables[0]))
+            container = Rules(value, tables)
+            self._containers.add(container, *tables)
+            trusted = self._is_trusted
+            if any(tables):
+                self._overrides[id(container)] = container.look(
+                    lambda rule: trusted or not is_third_party(rule)
+                )
 
 
-@functools.cache
-def _registered_at(name: str) -> list[tuple[str, str]]:
-    """Return the keys of Python kernels, with the files that registered them."""
-    return [
-        (key.partition("[")[0], path)
-        for key, path in internals.REGISTERED_AT.findall(internals.dispatch_dump.get()(name))
-        if not path.endswith(_NATIVE)
-    ]
+def _is_starting(module: types.ModuleType | None) -> bool:
+    """Return True if the code of a module has not run to its end yet."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 # -- Inductor's registries
 
-
-_PLAIN = (type(None), bool, int, float, str, bytes)
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
+_patterns_of_torch: dict[int, object] = {}  # by id; kept alive
 
 
 def registered_overrides() -> Iterator[Override]:
@@ -422,38 +523,30 @@ def registered_overrides() -> Iterator[Override]:
     yield from patterns
     if patterns:  # their replacements in a graph are decomposed
         for operator, function in list(internals.decompositions.get().items()):
-            if is_of_others(operator) and is_foreign(function):
-                yield _registered(f"{internals.DECOMPOSITIONS} {operator}", (function,))
+            if is_third_party_operator(operator) and is_third_party(function):
+                yield Override(f"{internals.DECOMPOSITIONS} {operator}", (function,), _REGISTERED)
     # Code generation by device: schedulers and wrappers, and the operations that these call.
     tables = {"backend": internals.device_codegens, "operations": internals.device_overrides}
     for name, table in tables.items():
         for device, each in list(table.get().items()):
             values = tuple(vars(each).values()) or (each,)
-            if any(map(_is_others, values)):
-                yield _registered(f"torch._inductor: {name} {device}", values)
-    rules = [rule for rule in list(internals.fake_rules.get()) if any(map(_is_others, rule))]
-    for number, rule in enumerate(rules):
-        yield _registered(f"torch._subclasses: rules for fake tensors {number}", rule)
+            if _is_third_party(values):
+                yield Override(f"torch._inductor: {name} {device}", values, _REGISTERED)
+    for number, rule in enumerate(filter(_is_third_party, list(internals.fake_rules.get()))):
+        yield Override(f"torch._subclasses: rules for fake tensors {number}", rule, _REGISTERED)
     # The handler that chooses between implementations, if one is set.
     handler = getattr(internals.virtual.get(), internals.choices.get()._key, None)
-    if handler is not None and _is_others(handler):
-        yield _registered("torch._inductor: choices", (handler,))
+    if handler is not None and _is_third_party(handler):
+        yield Override("torch._inductor: choices", (handler,), _REGISTERED)
 
 
 def unused_kept() -> list[str]:
     """Return names of others' functions and operators for which torch keeps unused calls."""
-    found = []
-    for each in list(internals.side_effectful.get()):
-        if isinstance(each, internals.operator.get()):
-            if not is_of_torch(each.name()):
-                found.append(str(each))
-        elif _is_others(each):
-            found.append(internals.name_of(each))
-    return sorted(found)
-
-
-def _registered(place: str, values: tuple[object, ...]) -> Override:
-    return Override(place, values, "was registered")
+    kept = list(internals.side_effectful.get())
+    operators = [str(each) for each in kept if is_third_party_operator(each)]
+    return sorted(
+        [*operators, *(internals.name_of(each) for each in kept if _is_third_party(each))]
+    )
 
 
 def _patterns() -> Iterator[Override]:
@@ -462,9 +555,9 @@ def _patterns() -> Iterator[Override]:
         for (op, target), entries in list(one.patterns.items()):
             before = others = 0  # torch appends later patterns
             for entry in list(entries):
-                values = vars(entry).values()
-                if id(entry) in _torchs or not any(map(_is_others, values)):
-                    _torchs[id(entry)] = entry
+                values = tuple(vars(entry).values())
+                if id(entry) in _patterns_of_torch or not _is_third_party(values):
+                    _patterns_of_torch[id(entry)] = entry
                     before += 1
                     continue
                 text = repr(entry.pattern)
@@ -474,17 +567,182 @@ def _patterns() -> Iterator[Override]:
                     )
                 known = str(target) if internals.is_operator(target) else internals.name_of(target)
                 where = f"{op} {known} after {before} and {others} {text}"
-                yield _registered(
-                    f"torch._inductor.fx_passes.{name} {where}", (type(entry), *values)
-                )
+                place = f"torch._inductor.fx_passes.{name} {where}"
+                yield Override(place, (type(entry), *values), _REGISTERED)
                 others += 1
 
 
-def _is_others(value: object) -> bool:
-    if isinstance(value, _PLAIN) or internals.is_operator(value):
+def _is_third_party(value: object) -> bool:
+    if type(value) in SCALARS or internals.is_operator(value):
         return False
     if isinstance(value, (list, tuple)):
-        return any(map(_is_others, value))
+        return any(map(_is_third_party, value))
     if isinstance(value, type):
         return origin_of(value).kind not in ("torch", "python")
-    return is_foreign(value) if callable(value) else _is_others(type(value))
+    return is_third_party(value) if callable(value) else _is_third_party(type(value))
+
+
+# -- the component of the key
+
+_surface = Surface()
+_last: tuple[weakref.ref[TracingContext], list[Override]] | None = None
+
+
+def take_baseline(*, early: bool) -> Callable[[], None]:
+    """Copy torch's containers now, and later ones right after their import; return the undo.
+
+    Earlier is better: every replacement after it is detected for certain. It is ``early`` if torch
+    is being imported now, so that no program can have changed anything.
+    """
+    if early:
+        _s3cache_process.take_baseline()
+    _s3cache_process.note_imports()
+    _surface.watch_operators(trusted=early)
+    if internals.COMPILER in sys.modules:
+        return lambda: None
+    CALLS.begin()
+    return when_imported(internals.COMPILER, _look_first)
+
+
+def _look_first() -> None:
+    """Look at all of torch after its compiler is imported, so that the first key is faster."""
+    with suppress(Exception):  # the first key tries again, and can report the error
+        _surface.overrides()
+        replaced_kernels()
+        list(third_party_fakes())
+
+
+@atexit.register
+def _forget() -> None:
+    """Drop all references at exit: torch destroys its objects in its own order."""
+    global _surface, _last
+    _surface, _last = Surface(), None
+
+
+def all_overrides(*, again: bool = True) -> list[Override]:
+    """Return everything that others have replaced in torch or registered with it.
+
+    Most of it is examined once per compile, unless ``again`` is set.
+    """
+    global _last
+    context = internals.current_tracing_context.get()()
+    if again or _last is None or context is None or _last[0]() is not context:
+        found = _surface.overrides()
+        _last = None if context is None else (weakref.ref(context), found)
+    else:
+        found = _last[1]
+    rules = (*replaced_kernels().items(), *third_party_fakes())
+    return [
+        *found,
+        *_stale_decompositions(),
+        *(Override(where, function, _AGAIN) for where, function in rules),
+        *registered_overrides(),
+    ]
+
+
+def _stale_decompositions() -> Iterator[Override]:
+    """Yield tables that changed after torch copied them: torch uses its copies."""
+    now, fresh = internals.stale_decompositions()
+    for name in now.keys() | fresh.keys():
+        is_changed = now.get(name, ABSENT) is not fresh.get(name, ABSENT)
+        if is_changed and not (name in fresh and is_third_party_operator(name)):
+            yield Override(f"remembered {name}", now.get(name, ABSENT), _AGAIN)
+
+
+def overrides(
+    registered: RegisteredVersion = lambda _: None, *, again: bool = True, traced: bool = False
+) -> Finding:
+    """Return a component for all replacements, or a reason for each without an identity.
+
+    ``traced`` says that the key covers the traced graph; ``again`` is as in :func:`all_overrides`.
+    """
+    lines: list[str] = []
+    refused: list[tuple[Override, UnidentifiedError]] = []
+    try:
+        found = all_overrides(again=again)
+    except UnidentifiedError as exc:
+        return [BypassReason("generator", str(exc), "put torch's own back")]
+    CALLS.check_present(override.value for override in found)
+    for override in found:
+        try:
+            lines.append(f"{override.place}={_text(override, registered, traced=traced)}")
+        except UnidentifiedError as exc:
+            refused.append((override, exc))
+    if _surface.unknown:
+        places = "\n".join(f"{place}={text}" for place, text in sorted(_surface.unknown.items()))
+        lines.append(f"there before: {hashlib.sha256(places.encode()).hexdigest()[:32]}")
+    if kept := unused_kept():
+        lines.append(f"not removed though unused: {' '.join(kept)}")
+    return [*_reasons(refused)] or "\n".join(sorted(lines))
+
+
+def _generates(override: Override) -> bool:
+    """Return True if it may be called during code generation, after a graph was traced."""
+    return override.place.startswith(_GENERATING) and not override.place.startswith(_TRACING)
+
+
+def _text(override: Override, registered: RegisteredVersion, *, traced: bool) -> str:
+    value = override.value
+    version = registered(value)
+    if version is not None:
+        return f"version {version}"
+    if _generates(override):
+        if override.how in (_ALTERED, _AS_A_WHOLE):
+            raise UnidentifiedError("may do anything", value)
+        return identity(value, registered)
+    if isinstance(value, type) and not is_third_party(value):
+        return qualified_name(value)  # such as torch.Storage with another default dtype
+    if override.how == _REPLACED and _is_torchs(value):
+        return identity(value, registered)
+    if not traced:
+        why = CALLS.why_used(value if override.how == _REPLACED else None)
+        if why:
+            raise UnidentifiedError(why, value)
+        return f"not called: {rough_identity(value, registered)}"
+    if override.how == _ALTERED and isinstance(value, FunctionType):
+        return code_digest(value.__code__)
+    return rough_identity(value, registered)
+
+
+def _is_torchs(value: object) -> bool:
+    """Return True for torch's own functions and operators, for constants, and for nothing."""
+    if internals.is_operator(value):
+        return is_torch_operator(value)
+    if value is ABSENT or is_plain(value):
+        return True
+    return is_code(value) and all(origin_of(part).kind == "torch" for part in parts_of(value))
+
+
+def _reasons(refused: list[tuple[Override, UnidentifiedError]]) -> Iterator[BypassReason]:
+    """Yield a reason for each library, which users cannot change, and for other replacements."""
+    of_libraries: dict[str, list[tuple[Override, UnidentifiedError]]] = {}
+    for override, error in refused:
+        value = override.value
+        part = next(iter(third_party_parts(value)), value)
+        origin = origin_of(part)
+        if origin.kind == "library" and not _generates(override):
+            _, name, version, _ = origin.name.split()
+            of_libraries.setdefault(f"{name} {version}", []).append((override, error))
+            continue
+        part = error.about if isinstance(value, tuple) else part
+        what = f"a file, {value}" if isinstance(value, str) else qualified_name(part)
+        if value is ABSENT:
+            what = "nothing"
+        elif override.how == _ALTERED:
+            what = "a program"
+        fix = otherwise = "put torch's own back"
+        about = error.about if hasattr(error.about, "__qualname__") else part
+        if hasattr(about, "__qualname__"):
+            fix = suggested_fix(about, f"if it depends on its inputs alone; or {otherwise}")
+        is_generator = _generates(override)
+        and_so = "which generates code and" if is_generator else "which"
+        message = f"{override.place} {override.how} by {what}, {and_so} {error}"
+        code: Code = "generator" if is_generator else "override"
+        yield BypassReason(code, message, fix, target=override.place)
+    for library, found in of_libraries.items():
+        places = ", ".join(sorted(override.place for override, _ in found))
+        message = (
+            f"{library} has replaced {places}, which {found[0][1]}: each process traces its "
+            "graphs again, and shares only the code that is compiled from them"
+        )
+        yield BypassReason("override", message, target=library)

@@ -169,7 +169,7 @@ class SafetyChecker:
         self._seen.add(target)
         if self._registered_version(target) is not None or _is_safe_function(target):
             return None
-        if internals.is_higher_order(target):
+        if internals.kind_of_operator(target) == "higher-order":
             message = f"{target} says that it cannot be cached"
             return "higher-order-op", message, OUTSIDE, str(target)
         name = qualified_name(target)

@@ -1,4 +1,4 @@
-"""Foreign code that takes part in tracing or compiling a graph.
+"""Third-party code that takes part in tracing or compiling a graph.
 
 A graph only has the name of an operator. The operator's kernel runs with the graph, and is in no
 entry. But its fake implementation, its backward formula, its rules for vmap and autocast, and its
@@ -8,9 +8,9 @@ AOTAutograd unwraps it, and runs its ``__torch_dispatch__``.
 A user's backend passes compilers and decompositions to Inductor or AOTAutograd as arguments, in
 place of torch's own; neither graphs nor torch's keys contain them.
 
-A graph with foreign code is shared at the second level only, where the traced graph is in the key,
-unless the user registered a version of the code. The functions here return the component of the key
-for such code, or a reason for each piece of code because of which the graph has no key.
+A graph with third-party code is shared at the second level only, where the traced graph is in the
+key, unless the user registered a version of the code. The functions here return the component of
+the key for such code, or a reason for each piece of code because of which the graph has no key.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+import _s3cache_process
 from s3cache.graph._describe import (
     RegisteredVersion,
     UnidentifiedError,
@@ -31,14 +32,18 @@ from s3cache.graph._describe import (
     identity,
     qualified_name,
 )
-from s3cache.graph._origin import foreign_parts, is_foreign, is_of_torch, origin_of
-from s3cache.graph._results import (
-    BypassReason,
-    Finding,
-    suggested_fix,
+from s3cache.graph._origin import (
+    is_third_party_operator,
+    is_third_party_rule,
+    is_torch_operator,
+    origin_of,
+    origin_of_file,
+    registers_for_others,
+    third_party_parts,
 )
+from s3cache.graph._results import BypassReason, Code, Finding, suggested_fix
 from s3cache.torch_api import internals
-from s3cache.util.snapshot import ABSENT
+from s3cache.util.snapshot import ABSENT, CALLS, content_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -103,9 +108,7 @@ def refaked_operators(gm: GraphModule, registered_version: RegisteredVersion) ->
         if registered_version(operator) is not None or not internals.has_flexible_layout(operator):
             continue
         definition = internals.custom_operators.get().get(operator.name())
-        fakes = internals.fake_registry.get().get(operator.name())
-        kernel = None if fakes is None else fakes.fake_impl.kernel
-        fake = kernel and kernel.func if definition is None else definition._abstract_fn
+        fake = _fake_of(operator) if definition is None else definition._abstract_fn
         try:
             if fake is None and definition is None:
                 raise UnidentifiedError("is not in Python")
@@ -116,46 +119,50 @@ def refaked_operators(gm: GraphModule, registered_version: RegisteredVersion) ->
     return reasons or "; ".join(sorted(texts))
 
 
-def _operator_reason(code: str, message: str, operator: Operator, node: str) -> BypassReason:
+def _operator_reason(code: Code, message: str, operator: Operator, node: str) -> BypassReason:
     name = str(operator)
     fix = _FIX.format(".".join(("torch", "ops", *name.split(".")[:2])))
-    return BypassReason(code, message, fix, node, name)  # type: ignore[arg-type]
+    return BypassReason(code, message, fix, node, name)
 
 
 def _operators_in(gm: GraphModule) -> dict[Operator, str]:
     """Return the operators that torch does not define, with a node that calls them."""
-    overload, packet = internals.operator.get(), internals.operator_packet.get()
+    packet = internals.operator_packet.get()
     callers: dict[Operator, str] = {}
-    targets: dict[object, str] = {node.target: node.name for node in call_nodes(gm)}
+    targets: dict[Operator, str] = {node.target: node.name for node in call_nodes(gm)}
     for target, name in targets.items():
-        operators: list[Operator] = []
-        if isinstance(target, overload):
-            operators = [target]
-        elif isinstance(target, packet):
-            operators = [getattr(target, each) for each in target.overloads()]
-        for operator in operators:
-            if operator.namespace != "aten" and not is_of_torch(operator.name()):
-                callers[operator] = name
+        is_packet = isinstance(target, packet)
+        overloads = (
+            [getattr(target, each) for each in target.overloads()] if is_packet else [target]
+        )
+        callers.update((each, name) for each in overloads if is_third_party_operator(each))
     return callers
 
 
+def _fake_of(operator: Operator) -> object:
+    """Return the fake implementation that torch keeps outside of a definition in Python."""
+    entry = internals.fake_registry.get().get(operator.name())
+    return getattr(entry and entry.fake_impl.kernel, "func", None)
+
+
 def _rules(operator: Operator) -> Iterator[str]:
-    """Yield foreign functions that are called while ``operator`` is traced."""
+    """Yield third-party functions that are called while ``operator`` is traced."""
     name = operator.name()
     definition = internals.custom_operators.get().get(name)
-    if definition is not None:
-        given = {
+    rules: dict[str, object] = {}
+    if definition is None:
+        rules["its fake implementation"] = _fake_of(operator)
+    else:
+        rules = {
             "its fake implementation": definition._abstract_fn,
             "its backward formula": definition._backward_fn or definition._setup_context_fn,
             "its vmap rule": definition._vmap_fn,
             "its autocast rule": internals.autocast_dtypes(definition),
             "its rule for a tensor subclass": definition._torch_dispatch_fns,
         }
-        yield from (what for what, rule in given.items() if rule)
-    fakes = internals.fake_registry.get().get(name)
-    if definition is None and fakes is not None and fakes.fake_impl.kernel is not None:
-        yield "its fake implementation"
-    if fakes is not None and fakes.torch_dispatch_rules._data:
+    yield from (what for what, rule in rules.items() if rule)
+    entry = internals.fake_registry.get().get(name)
+    if entry is not None and entry.torch_dispatch_rules._data:
         yield "its rule for a tensor subclass"
     if operator in internals.decompositions.get():
         yield "its decomposition"
@@ -163,9 +170,133 @@ def _rules(operator: Operator) -> Iterator[str]:
         yield f"its kernel for {key}"
     for key, path in internals.REGISTERED_AT.findall(internals.dispatch_dump.get()(name)):
         # For a definition in Python, torch registers kernels that call the functions above.
-        of_torch = definition is not None and path.startswith(internals.torch_directory())
-        if not of_torch and not _AT_RUN_TIME.fullmatch(key):
+        is_torchs = definition is not None and path.startswith(internals.torch_directory())
+        if not is_torchs and not _AT_RUN_TIME.fullmatch(key):
             yield f"its kernel for {key}"
+
+
+# -- kernels for torch's operators
+#
+# The dispatcher's kernels cannot be read. It only lists the dispatch keys of an operator that have
+# a kernel, and the file that registered it. We know a kernel if it was registered while a cache was
+# enabled. Functions that torch keeps outside of the dispatcher, such as fake implementations, are
+# read from torch's tables.
+
+_NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".mm")
+_DEPTH_OF_FORMULAS = 4
+
+
+class _Recorded:
+    """Kernels that were registered while a cache was enabled, and the results about them."""
+
+    def __init__(self, *, is_complete: bool) -> None:
+        self.is_complete = is_complete  # since `import torch`: no earlier kernel was replaced
+        self.kernels: dict[str, object] = {}  # by operator and key, in torch's notation
+        self.count = 0
+        self.paths: dict[str, str] = {}  # of others' files, by kernel that was not recorded
+        self.last: tuple[object, dict[str, object]] | None = None
+
+
+_recorded = _Recorded(is_complete=True)
+
+
+def record_kernel(where: str, function: object) -> None:
+    """Record that ``function`` is registered for an operator and key, in torch's notation.
+
+    It may replace a kernel of torch, which cannot be detected otherwise.
+    """
+    _recorded.kernels[where] = function
+    _recorded.count += 1
+
+
+def forget_kernels() -> None:
+    """Forget the records: from now on, replaced kernels are not recorded."""
+    global _recorded
+    _recorded = _Recorded(is_complete=False)
+    CALLS.end()
+
+
+def replaced_kernels() -> dict[str, object]:
+    """Return Python kernels that others registered for torch's own operators.
+
+    By operator and key, in torch's notation: the function if it was recorded, or else the file that
+    registered it.
+    """
+    present = internals.python_kernels.get()
+    baseline = _s3cache_process.baseline.get(_s3cache_process.KERNELS, {})
+    new = present - baseline.keys() if _recorded.is_complete else set(present)
+    seen = present & _recorded.kernels.keys()
+    state = _recorded.count, seen, new
+    if _recorded.last is None or _recorded.last[0] != state:
+        paths = _recorded.paths
+        _recorded.paths = {
+            where: paths[where] if where in paths else _path_of_others(where) for where in new
+        }
+        kernels = {where: _replaced_kernel(where) for where in sorted(seen | new)}
+        _recorded.last = state, {where: kernel for where, kernel in kernels.items() if kernel}
+    return _recorded.last[1]
+
+
+def _replaced_kernel(where: str) -> object:
+    """Return the kernel, or its file, if it is not torch's and the operator is."""
+    function = _recorded.kernels.get(where)
+    is_known = function is not None and is_third_party_rule(function, _formulas_in(function))
+    kernel = function if is_known else _recorded.paths.get(where)
+    return kernel if kernel and is_torch_operator(_operator_and_key(where)[0]) else None
+
+
+def _operator_and_key(where: str) -> tuple[str, str]:
+    name, _, key = where.rpartition("/")
+    return name.replace("/", "::", 1), key
+
+
+def _formulas_in(value: object, depth: int = 0) -> Iterator[object]:
+    """Yield the functions of a backward formula: torch keeps them in an object in a class."""
+    if depth > _DEPTH_OF_FORMULAS or internals.is_operator(value):
+        return
+    if isinstance(value, types.FunctionType):
+        inner = [content_of(cell) for cell in value.__closure__ or ()]
+    elif isinstance(value, type):
+        inner = [each.__func__ for each in vars(value).values() if isinstance(each, staticmethod)]
+    else:
+        kinds = types.FunctionType, types.MethodType, partial
+        inner = [
+            each for each in getattr(value, "__dict__", {}).values() if isinstance(each, kinds)
+        ]
+        yield from inner
+    for each in inner:
+        yield from _formulas_in(each, depth + 1)
+
+
+def third_party_fakes() -> Iterator[tuple[str, object]]:
+    """Yield functions of others that are called instead of torch's during tracing.
+
+    Each comes with the operator and its purpose.
+    """
+    rules: list[tuple[str, str, object]] = []
+    for name, kept in list(internals.fake_registry.get().items()):
+        rules.append((name, "on fake tensors", getattr(kept.fake_impl.kernel, "func", None)))
+        by_class = kept.torch_dispatch_rules._data.values()
+        rules += [(name, "on a class of tensors", rule) for rule in by_class]
+    for name, kept in list(internals.custom_operators.get().items()):
+        functions = kept._abstract_fn, kept._backward_fn, kept._setup_context_fn, kept._vmap_fn
+        functions += tuple(kept._torch_dispatch_fns.values())
+        rules += [(name, "on tracing", function) for function in functions]
+    for name, purpose, function in rules:
+        if function is not None and is_third_party_rule(function) and is_torch_operator(name):
+            yield f"{name} {purpose}", function
+
+
+def _path_of_others(where: str) -> str:
+    """Return the file that registers a kernel in Python, or "" if torch does."""
+    name, key = _operator_and_key(where)
+    for here, path in internals.REGISTERED_AT.findall(internals.dispatch_dump.get()(name)):
+        if here.partition("[")[0] != key or path.endswith(_NATIVE):
+            continue
+        is_torchs = path.startswith(internals.torch_directory())
+        if not is_torchs or (name.startswith("aten::") and registers_for_others(path)):
+            return str(path)
+    return ""
 
 
 # -- functions
@@ -185,7 +316,7 @@ def functions(gm: GraphModule, registered_version: RegisteredVersion) -> Finding
     for function, caller in callers.items():
         if (
             not isinstance(function, types.FunctionType)
-            or internals.has_code_of_torch(function)
+            or origin_of_file(function.__code__.co_filename).kind == "torch"
             or registered_version(function) is not None
             or autograd_function_text(function) is not None
         ):
@@ -224,9 +355,9 @@ def subclasses(
             continue
         versions = [(each, version_of(each)) for each in carried.values()]
         unversioned = [each for each, version in versions if version is None]
-        foreign = next(_foreign_code(kind, unversioned), None)
-        if foreign is not None:
-            message = f"works on a {name}, and {foreign} takes part in tracing"
+        code = next(_third_party_code(kind, unversioned), None)
+        if code is not None:
+            message = f"works on a {name}, and {code} takes part in tracing"
             reasons.append(BypassReason("subclass", message, suggested_fix(kind), where, name))
             continue
         handlers = internals.sharding_handlers(kind)
@@ -236,53 +367,35 @@ def subclasses(
     return reasons or " ".join(sorted(texts))
 
 
-def _foreign_code(kind: type, unversioned: Iterable[object]) -> Iterator[str]:
-    """Yield the foreign code behind a subclass."""
+def _third_party_code(kind: type, unversioned: Iterable[object]) -> Iterator[str]:
+    """Yield the third-party code behind a subclass."""
     if origin_of(kind).kind != "torch":
         yield "its class"
     for carried in unversioned:
         yield f"{qualified_name(carried)}, which it carries,"
     for operator, rule in internals.sharding_rules(kind):
-        if not _is_rule_of_torch(rule):
+        if is_third_party_rule(rule, (getattr(rule, "func", None),)):
             yield f"a rule for {operator}"
-
-
-# Torch's own rules: about a thousand, and permanent.
-_rules_of_torch: dict[int, object] = {}
-
-
-def _is_rule_of_torch(rule: object) -> bool:
-    if id(rule) in _rules_of_torch:
-        return True
-    if is_foreign(rule) or is_foreign(getattr(rule, "func", None)):
-        return False
-    _rules_of_torch[id(rule)] = rule
-    return True
 
 
 def _subclasses_in(
     gm: GraphModule, inputs: Iterable[object]
 ) -> dict[type, tuple[str, dict[int, object]]]:
-    """Return the tensor classes that run their own code, or carry foreign code.
+    """Return the tensor classes that run their own code, or carry third-party code.
 
     Each comes with the place of its first tensor, and the objects that its tensors carry, by id.
     """
-    found: dict[type, tuple[str, dict[int, object]]] = {}
-
-    def meet(value: object, where: str) -> None:
-        for kind, carried in _kinds(value):
-            _, known = found.setdefault(kind, (where, {}))
-            known.update((id(each), each) for each in carried)
-
-    for index, value in enumerate(inputs):
-        meet(value, f"input {index}")
+    values = [(f"input {index}", value) for index, value in enumerate(inputs)]
     for name, module in graph_modules(gm):
-        for attribute, value in vars(module).items():
-            meet(value, f"{name}.{attribute}".strip("."))
+        values += [(f"{name}.{key}".strip("."), value) for key, value in vars(module).items()]
         for node in module.graph.nodes:
-            made = node.meta.get("example_value")
-            for value in made if isinstance(made, (list, tuple)) else (made,):
-                meet(value, node.name)
+            result = node.meta.get("example_value")
+            results = result if isinstance(result, (list, tuple)) else (result,)
+            values += [(node.name, value) for value in results]
+    found: dict[type, tuple[str, dict[int, object]]] = {}
+    for where, value in values:
+        for kind, carried in _kinds(value):
+            found.setdefault(kind, (where, {}))[1].update((id(each), each) for each in carried)
     return found
 
 
@@ -305,7 +418,7 @@ def _kinds(value: object) -> Iterator[tuple[type, list[object]]]:
 
 
 def _carried(context: object) -> Iterator[object]:
-    """Yield foreign objects with code that a subclass keeps besides its tensors."""
+    """Yield third-party objects with code that a subclass keeps besides its tensors."""
     if isinstance(context, dict):
         context = [*context.keys(), *context.values()]
     if isinstance(context, (list, tuple, set, frozenset)):
@@ -320,9 +433,9 @@ def _carried(context: object) -> Iterator[object]:
 @functools.cache
 def _plain() -> tuple[type, ...]:
     """Return the tensor classes that run no code of their own in a graph."""
-    import torch
+    from torch import Tensor, nn
 
-    return torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, internals.fake_tensor.get()
+    return Tensor, nn.Parameter, nn.Buffer, internals.fake_tensor.get()
 
 
 # -- selective checkpointing
@@ -350,7 +463,7 @@ def context_hashes(gm: GraphModule, registered_version: RegisteredVersion) -> li
 def compilers_component(
     given: Mapping[str, object], registered_version: RegisteredVersion
 ) -> Finding:
-    """Return how the compilers of a graph differ from Inductor; a reason if they are foreign.
+    """Return how the compilers of a graph differ from Inductor; a reason if they are not torch's.
 
     ``given`` has the compilers by name of the argument; a dict is a table of decompositions.
     """
@@ -362,7 +475,7 @@ def compilers_component(
         try:
             if name == "decompositions":
                 text = table_text(cast("Mapping[object, object]", value or {}), registered_version)
-            elif by_inductor and not foreign_parts(value):
+            elif by_inductor and not third_party_parts(value):
                 text = ""
             else:
                 text = _identity_of_torchs(value, registered_version)
@@ -371,13 +484,12 @@ def compilers_component(
             if hasattr(exc.about, "__qualname__"):
                 fix = suggested_fix(exc.about, f"if it depends on its inputs alone; or {fix}")
             return [BypassReason("custom-callable", f"is compiled by {name}, which {exc}", fix)]
-        if text:
-            words.append(f"{name}={text}")
+        words += [f"{name}={text}"] if text else []
     return " ".join(words)
 
 
 def _identity_of_torchs(value: object, registered_version: RegisteredVersion) -> str:
-    for part in foreign_parts(value):
+    for part in third_party_parts(value):
         if not isinstance(part, partial) and registered_version(part) is None:
             raise UnidentifiedError("is not torch's", part)
     return identity(value, registered_version)
@@ -388,11 +500,9 @@ def table_text(
 ) -> str:
     """Return how a table of decompositions differs from Inductor's; ``""`` if it does not."""
     usual = internals.usual_decompositions()
-    if table is usual:
-        return ""
     changed = {
         str(name): table.get(name, ABSENT)
-        for name in usual.keys() | table.keys()
+        for name in (usual.keys() | table.keys() if table is not usual else ())
         if table.get(name, ABSENT) is not usual.get(name, ABSENT)
     }
     return " ".join(

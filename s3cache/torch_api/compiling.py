@@ -16,7 +16,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from s3cache.torch_api import Internal, installed_release, names
-from s3cache.torch_api.registries import has_code_of_torch
+from s3cache.torch_api.registries import torch_directory
 
 if TYPE_CHECKING:
     from torch import SymInt
@@ -256,9 +256,9 @@ def inner_compiler(compiler: object) -> object:
     function: object = getattr(compiler, "compiler_fn", None)
     while isinstance(function, functools.partial):
         function = function.func
-    if not isinstance(function, FunctionType) or not has_code_of_torch(function):
+    if not isinstance(function, FunctionType) or function.__code__.co_name != "fw_compiler_base":
         return None
-    if function.__code__.co_name != "fw_compiler_base":
+    if not function.__code__.co_filename.startswith(torch_directory()):
         return None
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cell = cells.get("inner_compile")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import itertools
 import operator as operators
 import os
 import sys
@@ -52,11 +53,6 @@ def tiers_asked(level: str) -> Asked:
     return Asked(local, local if remote is None else remote)
 
 
-def compilers_configs() -> list[Config]:
-    """Return the config modules of AOTAutograd and Inductor."""
-    return [names.functorch_config.get(), names.inductor_config.get()]
-
-
 def options_text(config: Config) -> str | None:
     """Return the options of a config module that affect compiled code, as text.
 
@@ -64,22 +60,17 @@ def options_text(config: Config) -> str | None:
     """
     values: dict[str, object] = config.get_config_copy()
     ignored = tuple(cast("list[str]", values.get("_cache_config_ignore_prefix", [])))
-    of_caches = {name for each in names.CACHING_OPTIONS for name in each}
+    # Directories do not affect compiled code.
+    unused = {"base_dir", "debug_dir_root", *itertools.chain(*names.CACHING_OPTIONS)}
     texts: list[str] = []
     for name, value in sorted(values.items()):
-        if name in of_caches or name.startswith((*ignored, "_save_config", "_cache_config")):
-            continue
-        if name in _OF_PLACES:
+        if name in unused or name.startswith((*ignored, "_save_config", "_cache_config")):
             continue
         text = _plain_text(value)
         if text is None:
             return None
         texts.append(f"{name}={text}")
     return "\n".join(texts)
-
-
-# Options that are directories, which do not affect compiled code.
-_OF_PLACES = frozenset({"base_dir", "debug_dir_root"})
 
 
 def _plain_text(value: object) -> str | None:
@@ -138,11 +129,6 @@ def torch_directory() -> str:
     import torch
 
     return os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-
-
-def has_code_of_torch(function: FunctionType) -> bool:
-    """Return whether the function's code is in a file of torch, regardless of its name."""
-    return function.__code__.co_filename.startswith(torch_directory())
 
 
 def is_kept_from_dynamo(function: object, inner: object) -> bool:
@@ -230,49 +216,39 @@ def is_shadowed(place: str, name: str) -> bool:
 # -- operators
 
 
-@functools.cache
-def _kinds_of_operators() -> frozenset[type]:
-    return frozenset(
-        (names.operator.get(), names.operator_packet.get(), names.higher_order_operator.get())
-    )
-
-
-# Without ``isinstance``: one class is abstract and asks all of its subclasses, 3 ms in all.
 def is_operator(value: object) -> bool:
     """Return whether ``value`` is an operator, an overload of one, or of higher order."""
-    return not _kinds_of_operators().isdisjoint(type(value).__mro__)
-
-
-def is_higher_order(value: object) -> bool:
-    return names.higher_order_operator.get() in type(value).__mro__
+    return kind_of_operator(value) in ("higher-order", "overload", "packet")
 
 
 def kind_of_operator(value: object) -> str:
-    """Return ``namespace``, ``packet`` or ``operator``; ``""`` for any other value.
+    """Return ``namespace``, ``packet``, ``overload`` or ``higher-order``; ``""`` for other values.
 
-    A namespace, such as ``torch.ops.aten``, has operators by name. A packet has the overloads of an
-    operator. An operator is an overload, or of higher order.
+    A namespace, such as ``torch.ops.aten``, has operators by name; a packet has the overloads of an
+    operator.
     """
     return _kind_of_operator(cast("Hashable", type(value)))
 
 
+# Without ``isinstance``: one class is abstract and asks all of its subclasses, 3 ms in all.
 @functools.cache
 def _kind_of_operator(kind: Hashable) -> str:
+    kinds = {
+        "higher-order": names.higher_order_operator,
+        "overload": names.operator,
+        "packet": names.operator_packet,
+        "namespace": names.operator_namespace,
+    }
     bases = cast("type", kind).__mro__
-    if names.operator.get() in bases or names.higher_order_operator.get() in bases:
-        return "operator"
-    if names.operator_packet.get() in bases:
-        return "packet"
-    return "namespace" if names.operator_namespace.get() in bases else ""
+    return next((name for name, each in kinds.items() if each.get() in bases), "")
 
 
 def full_name(value: object) -> str:
     """Return the dispatcher's name of a namespace, packet or operator."""
-    if isinstance(value, names.operator_namespace.get()):
-        return str(value.name)
-    if isinstance(value, names.operator_packet.get()):
-        return str(value._qualified_op_name)
-    return str(cast("Operator", value).name())
+    found: Any = value
+    kind = kind_of_operator(value)
+    name = found.name if kind != "packet" else found._qualified_op_name
+    return str(name if kind in ("namespace", "packet") else name())
 
 
 def full_name_there(home: Mapping[str, object], name: str) -> str:
@@ -288,15 +264,10 @@ def is_place_of_operator(home: Mapping[str, object], name: str) -> bool:
     if "_qualified_op_name" in home:
         overloads = home.get("_overload_names", ())
         return ("" if name == "default" else name) in cast("Collection[str]", overloads)
-    if "name" not in home or name in _what_namespaces_have():
+    if "name" not in home or name in vars(names.operator_namespace.get()("s3cache")):
         return False
     text = names.dispatch_dump.get()(full_name_there(home, name))
     return names.DEFINED_AT.search(text) is not None
-
-
-@functools.cache
-def _what_namespaces_have() -> frozenset[str]:
-    return frozenset(vars(names.operator_namespace.get()("s3cache")))
 
 
 def tables_of(value: Operator) -> list[dict[object, object]]:

@@ -93,7 +93,7 @@ class Functions:
         self._seen: set[int] = set()  # ids of functions and cells, which are kept alive
         # By attribute: the owners, the values, and their functions. Only existing defaults are
         # recorded: adding defaults to another function does not change calls that worked.
-        self._noted: dict[_Attribute, tuple[list[Any], list[Any], list[types.FunctionType]]] = {
+        self._noted: dict[_Attribute, tuple[list[Any], list[Any], list[Any]]] = {
             attribute: ([], [], []) for attribute in (_code, _defaults, _keywords, _content)
         }
         self._in_keywords: list[tuple[object, ...]] = []  # copies of names and values
@@ -136,10 +136,8 @@ class Functions:
     def _note(
         self, attribute: _Attribute, owner: object, value: object, function: types.FunctionType
     ) -> None:
-        owners, values, functions = self._noted[attribute]
-        owners.append(owner)
-        values.append(value)
-        functions.append(function)
+        for values, more in zip(self._noted[attribute], (owner, value, function), strict=True):
+            values.append(more)
 
     def changed(self) -> list[types.FunctionType]:
         """Return functions that changed since they were added.
@@ -147,18 +145,15 @@ class Functions:
         A closure variable may change if one of its functions assigns to it.
         """
         with self.lock:
-            return list(self._find_changed())
-
-    def _find_changed(self) -> Iterator[types.FunctionType]:
-        for function, _, _ in self._differing(_code):
-            yield function
-        for function, defaults, _ in self._differing(_defaults):
-            if not are_identical(function.__defaults__ or (), defaults):
-                yield function
-        yield from self._with_other_keywords()
-        for cell, _, function in self._differing(_content):
-            if not self._is_rebound(cell, function):
-                yield function
+            found = [function for function, _, _ in self._differing(_code)]
+            for function, defaults, _ in self._differing(_defaults):
+                if not are_identical(function.__defaults__ or (), defaults):
+                    found.append(function)
+            found += self._with_other_keywords()
+            for cell, _, function in self._differing(_content):
+                if not self._is_rebound(cell, function):
+                    found.append(function)
+            return found
 
     def _differing(self, attribute: _Attribute) -> Iterator[tuple[Any, Any, types.FunctionType]]:
         # There are thousands: without a line of Python for each, this takes half the time.
@@ -309,13 +304,8 @@ class Calls:
         """Record that a function runs, and return it with its own code."""
         function, code, _ = self._watched[number]
         self.called = self.called or f"{function.__module__}.{function.__qualname__}"
-        copy = types.FunctionType(
-            code,
-            function.__globals__,
-            function.__name__,
-            function.__defaults__,
-            function.__closure__,
-        )
+        names, name = function.__globals__, function.__name__
+        copy = types.FunctionType(code, names, name, function.__defaults__, function.__closure__)
         copy.__kwdefaults__ = function.__kwdefaults__
         return copy
 

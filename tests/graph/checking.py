@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 
 import s3cache
@@ -29,3 +31,14 @@ def key_of(program: Callable[..., Any] = sine, *inputs: Any) -> str | None:
 def codes(program: Callable[..., Any] = sine, *inputs: Any) -> list[str]:
     """Return the codes of the reasons why the graph of ``program`` is not cached."""
     return [reason.code for reason in checked(program, *inputs).reasons]
+
+
+@contextlib.contextmanager
+def put(owner: Any, name: str, *values: Any) -> Iterator[None]:
+    """Set an attribute for a while; without a value, delete it."""
+    with pytest.MonkeyPatch.context() as patched:
+        if values:
+            patched.setattr(owner, name, *values)
+        else:
+            patched.delattr(owner, name)
+        yield

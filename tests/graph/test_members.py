@@ -2,32 +2,112 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-import torch._inductor.codegen.cpp
 import torch._inductor.compile_fx
 import torch.nn.functional as F  # noqa: N812 - the usual name
-from torch._inductor import ir, lowering, scheduler
+from torch._inductor import ir, lowering, metrics, scheduler, utils
+from torch._inductor.codegen import cpp, cpp_gemm_template, cpp_utils
 from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
 from torch._inductor.fx_passes import post_grad
 from torch._prims_common import wrappers
+from torch._subclasses import fake_tensor
 from torch.fx.experimental import proxy_tensor
+from torch.utils._ordered_set import OrderedSet
 
 import s3cache
+from s3cache.graph._origin import is_same_value
 from s3cache.graph._overrides import all_overrides
-from tests.graph.checking import checked, codes, key_of
+from tests.graph.checking import checked, codes, key_of, put
 from tests.support.machines import Machine
 from tests.support.marks import nightly, slow
+
+Change = Callable[[Any], contextlib.AbstractContextManager[object]]
+
+
+def _check_keys(change: Change, values: list[Any]) -> None:
+    """Check that each value gives its own key, and the same key again."""
+    plain, found = key_of(), []
+    for value in (*values, values[0]):
+        with change(value):
+            found.append(key_of())
+    assert found.pop() == found[0]
+    assert len({plain, None, *found}) == len(values) + 2
+    assert key_of() == plain
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "values"),
+    [
+        # Numbers, texts and tables
+        (cpp_gemm_template, "GEMM_TEMPLATE", ["mine", "yours", 5, None]),
+        (cpp_utils, "INDEX_TYPE", ["int32_t", ("int64_t",)]),
+        (cpp, "VECTORIZABLE_DTYPES", [[torch.float], [torch.double], [torch.double, torch.float]]),
+        (cpp, "VECTORIZABLE_RTYPES", [OrderedSet(["sum"]), OrderedSet(["sum", "max"])]),
+        (utils, "ceildiv", [None, 3]),
+        # Objects of torch from another place
+        (post_grad, "remove_noop_ops", [post_grad.remove_assert_ops]),
+        (CppVecOverrides, "exp", [CppVecOverrides.log, None, "exp"]),
+        (CppVecOverrides, "exp", [vars(CppVecOverrides)["log"]]),
+        (CppVecOverrides, "sin", [CppOverrides.sin]),
+        (ir, "Pointwise", [ir.Reduction]),
+        (lowering, "ir", [scheduler]),
+    ],
+)
+def test_a_replaced_value_is_in_the_key(owner: Any, name: str, values: list[Any]) -> None:
+    there = inspect.getattr_static(owner, name)
+    _check_keys(functools.partial(put, owner, name), values)
+    assert inspect.getattr_static(owner, name) is there
+
+
+_TYPES: Any = cpp_utils.DTYPE_TO_CPP
+_VECTORIZED: Any = cpp.VECTORIZABLE_DTYPES
+_REDUCED: Any = cpp.VECTORIZABLE_RTYPES
+_REALIZED: Any = lowering.needs_realized_inputs
+_SOME = [op for op in _REALIZED if isinstance(op, torch._ops.OpOverload)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda by: _TYPES.update({torch.float: f"float{by}"}),
+        lambda by: _TYPES.update({f"mine{by}": "float"}),
+        lambda by: _TYPES.pop(torch.float if by == 2 else torch.half),
+        lambda by: _VECTORIZED.append(torch.complex64 if by == 2 else torch.int8),
+        lambda by: _VECTORIZED.pop(by),
+        lambda by: _VECTORIZED.__setitem__(0, torch.complex64 if by == 2 else None),
+        lambda by: _REDUCED.discard("max" if by == 2 else "min"),
+        lambda by: _REDUCED.add(f"mine{by}"),
+        lambda by: _REALIZED.remove(_SOME[by]),
+        lambda by: _TYPES.update({key: _TYPES.pop(key) for key in list(_TYPES)[:by]}),  # the order
+        lambda by: _VECTORIZED.insert(0, _VECTORIZED.pop(by)),
+    ],
+)
+def test_a_changed_table_is_in_the_key(change: Callable[[int], Any]) -> None:
+    tables = _TYPES, _VECTORIZED, _REDUCED, _REALIZED
+    before = [table.copy() if isinstance(table, dict) else list(table) for table in tables]
+
+    @contextlib.contextmanager
+    def changed(by: int) -> Iterator[None]:
+        change(by)
+        yield
+        for table, content in zip(tables, before, strict=True):
+            table.clear()
+            (table.extend if isinstance(table, list) else table.update)(content)
+
+    _check_keys(changed, [2, 3])
+
 
 _LIBRARY = """
 import functools
@@ -38,17 +118,6 @@ class Callable:
     def __init__(self, by): self.by = by
     def __call__(self, *args): return args, self.by
 """
-
-
-@pytest.fixture
-def library(install: Callable[[str], Any]) -> Any:
-    return install(_LIBRARY)
-
-
-def _plainly(original: Any, by: float) -> Any:
-    return lambda *args, **kwargs: (original(*args, **kwargs), by)
-
-
 Make = Callable[[Any, Any, float], Any]
 _MORE: list[tuple[Any, str, Make]] = [
     (post_grad, "remove_noop_ops", lambda of, old, by: of.plainly(old, by)),
@@ -73,81 +142,35 @@ _MORE: list[tuple[Any, str, Make]] = [
     ],
 )
 def test_a_replacement_by_a_library_is_in_the_key(
-    monkeypatch: pytest.MonkeyPatch, library: Any, owner: Any, name: str, make: Make
+    install: Callable[[str], Any], owner: Any, name: str, make: Make
 ) -> None:
-    """The same object gives the same key; the old key returns with torch's own object."""
-    there = inspect.getattr_static(owner, name)
-    plain = key_of()
-    found = []
-    for by in (2.0, 3.0, 2.0):
-        with monkeypatch.context() as patched:
-            patched.setattr(owner, name, make(library, there, by))
-            found.append(key_of())
-    assert found[0] == found[2] != found[1]
-    assert len({plain, None, *found}) == 4
-    assert key_of() == plain
+    library, there = install(_LIBRARY), inspect.getattr_static(owner, name)
+    _check_keys(lambda by: put(owner, name, make(library, there, by)), [2.0, 3.0])
 
 
-def test_the_reason_for_an_unidentified_replacement_names_its_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = types.ModuleType("mine")
+def _plainly(original: Any, by: float) -> Any:
+    return lambda *args, **kwargs: (original(*args, **kwargs), by)
+
+
+def test_the_reason_for_an_unidentified_replacement_names_its_place() -> None:
+    module, whole = types.ModuleType("mine"), types.ModuleType(post_grad.__name__)
     vars(module).update({name: each for name, each in vars(ir).items() if name[0] != "_"})
+    vars(whole).update(vars(post_grad), remove_noop_ops=_plainly(post_grad.remove_noop_ops, 2.0))
+    plain = key_of()
     for owner, name, double in (
         (post_grad, "remove_noop_ops", Mock()),
         (post_grad, "remove_noop_ops", lambda *_: None),
         (ir, "Pointwise", type("Pointwise", (ir.Pointwise,), {})),
         (lowering, "ir", module),
     ):
-        with monkeypatch.context() as patched:
-            patched.setattr(owner, name, double)
+        with put(owner, name, double):
             (reason,) = checked().reasons
-        assert reason.code == "generator"
-        assert reason.blocks_fx_level
+        assert (reason.code, reason.blocks_fx_level) == ("generator", True)
         assert f"{owner.__name__}.{name}" in reason.message
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "other"),
-    [
-        (post_grad, "remove_noop_ops", post_grad.remove_assert_ops),
-        (CppVecOverrides, "exp", CppVecOverrides.log),
-        (CppVecOverrides, "exp", vars(CppVecOverrides)["log"]),
-        (CppVecOverrides, "sin", CppOverrides.sin),
-        (ir, "Pointwise", ir.Reduction),
-        (lowering, "ir", scheduler),
-    ],
-)
-def test_an_object_of_torch_in_another_place_is_in_the_key(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, other: Any
-) -> None:
-    plain = key_of()
-    there = inspect.getattr_static(owner, name)
-    monkeypatch.setattr(owner, name, other)
-    assert key_of() not in (plain, None)
-    monkeypatch.setattr(owner, name, there)
-    assert key_of() == plain
-
-
-def test_torchs_own_wrappers_of_its_functions_are_not_in_the_key(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Such as the wrapper of ``torch.compiler.disable``; an added name does not matter either."""
-    plain = key_of()
-    monkeypatch.setattr(
-        post_grad, "remove_noop_ops", torch.compiler.disable(post_grad.remove_noop_ops)
-    )
-    monkeypatch.setattr(post_grad, "s3cache_number", 7, raising=False)
-    assert key_of() == plain
-
-
-def test_functions_that_dynamo_adds_to_torchs_modules_are_in_no_key() -> None:
-    """``torch.cond`` without ``torch.compile`` leaves a compiled function in its module."""
-    plain = key_of()
-    x = torch.ones(3)
-    torch.cond(x.sum() > 1, lambda x: x + 1, lambda x: x - 1, (x,))
-    module = sys.modules["torch._higher_order_ops.cond"]
-    assert any(name.startswith("__compiled_fn_") for name in vars(module))
+    with pytest.MonkeyPatch.context() as patched:  # torch imports from it while it compiles
+        patched.setitem(sys.modules, post_grad.__name__, whole)
+        (reason,) = checked().reasons
+    assert "torch._inductor.fx_passes.post_grad was replaced" in reason.message
     assert key_of() == plain
 
 
@@ -197,64 +220,88 @@ class _Alike:
     def __eq__(self, other: object) -> bool:
         return True
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = object.__hash__
 
 
-@pytest.mark.parametrize(("owner", "name"), [(post_grad, "remove_noop_ops"), (F, "gelu")])
-def test_a_replacement_cannot_claim_to_equal_the_original(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+def test_an_object_that_claims_to_equal_a_value_is_not_the_same() -> None:
+    plain = key_of()
+    for owner, name in ((post_grad, "remove_noop_ops"), (F, "gelu")):
+        with put(owner, name, _Alike()):
+            assert key_of() != plain
+    for old, new in ((1, True), (1, 1.0), ((1,), (_Alike(),)), ({"a": 1}, {"a": _Alike()})):
+        assert not is_same_value(old, new)
+    assert is_same_value({"a": (1, 2)}, {"a": (1, 2)})
+
+
+def test_changes_that_do_not_affect_code_are_in_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """torch's own wrappers and counters, equal values, added names, and hooks of s3cache."""
     plain = key_of()
-    monkeypatch.setattr(owner, name, _Alike())
-    assert key_of() != plain
-
-
-def test_a_replaced_module_of_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch imports from the module while it compiles."""
-    plain = key_of()
-    other = types.ModuleType(post_grad.__name__)
-    vars(other).update(vars(post_grad), remove_noop_ops=_plainly(post_grad.remove_noop_ops, 2.0))
-    monkeypatch.setitem(sys.modules, post_grad.__name__, other)
-    (reason,) = checked().reasons
-    assert "torch._inductor.fx_passes.post_grad was replaced" in reason.message
-    monkeypatch.setitem(sys.modules, post_grad.__name__, post_grad)
+    hidden = torch.compiler.disable(post_grad.remove_noop_ops)
+    monkeypatch.setattr(post_grad, "remove_noop_ops", hidden)
+    monkeypatch.setattr(post_grad, "s3cache_number", 7, raising=False)
+    monkeypatch.setattr(cpp_utils, "INDEX_TYPE", f"int{64}_t")
+    monkeypatch.setattr(cpp, "VECTORIZABLE_DTYPES", list(cpp.VECTORIZABLE_DTYPES))
+    monkeypatch.setattr(metrics, "generated_kernel_count", 99)
+    monkeypatch.setattr(fake_tensor.FakeTensorMode, "cache_hits", 99)
+    torch.compile(lambda x: x.sin() + 1)(torch.ones(4, 4))
+    x = torch.ones(3)
+    torch.cond(x.sum() > 1, lambda x: x + 1, lambda x: x - 1, (x,))  # without torch.compile
+    added = vars(sys.modules["torch._higher_order_ops.cond"])
+    assert any(name.startswith("__compiled_fn_") for name in added)
     assert key_of() == plain
-
-
-def test_hooks_of_s3cache_are_not_in_the_key(tmp_path: Path) -> None:
-    plain = key_of()
     with s3cache.enabled(local_dir=tmp_path):
         assert key_of() == plain
         assert all_overrides() == []
 
 
-def _codes_and_key() -> list[Any]:
-    """Return the codes with replaced functions, then the key and overrides without them."""
-    exp, norm, relu = vars(CppVecOverrides)["exp"], torch.layer_norm, F.relu
+# Some register operators of torch.
+_LATE = [
+    "distributed.tensor",
+    "distributed._symmetric_memory",
+    "nn.attention.flex_attention",
+    "export",
+    "onnx",
+    "ao.quantization.fx._decomposed",
+]
+
+
+def _codes_and_keys() -> list[Any]:
+    """Return the codes with replaced functions, then keys and overrides without them."""
+    exp, norm = vars(CppVecOverrides)["exp"], torch.layer_norm
     replaced = []
     for owner, name, value in (
         (CppVecOverrides, "exp", staticmethod(_plainly(exp.__func__, 2.0))),
         (torch, "layer_norm", functools.wraps(norm)(_plainly(norm, 2.0))),
-        (F, "relu", F.silu),
+        (F, "relu", F.silu),  # of torch: it has an identity
     ):
-        setattr(owner, name, value)
-        replaced.append(codes())
-        CppVecOverrides.exp, torch.layer_norm, F.relu = exp, norm, relu  # type: ignore[method-assign]
-    for name in ("torch.distributed.tensor", "torch.nn.attention.flex_attention"):
-        importlib.import_module(name)
+        with put(owner, name, value):
+            replaced.append(codes())
+    before = key_of()
+    for module in _LATE:
+        importlib.import_module(f"torch.{module}")
     torch.compile(lambda x: torch.vmap(torch.sin)(x) + 1)(torch.ones(2, 2, requires_grad=True))
-    return [replaced, key_of(), [each.place for each in all_overrides()]]
+    for mode, dynamic in (("default", True), ("max-autotune-no-cudagraphs", False)):
+        compiled = torch.compile(_busy, mode=mode, dynamic=dynamic)
+        compiled(torch.ones(2, 3, 9, 9, requires_grad=True)).backward()
+    return [replaced, before, key_of(), [each.place for each in all_overrides()]]
+
+
+def _busy(x: torch.Tensor) -> torch.Tensor:
+    y = F.dropout(F.conv2d(x, torch.ones(3, 3, 3, 3)), 0.5)
+    return y.std() + x.sort()[0].sum() + x.cumsum(0).mean() + (x.flatten(1) @ x.flatten(1).T).sum()
+
+
+_WAYS = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "0"), ("S3CACHE_URL", "memory://x")
 
 
 @nightly
 @pytest.mark.timeout(900)
 def test_keys_do_not_depend_on_when_s3cache_first_reads_torch(tmp_path: Path) -> None:
-    """Later imports do not matter either. Without the entry point, s3cache reads torch later."""
-    ways = {"early": {}, "late": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}
-    early, late = (
-        Machine(tmp_path / name, **environment).run(f"{__name__}:_codes_and_key").result
-        for name, environment in ways.items()
-    )
-    for replaced, plain, others in (early, late):
-        assert (replaced, others) == ([["generator"], ["override"], ["override"]], [])
-        assert plain is not None
+    """Nor on later imports and compiles. Without the entry point, s3cache reads torch later."""
+    for name, value in (("S3CACHE_URL", ""), *_WAYS):
+        machine = Machine(tmp_path / name / value[:1], **({name: value} if value else {}))
+        replaced, before, after, others = machine.run(f"{__name__}:_codes_and_keys").result
+        assert (replaced, others) == ([["generator"], ["override"], []], [])
+        assert before == after is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import itertools
 import time
 import types
@@ -27,12 +26,14 @@ from torch._subclasses import fake_impls
 
 import s3cache
 from s3cache.graph._describe import UnidentifiedError, identity
-from s3cache.graph._overrides import forget_kernels, overrides, replaced_kernels
+from s3cache.graph._overrides import overrides
+from s3cache.graph._user_code import forget_kernels, replaced_kernels
 from s3cache.torch_api import installed_release
 from s3cache.util.snapshot import FUNCTIONS
 from tests.graph import checking
+from tests.graph.checking import put
 from tests.support.machines import Machine
-from tests.support.marks import nightly, slow
+from tests.support.marks import slow
 
 
 def _normed(x: Tensor) -> Tensor:
@@ -99,17 +100,6 @@ def test_a_library_that_replaces_functions_does_not_block_the_second_level(
     assert replaced()[0] == "override"
 
 
-def test_functions_that_compiles_do_not_call_are_not_in_the_key(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = key()
-    ticks = itertools.count()
-    monkeypatch.setattr(torch, "s3cache_mine", lambda: next(ticks), raising=False)
-    monkeypatch.setattr(torch, "load", lambda *_: time.time())
-    monkeypatch.setattr(torch, "layer_norm", torch.layer_norm)
-    assert key() == before
-
-
 def test_a_registered_replacement_is_in_the_key_of_the_first_level(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -148,17 +138,6 @@ def _under_torchs_name(code: types.CodeType) -> types.CodeType:
     return code.replace(co_filename=old.co_filename, co_name=old.co_name)
 
 
-@contextlib.contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute for a while; None deletes it."""
-    with pytest.MonkeyPatch.context() as patched:
-        if value is None:
-            patched.delattr(owner, name)
-        else:
-            patched.setattr(owner, name, value)
-        yield
-
-
 _SILU = torch.ops.aten.silu.default
 _KEY = torch._C.DispatchKey.AutogradCPU
 
@@ -195,11 +174,11 @@ def test_parts_of_torch_in_other_places_are_in_the_key_of_the_first_level(tmp_pa
     """Nothing, constants, and torch's own functions and operators have an identity."""
     operators, rules = torch.ops.aten, fake_impls.op_implementations_dict
     changes: list[Callable[[], contextlib.AbstractContextManager[Any]]] = [
-        lambda: _set(torch.Tensor, "softmax", torch.Tensor.log_softmax),
-        lambda: _set(torch, "relu", torch.sigmoid),
-        lambda: _set(operators.silu, "default", operators.relu.default),
-        lambda: _set(operators.silu, "default", None),
-        lambda: _set(operators, "silu", operators.relu),
+        lambda: put(torch.Tensor, "softmax", torch.Tensor.log_softmax),
+        lambda: put(torch, "relu", torch.sigmoid),
+        lambda: put(operators.silu, "default", operators.relu.default),
+        lambda: put(operators.silu, "default"),
+        lambda: put(operators, "silu", operators.relu),
         lambda: patch.dict(rules, {operators.nonzero.default: rules[operators.item.default]}),
     ]
     with s3cache.enabled(local_dir=tmp_path):
@@ -247,13 +226,12 @@ def _compiled(path: Path) -> int:
         return sum(cache.stats().hits.values())
 
 
-_ORDERS: list[Any] = [*itertools.permutations((_export, _package, _compiled))]
-_ORDERS += [
-    pytest.param(order, marks=slow)
-    for order in (
-        (_package_with_inductor, _export, _package, _compiled),
-        (_compiled, _export, _package_with_inductor, _compiled),
-    )
+_STEPS = _compiled, _export, _package
+_ORDERS = [
+    _STEPS,
+    _STEPS[::-1],
+    *(pytest.param(order, marks=slow) for order in itertools.permutations(_STEPS)),
+    pytest.param((_compiled, _export, _package_with_inductor, _compiled), marks=slow),
 ]
 
 
@@ -299,17 +277,17 @@ _PLACES: list[tuple[Any, str, list[Any]]] = [
 if installed_release() < (2, 15):  # 2.15 cannot trace a normalization with these
     _PLACES.append((torch.ops, "prims", [torch.ops.aten, torch.ops.quantized]))
 ALTERED: dict[str, list[Callable[[], contextlib.AbstractContextManager[None]]]] = {
-    "a class": [lambda: _set(torch, "finfo", type("finfo", (), {}))],
+    "a class": [lambda: put(torch, "finfo", type("finfo", (), {}))],
     "code": [
-        functools.partial(_set, F.relu, "__code__", each)
+        functools.partial(put, F.relu, "__code__", each)
         for each in (*_CODES, _under_torchs_name(_CODES[0]))
     ],
     "defaults": [
-        functools.partial(_set, F.relu, "__defaults__", each) for each in ((True,), (1,), (0,))
+        functools.partial(put, F.relu, "__defaults__", each) for each in ((True,), (1,), (0,))
     ],
     "tables of operators": [functools.partial(_rule, how) for how in ("given", "written")],
     "places of operators": [
-        functools.partial(_set, owner, name, value)
+        functools.partial(put, owner, name, value)
         for owner, name, values in _PLACES
         for value in values
     ],
@@ -343,7 +321,7 @@ def test_a_replaced_function_inside_a_wrapper_of_torch_keeps_graphs_from_the_fir
         formula = torch._decomp.decomposition_table[getattr(torch.ops.aten, name).default]
         assert isinstance(formula, types.FunctionType)
         (cell,) = formula.__closure__ or ()
-        with _set(cell, "cell_contents", _tripled):
+        with put(cell, "cell_contents", _tripled):
             found.append(replaced())
     assert found[0] == found[2] != found[1]
     assert key() == plain
@@ -352,24 +330,29 @@ def test_a_replaced_function_inside_a_wrapper_of_torch_keeps_graphs_from_the_fir
 # -- changes that are not alterations
 
 
-def test_variables_that_torch_assigns_in_closures_are_not_in_the_key() -> None:
-    """A function that assigns to a variable changes it whenever it runs."""
+def test_changes_that_no_compile_reads_are_in_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Added names; state in closures; slots, which ``copyreg`` stores; operators of programs."""
+    count = 0
 
-    def make() -> tuple[Callable[[], None], Callable[[], int]]:
-        count = 0
+    def add() -> None:
+        nonlocal count
+        count += 1  # a function that assigns to a variable changes it whenever it runs
 
-        def add() -> None:
-            nonlocal count
-            count += 1
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
 
-        return add, lambda: count
-
-    add, read = make()
-    FUNCTIONS.add([read])
-    before = key()
+    FUNCTIONS.add([add, lambda: count])
+    plain = key()
+    assert overrides() == ""
     add()
-    assert read() == 1
-    assert key() == before
+    torch.library.triton_op("s3cache_tests::wrapped", doubled, mutates_args=())
+    monkeypatch.setattr(torch, "s3cache_mine", lambda: count, raising=False)
+    monkeypatch.setattr(torch, "load", lambda *_: time.time())
+    monkeypatch.setattr(torch, "layer_norm", torch.layer_norm)
+    for kind in (Tensor, torch.nn.Parameter):
+        monkeypatch.setattr(kind, "__slotnames__", [], raising=False)
+    assert key() == plain
+    assert overrides() == ""
 
 
 def test_user_operators_do_not_change_keys_of_other_graphs(
@@ -392,48 +375,6 @@ def test_user_operators_do_not_change_keys_of_other_graphs(
             assert key() == plain
         delattr(torch.ops, "s3cache_overrides")
         assert key() == plain
-
-
-def test_slot_names_that_copyreg_stores_in_a_class_are_in_no_key() -> None:
-    """``copyreg`` stores the names of slots in a class when it first copies an object."""
-    plain = key()
-    for kind in (Tensor, torch.nn.Parameter):
-        with patch.object(kind, "__slotnames__", [], create=True):
-            assert key() == plain
-
-
-def _keys_after_much_of_torch(late: bool) -> list[str | None]:
-    """Return the keys before and after imports that register operators of torch."""
-    import torch.distributed.tensor
-    import torch.export
-    import torch.nn.attention.flex_attention
-    import torch.onnx
-
-    if late:
-        importlib.import_module("torch.ao.quantization.fx._decomposed")
-        importlib.import_module("torch.distributed._symmetric_memory")
-        torch.compile(lambda x: torch.vmap(torch.sin)(x) + 1)(torch.ones(2, 2))
-    found = key()
-    importlib.import_module("torch.ao.quantization.fx._decomposed")
-    importlib.import_module("torch.distributed._symmetric_memory")
-    return [found, key()]
-
-
-@nightly
-@pytest.mark.timeout(900)
-def test_imports_and_compiles_of_torch_are_no_alteration(tmp_path: Path) -> None:
-    script = f"{__name__}:_keys_after_much_of_torch"
-    found = [
-        Machine(tmp_path / f"{late}{url}", **({"S3CACHE_URL": "memory://x"} if url else {}))
-        .run(script, late)
-        .result
-        for late in (False, True)
-        for url in (False, True)
-    ]
-    early, named, compiled_before, named_late = found
-    (one,) = {*early, *named, *named_late}
-    (other,) = set(compiled_before)  # state of an earlier compile was there before s3cache looked
-    assert None not in (one, other)
 
 
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
@@ -462,12 +403,3 @@ def test_a_function_with_too_large_defaults_has_no_identity(kind: str) -> None:
     assert identity(F.dropout)
     with pytest.raises(UnidentifiedError, match="refers to too much"):
         identity(function)
-
-
-def test_a_triton_operator_of_a_program_is_no_override() -> None:
-    def doubled(x: Tensor) -> Tensor:
-        return x * 2
-
-    before = overrides()
-    torch.library.triton_op("s3cache_tests::wrapped", doubled, mutates_args=())
-    assert overrides() == before == ""

@@ -15,11 +15,7 @@ from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.decomposition import decompositions
 from torch._inductor.fx_passes import joint_graph, post_grad
-from torch._inductor.pattern_matcher import (
-    Arg,
-    CallFunction,
-    register_graph_pattern,
-)
+from torch._inductor.pattern_matcher import Arg, CallFunction, register_graph_pattern
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_impls import register_op_impl
 
@@ -30,8 +26,6 @@ from tests.graph.checking import checked, key_of
 from tests.support.marks import slow
 from tests.support.scripts import run_script
 
-Register = Callable[[float], object]
-
 
 def lines() -> list[str]:
     """Return the place of each registration that is not torch's own."""
@@ -39,63 +33,51 @@ def lines() -> list[str]:
     return sorted([*found, *unused_kept()])
 
 
-def pattern(by: float, where: Any = post_grad.pass_patterns[1], prepend: bool = False) -> object:
-    @register_graph_pattern(
-        CallFunction(torch.ops.aten.sin.default, Arg()), pass_dict=where, prepend=prepend
-    )
+_SIN = torch.ops.aten.sin.default
+
+
+def pattern(by: float, where: Any = post_grad.pass_patterns[1]) -> None:
+    @register_graph_pattern(CallFunction(_SIN, Arg()), pass_dict=where)
     def handler(match: Any, x: Any) -> None:
         match.replace_by_example(lambda x: x * by, [x])
 
-    return handler
+
+def early_pattern(by: float) -> None:
+    pattern(by, joint_graph.early_patterns)
 
 
-def early_pattern(by: float) -> object:
-    return pattern(by, joint_graph.early_patterns)
-
-
-def backend(by: float) -> object:
+def backend(by: float) -> None:
     class Scheduling(CppScheduling):
         def codegen_node(self, node: Any) -> Any:
             return super().codegen_node(node * by)
 
     common.register_backend_for_device("cpu", Scheduling, PythonWrapperCodegen)
-    return Scheduling
 
 
-def operations(by: float) -> object:
+def operations(by: float) -> None:
     class Overrides(common.DeviceOpOverrides):
         def device_guard(self, device_idx: int) -> str:
             return f"{by * device_idx}"
 
     common.register_device_op_overrides("cpu", Overrides())
-    return None
 
 
-def choices(by: float) -> object:
+def choices(by: float) -> None:
     class Choices(InductorChoices):
         def should_use_cooperative_reduction(self, features: Any) -> bool:  # type: ignore[override]
             return bool(features.numel > by)
 
     V.set_choices_handler(Choices())
-    return None
 
 
-def side_effect(by: float) -> object:
-    def logged(x: Any) -> Any:
-        return x * by
-
-    return torch.fx.node.has_side_effect(logged)
+def side_effect(by: float) -> None:
+    torch.fx.node.has_side_effect(lambda x: x * by)
 
 
-def fake_rule(by: float) -> object:
-    def check(operator: Any) -> bool:
-        return operator is torch.ops.aten.sin.default
-
-    @register_op_impl(check)
+def fake_rule(by: float) -> None:
+    @register_op_impl(lambda operator: operator is _SIN)
     def sized(mode: Any, operator: Any, x: Any) -> Any:
         return x.new_empty(int(by))
-
-    return sized
 
 
 WAYS = [pattern, early_pattern, backend, operations, choices, side_effect, fake_rule]
@@ -106,25 +88,19 @@ def as_before() -> Iterator[None]:
     """Restore all registries after each test."""
     common.init_backend_registration()
     common.get_device_op_overrides("cpu")  # they register once per process
-    lists = [entries for _, one in internals.pattern_passes() for entries in one.patterns.values()]
-    copies: list[tuple[Any, Any]] = [(entries, list(entries)) for entries in lists]
     tables: list[Any] = [common.device_codegens, common.device_op_overrides_dict]
-    tables += [common.custom_backend_passes]
-    known = [dict(table) for table in tables]
-    rules = list(internals.fake_rules.get())
-    kept = set(torch.fx.node._side_effectful_functions)
-    handler = V.choices
+    tables += [common.custom_backend_passes, internals.fake_rules.get()]
+    tables += [torch.fx.node._side_effectful_functions]
+    tables += [one.patterns for _, one in internals.pattern_passes()]
+    tables += [
+        entries for _, one in internals.pattern_passes() for entries in one.patterns.values()
+    ]
+    before, handler = [(table, table.copy()) for table in tables], V.choices
     yield
-    after = [entries for _, one in internals.pattern_passes() for entries in one.patterns.values()]
-    before = {id(entries): copy for entries, copy in copies}
-    for entries in after:
-        entries[:] = before.get(id(entries), [])
-    for table, copy in zip(tables, known, strict=True):
+    for table, content in before:
         table.clear()
-        table.update(copy)
-    torch.fx.node._side_effectful_functions.intersection_update(kept)
+        (table.extend if isinstance(table, list) else table.update)(content)
     V.set_choices_handler(handler)
-    internals.fake_rules.get()[:] = rules
 
 
 def test_registrations_of_torch_are_not_reported() -> None:
@@ -139,7 +115,7 @@ def test_registrations_of_torch_are_not_reported() -> None:
 
 
 @pytest.mark.parametrize("register", WAYS, ids=lambda each: each.__name__)
-def test_registrations_of_a_program_are_reported(register: Register) -> None:
+def test_registrations_of_a_program_are_reported(register: Callable[[float], None]) -> None:
     """A code generator outside any distribution has no identity."""
     register(2.0)
     (line,) = lines()
@@ -159,10 +135,9 @@ def test_registrations_of_a_library_are_in_the_key(install: Callable[[str], Any]
     for numbers in ((2.0,), (3.0,), (2.0, 3.0), (3.0, 2.0), (2.0,)):
         where = post_grad.pass_patterns[1]
         for by in numbers:
-            call = CallFunction(torch.ops.aten.sin.default, Arg())
-            register_graph_pattern(call, pass_dict=where)(library.of(by))
+            register_graph_pattern(CallFunction(_SIN, Arg()), pass_dict=where)(library.of(by))
         found.append(key_of())
-        where.patterns["call_function", torch.ops.aten.sin.default].clear()
+        where.patterns["call_function", _SIN].clear()
     assert found[0] == found[4]
     assert len({None, *found}) == 5
 
@@ -185,12 +160,7 @@ def test_a_pattern_with_the_default_repr_has_no_identity() -> None:
         def __repr__(self) -> str:
             return object.__repr__(self)
 
-    @register_graph_pattern(
-        Odd(torch.ops.aten.sin.default, Arg()), pass_dict=post_grad.pass_patterns[1]
-    )
-    def handler(match: Any, x: Any) -> None:
-        raise AssertionError
-
+    register_graph_pattern(Odd(_SIN, Arg()), pass_dict=post_grad.pass_patterns[1])(print)
     with pytest.raises(UnidentifiedError, match="pattern in post_grad"):
         lines()
 

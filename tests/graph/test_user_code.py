@@ -20,6 +20,7 @@ from s3cache.graph._user_code import custom_operators, refaked_operators, traced
 from tests.graph.checking import checked, sine
 
 _names = itertools.count()
+_AUTOGRAD = torch._C.DispatchKey.AutogradCPU
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +32,6 @@ def fresh() -> Iterator[None]:
 
 def _forward(x: Tensor) -> Tensor:
     return x * 2
-
-
-def _in_place(x: Tensor) -> None:
-    x.mul_(2)
 
 
 def _graph_of(operator: Any) -> GraphModule:
@@ -62,17 +59,17 @@ def _codes(finding: Any) -> list[str]:
 @pytest.fixture
 def define() -> Iterator[Callable[..., Any]]:
     """Return a function that defines an operator without any rule for tracing."""
-    made: list[Any] = []
+    definitions: list[Any] = []
 
-    def define(forward: Any = _in_place, mutates: Any = ("x",), **more: Any) -> Any:
+    def define(**more: Any) -> Any:
         name = f"s3cache_operators::op{next(_names)}"
-        made.append(torch.library.custom_op(name, forward, mutates_args=mutates, **more))
-        return made[-1]
+        definitions.append(torch.library.custom_op(name, _forward, mutates_args=(), **more))
+        return definitions[-1]
 
     yield define
-    for each in made:
-        decompositions.pop(each._opoverload, None)
-        each._lib._destroy()
+    for definition in definitions:
+        decompositions.pop(definition._opoverload, None)
+        definition._lib._destroy()
 
 
 def _rule_codes(operator: Any) -> list[str]:
@@ -88,15 +85,13 @@ def _rule_codes(operator: Any) -> list[str]:
         lambda definition: register_decomposition([_operator(definition)])(_forward),
         lambda definition: definition.register_vmap(lambda info, dims, x: (None, None)),
         lambda definition: definition.register_autocast("cpu", torch.bfloat16),
-        lambda definition: _operator(definition).py_impl(torch._C.DispatchKey.AutogradCPU)(
-            _in_place
-        ),
+        lambda definition: _operator(definition).py_impl(_AUTOGRAD)(_forward),
     ],
 )
 def test_rules_of_an_operator_take_part_in_tracing(
     add_rule: Any, define: Callable[..., Any]
 ) -> None:
-    definition = define(_forward, ())
+    definition = define()
     if add_rule is not None:
         add_rule(definition)
     assert _rule_codes(_operator(definition)) == (["custom-operator"] if add_rule else [])
@@ -118,18 +113,17 @@ def test_kernels_take_part_in_tracing_unless_their_key_is_a_device(key: str) -> 
 
 
 def test_operators_of_torch_are_not_custom() -> None:
-    for operator in (
-        torch.ops.aten.sin.default,
-        torch.ops.prims.sin.default,
-        torch.ops.quantized.add_relu.default,
-        torch.ops._c10d_functional.wait_tensor.default,
-    ):
-        assert custom_operators(_graph_of(operator), _unregistered) == ""
+    ops = torch.ops
+    for packet in (ops.aten.sin, ops.prims.sin, ops.quantized.add_relu):
+        assert custom_operators(_graph_of(packet.default), _unregistered) == ""
+    assert (
+        custom_operators(_graph_of(ops._c10d_functional.wait_tensor.default), _unregistered) == ""
+    )
 
 
 def test_schema_tags_and_version_of_an_operator_are_in_the_key(define: Callable[..., Any]) -> None:
-    plain = _operator(define(_forward, ()))
-    tagged = _operator(define(_forward, (), tags=(torch.Tag.needs_fixed_stride_order,)))
+    plain = _operator(define())
+    tagged = _operator(define(tags=(torch.Tag.needs_fixed_stride_order,)))
     texts = {
         traced_operators(_graph_of(operator), lambda _, version=version: version)  # type: ignore[misc]
         for operator in (plain, tagged)
@@ -145,7 +139,7 @@ def test_the_fake_of_an_operator_with_flexible_layout_needs_an_identity(
     library = install("def fake(x): return x.clone()")
     for fake, codes in ((_forward, ["generator"]), (library.fake, [])):
         for tags, wanted in (((torch.Tag.flexible_layout,), codes), ((), [])):
-            definition = define(_forward, (), tags=tags)
+            definition = define(tags=tags)
             torch.library.register_fake(definition._qualname, fake, lib=definition._lib)
             found = refaked_operators(_graph_of(_operator(definition)), _unregistered)
             assert _codes(found) == wanted

@@ -29,7 +29,6 @@ from s3cache.graph import (
     Describer,
     UnidentifiedError,
     code_digest,
-    is_torch_file,
     origin_of,
     origin_of_file,
     unwrap_patch,
@@ -226,7 +225,7 @@ class ContentDescriber:
         code, marks = function.__code__, vars(function)
         for mark in marks:
             if _MARKS.fullmatch(mark) and mark not in _HARMLESS_MARKS:
-                if is_torch_file(code.co_filename):
+                if origin_of_file(code.co_filename).kind == "torch":
                     continue
                 raise UnidentifiedError(f"{function.__qualname__}, which has {mark}")
         self.note(code, function.__globals__)
@@ -261,7 +260,7 @@ class ContentDescriber:
                 raise UnidentifiedError(f"{kind.__qualname__}, with a {name} that is run")
             if name in _NO_MEMBERS or name.startswith(("_abc_", "__orig_")):
                 continue
-            if file and is_torch_file(file):
+            if file and origin_of_file(file).kind == "torch":
                 self.note(function.__code__, function.__globals__)
                 yield f"{name} {function.__qualname__} {function.__code__.co_firstlineno}"
             else:
