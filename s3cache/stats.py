@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
@@ -270,7 +270,7 @@ class Counters:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         # By field, then by label; "" if the field has no labels.
-        self._counts: dict[str, dict[str, Any]] = defaultdict(dict)
+        self._counts: dict[str, dict[str, Any]] = {field.name: {} for field in _FIELDS}
         for tier in get_args(TierName):  # both tiers always have a count
             self.add(tier, hits=0, hit_bytes=0, set_aside=0)
             self._counts["hit_latency"][tier] = HistogramSnapshot()
@@ -292,8 +292,11 @@ class Counters:
         """Return a consistent snapshot; ``more`` has fields that are not counted here."""
         with self._mutex:
             counts = {name: dict(labels) for name, labels in self._counts.items()}
-        names = counts.keys() & {each.name for each in fields(of)}
-        values: dict[str, Any] = {n: counts[n] if n in _LABELLED else counts[n][""] for n in names}
+        values: dict[str, Any] = {
+            field.name: counts[field.name] if field.name in _LABELLED else counts[field.name][""]
+            for field in fields(of)
+            if counts[field.name]
+        }
         return of(**values | more)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import metadata
 from pathlib import Path
@@ -25,7 +26,7 @@ from tests.support.pages import ROOT
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 
 
-GENERATED = {
+GENERATED: dict[Path, Callable[[str], str]] = {
     ROOT / "docs" / "configuration.md": updated,
     metrics.PAGE: metrics.updated,
     events.PAGE: events.updated,

@@ -185,7 +185,12 @@ def test_a_search_for_pending_uploads_leaves_a_delayed_one_that_is_being_saved(
     assert site.tier is not None
     searches = []
     pending = site.tier.pending
-    monkeypatch.setattr(site.tier, "pending", lambda: searches.append(pending()) or searches[-1])
+
+    def search() -> object:
+        searches.append(pending())
+        return searches[-1]
+
+    monkeypatch.setattr(site.tier, "pending", search)
     with site.uploads.saving("one"):
         site.tier.put_pending("one", b"data")
         site.uploads.start()
