@@ -169,7 +169,8 @@ def wrapped_parts(value: object) -> Iterable[object] | None:
     if isinstance(value, functools._lru_cache_wrapper):
         return (value.__wrapped__,)
     if isinstance(value, partial):
-        return value.func, *value.args, *sorted(value.keywords.items())
+        parts = value.func, *value.args, *sorted(value.keywords.items())
+        return (*parts, vars(value)) if vars(value) else parts
     return None
 
 

@@ -83,6 +83,11 @@ def test_a_library_is_identified_by_distribution_version_and_source(install: Ins
         identity(install(LIBRARY, recorded=False).plain)
 
 
+def _with_attribute(part: functools.partial[Any], value: object) -> functools.partial[Any]:
+    part.factor = value  # type: ignore[attr-defined]
+    return part
+
+
 def test_values_in_a_librarys_function_are_in_its_identity(install: Install) -> None:
     library: Any = install(LIBRARY)
     for make in (
@@ -90,6 +95,7 @@ def test_values_in_a_librarys_function_are_in_its_identity(install: Install) -> 
         library.Callable,
         lambda by: functools.partial(library.plain, by),
         lambda by: functools.partial(library.plain, x=by),
+        lambda by: _with_attribute(functools.partial(library.plain), by),
         lambda by: library.Callable(by).method,
         lambda by: [library.plain, {by}],
         lambda by: functools.lru_cache(library.of(by)),
