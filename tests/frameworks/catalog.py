@@ -20,12 +20,14 @@ class Program:
         does: a description of the program, for the page.
         ranks: the number of processes under torchrun; 1 runs without torchrun.
         beside: a folder of the environment with versions of packages for this program only.
+        kills: whether the framework kills its processes, which then count while they run.
     """
 
     framework: str
     does: str
     ranks: int = 1
     beside: str = ""
+    kills: bool = False
 
     @property
     def path(self) -> str:
@@ -62,7 +64,7 @@ PROGRAMS: dict[str, Program] = {
     "torchao_int8": Program("torchao", "int8 weight-only, inference"),
     "diffusers_blocks": Program("diffusers", "`compile_repeated_blocks` of a Flux transformer"),
     "kornia_augment": Program("kornia", "16 filters and transforms, and a pipeline"),
-    "ray_train": Program("ray", "Ray Train, two workers with DDP"),
+    "ray_train": Program("ray", "Ray Train, two workers with DDP", kills=True),
     "notebook_kernel": Program("ipykernel", "a notebook; its kernel is restarted"),
     "hydra_joblib": Program(
         "hydra-core", "a sweep, side by side in joblib's processes", beside="hydra"

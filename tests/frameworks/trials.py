@@ -122,6 +122,8 @@ def _environment(program: Program, headers: Path | None, *, compiles: bool) -> d
         # equal bit by bit.
         "OMP_NUM_THREADS": "1",
     }
+    if program.kills:
+        environment["WITNESS_OF_KILLED"] = "1"
     if headers is None:
         environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
         environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # or torch runs a compiler to find out

@@ -13,6 +13,7 @@ import importlib.machinery
 import json
 import os
 import sys
+import threading
 from typing import Any
 
 _TIMING = "torch._dynamo.utils"
@@ -48,7 +49,7 @@ class _Metrics(dict[str, list[float]]):
         self["GraphLowering.run"] = _lowered
 
 
-def _tell(folder: str, process: int) -> None:
+def _write_counts(folder: str, process: int) -> None:
     if os.getpid() != process:  # a forked child that ends as the program does
         return
     if timing := sys.modules.get(_TIMING):
@@ -65,11 +66,27 @@ def _tell(folder: str, process: int) -> None:
             "half_hits": sum(stats.fx.hits.values()),
             "halves": stats.fx.saved - stats.fx.contained,
         }
-    with open(os.path.join(folder, f"{process}.json"), "w", encoding="utf-8") as file:
+    path = os.path.join(folder, f"{process}.json")
+    with open(f"{path}.part", "w", encoding="utf-8") as file:
         json.dump(counts, file)
+    os.replace(f"{path}.part", path)
+
+
+def _write_repeatedly(folder: str, process: int) -> None:
+    """Write the counters often, from a thread: a process that is killed has no end."""
+    timing: Any = None
+    while True:
+        threading.Event().wait(0.2)
+        if timing is None:
+            timing = sys.modules.get(_TIMING)
+        elif isinstance(getattr(timing, "compilation_time_metrics", None), _Metrics):
+            _write_counts(folder, process)
 
 
 if "WITNESS" in os.environ:
     sys.meta_path.insert(0, _Finder())
     # The function that is registered first runs last: after the uploads at s3cache's exit.
-    atexit.register(_tell, os.environ["WITNESS"], os.getpid())
+    atexit.register(_write_counts, os.environ["WITNESS"], os.getpid())
+    if "WITNESS_OF_KILLED" in os.environ:
+        arguments = (os.environ["WITNESS"], os.getpid())
+        threading.Thread(target=_write_repeatedly, args=arguments, daemon=True).start()
