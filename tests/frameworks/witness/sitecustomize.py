@@ -8,6 +8,7 @@ records the time of each lowering of a graph, and this module counts these recor
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -80,7 +81,9 @@ def _write_repeatedly(folder: str, process: int) -> None:
         if timing is None:
             timing = sys.modules.get(_TIMING)
         elif isinstance(getattr(timing, "compilation_time_metrics", None), _Metrics):
-            _write_counts(folder, process)
+            # Modules may be half imported.
+            with contextlib.suppress(AttributeError):
+                _write_counts(folder, process)
 
 
 if "WITNESS" in os.environ:
