@@ -52,7 +52,7 @@ class Family:
     """One metric, named in OpenTelemetry's style: with dots and without unit.
 
     ``of`` returns its values: a number, or nested mappings, one for each label. If the first label
-    is ``level`` or ``verb``, it is called with the counts of each.
+    is ``kind`` or ``verb``, it is called with the counts of each.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Family:
     def read(self, stats: CacheStats) -> list[Sample]:
         """Return its samples in ``stats``."""
         parts: dict[str, Mapping[Any, Any]]
-        parts = {"level": {"aot": stats, "fx": stats.fx, **stats.kinds}, "verb": stats.remote}
+        parts = {"kind": {"aot": stats, "fx": stats.fx, **stats.kinds}, "verb": stats.remote}
         of = parts.get(self.labels[0]) if self.labels else None
         values = self.of(stats) if of is None else {k: self.of(v) for k, v in of.items()}
         return [
@@ -109,20 +109,20 @@ def families(stats: CacheStats) -> list[tuple[Family, list[Sample]]]:
 
 #: All metrics.
 FAMILIES: tuple[Family, ...] = (
-    Family("s3cache.hits", "counter", "{lookup}", ("level", "tier"), lambda s: s.hits,
+    Family("s3cache.hits", "counter", "{lookup}", ("kind", "tier"), lambda s: s.hits,
            "Lookups that hit: whole graphs (aot), FX graphs (fx), other compilers by name."),
-    Family("s3cache.misses", "counter", "{lookup}", ("level", "reason"), lambda s: s.misses,
+    Family("s3cache.misses", "counter", "{lookup}", ("kind", "reason"), lambda s: s.misses,
            "Lookups that missed, by reason."),
-    Family("s3cache.bypassed", "counter", "{graph}", ("level",), lambda s: s.bypassed,
+    Family("s3cache.bypassed", "counter", "{graph}", ("kind",), lambda s: s.bypassed,
            "Graphs that were not looked up because they cannot be cached."),
-    Family("s3cache.bypass.reasons", "counter", "{graph}", ("level", "reason"),
+    Family("s3cache.bypass.reasons", "counter", "{graph}", ("kind", "reason"),
            lambda s: s.bypass_reasons,
            "Graphs that cannot be cached, by reason; one may have several."),
-    Family("s3cache.refused", "counter", "{entry}", ("level", "cause"), lambda s: s.refused,
+    Family("s3cache.refused", "counter", "{entry}", ("kind", "cause"), lambda s: s.refused,
            "Entries that were not trusted, by cause."),
     Family("s3cache.compile.saved", "counter", "s", (), lambda s: s.time_saved_s,
            "Compile time in seconds that hits saved, as measured at the original compile."),
-    Family("s3cache.saved", "counter", "{entry}", ("level",), lambda s: s.saved,
+    Family("s3cache.saved", "counter", "{entry}", ("kind",), lambda s: s.saved,
            "Entries that were accepted."),
     Family("s3cache.not_saved", "counter", "{entry}", ("reason",), lambda s: s.not_saved,
            "Entries that could not be saved, by reason."),

@@ -66,7 +66,7 @@ def _with_tuples(value: Any) -> Any:
 class Record(_Line):
     """The outcome of one lookup of ``key``, which took ``elapsed_s`` until ``time`` (Unix)."""
 
-    level: str  # ``aot`` for a whole graph, ``fx`` for an FX graph of a forward or backward
+    kind: str  # ``aot`` for a whole graph, ``fx`` for an FX graph of a forward or backward
     outcome: str  # ``hit``, ``miss`` or ``bypass``
     key: str = ""
     reason: str = ""  # of a miss, its reason; of a hit, the tier
@@ -381,7 +381,7 @@ def folded(runs: Iterable[Run]) -> list[Folded]:
     for run in runs:
         times: Counter[tuple[object, ...]] = Counter()
         for record in run.records:
-            ended = (record.level, record.outcome, record.key, record.reason, record.where)
+            ended = (record.kind, record.outcome, record.key, record.reason, record.where)
             messages = (reason.get("message") for reason in record.reasons)
             same = (*ended, record.rejected, *messages)
             times[same] += 1

@@ -181,7 +181,7 @@ def looked_up(local: Path) -> tuple[set[str], set[str]]:
     """Return the keys of whole graphs that hit, and that only missed, on a machine."""
     from s3cache.records import recorded
 
-    found = [each for run in recorded([str(local)]) for each in run.records if each.level == "aot"]
+    found = [each for run in recorded([str(local)]) for each in run.records if each.kind == "aot"]
     hit = {each.key for each in found if each.outcome == "hit"}
     return hit, {each.key for each in found if each.outcome == "miss"} - hit
 

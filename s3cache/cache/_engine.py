@@ -388,7 +388,7 @@ class Engine:
     def candidates(
         self,
         key: str,
-        level: EntryKind = "aot",
+        kind: EntryKind = "aot",
         *,
         local: bool = True,
         remote: bool = True,
@@ -396,7 +396,7 @@ class Engine:
         retry: Callable[[], Retry | None] | None = None,
         replaced: bool = False,
     ) -> CandidateLookup:
-        """Look up the entries under ``key``, so that the caller can choose one; count at ``level``.
+        """Look up the entries under ``key``, so that the caller can choose one; count by ``kind``.
 
         If the caller chooses none, ``retry`` is called, which may wait for another process. With
         ``recache``, no entry may be accepted, and only with ``replaced`` the lookup goes through
@@ -411,7 +411,7 @@ class Engine:
             skip,
             local,
             remote,
-            counters or self._counters_of[level],
+            counters or self._counters_of[kind],
             None if skip else retry,
             replaced and skip is Reason.FORCED,
         )
@@ -436,7 +436,7 @@ class Engine:
         key: str,
         entry: Frame | Buffer,
         *,
-        level: EntryKind = "aot",
+        kind: EntryKind = "aot",
         delayed: bool = False,
         remote: bool = True,
         once: bool = False,
@@ -451,7 +451,7 @@ class Engine:
         With ``delayed``, upload after a minute, at the next flush or at the exit: another entry may
         replace it before.
         """
-        started, counters = time.perf_counter(), self._counters_of[level]
+        started, counters = time.perf_counter(), self._counters_of[kind]
         size, durable, reason, error = 0, None, Reason.DISABLED, None
         try:
             found = entry if isinstance(entry, Frame) else frame.decode(entry)
@@ -750,11 +750,11 @@ class Engine:
         self.events.dropped.tell(key, variant)
         self._counters_of["fx"].add(contained=1)
 
-    def count_bypass(self, reasons: Iterable[str], level: EntryKind = "aot") -> None:
+    def count_bypass(self, reasons: Iterable[str], kind: EntryKind = "aot") -> None:
         """Count a graph that cannot be cached, by the codes of the reasons."""
-        self._counters_of[level].add(bypassed=1)
+        self._counters_of[kind].add(bypassed=1)
         for reason in {*reasons}:
-            self._counters_of[level].add(reason, bypass_reasons=1)
+            self._counters_of[kind].add(reason, bypass_reasons=1)
 
     def count_time_saved(self, seconds: float) -> None:
         """Count the compile time that a hit has saved."""

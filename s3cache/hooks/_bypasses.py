@@ -43,7 +43,7 @@ class Bypasses:
 
     def record(
         self,
-        level: EntryKind,
+        kind: EntryKind,
         reasons: Sequence[BypassReason],
         gm: GraphModule | None = None,
         *,
@@ -54,7 +54,7 @@ class Bypasses:
             return
         try:
             record = Record(
-                level=level,
+                kind=kind,
                 outcome="bypass",
                 key=key,
                 reason=" ".join(dict.fromkeys(reason.code for reason in reasons)),

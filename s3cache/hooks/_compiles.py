@@ -543,7 +543,7 @@ class Compiles:
             saved = self._engine.save(
                 key,
                 entry,
-                level=name,
+                kind=name,
                 delayed=delayed,
                 remote=asked[name],
                 once=once,

@@ -426,7 +426,7 @@ class Lookups:
 
         what = "a graph without a record"
         with contextlib.suppress(ConfigError):  # nothing is recorded
-            whole = [each for each in explain().explanations if each.record.level == "aot"]
+            whole = [each for each in explain().explanations if each.record.kind == "aot"]
             what = " ".join(repr(whole[-1]).split()) if whole else what
         raise MissError(f"on_miss is error, but this graph would be compiled: {what}")
 
@@ -553,7 +553,7 @@ class Lookups:
         try:
             known = self._keys.known(key)
             record = Record(
-                level=lookup.level.name,
+                kind=lookup.level.name,
                 outcome=name,
                 reason=reason,
                 key=key,

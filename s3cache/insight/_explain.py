@@ -323,8 +323,8 @@ def nearest(
         details = sum(found.component != _GRAPH for found in differences(each, missed))
         return ratio, alike, bool(each.parts), -details, each.time
 
-    same_level = [each for each in neighbors if each.record.level == missed.level]
-    others = [each for each in same_level if each.record.key != missed.key]
+    same_kind = [each for each in neighbors if each.record.kind == missed.kind]
+    others = [each for each in same_kind if each.record.key != missed.key]
     older = [(likeness(it), it.record.time, it) for it in others if it.record.time < missed.time]
     if not older:
         return None
@@ -342,10 +342,10 @@ def recorded_neighbors(runs: Iterable[Run]) -> list[Neighbor]:
     for run in runs:
         where = f"run {run.name}" if run.name else "this process"
         for record in filter(lambda each: each.components, run.records):
-            first = found.setdefault((record.level, record.key), Neighbor(record, where))
+            first = found.setdefault((record.kind, record.key), Neighbor(record, where))
             parts = first.record.parts or record.parts
             both = replace(record, parts=parts, time=min(first.record.time, record.time))
-            found[record.level, record.key] = replace(first, record=both)
+            found[record.kind, record.key] = replace(first, record=both)
     return list(found.values())
 
 
@@ -477,7 +477,7 @@ class Explanation:
 
     def as_dict(self) -> dict[str, object]:
         """Return the explanation as plain data."""
-        named = ("level", "outcome", "key", "reason", "time", "elapsed_s", "where", "rejected")
+        named = ("kind", "outcome", "key", "reason", "time", "elapsed_s", "where", "rejected")
         return {
             **{name: getattr(self.record, name) for name in named},
             "why": self.why,
@@ -491,7 +491,7 @@ class Explanation:
     def __repr__(self) -> str:
         record = self.record
         where = "{}:{} in {}".format(*record.where) if record.where else "an unknown place"
-        graph = " ".join(filter(None, (_GRAPHS.get(record.level, record.level), record.key[:17])))
+        graph = " ".join(filter(None, (_GRAPHS.get(record.kind, record.kind), record.key[:17])))
         of = f" ({self.processes})" if self.processes else ""
         lines = [f"{record.outcome}: {graph} at {where}{of}", f"  {record.reason}: {self.why}"]
         for number, why in enumerate(record.rejected, 1):
@@ -608,7 +608,7 @@ def explain(
             """Return the nearest entry: from records, else from the local tier and the remote."""
             found: dict[tuple[str, str], Neighbor] = {}
             for each in (*known, *tier.neighbors, *far.neighbors):
-                found.setdefault((each.record.level, each.record.key), each)
+                found.setdefault((each.record.kind, each.record.key), each)
             return nearest(missed, found.values(), lambda it: far.complete(tier.complete(it)))
 
         lookups = [each for each in folded(job) if each.record.key.startswith(key)]
@@ -634,7 +634,7 @@ def explain(
 def _explained(record: Record, find: Callable[[Record], Neighbor | None]) -> Explanation:
     if record.outcome == "bypass":
         at = cached_at(reason.get("code", "") for reason in record.reasons)
-        return Explanation(record, at if record.level == "aot" else "cannot be cached")
+        return Explanation(record, at if record.kind == "aot" else "cannot be cached")
     why = _REASONS.get(record.reason, "")
     if record.reason != "absent" or not record.components:
         return Explanation(record, why)

@@ -111,9 +111,9 @@ def sum_up(runs: Sequence[Run]) -> Totals:
     with_events = {event.event for event in events}  # each of their lookups has an event too
     ends = [(event.event, event.ended) for event in events if event.event in _FEATURES]
     ends += [
-        (each.level, name_of(each.outcome, each.reason))
+        (each.kind, name_of(each.outcome, each.reason))
         for each in records
-        if each.level in _KINDS - with_events
+        if each.kind in _KINDS - with_events
     ]
     of_features: dict[str, Counter[str]] = defaultdict(Counter)
     for name, ended in ends:
@@ -168,7 +168,7 @@ def is_counted(record: Record) -> bool:
 
     A miss of an FX graph does not count if its whole graph missed.
     """
-    if record.level in _KINDS:
+    if record.kind in _KINDS:
         return False
     return record.outcome == "hit" or not record.of_whole
 
@@ -231,7 +231,7 @@ def _events(run: Run, names: Mapping[str, str]) -> Iterator[dict[str, object]]:
     for each in run.records:
         args = {
             "key": each.key,
-            "level": each.level,
+            "kind": each.kind,
             "saved_s": each.saved_s,
             "where": "{}:{} in {}".format(*each.where) if each.where else "",
             "rejected": list(each.rejected),
@@ -322,7 +322,7 @@ def _kind_of(outcome: str, reason: str) -> str:
 def _row(lookup: Folded, processes: int, causes: Mapping[tuple[str, float], str]) -> str:
     record = lookup.record
     ended = (record.outcome, record.reason)
-    level = "" if record.level == "aot" else " (FX graph)"
+    kind = "" if record.kind == "aot" else " (FX graph)"
     rank = f" <span class=dim>{escape(ranks_in_words(lookup.runs))}</span>" if processes > 1 else ""
     where = []
     if record.where is not None:
@@ -333,7 +333,7 @@ def _row(lookup: Folded, processes: int, causes: Mapping[tuple[str, float], str]
     why = causes.get((record.key, record.time), "; ".join(reasons_of(record)))
     return (
         f'<tr><td><span class="mark {_kind_of(*ended)}"></span>'
-        f"{escape(name_of(*ended) + level)}{rank}</td>"
+        f"{escape(name_of(*ended) + kind)}{rank}</td>"
         f"<td>{'<br>'.join(where)}</td>"
         f'<td class="number">{_duration(lookup.elapsed_s)}</td>'
         f'<td class="number">{_duration(lookup.saved_s) if lookup.saved_s else ""}</td>'

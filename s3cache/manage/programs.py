@@ -53,7 +53,7 @@ class _Look:
     @property
     def lookups(self) -> list[Record]:
         """Return the lookups of whole graphs."""
-        return [each for run in self.runs for each in run.records if each.level == "aot"]
+        return [each for run in self.runs for each in run.records if each.kind == "aot"]
 
     @property
     def missed(self) -> dict[str, bool]:

@@ -62,8 +62,8 @@ class Steps:
                 self.reached("compile", "after")
             self.reached("save", "in")
             saved = engine_save(key, *args, **options)
-            durable, level = getattr(saved, "durable", False), options.get("level", "aot")
-            self.tell("saved", key=key, durable=durable, level=level)
+            durable, kind = getattr(saved, "durable", False), options.get("kind", "aot")
+            self.tell("saved", key=key, durable=durable, kind=kind)
             self.reached("save", "after")
             return saved
 

@@ -80,7 +80,7 @@ class Training:
             if losses != self._expected[len(nodes)]:
                 outcome.wrong.append(f"{losses} and not {self._expected[len(nodes)]}")
             outcome.judge_waits(control, plan.wait_s)
-            keys = {each["key"] for each in control.of("saved") if each["level"] == "aot"}
+            keys = {each["key"] for each in control.of("saved") if each["kind"] == "aot"}
             settled = {"url": url, "disks": [str(node_dir / "tier") for node_dir in node_dirs]}
             settle = {**settled, "keys": sorted(keys), "control": control.path}
             assert Process("settle", settle).wait(120) == 0

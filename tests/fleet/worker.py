@@ -122,7 +122,7 @@ class Rank:
             if self._found(half, "fx", claimed) is None:
                 time.sleep(self._compile_s)
                 self._steps.tell("compiled", key=half)
-                saved = self._engine.save(half, entry(half, _BYTES), level="fx")
+                saved = self._engine.save(half, entry(half, _BYTES), kind="fx")
                 published = isinstance(saved, Saved)
             else:
                 published = True

@@ -66,13 +66,13 @@ def test_each_graph_that_is_not_looked_up_is_recorded_with_the_reason(tmp_path: 
         with fresh_cache():
             torch.compile(plain)(x)
         records = [each.record for each in s3cache.explain().explanations]
-    found = [(each.level, each.outcome, each.reason) for each in records if each.level == "aot"]
+    found = [(each.kind, each.outcome, each.reason) for each in records if each.kind == "aot"]
     assert found == [
         ("aot", "bypass", "function"),
         ("aot", "bypass", "caches-off"),
         ("aot", "bypass", "torch"),
     ]
-    assert next(each.outcome for each in records if each.level == "fx") == "miss"
+    assert next(each.outcome for each in records if each.kind == "fx") == "miss"
 
 
 @slow

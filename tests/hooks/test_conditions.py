@@ -298,7 +298,7 @@ def explained(url: str) -> dict[str, Any]:
 
 def _of_guards(explained: Any) -> list[dict[str, Any]]:
     found = explained.as_dict()["explanations"]
-    return [each for each in found if each["level"] == "aot" and each["reason"] == "guard"]
+    return [each for each in found if each["kind"] == "aot" and each["reason"] == "guard"]
 
 
 # -- a hit evaluates guards on sizes without branches, so that it adds no other guards

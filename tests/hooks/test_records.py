@@ -73,7 +73,7 @@ def test_each_lookup_is_recorded(site: Site) -> None:
     machine = site.machine("one")
     found = machine.run("test_records:lookups", site.url)
     wholes = {
-        name: [each for each in found[name] if each["level"] == "aot"]
+        name: [each for each in found[name] if each["kind"] == "aot"]
         for name in ("miss", "hit", "bypass", "later", "memory", "off")
     }
     outcomes = {name: [(r["outcome"], r["reason"]) for r in each] for name, each in wholes.items()}
@@ -101,7 +101,7 @@ def test_each_lookup_is_recorded(site: Site) -> None:
         assert "sin()" in missed["parts"]["gm"]["code"]
     assert "shape=torch.Size([4])" in missed["parts"]["example_inputs"]["0"]
     assert Artifact.parts_of(entry_of(site.remote, missed["key"])) == missed["parts"]
-    graphs = [each for each in found["miss"] if each["level"] == "fx"]
+    graphs = [each for each in found["miss"] if each["kind"] == "fx"]
     assert [(each["outcome"], each["of_whole"]) for each in graphs] == [("miss", True)]
 
     source = __file__

@@ -34,7 +34,7 @@ def lookup(key: str, time: float, outcome: str = "miss", **changes: Any) -> Reco
         name: (hashlib.sha256(value.encode()).hexdigest()[:32], value)
         for name, value in values.items()
     }
-    given = {"reason": "absent", "components": components, "level": "aot", **changes}
+    given = {"reason": "absent", "components": components, "kind": "aot", **changes}
     return Record(outcome=outcome, key=key, time=time, **given)
 
 
@@ -75,7 +75,7 @@ NO_GRAD = {"grad_enabled": "False"}
                lookup("e", 5, of={"inductor_config": "of another release"}),
                lookup("f", 6, **options(x="1 → 2"))]),
         # Later lookups and lookups of the other level are not compared.
-        ("", [lookup("a", 5, level="fx"), lookup("b", 4), lookup("c", 9, "hit")]),
+        ("", [lookup("a", 5, kind="fx"), lookup("b", 4), lookup("c", 9, "hit")]),
     ],
     ids=["graph", "components", "code", "details", "none"],
 )  # fmt: skip
@@ -92,7 +92,7 @@ def test_a_miss_is_compared_with_the_nearest_entry(
 def entry(like: Record, *, parts: Mapping[str, Mapping[str, str]] | None = None) -> bytes:
     """Return an entry under the key of a lookup."""
     return frame.encode(
-        kind=like.level,
+        kind=like.kind,
         key=like.key,
         schema=2,
         sections={"entry": b"x", "parts": json.dumps(parts or {}).encode()},
@@ -168,7 +168,7 @@ def test_a_remote_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
 
 def test_hits_are_counted_and_misses_are_explained(tmp_path: Path) -> None:
     """The miss of a whole graph explains those of its FX graphs, but not a wait that failed."""
-    of_whole: dict[str, Any] = {"level": "fx", "of_whole": True}
+    of_whole: dict[str, Any] = {"kind": "fx", "of_whole": True}
     record(
         tmp_path,
         lookup("a", 1, "hit", reason="local"),

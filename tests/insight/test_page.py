@@ -52,7 +52,7 @@ def test_an_fx_graph_that_misses_after_its_whole_graph_is_not_counted() -> None:
     """An FX graph that hits is counted, because it saves time."""
     run, _ = two_ranks()
     whole, *_ = run.records
-    half = dataclasses.replace(whole, level="fx", key="f" * 64, of_whole=True)
+    half = dataclasses.replace(whole, kind="fx", key="f" * 64, of_whole=True)
     hit = dataclasses.replace(half, outcome="hit", reason="local", saved_s=1.0)
     both = dataclasses.replace(run, records=(whole, half, hit))
     totals = sum_up([both])

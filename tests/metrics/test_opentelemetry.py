@@ -83,7 +83,7 @@ def test_a_cache_enabled_later_is_observed_too(tmp_path: Path, telemetry: Teleme
             set_active(cache)
             save(cache, f"key-{number}")
             first, _ = telemetry.metrics()["s3cache.saved"].data.data_points
-            assert (first.attributes, first.value) == ({"level": "aot"}, 1)
+            assert (first.attributes, first.value) == ({"kind": "aot"}, 1)
 
 
 def test_a_missing_opentelemetry_api_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:

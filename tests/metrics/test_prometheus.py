@@ -103,8 +103,8 @@ def test_a_process_writes_its_counts_when_it_ends(tmp_path: Path) -> None:
     """The counts include uploads at the exit."""
     stderr, file = run_with_metrics_file(tmp_path)
     samples_by_name = read(file.read_text())
-    assert samples_by_name["s3cache_misses_total", (("level", "aot"), ("reason", "absent"))] == 1
-    assert samples_by_name["s3cache_saved_total", (("level", "aot"),)] == 1
+    assert samples_by_name["s3cache_misses_total", (("kind", "aot"), ("reason", "absent"))] == 1
+    assert samples_by_name["s3cache_saved_total", (("kind", "aot"),)] == 1
     assert samples_by_name["s3cache_uploads_total", ()] >= 1
     assert not stderr
 

@@ -32,7 +32,7 @@ def two_ranks() -> list[Run]:
     first = [
         _record(1.0, "miss", "absent", elapsed_s=0.2, where=("/job/train.py", 3, "step")),
         _record(2.5, "bypass", "custom-operator", reasons=(unsafe,)),
-        _record(4.0, "miss", "guard", level="fx"),
+        _record(4.0, "miss", "guard", kind="fx"),
     ]
     second = [
         _record(3.0, "hit", "remote", elapsed_s=0.4, saved_s=75.0, where=("train.py", 3, "step")),
@@ -69,7 +69,7 @@ def hostile() -> list[Run]:
         HOSTILE,
         key=HOSTILE,
         where=(HOSTILE, 1, HOSTILE),
-        level=HOSTILE,
+        kind=HOSTILE,
         reasons=({"message": HOSTILE, "fix": HOSTILE, "line": HOSTILE},),
     )
     return [Run(HOSTILE, (record,), HOSTILE, BEGAN, HOSTILE), Run(HOSTILE, (record,))]
@@ -80,7 +80,7 @@ def _record(
     outcome: str,
     reason: str,
     *,
-    level: str = "aot",
+    kind: str = "aot",
     elapsed_s: float = 0.01,
     saved_s: float = 0.0,
     key: str = "ab" * 32,
@@ -88,7 +88,7 @@ def _record(
     reasons: tuple[dict[str, str], ...] = (),
 ) -> Record:
     return Record(
-        level=level,
+        kind=kind,
         outcome=outcome,
         key=key,
         reason=reason,

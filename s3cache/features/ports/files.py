@@ -172,7 +172,7 @@ class Files:
             if instead_of is not None and instead_of != variant:
                 engine.withdraw(key, instead_of)
             is_delayed = self._newest and not at_once
-            outcome = engine.save(key, data, level=self._kind, delayed=is_delayed)
+            outcome = engine.save(key, data, kind=self._kind, delayed=is_delayed)
             is_saved = isinstance(outcome, Saved)
         return variant if is_saved else None
 

@@ -342,7 +342,7 @@ class Recall:
         self._record("traced", call.frame.code, call.began)
         if self._engine.settings.mode in ("read-write", "write-only"):
             entry = candidate.encode(call.key)
-            self._engine.save(call.key, entry, level="recall", replaces=call.replaces)
+            self._engine.save(call.key, entry, kind="recall", replaces=call.replaces)
             self._counts.count("saved")
 
     def _settings(self, call: _Call) -> list[str | None]:

@@ -32,7 +32,7 @@ def outcome(url: str, *, knows_limits: bool, limited: bool = True) -> dict[str, 
         stats = cache.stats()
         run = recorded()
         assert run is not None
-        records = [each for each in run.records if each.level == "aot"]
+        records = [each for each in run.records if each.kind == "aot"]
     return {
         "hits": sum(stats.hits.values()),
         "saved": stats.saved,

@@ -25,7 +25,7 @@ def misses(url: str, options: dict[str, bool], sizes: list[int]) -> list[list[st
             torch.compile(square)(torch.ones(size, size))
         cache.flush(30)
         explained = s3cache.explain().explanations
-    return [[each.record.reason, each.line] for each in explained if each.record.level == "recall"]
+    return [[each.record.reason, each.line] for each in explained if each.record.kind == "recall"]
 
 
 @slow

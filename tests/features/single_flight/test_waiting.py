@@ -96,7 +96,7 @@ def test_the_second_process_waits_for_the_first_and_hits(
     other = pool.submit(looked_up, second, [])
     time.sleep(0.3)
     assert not other.done()
-    first.save(KEY, entry(KEY), level="fx", delayed=not is_far)
+    first.save(KEY, entry(KEY), kind="fx", delayed=not is_far)
     claim_of(claimed).release(published=True)
     found = other.result(LONG_S)
     assert isinstance(found, Hit)
@@ -214,7 +214,7 @@ def test_a_wait_that_gives_an_entry_does_not_count(
     plant(memory, KEY, "1@first")
     other = pool.submit(looked_up, second, [])
     time.sleep(0.3)
-    first.save(KEY, entry(KEY), level="fx")
+    first.save(KEY, entry(KEY), kind="fx")
     assert isinstance(other.result(LONG_S), Hit)
     assert counts(second)["waited_s"] >= 0.1
     with contextlib.closing(DiskTier(str(tmp_path / "b"), max_bytes=2**30, max_files=100)) as disk:
