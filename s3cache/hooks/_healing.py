@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from s3cache.errors import is_device_trouble, is_machine_trouble
-from s3cache.hooks._rebuild import FirstCall, Inputs, Outcome
+from s3cache.hooks._rebuild import FirstCall, Inputs, Outcome, has_storage
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
@@ -98,7 +98,11 @@ def _has_reused(error: Exception, source: str) -> bool:
 def _copy(value: object) -> object:
     import torch
 
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not has_storage(value):
+        raise ValueError("an input has no storage")
+    return value.detach().clone()
 
 
 def _for_each_shape(

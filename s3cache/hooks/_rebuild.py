@@ -586,7 +586,8 @@ class Inputs:
         self._written = set(written)
         self._copies = {}
         if not self.are_fake and size <= _MAX_COPIED:
-            self._copies = {i: tensor.detach().clone() for i, tensor in written.items()}
+            kept = {i: tensor for i, tensor in written.items() if has_storage(tensor)}
+            self._copies = {i: tensor.detach().clone() for i, tensor in kept.items()}
         self._random = torch.random.get_rng_state()
         self._of_cuda = None
         on_cuda = any(tensor.is_cuda for tensor in tensors.values())
@@ -607,8 +608,12 @@ class Inputs:
             if i not in self._written:
                 if _state_of(value) != before:
                     return True
-            elif i not in self._copies or not torch.allclose(
-                value.detach(), self._copies[i], rtol=0, atol=0, equal_nan=True
+            elif (
+                i not in self._copies
+                or not has_storage(value)
+                or not torch.allclose(
+                    value.detach(), self._copies[i], rtol=0, atol=0, equal_nan=True
+                )
             ):
                 return True
         return False
@@ -619,6 +624,24 @@ class Inputs:
         torch.random.set_rng_state(self._random)
         if self._of_cuda is not None:
             torch.cuda.set_rng_state(self._of_cuda)
+
+
+def has_storage(tensor: Tensor) -> bool:
+    """Return whether a tensor can be read. FSDP takes the storage of parameters away between uses.
+
+    A read of such a tensor ends the process.
+    """
+    import torch
+
+    if internals.is_wrapper_subclass.get()(tensor):
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        return all(has_storage(getattr(tensor, name)) for name in names)
+    if tensor.layout != torch.strided or tensor.is_nested or not tensor.numel():
+        return True
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return needed <= tensor.untyped_storage().nbytes()
 
 
 def _same(value: object) -> object:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from s3cache.hooks._rebuild import Inputs, has_storage
 from tests.support.marks import slow
 from tests.support.sites import Site
 
@@ -101,3 +103,16 @@ def test_an_entry_of_a_recalled_frame_is_replaced_although_its_call_fails(site: 
     assert kind == "RuntimeError"
     assert ran["first"]["outcomes"][1:] == [True, True]
     assert ran["second"]["outcomes"] == [True] * 3
+
+
+def test_inputs_without_storage_are_not_read() -> None:
+    """A read would end the process. FSDP takes the storage of parameters away between uses."""
+    matrix = torch.arange(6.0).reshape(2, 3)
+    row, rows = matrix[1:], matrix.expand(4, 2, 3)
+    kept = Inputs([matrix, row, rows], None)
+    assert not kept.have_changed()
+    assert all(map(has_storage, (matrix, row, rows, matrix.to_sparse(), torch.empty(0))))
+    matrix.untyped_storage().resize_(0)
+    assert not any(map(has_storage, (matrix, row, rows)))
+    assert kept.have_changed()
+    assert Inputs([matrix], None).have_changed()
