@@ -146,3 +146,16 @@ def test_a_job_gets_a_token_and_only_the_program_gets_the_signing_key(name: str)
     assert job(name)["permissions"] == {"contents": "read", "id-token": "write"}
     with_secrets = [step for step in job(name)["steps"] if "secrets." in json.dumps(step)]
     assert [step["run"] for step in with_secrets] == ["python -m s3cache run train.py"]
+
+
+def test_training_reads_its_trust_settings_from_a_read_only_file() -> None:
+    data = json.loads(manifests("irsa")["ConfigMap"]["data"]["trust.json"])
+    assert data.keys() == {"trust", "trusted_keys", "revoked"}
+    assert data["trust"] == "require"
+    (trusted,) = parse_trusted(" ".join(data["trusted_keys"]), audience="other")
+    assert trusted.audience == "main"
+    (volume,), (container,) = pod("irsa")["volumes"], pod("irsa")["containers"]
+    assert volume["configMap"]["name"] == manifests("irsa")["ConfigMap"]["metadata"]["name"]
+    (mount,) = container["volumeMounts"]
+    assert (mount["name"], mount["mountPath"]) == (volume["name"], "/etc/s3cache")
+    assert mount["readOnly"] is True

@@ -46,3 +46,12 @@ def test_its_workflow_runs_the_commands_of_the_readme() -> None:
     [block] = re.findall(r"^```\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
     shortened = [re.sub(r"--extra-index-url \S+ ", "", command) for command in commands]
     assert shortened == block.splitlines()
+
+
+@slow
+def test_its_tests_fail_if_nothing_is_cached(project: Path) -> None:
+    """This program has no misses only because it never looks up anything."""
+    (project / "train.py").write_text("print('loss 0.0')\n")
+    done = run_tests(project)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "there was no cache; does the program enable s3cache" in done.stdout

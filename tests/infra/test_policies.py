@@ -88,6 +88,21 @@ def test_a_role_may_use_the_operations_that_the_store_needs_for_it(place: str, r
     assert actions(load(place, role.file)) == wanted | {NEEDED_BY_MISSES}
 
 
+@places
+@roles
+def test_a_role_reaches_only_objects_under_its_prefixes_of_one_bucket(
+    place: str, role: Role
+) -> None:
+    *on_objects, on_bucket = load(place, role.file)["Statement"]
+    (bucket,) = on_bucket["Resource"]
+    for statement in on_objects:
+        reading = statement["Action"] == ["s3:GetObject"]
+        prefixes = role.reads if reading else role.writes
+        assert statement["Resource"] == [f"{bucket}/{prefix}/*" for prefix in prefixes]
+    ((_, condition),) = on_bucket["Condition"].items()
+    assert condition == {"s3:prefix": [f"{prefix}/*" for prefix in role.reads]}
+
+
 def test_no_trusted_job_reads_where_untrusted_jobs_write() -> None:
     assert NAMED["main"].reads == NAMED["main"].writes == NAMED["reader"].reads == (policies.MAIN,)
     assert NAMED["pulls"].writes == (policies.PULLS,)

@@ -176,3 +176,13 @@ def test_deploy_can_run_again_and_prints_the_settings(
         where: Any = parse_url(url)
         assert (where.bucket, where.prefix) == (bucket.name, prefix)
         assert urlsplit(where.endpoint_url).scheme == "https"
+
+
+def test_the_bucket_has_versions_and_a_lifecycle(bucket: Bucket) -> None:
+    assert bucket.owner.get_bucket_versioning(Bucket=bucket.name)["Status"] == "Enabled"
+    accepted = bucket.owner.get_bucket_lifecycle_configuration(Bucket=bucket.name)["Rules"]
+    wanted = policies.lifecycle("rgw")["Rules"]
+    by_id = {rule["ID"]: rule for rule in accepted}
+    assert len(by_id) == len(wanted)
+    for rule in wanted:
+        assert {name: by_id[rule["ID"]][name] for name in rule} == rule

@@ -205,10 +205,15 @@ def test_other_rights_allow_neither_overwriting_nor_deleting(deployed: Deployed)
 
 # Writing actions: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazons3.html
 CHANGES = """
-    BypassGovernanceRetention DeleteBucket DeleteBucketPolicy DeleteObjectTagging PutBucketAcl
-    PutBucketPolicy PutBucketVersioning PutEncryptionConfiguration PutLifecycleConfiguration
-    PutObjectAcl PutObjectRetention PutReplicationConfiguration ReplicateDelete RestoreObject
-    WhatIsAddedNextYear
+    BypassGovernanceRetention DeleteBucket DeleteBucketPolicy DeleteBucketWebsite
+    DeleteObjectTagging DeleteObjectVersionTagging ObjectOwnerOverrideToBucketOwner
+    PutAccelerateConfiguration PutBucketAcl PutBucketCORS PutBucketLogging PutBucketNotification
+    PutBucketObjectLockConfiguration PutBucketOwnershipControls PutBucketPolicy
+    PutBucketPublicAccessBlock PutBucketTagging PutBucketVersioning PutBucketWebsite
+    PutEncryptionConfiguration PutIntelligentTieringConfiguration PutInventoryConfiguration
+    PutLifecycleConfiguration PutObjectAcl PutObjectLegalHold PutObjectRetention PutObjectTagging
+    PutObjectVersionAcl PutObjectVersionTagging PutReplicationConfiguration ReplicateDelete
+    ReplicateObject ReplicateTags RestoreObject WhatIsAddedNextYear
 """
 
 

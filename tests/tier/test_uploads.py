@@ -11,9 +11,9 @@ import pytest
 
 from s3cache.errors import ClosedError, NoSpaceError
 from s3cache.stats import TransferEvent
-from s3cache.tier import FlushReport
+from s3cache.tier import DiskTier, FlushReport
 from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
-from tests.tier.sites import NewSite, Remote, Site
+from tests.tier.sites import MIB, NewSite, Remote, Site
 
 
 def test_a_listener_that_waits_for_uploads_fails_instead_of_hanging(
@@ -253,3 +253,13 @@ def test_closing_cancels_again_if_a_cancellation_is_lost() -> None:
     assert lost == ["one"]
     eventually(lambda: tasks_on(site.loop) == 0)
     site.close()
+
+
+def test_records_that_are_older_than_the_queue_are_uploaded(site: Site, remote: Remote) -> None:
+    assert site.tier is not None
+    site.tier.put_pending("one", b"data")
+    elsewhere = DiskTier(site.tier.root, namespace="other", max_bytes=MIB, max_files=10)
+    elsewhere.put_pending("one", b"of another place")
+    elsewhere.close()
+    site.uploads.start()
+    eventually(lambda: remote.objects == {"one": b"data"})

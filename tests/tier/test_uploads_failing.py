@@ -301,3 +301,24 @@ def test_a_flush_that_gets_no_thread_reports_remaining_uploads(tmp_path: Path) -
     assert lines[3].startswith("3 False ")
     assert "can't start new thread" in lines[3]
     assert lines[4:] == ["True", "local"]
+
+
+def test_the_record_of_a_missing_object_is_removed(site: Site, remote: Remote) -> None:
+    assert site.tier is not None
+    site.tier.put_pending("gone", b"data")
+    (Path(site.tier.root) / "objects" / "ns+" / "gone").unlink()
+    assert site.uploads.flush(20).remaining == 0
+    assert site.tier.pending() == []
+    assert site.steps("gone") == ["queued", "started", "absent"]
+    assert remote.objects == {}
+
+
+def test_an_adopted_upload_that_was_refused_is_tried_again_with_the_next_flush(
+    tmp_path: Path, site: Site, remote: Remote
+) -> None:
+    remote.errors = {"0": [AccessDeniedError("no")]}
+    left_behind(tmp_path, 1)
+    site.uploads.flush(20)
+    assert remote.objects == {}
+    assert site.uploads.flush(20).complete
+    assert [*remote.objects] == ["0"]

@@ -148,6 +148,21 @@ def refuse(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
+def test_a_thread_continues_after_it_has_run_out_of_memory(
+    executor: DeadlineExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = executor.call(threading.current_thread)
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            raise MemoryError
+
+        patch.setattr(Future, "set_result", fail)
+        give_up(executor, lambda: 7)
+    executor._breaker.succeed(True)
+    assert executor.call(threading.current_thread) is thread
+
+
 def test_threads_end_with_the_last_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_S", 0.05)
     users = [DeadlineExecutor.of("/gone") for _ in range(2)]
