@@ -131,6 +131,9 @@ demo: $(READY) ## three machines train a small GPT; the first compiles it for al
 
 bench: $(READY) ## first training steps with every cache, torch's own and ours; half an hour
 	$(RGW) infra/redis/run.sh $(BIN)/python benchmarks/warm_start.py $(ARGS)
+bench-signed: $(READY) ## first steps and the import, with unsigned entries refused; 6 minutes
+	$(RGW) infra/redis/run.sh $(BIN)/python benchmarks/warm_start.py --signed --rounds 3 \
+		--json docs/benchmarks/signed.json $(ARGS)
 bench-storage: $(READY) ## latency and throughput of the stores
 	S3CACHE_TEST_RGW_MEMORY=$${S3CACHE_TEST_RGW_MEMORY:-6442450944} \
 		$(IF_POSSIBLE) $(BIN)/python benchmarks/storage.py $(ARGS)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from _harness import Bar, Result, in_turns
 
@@ -15,18 +16,20 @@ HEAVY = ("torch", "aioboto3", "aiobotocore", "boto3", "botocore", "typer", "rich
 _PROGRAMS = {"bare": "pass", "import": "import s3cache", "use": "from s3cache import Cache"}
 
 
-def measure(repeats: int, seed: int) -> Result:
-    """Time imports in fresh processes."""
+def measure(repeats: int, seed: int, environment: Mapping[str, str] | None = None) -> Result:
+    """Time imports in fresh processes, with ``environment`` added to this process's variables."""
+    variables = {**os.environ, **(environment or {})}
 
     def running(program: str) -> Callable[[], object]:
-        return lambda: subprocess.run([sys.executable, "-c", program], check=True)
+        return lambda: subprocess.run([sys.executable, "-c", program], env=variables, check=True)
 
     programs = {name: running(program) for name, program in _PROGRAMS.items()}
     times = in_turns(programs, repeats + 1, seed)
     times = {name: samples[1:] for name, samples in times.items()}  # the first round fills caches
     bare, imported, used = (statistics.median(samples) for samples in times.values())
     shows = [sys.executable, "-c", "import s3cache, sys; print(*sys.modules)"]
-    loaded = subprocess.run(shows, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
+    run = subprocess.run(shows, env=variables, stdout=subprocess.PIPE, check=True, text=True)
+    loaded = run.stdout.split()
     heavy = sorted({name.partition(".")[0] for name in loaded} & set(HEAVY))
     return Result(
         "Import, in fresh processes",

@@ -71,7 +71,7 @@ def measure(gateway: Gateway | None, saves: int, seed: int) -> Result:
 
 
 def _endpoint(server: socket.socket) -> Gateway:
-    return Gateway(f"http://127.0.0.1:{server.getsockname()[1]}", "nobody", "nothing")
+    return Gateway(f"http://127.0.0.1:{server.getsockname()[1]}", "unused", "unused")
 
 
 def _add_rows(result: Result, network: str, call: str, seconds: list[float]) -> None:

@@ -98,7 +98,7 @@ class Roots:
 
 
 class S3Cache:
-    """The cache; ``saves`` if an upload begins with the saves, and there is no download."""
+    """The cache. With ``saves``, an upload includes the saves, and there is no download."""
 
     def __init__(self, gateway: Gateway, *, saves: bool = False) -> None:
         self._gateway = gateway

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Commands that write docs/benchmarks/NAME.json, by name.
 COMMANDS = {
     "warm_start": "make bench",
+    "signed": "make bench-signed",
     "keys": "make bench-keys",
 }
 

@@ -1,6 +1,7 @@
 """Measure how fast training starts after a compile on this machine, on another, or on none.
 
     make bench [ARGS="--parts first,layers --rounds 9"]
+    make bench-signed
 
 Each run is one training step of a GPT in a fresh process. Cases take turns in a shuffled order. So
 the ratios hold on a busy machine, although the times do not. With an "empty disk", home, caches and
@@ -11,6 +12,9 @@ So two running processes take turns, a few steps each.
 
 The part "layers" starts models of several sizes with one thread. It also measures the CPU seconds
 of the process, which do not include waiting.
+
+With ``--signed``, every entry is signed with Ed25519, and unsigned entries are refused. Only the
+first steps and the import of s3cache are measured, against the same bars.
 
 Prints tables, writes every sample as JSON and charts as SVG, and ends with status 1 if a bar is
 missed. If only some parts run, the JSON keeps its results of the others, provided that they are
@@ -30,6 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import _import
 import _layers
 from _first_step import LAYERS, WIDTH, Request
 from _harness import (
@@ -55,6 +60,8 @@ from _start import (
     Bench,
     measure,
 )
+
+from s3cache.trust import generate
 
 PARTS = ("first", "later", "others", "layers")
 FIRST = (EAGER, COLD, MISS, REDIS, MEGA, TORCH, LOCAL, S3)
@@ -103,6 +110,23 @@ def measure_first(bench: Bench, options: argparse.Namespace) -> Result:
             ratio = median_ratio(found[timed][above], found[timed][below])
             result.bars.append(Bar(f"{what}, {above} ÷ {below}", ratio, "at most", limit))
     return result
+
+
+def measure_signed(root: Path, gateway: Gateway, redis_url: str, options: Any) -> list[Result]:
+    """Measure the first steps and the import, with unsigned entries refused."""
+    key = generate("bench-1")
+    readers = {"S3CACHE_TRUSTED_KEYS": key.public_text(), "S3CACHE_TRUST": "require"}
+    signing = {**readers, "S3CACHE_SIGNING_KEY": key.secret_text()}
+    request = Request(began_s=0.0, layers=options.layers)
+    bench = Bench(root, gateway, redis_url, request, "signed", environment=signing)
+    options.only = [name for name in options.only or FIRST if name not in (EAGER, MEGA)]
+    first, imported = measure_first(bench, options), _import.measure(15, options.seed, readers)
+    first.rows = [row for row in first.rows if row[0] in options.only]
+    first.notes.pop()  # about the Mega-Cache, which is not measured here
+    first.chart = ""
+    first.title += ", where every entry is signed and has to be"
+    imported.title += ", where every entry has to be signed"
+    return [first, imported]
 
 
 def measure_later(bench: Bench, rounds: int) -> Result:
@@ -175,7 +199,10 @@ def main() -> int:
                 Path(root), gateway, options.sizes, options.rounds, options.seed
             ),
         }
-        results = [measure() for part, measure in parts.items() if part in options.parts]
+        if options.signed:
+            results = measure_signed(Path(root), gateway, redis_url, options)
+        else:
+            results = [measure() for part, measure in parts.items() if part in options.parts]
     for result in results:
         print(f"\n{result.markdown()}", *result.bars, sep="\n")
     if options.json:
@@ -206,6 +233,9 @@ def _options() -> argparse.Namespace:
         type=int,
         default=_layers.SIZES,
         help="numbers of layers for the part 'layers'",
+    )
+    parser.add_argument(
+        "--signed", action="store_true", help="sign every entry, and refuse unsigned ones"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

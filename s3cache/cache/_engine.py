@@ -484,7 +484,7 @@ class Engine:
     def _write(
         self, entry: Frame, *, delayed: bool, share: bool, once: bool = False
     ) -> bool | None:
-        """Store the entry; return whether it survives this process, None if there is no tier."""
+        """Store the entry; return whether it survives this process, or None without a tier."""
         # Sign here and never at the upload: pending entries of other processes are not ours to
         # sign.
         data = self._signed(entry).data

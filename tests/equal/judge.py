@@ -103,7 +103,7 @@ class Played:
         return any(step[0].get("text", "").startswith("'raises ") for step in self.steps if step)
 
     def difference(self, other: Played) -> str:
-        """Return where another result differs; rounding is no difference."""
+        """Return where another result differs by more than rounding."""
         for number, (ours, theirs) in enumerate(zip(self.steps, other.steps, strict=True)):
             if why := difference(ours, theirs, fields=SEEN):
                 return f"call {number}: {why}"

@@ -327,7 +327,7 @@ def test_a_pass_before_autograd_matters_only_if_it_runs_late() -> None:
 def test_freezing_without_gradients_and_bisecting_are_not_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A first call on fake tensors is no reason: an entry describes the outputs of such a call."""
+    """A first call on fake tensors does not refuse a graph: its entry describes the outputs."""
     from torch._guards import TracingContext, tracing
     from torch._inductor.compiler_bisector import CompilerBisector
 

@@ -256,7 +256,7 @@ def test_the_spelling_of_a_server_makes_no_difference(endpoint: str) -> None:
         ("default", ""),
         ("minio", "?endpoint_url=https://minio.example"),
         ("services", "?endpoint_url=https://s3.example"),
-        ("nobody", ""),
+        ("absent", ""),
     ],
 )
 def test_a_profile_names_the_server_of_a_bucket(

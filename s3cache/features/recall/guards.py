@@ -141,7 +141,7 @@ def build_guards(
         name_of_builtins_dict_key_in_fglobals=OWN_BUILTINS,
     )
     parts = names.shape_code.get()(expressions, expressions, None, True, [])
-    # Outside of a compile there is no context with the id of the compile.
+    # Outside a compile, no context has the id of a compile.
     with _compile_context():
         return names.check_manager.get()(code, graph, shape_code_parts=parts)
 
