@@ -28,6 +28,7 @@ A missing object is not an error: ``get`` and ``head`` return ``None``.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import re
@@ -38,38 +39,66 @@ from enum import Enum
 class Reason(str, Enum):
     """Why a lookup missed, or why an entry was not saved.
 
-    This is the one table of reasons: ``make docs-settings`` writes it into ``docs/reasons.md``.
+    This is the table of the core's reasons. A feature declares its own in its ``Feature``. ``make
+    docs-settings`` writes all of them into ``docs/reasons.md``.
 
     Attributes:
         text: the reason in words.
+        is_expected: whether it needs no action.
+        of_parts: whether a part of a graph that has missed as a whole can miss for this reason.
     """
 
     text: str
+    is_expected: bool
+    of_parts: bool
 
-    ABSENT = ("absent", "no entry has been saved under this key")
-    GUARD = ("guard", "no entry under this key has guards on sizes or memory that hold here")
+    ABSENT = ("absent", "no entry has been saved under this key", True)
+    GUARD = ("guard", "no entry under this key has guards on sizes or memory that hold here", True)
     CORRUPT = ("corrupt", "the entry was damaged or could not be used, and was set aside")
     UNTRUSTED = ("untrusted", "no entry under this key is signed by a signer that is trusted here")
     TIMEOUT = ("timeout", "the remote did not answer within lookup_timeout_s")
-    WAITED = ("waited", "another process did not end its compile within wait_s")
     UNAVAILABLE = ("unavailable", "the store could not be reached")
     DENIED = ("denied", "credentials are missing, or not allowed to do it")
     FULL = ("full", "there was no room on the disk or in the queue of uploads")
     MACHINE = ("machine", "this machine had no room, memory or file descriptors for it")
     DEVICE = ("device", "the driver of the accelerator would not load its kernels")
-    RANKS = ("ranks", "another rank of the job missed, and all ranks compile together")
-    DISABLED = ("disabled", "the mode does not allow it")
-    FORCED = ("forced", "recache=True asks to compile again")
+    DISABLED = ("disabled", "the mode does not allow it", True)
+    FORCED = ("forced", "recache=True asks to compile again", True)
     ERROR = ("error", "s3cache made a mistake: its log has more")
 
-    def __new__(cls, code: str, text: str) -> Reason:
+    def __new__(
+        cls, code: str, text: str, is_expected: bool = False, of_parts: bool = False
+    ) -> Reason:
         """Return the member that is equal to its code."""
         member = str.__new__(cls, code)
         member._value_ = code
-        member.text = text
+        member.text, member.is_expected, member.of_parts = text, is_expected, of_parts
         return member
 
+    @classmethod
+    def declare(
+        cls, code: str, text: str, is_expected: bool = False, of_parts: bool = False
+    ) -> Reason:
+        """Return the reason with ``code``; make it if a feature has not declared it before."""
+        with contextlib.suppress(ValueError):
+            return cls(code)  # type: ignore[call-arg]
+        reason = _OF_FEATURES[code] = str.__new__(cls, code)
+        reason._name_, reason._value_ = code.upper(), code
+        reason.text, reason.is_expected, reason.of_parts = text, is_expected, of_parts
+        return reason
+
+    @classmethod
+    def _missing_(cls, value: object) -> Reason | None:
+        return _OF_FEATURES.get(str(value))
+
+    def __reduce_ex__(self, _: object) -> tuple[object, ...]:
+        """Pickle the whole reason: the reader may not have imported its feature."""
+        return Reason.declare, (self.value, self.text, self.is_expected, self.of_parts)
+
     __str__ = str.__str__  # the code, in every release of Python
+
+
+_OF_FEATURES: dict[str, Reason] = {}
 
 
 # -- the tree

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from s3cache.errors import MissError
+from s3cache.errors import MissError, Reason
 from s3cache.util.logs import logger_of
 from s3cache.util.text import PAGES
 
@@ -60,6 +60,7 @@ class Feature:
         kinds: the kinds of its entries. Lookups are counted for each kind.
         hints: prefixes of keys of its entries that name other entries. They are not counted, and
             given up where they may not be uploaded.
+        reasons: of misses, made with ``Reason.declare``.
         page: of the documentation, with a section on each of its codes.
         counts: the names of its other counts. A count with a label is ``name:label``.
         in_words: describes its counts in the summary.
@@ -80,6 +81,7 @@ class Feature:
     options: type = NoOptions
     kinds: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     page: str = ""
     counts: tuple[str, ...] = ()
     in_words: Callable[[Mapping[str, float]], str] = lambda _: ""
@@ -127,6 +129,11 @@ def features() -> tuple[Feature, ...]:
 def kinds() -> tuple[str, ...]:
     """Return the kinds of entries of all features."""
     return tuple(kind for feature in features() for kind in feature.kinds)
+
+
+def reasons() -> tuple[Reason, ...]:
+    """Return all reasons of misses: the core's, then those of features."""
+    return (*Reason, *(reason for feature in features() for reason in feature.reasons))
 
 
 @functools.cache

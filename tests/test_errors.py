@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -136,3 +138,20 @@ def test_the_code_of_an_error_is_the_name_of_its_class(name: str) -> None:
 def test_a_reason_equals_its_code() -> None:
     assert str(Reason.GUARD) == f"{Reason.GUARD}" == "guard"
     assert Reason("guard") is Reason.GUARD  # type: ignore[call-arg]  # the enum accepts texts as well
+
+
+def test_a_reason_of_a_feature_is_like_one_of_the_core() -> None:
+    """Another process can read it, even if it has not imported the feature."""
+    reason = Reason.declare("test-only", "of a test", of_parts=True)
+    assert Reason.declare("test-only", "other words") is reason
+    assert (reason, str(reason), reason.text) == ("test-only", "test-only", "of a test")
+    assert (reason.of_parts, reason.is_expected, reason in [*Reason]) == (True, False, False)
+    assert pickle.loads(pickle.dumps(reason)) is reason
+    code = (
+        f"import pickle; reason = pickle.loads({pickle.dumps(reason)!r}); "
+        "print(type(reason).__name__, reason, reason.text, reason.of_parts)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "Reason test-only of a test True\n"
+    with pytest.raises(ValueError, match="unheard-of"):
+        Reason("unheard-of")  # type: ignore[call-arg]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from s3cache import errors
-from s3cache.errors import Reason
+from s3cache.seam import reasons
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 _BLOCK = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- /table -->)", re.DOTALL)
@@ -18,7 +18,7 @@ _BLOCK = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- /table -->)", re.DOTALL)
 
 def tables() -> dict[str, str]:
     """Return the table of each page, by the page's name."""
-    reasons = [(f"[`{reason}`](#{reason})", reason.text) for reason in Reason]
+    rows = [(f"[`{reason}`](#{reason})", reason.text) for reason in reasons()]
     classes = []
     for name in sorted(errors.__all__):
         kind = getattr(errors, name)
@@ -26,7 +26,7 @@ def tables() -> dict[str, str]:
         code = f"[{kind.reason}](reasons.md#{kind.reason})"
         classes.append((f"[`{name}`](#{name.lower()})", meaning, code))
     return {
-        "reasons.md": _table(("reason", "in words"), reasons),
+        "reasons.md": _table(("reason", "in words"), rows),
         "errors.md": _table(("class", "meaning", "reason of a miss"), classes),
     }
 

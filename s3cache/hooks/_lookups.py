@@ -232,7 +232,7 @@ class Lookups:
         if not internals.hits_need_agreement():
             return None
         reason = self._events.barred.ask(lookup)
-        return Reason.RANKS if reason is None and not self._events.barred else reason
+        return Reason.DISABLED if reason is None and not self._events.barred else reason
 
     def _agreeing(
         self, lookup: Lookup, gm: GraphModule, inputs: Sequence[object]

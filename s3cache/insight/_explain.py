@@ -28,8 +28,8 @@ from s3cache.frame import Header
 from s3cache.graph import cached_at
 from s3cache.manage import EntryLocation, open_place
 from s3cache.records import Record, Run, folded, in_jobs, ranks_in_words, recorded
+from s3cache.seam import reasons
 from s3cache.settings import Settings
-from s3cache.stats import Reason
 from s3cache.store import ObjectInfo, concurrently
 from s3cache.tier import background, read_head
 from s3cache.util.text import footer, printable
@@ -438,7 +438,8 @@ def _record_of(header: Header) -> Record | None:
 
 # -- explanations
 
-_REASONS = {str(reason): reason.text for reason in Reason}
+_REASONS = {str(reason): reason.text for reason in reasons()}
+_OF_PARTS = frozenset(str(reason) for reason in reasons() if reason.of_parts)
 # A miss is compared with the lookups of this many latest runs.
 _MAX_RUNS = 16
 _GRAPHS = {"aot": "graph", "fx": "FX graph"}
@@ -618,7 +619,7 @@ def explain(
             for each in lookups
             # The FX graphs of a whole graph are only looked up because the graph missed.
             if each.record.outcome != "hit"
-            and (not each.record.of_whole or each.record.reason == Reason.WAITED)
+            and (not each.record.of_whole or each.record.reason in _OF_PARTS)
         )
         return Explained(
             run=job[0].name,

@@ -17,15 +17,12 @@ from string import Template
 from s3cache.entries import key_of
 from s3cache.insight._explain import Explanation, reasons_of
 from s3cache.records import Event, Folded, Record, Run, folded, in_jobs, ranks_in_words
-from s3cache.seam import features, hints, kinds
-from s3cache.stats import Reason
+from s3cache.seam import features, hints, kinds, reasons
 from s3cache.util import __version__
 from s3cache.util.text import counted, escape, footer, printable
 
 #: Reasons of misses that need no action.
-EXPECTED = frozenset(
-    map(str, (Reason.ABSENT, Reason.GUARD, Reason.DISABLED, Reason.FORCED, Reason.RANKS))
-)
+EXPECTED = frozenset(str(reason) for reason in reasons() if reason.is_expected)
 
 _KINDS = frozenset(kinds())  # of entries that features look up
 _FEATURES = [feature.name for feature in features()]  # the names of their events

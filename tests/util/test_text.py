@@ -14,7 +14,7 @@ from s3cache import errors
 from s3cache.features.recall import RecallReason
 from s3cache.graph import BypassReason, Code
 from s3cache.insight import Name
-from s3cache.stats import Reason
+from s3cache.seam import reasons
 from s3cache.trust import Cause
 from s3cache.util.text import command, footer, pointer, sections, sections_on
 from tests.support.pages import ROOT
@@ -24,7 +24,7 @@ SOURCES = {
     for path in sorted((ROOT / "s3cache").rglob("*.py"))
 }
 MEMBERS = [
-    *(("reason", str(reason)) for reason in Reason),
+    *(("reason", str(reason)) for reason in reasons()),
     *(("bypass", code) for code in get_args(Code)),
     *(("recall", code) for code in get_args(RecallReason)),
     *(("error", name) for name in errors.__all__),

@@ -10,11 +10,17 @@ must agree.
 
 from __future__ import annotations
 
+from s3cache.errors import Reason
 from s3cache.seam import Feature
+
+MISSED = Reason.declare(
+    "ranks", "another rank of the job missed, and all ranks compile together", is_expected=True
+)
 
 FEATURE = Feature(
     name="ranks",
     does="making ranks agree on hits",
+    reasons=(MISSED,),
     installs=f"{__name__}.install:install",
     torch=f"{__name__}.names",
 )

@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from s3cache.errors import Reason
+from s3cache.features.ranks import MISSED
 from s3cache.util.importing import when_imported
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+    from s3cache.errors import Reason
     from s3cache.features.ranks.agreement import Agreement
     from s3cache.hooks import Lookup, Session
 
@@ -34,7 +35,7 @@ def install(session: Session) -> None:
 
     def barred(lookup: Lookup) -> Reason | None:
         agreement = agreements.get(lookup)  # there is none for an FX graph
-        return None if agreement is not None and agreement.all_hit() else Reason.RANKS
+        return None if agreement is not None and agreement.all_hit() else MISSED
 
     session.events.looking_up.subscribe(looking_up)
     session.events.barred.subscribe(barred)

@@ -15,9 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from s3cache.errors import Reason
 from s3cache.seam import Feature
 from s3cache.util.options import choice, option, seconds
 
+WAITED = Reason.declare(
+    "waited", "another process did not end its compile within wait_s", of_parts=True
+)
 Leases: TypeAlias = Literal["auto", "on", "off"]
 
 
@@ -38,6 +42,7 @@ def _in_words(counts: Mapping[str, float]) -> str:
 FEATURE = Feature(
     name="single_flight",
     does="waiting for entries that other processes compile",
+    reasons=(WAITED,),
     options=SingleFlightOptions,
     # ``claimed``: compiles for which other processes of this machine could wait; ``waits``,
     # ``waited_s``: waits for another process; ``taken_over``: leases that were not renewed.

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from s3cache.cache import Retry
-from s3cache.errors import Reason
+from s3cache.features.single_flight import WAITED
 from s3cache.store import Directory
 from s3cache.tier import DiskTier
 from s3cache.util.logs import logger_of
@@ -103,7 +103,7 @@ class WaitOutcome:
         """Return how a lookup goes on."""
         return Retry(
             in_remote=self.is_remote,
-            reason=Reason.WAITED if self.timed_out else None,
+            reason=WAITED if self.timed_out else None,
             in_vain=self.waste,
             work=self.claim,
         )

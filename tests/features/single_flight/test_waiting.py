@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from s3cache.cache import Engine, Hit, Miss, Retry
-from s3cache.features.single_flight import leases
+from s3cache.features.single_flight import WAITED, leases
 from s3cache.features.single_flight.claims import Claim, Claims, WaitOutcome
 from s3cache.features.single_flight.install import group_timeout_s
-from s3cache.stats import Reason
 from s3cache.store import MemoryStore, WrapperStore
 from s3cache.tier import DiskTier
 from tests.support.caching import entry, open_engine
@@ -137,7 +136,7 @@ def test_a_wait_that_times_out_is_the_reason_of_the_miss(opened: Open) -> None:
     looked_up(opened(), [])
     found = looked_up(opened(wait_s=0.2), [])
     assert isinstance(found, Miss)
-    assert found.reason is Reason.WAITED
+    assert found.reason is WAITED
 
 
 def test_a_fork_that_hangs_delays_others_by_a_bound_of_its_own_and_is_named(
