@@ -5,11 +5,10 @@ from s3cache.tier._disk import LocalTier as LocalTier
 from s3cache.tier._disk import TierStore as TierStore
 from s3cache.tier._disk import namespace_of as namespace_of
 from s3cache.tier._disk import open_disk as open_disk
-from s3cache.tier._prefetch import Budget as Budget
-from s3cache.tier._prefetch import Fetch as Fetch
-from s3cache.tier._prefetch import Prefetch as Prefetch
-from s3cache.tier._prefetch import PrefetchReport as PrefetchReport
 from s3cache.tier._remote import BackgroundLoop as BackgroundLoop
+from s3cache.tier._remote import Budget as Budget
+from s3cache.tier._remote import Prefetch as Prefetch
+from s3cache.tier._remote import PrefetchReport as PrefetchReport
 from s3cache.tier._remote import RemoteTier as RemoteTier
 from s3cache.tier._remote import background as background
 from s3cache.tier._remote import before_exit as before_exit
