@@ -12,8 +12,8 @@ import pytest
 from s3cache import Cache, frame
 from s3cache.trust import SigningKey, generate
 from tests.cli.commands import Call, save
+from tests.support.fakes import Gate, refusing, serving
 from tests.support.forging import signed_by
-from tests.support.gate import Gate, refusing
 from tests.support.shelves import Shelf
 
 
@@ -194,9 +194,8 @@ def test_commands_work_on_a_bucket(
     assert len(call("ls", "--url", remote, "--kind", "other", "--json").lines) == 3
     assert call("verify", "--url", remote, "--json").json["done"] == 12
     assert call("rm", "key1", "--url", remote).code == 0
-    with Gate(moto_port) as narrow:
-        narrow.rule = refusing("DELETE")
-        done = call("rm", "--all", "--url", at(narrow.port), "--delete")
+    with serving(Gate(moto_port, refusing("DELETE"))) as narrow:
+        done = call("rm", "--all", "--url", at(int(narrow.rpartition(":")[2])), "--delete")
     assert (done.code, done.out) == (3, "")
     assert "needs the operator's role" in done.err
     assert len(done.err.splitlines()) == 1

@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 infra/venv.sh .venv-fuzz -c constraints.txt -r tests/fuzz/requirements.txt
 mkdir -p build/fuzz
 for target in frame signed; do
-  fuzz=(.venv-fuzz/bin/python "tests/fuzz/fuzz_$target.py")
+  fuzz=(.venv-fuzz/bin/python tests/fuzz/fuzz.py "$target")
   PYTHONPATH=. "${fuzz[@]}" --write-seeds "build/fuzz/$target"
   PYTHONPATH=. "${fuzz[@]}" "-max_total_time=${FUZZ_TIME:-60}" -artifact_prefix=build/fuzz/ "$@" \
     "build/fuzz/$target"

@@ -70,60 +70,56 @@ class Bucket:
         return {**upload, "MultipartUpload": {"Parts": parts}}
 
 
-Attempt = Callable[[Any, Bucket], object]
-
-
-def _of_prefix(p: str) -> dict[str, Attempt]:
-    return {
-        f"read {p}": lambda client, b: client.get_object(**b.there(p)),
-        f"look at {p}": lambda client, b: client.head_object(**b.there(p)),
-        f"list {p}": lambda client, b: client.list_objects_v2(Bucket=b.name, Prefix=f"{p}/"),
-        f"add to {p}": lambda client, b: client.put_object(
-            Body=b"bytes", IfNoneMatch="*", **b.new(p)
-        ),
-        f"overwrite {p}": lambda client, b: client.put_object(Body=b"other", **b.fresh(p)),
-        f"begin parts in {p}": lambda client, b: client.create_multipart_upload(**b.new(p)),
-        f"send a part to {p}": lambda client, b: client.upload_part(
-            PartNumber=1, Body=b"bytes", **b.begun(p)
-        ),
-        f"add parts to {p}": lambda client, b: client.complete_multipart_upload(
-            IfNoneMatch="*", **b.sent(p)
-        ),
-        f"overwrite {p} with parts": lambda client, b: client.complete_multipart_upload(
-            **b.sent(p)
-        ),
-        f"abort parts in {p}": lambda client, b: client.abort_multipart_upload(**b.begun(p)),
-        f"copy to {p}": lambda client, b: client.copy_object(
-            CopySource=b.there("main"), **b.new(p)
-        ),
-        f"delete from {p}": lambda client, b: client.delete_object(**b.fresh(p)),
-        f"read a version in {p}": lambda client, b: client.get_object(**b.version(p)),
-        f"delete a version in {p}": lambda client, b: client.delete_object(**b.version(p)),
-    }
-
-
-#: Attempts by name. No role has rights under other/.
-ATTEMPTS: dict[str, Attempt] = {
-    **_of_prefix("main"),
-    **_of_prefix("pulls"),
-    **_of_prefix("other"),
-    "list all": lambda client, b: client.list_objects_v2(Bucket=b.name),
-    "list versions": lambda client, b: client.list_object_versions(Bucket=b.name),
-    "make an object public": lambda client, b: client.put_object_acl(
-        ACL="public-read", **b.there("main")
+#: The method of a client, and a function from the bucket and a prefix to its arguments.
+Attempt = tuple[str, Callable[[Bucket, str], dict[str, Any]]]
+_ON_OBJECTS: dict[str, Attempt] = {
+    "read {}": ("get_object", Bucket.there),
+    "look at {}": ("head_object", Bucket.there),
+    "list {}": ("list_objects_v2", lambda b, p: {"Bucket": b.name, "Prefix": f"{p}/"}),
+    "add to {}": ("put_object", lambda b, p: {"Body": b"bytes", "IfNoneMatch": "*", **b.new(p)}),
+    "overwrite {}": ("put_object", lambda b, p: {"Body": b"other", **b.fresh(p)}),
+    "begin parts in {}": ("create_multipart_upload", Bucket.new),
+    "send a part to {}": (
+        "upload_part", lambda b, p: {"PartNumber": 1, "Body": b"bytes", **b.begun(p)},
     ),
-    "read the policy": lambda client, b: client.get_bucket_policy(Bucket=b.name),
-    "change the policy": lambda client, b: client.put_bucket_policy(
-        Bucket=b.name, Policy=json.dumps({"Version": "2012-10-17", "Statement": []})
+    "add parts to {}": (
+        "complete_multipart_upload", lambda b, p: {"IfNoneMatch": "*", **b.sent(p)},
     ),
-    "suspend versions": lambda client, b: client.put_bucket_versioning(
-        Bucket=b.name, VersioningConfiguration={"Status": "Suspended"}
+    "overwrite {} with parts": ("complete_multipart_upload", Bucket.sent),
+    "abort parts in {}": ("abort_multipart_upload", Bucket.begun),
+    "copy to {}": ("copy_object", lambda b, p: {"CopySource": b.there("main"), **b.new(p)}),
+    "delete from {}": ("delete_object", Bucket.fresh),
+    "read a version in {}": ("get_object", Bucket.version),
+    "delete a version in {}": ("delete_object", Bucket.version),
+}  # fmt: skip
+_NO_POLICY = json.dumps({"Version": "2012-10-17", "Statement": []})
+_ON_THE_BUCKET: dict[str, tuple[str, dict[str, Any]]] = {
+    "list all": ("list_objects_v2", {}),
+    "list versions": ("list_object_versions", {}),
+    "make an object public": ("put_object_acl", {"ACL": "public-read", "Key": "main/there"}),
+    "read the policy": ("get_bucket_policy", {}),
+    "change the policy": ("put_bucket_policy", {"Policy": _NO_POLICY}),
+    "suspend versions": (
+        "put_bucket_versioning", {"VersioningConfiguration": {"Status": "Suspended"}},
     ),
-    "change the lifecycle": lambda client, b: client.put_bucket_lifecycle_configuration(
-        Bucket=b.name, LifecycleConfiguration={"Rules": []}
+    "change the lifecycle": (
+        "put_bucket_lifecycle_configuration", {"LifecycleConfiguration": {"Rules": []}},
     ),
-    "delete the bucket": lambda client, b: client.delete_bucket(Bucket=b.name),
+    "delete the bucket": ("delete_bucket", {}),
+}  # fmt: skip
+#: The method and the arguments of each attempt. No role has rights under other/.
+ATTEMPTS: dict[str, tuple[str, Callable[[Bucket], dict[str, Any]]]] = {
+    **{
+        name.format(prefix): (method, lambda b, p=prefix, of=arguments: of(b, p))
+        for prefix in Bucket.PREFIXES
+        for name, (method, arguments) in _ON_OBJECTS.items()
+    },
+    **{
+        name: (method, lambda bucket, more=more: {"Bucket": bucket.name, **more})  # type: ignore[misc]
+        for name, (method, more) in _ON_THE_BUCKET.items()
+    },
 }
+
 
 _ALL_ROLES = "main pulls reader operator"
 
@@ -179,7 +175,8 @@ def cases(but: Mapping[str, str] = MappingProxyType({})) -> list[ParameterSet]:
 def is_refused(attempt: str, client: Any, bucket: Bucket) -> bool:
     """Return whether the server denies the attempt; any other error fails the test."""
     try:
-        ATTEMPTS[attempt](client, bucket)
+        method, arguments = ATTEMPTS[attempt]
+        getattr(client, method)(**arguments(bucket))
     except ClientError as error:
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
         if status != 403:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tests.support.scripted import Request as Sent
+
 Policy: TypeAlias = Mapping[str, Any]
 
 _ELEMENTS = {"Sid", "Effect", "Principal", "Action", "NotAction", "Resource", "Condition"}
@@ -65,23 +67,16 @@ def _concerns(statement: Policy, request: Request, *, has_principal: bool) -> bo
         (not has_principal or _is_principal(statement["Principal"], request.principal))
         and is_named == ("Action" in statement)
         and any(_like(text, request.resource) for text in _list(resources))
-        and _holds(statement.get("Condition", {}), request.context)
+        and all(
+            _test(operator, request.context.get(key), _list(values))
+            for operator, keys in statement.get("Condition", {}).items()
+            for key, values in keys.items()
+        )
     )
 
 
 def _is_principal(named: Any, principal: str) -> bool:
-    if named == "*":
-        return True
-    ((_, who),) = named.items()
-    return principal in _list(who)
-
-
-def _holds(condition: Policy, context: Mapping[str, str]) -> bool:
-    return all(
-        _test(operator, context.get(key), _list(values))
-        for operator, keys in condition.items()
-        for key, values in keys.items()
-    )
+    return named == "*" or any(principal in _list(each) for each in named.values())
 
 
 _OPERATORS: dict[str, Callable[[str, str], bool]] = {
@@ -142,13 +137,15 @@ _OF_OBJECTS = {
 _SUBRESOURCES = {name for _, name in {**_OF_BUCKETS, **_OF_OBJECTS}} - {""}
 
 
-def s3_requests(
-    method: str, target: str, headers: Mapping[str, str], *, principal: str, is_secure: bool
-) -> Iterator[Request]:
+def s3_requests(request: Sent, *, principal: str, is_secure: bool) -> Iterator[Request]:
     """Yield the IAM requests for an HTTP request with the bucket in its path; all must pass."""
-    path, query = urlsplit(target).path, dict(parse_qsl(urlsplit(target).query, True))
+    path, query = (
+        urlsplit(request.target).path,
+        dict(parse_qsl(urlsplit(request.target).query, True)),
+    )
     bucket, _, key = unquote(path).lstrip("/").partition("/")
-    sent = {name.lower(): value for name, value in headers.items()}
+    sent = {name.lower(): value for name, value in request.sent.items()}
+    method = request.method
     (subresource,) = _SUBRESOURCES & query.keys() or {""}
     context = {
         "aws:PrincipalArn": principal,

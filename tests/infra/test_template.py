@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,10 @@ from s3cache.testing import MotoServer
 from tests.infra.attempts import Bucket, Case, cases, config, is_refused
 from tests.infra.iam import Policy, Request, is_allowed, s3_requests
 from tests.support.caching import KEY, OTHER, entry
-from tests.support.gate import Answer, Gate, refusal
+from tests.support.fakes import Gate, serving
 from tests.support.marks import slow
+from tests.support.scripted import Reply, error_reply
+from tests.support.scripted import Request as Sent
 from tests.support.waiting import LONG_S
 
 # Creating the stack takes seconds, and much longer on a busy machine.
@@ -59,45 +61,41 @@ class Deployed:
     identity: Mapping[str, list[Policy]]
     bucket_policy: Policy
 
-    @lru_cache  # noqa: B019 - the object lives as long as the tests
-    def client(self, service: str = "s3", *, who: str = "owner", endpoint: str = "") -> Any:
-        return boto3.client(
-            service,
-            endpoint_url=endpoint or self.server.endpoint_url,
-            region_name="us-east-1",
-            aws_access_key_id=who,
-            aws_secret_access_key="secret",
-            config=config,
-        )
-
     def arn(self, role: str) -> str:
         return self.outputs[f"{role.title()}RoleArn"]
 
-    def judge(
-        self, method: str, target: str, headers: Mapping[str, str], *, is_secure: bool
-    ) -> Answer | None:
+    def judge(self, sent: Sent, *, is_secure: bool) -> Reply | None:
         """Return S3's answer if it refuses; the access key of a request is the role's name."""
-        signed = next(v for k, v in headers.items() if k.lower() == "authorization")
-        role = signed.partition("Credential=")[2].partition("/")[0]
-        for request in s3_requests(
-            method, target, headers, principal=self.arn(role), is_secure=is_secure
-        ):
-            if not is_allowed(request, self.identity[role], [self.bucket_policy]):
-                return refusal(403, "AccessDenied")
-        return None
+        role = sent.sent["Authorization"].partition("Credential=")[2].partition("/")[0]
+        requests = s3_requests(sent, principal=self.arn(role), is_secure=is_secure)
+        if all(is_allowed(each, self.identity[role], [self.bucket_policy]) for each in requests):
+            return None
+        return error_reply(403, "AccessDenied")
+
+
+@lru_cache
+def client(endpoint: str, who: str = "owner", service: str = "s3") -> Any:
+    return boto3.client(
+        service,
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=who,
+        aws_secret_access_key="secret",
+        config=config,
+    )
 
 
 def create_stack(server: MotoServer, parameters: Mapping[str, str]) -> dict[str, str]:
     """Deploy the template, and return its outputs."""
-    stacks, name = Deployed(server, {}, {}, {}, {}).client("cloudformation"), "compile-cache"
+    stacks = client(server.endpoint_url, service="cloudformation")
     given = [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()]
     stacks.create_stack(
-        StackName=name,
+        StackName="compile-cache",
         TemplateBody=TEMPLATE.read_text(),
         Parameters=given,
         Capabilities=["CAPABILITY_IAM"],
     )
-    (stack,) = stacks.describe_stacks(StackName=name)["Stacks"]
+    (stack,) = stacks.describe_stacks(StackName="compile-cache")["Stacks"]
     assert stack["StackStatus"] == "CREATE_COMPLETE"
     return {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
 
@@ -110,7 +108,7 @@ def deployed() -> Iterator[Deployed]:
 
 def deploy(server: MotoServer) -> Deployed:
     outputs = create_stack(server, PARAMETERS)
-    iam, s3 = (Deployed(server, {}, {}, {}, {}).client(service) for service in ("iam", "s3"))
+    iam, s3 = (client(server.endpoint_url, service=service) for service in ("iam", "s3"))
     trust, identity = {}, {}
     for role in ROLES:
         name = outputs[f"{role.name.title()}RoleArn"].rpartition("/")[2]
@@ -149,7 +147,7 @@ Loader.add_constructor("!Sub", lambda loader, node: node.value)
 
 @pytest.fixture(scope="module")
 def bucket(deployed: Deployed) -> Bucket:
-    filled = Bucket(BUCKET, deployed.client())
+    filled = Bucket(BUCKET, client(deployed.server.endpoint_url))
     filled.fill()
     return filled
 
@@ -160,22 +158,16 @@ def over_tls(deployed: Deployed) -> Iterator[str]:
         yield url
 
 
-@contextmanager
-def endpoint(deployed: Deployed, *, is_secure: bool) -> Iterator[str]:
-    """Yield an S3 endpoint that enforces the policies, as if requests came over TLS or not."""
-    with Gate(deployed.server.port) as gate:
-        gate.rule = lambda method, target, headers: deployed.judge(
-            method, target, headers, is_secure=is_secure
-        )
-        yield f"http://127.0.0.1:{gate.port}"
+def endpoint(deployed: Deployed, *, is_secure: bool) -> AbstractContextManager[str]:
+    """Return an S3 endpoint that enforces the policies, as if requests came over TLS or not."""
+    return serving(Gate(deployed.server.port, partial(deployed.judge, is_secure=is_secure)))
 
 
 @pytest.mark.parametrize("case", cases())
 def test_every_role_may_make_exactly_its_attempts(
     case: Case, deployed: Deployed, bucket: Bucket, over_tls: str
 ) -> None:
-    client = deployed.client(who=case.role, endpoint=over_tls)
-    assert is_refused(case.attempt, client, bucket) == (not case.may)
+    assert is_refused(case.attempt, client(over_tls, case.role), bucket) == (not case.may)
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
@@ -184,7 +176,7 @@ def test_requests_without_tls_are_refused(
     role: Any, attempt: str, deployed: Deployed, bucket: Bucket
 ) -> None:
     with endpoint(deployed, is_secure=False) as url:
-        assert is_refused(attempt, deployed.client(who=role.name, endpoint=url), bucket)
+        assert is_refused(attempt, client(url, role.name), bucket)
 
 
 def test_other_rights_allow_neither_overwriting_nor_deleting(deployed: Deployed) -> None:
@@ -197,9 +189,8 @@ def test_other_rights_allow_neither_overwriting_nor_deleting(deployed: Deployed)
             ("PUT", {}, False),
             ("DELETE", {}, False),
         ]:
-            (request,) = s3_requests(
-                method, f"/{BUCKET}/main/x", headers, principal=who, is_secure=True
-            )
+            sent = Sent(method, f"/{BUCKET}/main/x", {}, b"", headers)
+            (request,) = s3_requests(sent, principal=who, is_secure=True)
             assert is_allowed(request, [EVERYTHING], [deployed.bucket_policy]) == expected
 
 
@@ -326,9 +317,8 @@ def test_a_damaged_entry_waits_for_the_operator_and_blocks_no_other_upload(
     deployed: Deployed, over_tls: str, tmp_path: Path
 ) -> None:
     """Only the operator may remove it; jobs get a miss."""
-    owner, place = deployed.client(), "main"
-    damaged = {"Bucket": BUCKET, "Key": f"{place}/{entries.first_name(KEY)}"}
-    owner.put_object(Body=b"damaged", **damaged)
+    damaged = {"Bucket": BUCKET, "Key": f"main/{entries.first_name(KEY)}"}
+    client(deployed.server.endpoint_url).put_object(Body=b"damaged", **damaged)
 
     def open_as(role: str, **more: Any) -> Cache:
         return Cache.open(deployed.outputs["MainUrl"], **access(role, over_tls), **more)
@@ -343,7 +333,7 @@ def test_a_damaged_entry_waits_for_the_operator_and_blocks_no_other_upload(
         with open_as("reader", local=False, mode="read-only") as reader:
             assert isinstance(reader.lookup(KEY), Miss)
             assert isinstance(reader.lookup(OTHER), Hit)
-        deployed.client(who="operator", endpoint=over_tls).delete_object(**damaged)
+        client(over_tls, "operator").delete_object(**damaged)
         assert cache.flush(LONG_S).complete
     with open_as("reader", local=False, mode="read-only") as reader:
         assert isinstance(reader.lookup(KEY), Hit)

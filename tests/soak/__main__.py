@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.render import fill
@@ -40,7 +39,9 @@ def main() -> int:
         place, restart, server_name = _server(stack)
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="s3cache-soak-")))
         port = urlsplit(str(place.endpoint_url)).port or 80
-        results = soak(root, port, _to_open(place), restart, options.seconds, options.seed)
+        where = {name: getattr(place, name) for name in ("region", "access_key", "secret_key")}
+        where["url"] = f"s3://{place.bucket}/soak"
+        results = soak(root, port, where, restart, options.seconds, options.seed)
     text = table(results, server_name, options.seed)
     print(text)
     if options.page:
@@ -66,15 +67,6 @@ def _server(stack: ExitStack) -> tuple[S3Options, Path | None, str]:
     )
     asyncio.run(make_bucket(place))
     return place, RESTART, "Ceph RGW"
-
-
-def _to_open(place: S3Options) -> dict[str, Any]:
-    return {
-        "url": f"s3://{place.bucket}/soak",
-        "region": place.region,
-        "access_key": place.access_key,
-        "secret_key": place.secret_key,
-    }
 
 
 # -- the results as a table

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ import psutil
 
 from s3cache.store import S3Options
 from tests.soak.chaos import Chaos
-from tests.support.processes import Machine
+from tests.support.processes import Machine, Process
 from tests.support.proxy import Proxy
 
 MACHINES, PROCESSES = 2, 8
+WORKER = "tests.soak.worker"
 _SAMPLE_S = 2.0
 # The time that saved entries have to arrive after the last fault.
 _ARRIVAL_S = 300.0
@@ -76,13 +76,11 @@ class Results:
 class Fleet:
     """Processes of all machines. The first one of each is never killed: it must not grow."""
 
-    def __init__(self, root: Path, machines: list[Machine], seed: int) -> None:
-        self._root = root
+    def __init__(self, machines: list[Machine], seed: int) -> None:
         self._machines = machines
         self._seed = seed
-        self._logs: list[Path] = []
         self._names = [f"w{number}" for number in range(PROCESSES)]
-        self._running: dict[str, subprocess.Popen[bytes]] = {}  # workers by name
+        self._running: dict[str, Process] = {}  # by name
 
     @property
     def survivors(self) -> list[int]:
@@ -91,58 +89,26 @@ class Fleet:
     def killable(self) -> list[int]:
         """Return the running processes that may be killed."""
         running = [self._running.get(name) for name in self._names[MACHINES:]]
-        return [each.pid for each in running if each is not None and each.poll() is None]
+        return [each.pid for each in running if each is not None and not each.is_over]
 
     def start_missing(self) -> None:
-        """Start missing processes."""
         for number, name in enumerate(self._names):
-            process = self._running.get(name)
-            if process is None or process.poll() is not None:
+            if name not in self._running or self._running[name].is_over:
+                step = ["mix", name, self._names, self._seed]
                 machine = self._machines[number % MACHINES]
-                self._running[name] = self.start(name, machine, ["mix"])
-
-    def start(self, name: str, machine: Machine, *steps: list[Any]) -> subprocess.Popen[bytes]:
-        log = self._root / f"{len(self._logs)}.log"
-        config = {
-            "options": machine.options,
-            "log": str(log),
-            "name": name,
-            "names": self._names,
-            "seed": self._seed + len(self._logs),
-            "steps": steps,
-        }
-        self._logs.append(log)
-        with open(log.with_suffix(".err"), "wb") as errors:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.soak.worker", json.dumps(config)],
-                cwd=machine.environment["HOME"],
-                env=machine.environment,
-                stderr=errors,
-            )
+                self._running[name] = machine.start(step, module=WORKER)
+                self._seed += 1
 
     def end(self) -> None:
         """End all processes as a scheduler does; later ones upload their pending entries."""
         for process in self._running.values():
-            process.terminate()
+            process.signal(signal.SIGTERM)
         for process in self._running.values():
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                raise AssertionError("a process did not end 60 s after SIGTERM") from None
+            process.wait(60)
 
-    def lines(self) -> Iterator[list[str]]:
-        """Yield the words of each complete line of the logs."""
-        for log in self._logs:
-            if log.exists():
-                with open(log) as lines:
-                    yield from (line.split() for line in lines if line.endswith("\n"))
-
-    def errors(self) -> list[str]:
-        """Return logs with an error or a traceback: faults are logged as warnings only."""
-        texts = [path.read_text(errors="replace") for path in self._root.glob("*.err")]
-        return [text[-4000:] for text in texts if "Traceback" in text or "ERROR" in text]
+    def processes(self) -> Iterator[Process]:
+        """Yield all processes so far."""
+        return chain.from_iterable(machine.processes for machine in self._machines)
 
 
 def soak(
@@ -165,7 +131,7 @@ def soak(
             stack.enter_context(Machine(root / f"machine-{number}", **options))
             for number in range(MACHINES)
         ]
-        fleet = Fleet(root, machines, seed)
+        fleet = Fleet(machines, seed)
         samples: list[dict[str, list[float]]] = [defaultdict(list) for _ in machines]
         fleet.start_missing()
         try:
@@ -180,16 +146,19 @@ def soak(
             fleet.end()
         results.happened = chaos.happened
         results.seconds = time.monotonic() - began
-        _settle(fleet, machines)
-        _count(fleet, results)
-        saved = {words[1] for words in fleet.lines() if words[0] == "saved"}
+        _settle(machines)
+        lines = [line.split() for process in fleet.processes() for line in process.lines]
+        _count(lines, results)
+        saved = {words[1] for words in lines if words[0] == "saved"}
         results.acknowledged = len(saved)
         reader = stack.enter_context(Machine(root / "reader", **{**options, "local": False}))
-        _read_all(fleet, reader, sorted(saved), results)
+        _read_all(reader, sorted(saved), results)
         for what in samples[0]:
             of_each = [Growth.of(what, taken[what]) for taken in samples]
             results.growth.append(max(of_each, key=lambda one: one.late - one.early))
-        results.errors = fleet.errors()
+        # Faults are logged as warnings only.
+        texts = [process.errors for process in (*fleet.processes(), *reader.processes)]
+        results.errors = [text[-4000:] for text in texts if "Traceback" in text or "ERROR" in text]
     return results
 
 
@@ -203,34 +172,37 @@ def _sample(pid: int, taken: dict[str, list[float]]) -> None:
         taken["files"].append(process.num_fds() - sockets)
 
 
-def _settle(fleet: Fleet, machines: list[Machine]) -> None:
+def _settle(machines: list[Machine]) -> None:
     """Let a later process of each machine upload the pending entries of dead processes."""
     for machine in machines:
         deadline = time.monotonic() + _ARRIVAL_S
         while machine.pending() and time.monotonic() < deadline:
             machine.let_an_hour_pass()
-            fleet.start("adopter", machine, ["flush", 60.0]).wait()
+            machine.start(["flush", 60.0]).wait()
 
 
-def _read_all(fleet: Fleet, reader: Machine, keys: list[str], results: Results) -> None:
+def _read_all(reader: Machine, keys: list[str], results: Results) -> None:
     """Read all keys from the bucket on a machine without a disk; absent entries are lost."""
-    before = sum(1 for _ in fleet.lines())
+    found = set[str]()
     for start in range(0, len(keys), 500):
-        fleet.start("reader", reader, ["check", keys[start : start + 500]]).wait()
-    lines = [*fleet.lines()]
-    found = {words[1] for words in lines[before:] if words[0] in ("hit", "WRONG")}
+        process = reader.start(["look_up", keys[start : start + 500]], module=WORKER)
+        process.wait()
+        lines = [line.split() for line in process.lines]
+        found |= {words[1] for words in lines if words[0] in ("hit", "WRONG")}
+        results.wrong += [words[1] for words in lines if words[0] == "WRONG"]
     results.lost = [key for key in keys if key not in found]
-    results.wrong = sorted({words[1] for words in lines if words[0] == "WRONG"})
 
 
-def _count(fleet: Fleet, results: Results) -> None:
+def _count(lines: list[list[str]], results: Results) -> None:
     took: dict[str, list[float]] = defaultdict(list)
-    for words in fleet.lines():
-        if words[0] != "left":
+    for words in lines:
+        if words[0] in ("saved", "refused", "hit", "WRONG", "miss"):
             results.counts[words[0]] += 1
             took["save" if words[0] in ("saved", "refused") else "lookup"].append(float(words[2]))
-            if words[0] == "miss":
-                results.misses[words[3]] += 1
+        if words[0] == "miss":
+            results.misses[words[3]] += 1
+        if words[0] == "WRONG":
+            results.wrong.append(words[1])
     for kind, times in took.items():
         times.sort()
         results.slowest_ms[kind] = times[-1]

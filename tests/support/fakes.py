@@ -8,15 +8,18 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from datetime import datetime, timezone
 from email.utils import format_datetime
+from http.client import HTTPConnection
 from itertools import count
+from typing import TypeAlias
 from urllib.parse import parse_qsl, quote, unquote
 from xml.sax.saxutils import escape
 
 from tests.support.scripted import Reply, Request, ScriptedServer, error_reply
+from tests.support.waiting import LONG_S
 
 _EXISTS = error_reply(412, "PreconditionFailed")
 
@@ -267,8 +270,41 @@ class SmallBodies(FakeS3):
         return Reply(413, {"content-type": "text/html", "server": "nginx"}, page)
 
 
+Rule: TypeAlias = "Callable[[Request], Reply | None]"
+
+
+class Gate:
+    """A gate in front of an S3 server: it answers requests by ``rule``, or forwards them.
+
+    Attributes:
+        rule: returns the answer to a request, or ``None`` to forward the request.
+    """
+
+    def __init__(self, server_port: int, rule: Rule = lambda _: None) -> None:
+        self.rule = rule
+        self._port = server_port
+
+    def __call__(self, request: Request) -> Reply:
+        if (reply := self.rule(request)) is not None:
+            return reply
+        with closing(HTTPConnection("127.0.0.1", self._port, timeout=LONG_S)) as server:
+            server.request(request.method, request.target, request.body, request.sent)
+            answer = server.getresponse()
+            content = answer.read()
+        headers = {name.lower(): value for name, value in answer.getheaders()}
+        length = int(headers["content-length"]) if request.method == "HEAD" else None
+        for name in ("connection", "content-length", "transfer-encoding", "server"):
+            headers.pop(name, None)
+        return Reply(answer.status, headers, content, length)
+
+
+def refusing(*methods: str) -> Rule:
+    """Return a rule that refuses some methods, as for a role with few permissions."""
+    return lambda request: error_reply(403, "AccessDenied") if request.method in methods else None
+
+
 @contextmanager
-def serving(answer: FakeS3) -> Iterator[str]:
+def serving(answer: FakeS3 | Gate) -> Iterator[str]:
     """Yield the URL of a server on another thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

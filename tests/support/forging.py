@@ -177,7 +177,7 @@ class Reader:
         An accepted frame must have a header and payload that were signed, and a signature that was
         made for them. Other signatures, which prove nothing, may differ.
         """
-        for each in _with_right_digests(data):
+        for each in with_right_digests(data):
             proof = self.admitted(each)
             if proof is not None and (
                 proof not in self._made or split(each)[1:] not in self._contents
@@ -186,7 +186,8 @@ class Reader:
         return None
 
 
-def _with_right_digests(data: bytes) -> Iterator[bytes]:
+def with_right_digests(data: bytes) -> Iterator[bytes]:
+    """Yield the data, and the data with correct digests of the prelude, and of the sections too."""
     yield data
     if len(data) < PRELUDE_BYTES:
         return

@@ -54,10 +54,16 @@ class Machine:
         for process in self.processes:
             process.end()
 
-    def start(self, *steps: list[Any], events: bool = False, **options: Any) -> Process:
+    def start(
+        self,
+        *steps: list[Any],
+        events: bool = False,
+        module: str = "tests.support.worker",
+        **options: Any,
+    ) -> Process:
         config = {"options": {**self.options, **options}, "steps": steps, "events": events}
         output = self.root / f"process-{next(_numbers)}"
-        process = Process(config, self.environment, output)
+        process = Process(module, config, self.environment, output)
         self.processes.append(process)
         return process
 
@@ -86,11 +92,13 @@ class Machine:
 class Process:
     """A running worker. ``lines`` is its output so far."""
 
-    def __init__(self, config: dict[str, Any], environment: dict[str, str], output: Path) -> None:
+    def __init__(
+        self, module: str, config: dict[str, Any], environment: dict[str, str], output: Path
+    ) -> None:
         self._output = output
         with open(f"{output}.out", "wb") as stdout, open(f"{output}.err", "wb") as stderr:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.worker", json.dumps(config)],
+                [sys.executable, "-m", module, json.dumps(config)],
                 cwd=environment["HOME"],
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -103,6 +111,10 @@ class Process:
     @property
     def pid(self) -> int:
         return self._popen.pid
+
+    @property
+    def is_over(self) -> bool:
+        return self._popen.poll() is not None
 
     @property
     def lines(self) -> list[str]:
@@ -123,8 +135,8 @@ class Process:
         """Wait until it has written ``count`` lines that begin with ``start``."""
         end = time.monotonic() + LONG_S
         while len(self.said(start)) < count:
-            is_over = self._popen.poll() is not None and len(self.said(start)) < count
-            assert not is_over, self._story(start)
+            is_lost = self.is_over and len(self.said(start)) < count
+            assert not is_lost, self._story(start)
             assert time.monotonic() < end, self._story(start)
             time.sleep(0.001)
 

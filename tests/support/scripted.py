@@ -21,6 +21,7 @@ class Request:
     target: str
     headers: dict[str, str]
     body: bytes
+    sent: dict[str, str]  #: the headers in the case in which they were sent
 
 
 @dataclass
@@ -73,9 +74,10 @@ class ScriptedServer:
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, target, _ = head[0].split(" ")
-        headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+        sent = dict(line.split(": ", 1) for line in head[1:] if line)
+        headers = {name.lower(): value.lower() for name, value in sent.items()}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-        request = Request(method, target, headers, body)
+        request = Request(method, target, headers, body, sent)
         self.requests.append(request)
         reply = self.answer(request)
         await asyncio.sleep(reply.delay_s)

@@ -6,76 +6,83 @@ import os
 import re
 import stat
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from s3cache.cache import Cache, Hit
+from s3cache.cli import main
 from s3cache.trust import read_secret
-from tests.support.marks import slow
-from tests.support.scripts import python
+from tests.support.caching import KEY, entry
+
+Keygen = Callable[..., tuple[int, str, str]]
 
 
-def keygen(place: Path, *arguments: str, umask: int = 0o022) -> subprocess.CompletedProcess[str]:
-    return python("-m", "s3cache", "keygen", *arguments, cwd=place, umask=umask)
+@pytest.fixture
+def keygen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Keygen:
+    """Return a function that calls the command, and returns its exit code and its output."""
+    monkeypatch.chdir(tmp_path)
+
+    def keygen(*arguments: str) -> tuple[int, str, str]:
+        code = main(["keygen", *arguments])
+        written = capsys.readouterr()
+        return code, written.out, written.err
+
+    return keygen
 
 
-PROGRAM = """
-import sys
-from s3cache import Cache, frame
-cache = Cache.open(sys.argv[1], local=False)
-if sys.argv[2] == "save":
-    cache.save("k", frame.encode(kind="test", key="k", sections={"s": b"abc"}))
-    assert cache.flush(30).complete
-else:
-    found = cache.lookup("k")
-    print(getattr(found, "tier", None) or found.reason)
-cache.close()
-"""
+def pasted(*lines: str) -> dict[str, str]:
+    """Return the settings in the environment of a shell into which these lines were pasted."""
+    script = "".join(f"export {each}\n" for each in lines)
+    done = subprocess.run(
+        ["sh", "-ec", f"{script}env -0"], capture_output=True, text=True, check=True
+    )
+    variables = (each.partition("=") for each in done.stdout.split("\0"))
+    return {name: value for name, _, value in variables if name.startswith("S3CACHE_")}
 
 
-@pytest.mark.parametrize(
-    ("shared", "umask"),
-    [
-        pytest.param([], 0o000, id="a pair"),
-        pytest.param(["--shared"], 0o077, id="a shared secret"),
-        pytest.param([], 0o077, id="a pair, private", marks=slow),
-        pytest.param(["--shared"], 0o000, id="a shared secret, open", marks=slow),
-    ],
-)
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+@pytest.mark.parametrize("shared", [[], ["--shared"]], ids=["a pair", "a shared secret"])
 def test_the_printed_settings_work_when_pasted(
-    shared: list[str], umask: int, tmp_path: Path
+    shared: list[str], umask: int, keygen: Keygen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = keygen(tmp_path, "ci-1", *shared, umask=umask)
-    assert (done.returncode, done.stderr) == (0, "")
+    before = os.umask(umask)
+    try:
+        code, out, err = keygen("ci-1", *shared)
+    finally:
+        os.umask(before)
+    assert (code, err) == (0, "")
     path = tmp_path / "ci-1.key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert read_secret(str(path)).name == "ci-1"
-    assert path.read_text().strip().partition(":")[2] not in done.stdout
-    lines = done.stdout.splitlines()
-    url = f"file://{tmp_path}/remote?create=1"
+    assert path.read_text().strip().partition(":")[2] not in out
 
-    def run(what: str, *settings: str) -> str:
-        exports = "".join(f"export {each}\n" for each in settings)
-        script = f'{exports}"{sys.executable}" -c "$PROGRAM" "{url}" {what}'
-        environment = {**os.environ, "PROGRAM": PROGRAM}
-        return subprocess.run(
-            ["sh", "-ec", script], env=environment, capture_output=True, text=True, check=True
-        ).stdout.strip()
+    def outcome(*settings: str, saves: bool = False) -> str:
+        with monkeypatch.context() as context:
+            for name, value in pasted(*settings).items():
+                context.setenv(name, value)
+            with Cache.open(f"file://{tmp_path}/remote?create=1", local=False) as cache:
+                if saves:
+                    cache.save(KEY, entry())
+                    assert cache.flush(30).complete
+                found = cache.lookup(KEY)
+                return "remote" if isinstance(found, Hit) else str(found.reason)
 
-    run("save", lines[0])
-    assert run("read", lines[1]) == "remote"
-    revoked = re.sub(".*: ", "", lines[2])
-    assert run("read", lines[1], revoked) == "untrusted"
-    other = keygen(tmp_path, "other", *shared).stdout.splitlines()
-    assert run("read", other[1]) == "untrusted"
+    signs, trusts, revokes = out.splitlines()[:3]
+    outcome(signs, saves=True)
+    assert outcome(trusts) == "remote"
+    assert outcome(trusts, re.sub(".*: ", "", revokes)) == "untrusted"
+    assert outcome(keygen("other", *shared)[1].splitlines()[1]) == "untrusted"
 
 
-def test_nothing_is_overwritten_and_mistakes_are_named(tmp_path: Path) -> None:
-    assert keygen(tmp_path, "ci", "--to", "ci.key").returncode == 0
+def test_nothing_is_overwritten_and_mistakes_are_named(keygen: Keygen, tmp_path: Path) -> None:
+    assert keygen("ci", "--to", "ci.key")[0] == 0
     before = (tmp_path / "ci.key").read_text()
     for name, message in (("ci", "cannot be made (File exists)"), ("c i", "key name 'c i'")):
-        done = keygen(tmp_path, name)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert message in done.stderr
+        code, out, err = keygen(name)
+        assert (code, out) == (2, "")
+        assert message in err
     assert (tmp_path / "ci.key").read_text() == before

@@ -13,8 +13,9 @@ import pytest
 
 from s3cache.trust import Algorithm
 from tests.support.forging import Forgery, Reader
+from tests.support.marks import examples
 
-COUNT = int(os.environ.get("S3CACHE_TEST_MUTATIONS", "3000"))
+COUNT = int(os.environ.get("S3CACHE_TEST_MUTATIONS", examples(40)))
 
 pytestmark = pytest.mark.timeout(60 + COUNT / 100)
 
