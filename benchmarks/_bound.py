@@ -28,7 +28,7 @@ _ENTRY_BYTES = 20_000
 _PAUSE_S = 1.0
 
 
-def measure(processes: int, saves: int) -> Result:
+def measure(processes: int = 64, saves: int = 20) -> Result:
     result = Result(
         f"Saves by {processes} processes into one local directory at its {FILES:,} files",
         ["saves", "durable", "p50", "p99", "max", "files after"],

@@ -16,7 +16,7 @@ HEAVY = ("torch", "aioboto3", "aiobotocore", "boto3", "botocore", "typer", "rich
 _PROGRAMS = {"bare": "pass", "import": "import s3cache", "use": "from s3cache import Cache"}
 
 
-def measure(repeats: int, seed: int, environment: Mapping[str, str] | None = None) -> Result:
+def measure(environment: Mapping[str, str] | None = None, repeats: int = 15) -> Result:
     """Time imports in fresh processes, with ``environment`` added to this process's variables."""
     variables = {**os.environ, **(environment or {})}
 
@@ -24,7 +24,7 @@ def measure(repeats: int, seed: int, environment: Mapping[str, str] | None = Non
         return lambda: subprocess.run([sys.executable, "-c", program], env=variables, check=True)
 
     programs = {name: running(program) for name, program in _PROGRAMS.items()}
-    times = in_turns(programs, repeats + 1, seed)
+    times = in_turns(programs, repeats + 1)
     times = {name: samples[1:] for name, samples in times.items()}  # the first round fills caches
     bare, imported, used = (statistics.median(samples) for samples in times.values())
     shows = [sys.executable, "-c", "import s3cache, sys; print(*sys.modules)"]

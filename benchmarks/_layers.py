@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,12 @@ _LIMITS = (
 _GROWTH_LIMIT_MS = 2.0
 
 
-def measure(root: Path, gateway: Gateway, sizes: Sequence[int], rounds: int, seed: int) -> Result:
+def measure(root: Path, gateway: Gateway, rounds: int) -> Result:
     """Prepare the starts of all sizes, and run them in turns."""
-    kernels = root / f"layers-{sizes[0]}" / "torch"  # layers are alike, and so are their kernels
+    kernels = root / f"layers-{SIZES[0]}" / "torch"  # layers are alike, and so are their kernels
     starts: dict[str, Callable[[], dict[str, Any]]] = {}
     missing: dict[str, str] = {}
-    for size in sizes:
+    for size in SIZES:
         request = Request(began_s=0.0, layers=size)
         threads = {"OMP_NUM_THREADS": "1"}
         job = f"layers-{size}"
@@ -60,14 +60,14 @@ def measure(root: Path, gateway: Gateway, sizes: Sequence[int], rounds: int, see
                 print(f"{label}: left out: {reason}", flush=True)
             else:
                 starts[label] = bench.starter(name)
-    return _result(in_turns(starts, rounds, seed), sizes, missing)
+    return _result(in_turns(starts, rounds), missing)
 
 
-def _result(found: Samples, sizes: Sequence[int], missing: Mapping[str, str]) -> Result:
+def _result(found: Samples, missing: Mapping[str, str]) -> Result:
     """Return the table, the bars and the chart; ``missing`` is why labels have no samples."""
     result = Result(
         TITLE,
-        ["started from", *(f"{size} layers" for size in sizes), "first step, for each layer more"],
+        ["started from", *(f"{size} layers" for size in SIZES), "first step, for each layer more"],
         samples={
             f"{label}, {timed}": samples
             for timed, by_label in found.items()
@@ -76,11 +76,11 @@ def _result(found: Samples, sizes: Sequence[int], missing: Mapping[str, str]) ->
         chart="start_up.svg",
     )
     for name in CASES:
-        growths = _growths_ms(found, sizes, name)
+        growths = _growths_ms(found, name)
         growth = f"CPU {statistics.median(growths):.1f} ms" if growths else "not run"
-        cells = (_cell(found, _label(size, name)) for size in sizes)
+        cells = (_cell(found, _label(size, name)) for size in SIZES)
         result.rows.append([name, *cells, growth])
-        reasons = {missing[label] for size in sizes if (label := _label(size, name)) in missing}
+        reasons = {missing[label] for size in SIZES if (label := _label(size, name)) in missing}
         result.notes += [f"{name}: not run: {reason}." for reason in sorted(reasons)]
     rounds = len(next(iter(found["cpu_s"].values())))
     result.notes += [
@@ -88,11 +88,11 @@ def _result(found: Samples, sizes: Sequence[int], missing: Mapping[str, str]) ->
         "From the start of the process to the end of its first step, with an optimizer.",
         "CPU seconds are those of the process itself, without its child processes.",
     ]
-    result.bars += _bars(found, sizes)
+    result.bars += _bars(found)
     total = {
         name: {
             size: statistics.median(found["total_s"][label])
-            for size in sizes
+            for size in SIZES
             if (label := _label(size, name)) in found["total_s"]
         }
         for name in (EAGER, TORCH, S3, RECALL)
@@ -113,27 +113,25 @@ def _cell(found: Samples, label: str) -> str:
     return f"{total_s:.2f} s, CPU {cpu_s:.2f} s"
 
 
-def _growths_ms(found: Samples, sizes: Sequence[int], name: str) -> list[float]:
+def _growths_ms(found: Samples, name: str) -> list[float]:
     """Return CPU milliseconds of the first step per additional layer, by round; [] if not run."""
-    fewest, most = min(sizes), max(sizes)
+    fewest, most = min(SIZES), max(SIZES)
     first = found.get("first_cpu_s", {})
     below, above = (first.get(_label(size, name), []) for size in (fewest, most))
-    if not (below and above) or fewest == most:
+    if not (below and above):
         return []
     return [1e3 * (b - a) / (most - fewest) for a, b in zip(below, above, strict=True)]
 
 
-def _bars(found: Samples, sizes: Sequence[int]) -> list[Bar]:
+def _bars(found: Samples) -> list[Bar]:
     bars = []
     for above, below, limits in _LIMITS:
-        for size in sizes:
-            if size in limits:
-                cpu = found.get("cpu_s", {})
-                ours, theirs = (cpu.get(_label(size, name)) for name in (above, below))
-                ratio = median_ratio(ours, theirs) if ours and theirs else None
-                what = f"CPU, {size} layers: {above} ÷ {below}"
-                bars.append(Bar(what, ratio, "at most", limits[size]))
-    ours, theirs = (_growths_ms(found, sizes, name) for name in (RECALL, EAGER))
+        for size, limit in limits.items():
+            cpu = found.get("cpu_s", {})
+            ours, theirs = (cpu.get(_label(size, name)) for name in (above, below))
+            ratio = median_ratio(ours, theirs) if ours and theirs else None
+            bars.append(Bar(f"CPU, {size} layers: {above} ÷ {below}", ratio, "at most", limit))
+    ours, theirs = (_growths_ms(found, name) for name in (RECALL, EAGER))
     growth = None
     if ours and theirs:
         growth = statistics.median(a - b for a, b in zip(ours, theirs, strict=True))

@@ -19,14 +19,14 @@ READ_AT_MOST = 1.3
 MANY_AT_MOST = 1.2
 
 
-def measure(repeats: int, many: int, seed: int) -> Result:
+def measure(repeats: int = 501, many: int = 100_000) -> Result:
     with contextlib.ExitStack() as stack:
 
         def filled_cache(count: int) -> Cache:
             root = stack.enter_context(tempfile.TemporaryDirectory())
             cache = Cache.open(local_dir=root, local_max_files=2 * many, strict=True)
             stack.callback(cache.close)
-            return _fill(cache, count, seed)
+            return _fill(cache, count)
 
         small, large = filled_cache(FEW), filled_cache(many)
         path = _largest_file(small.settings.local_dir)
@@ -40,15 +40,15 @@ def measure(repeats: int, many: int, seed: int) -> Result:
             f"lookup among {FEW:,}": lambda: small.lookup(key_of(0)),
             f"lookup among {many:,}": lambda: large.lookup(key_of(0)),
         }
-        times = in_turns(calls, repeats, seed)
+        times = in_turns(calls, repeats)
         for cache in (small, large):
             assert cache.stats().hits["local"] == repeats
     return _result(times)
 
 
-def _fill(cache: Cache, count: int, seed: int) -> Cache:
+def _fill(cache: Cache, count: int) -> Cache:
     """Save an entry of the usual size under the first key, and tiny ones under the others."""
-    sections = compiled_graph(random.Random(seed), ENTRY_BYTES)
+    sections = compiled_graph(random.Random(0), ENTRY_BYTES)
     usual = frame.encode(kind="bench", key=key_of(0), sections=sections, codec="none")
     cache.save(key_of(0), usual)
     for key in map(key_of, range(1, count)):

@@ -21,8 +21,7 @@ from s3cache.settings import Settings
 ENTRY = 16 << 20
 
 
-def measure(gateway: Gateway, total: int, seed: int) -> Result:
-    count = total // ENTRY
+def measure(gateway: Gateway, count: int = (2 << 30) // ENTRY) -> Result:
     result = Result(
         f"Peak memory while {count * ENTRY >> 20:,} MiB pass, in entries of {ENTRY >> 20} MiB",
         ["direction", "upload_queue_max_bytes", "peak above start", "of the limit"],

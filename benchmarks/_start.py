@@ -253,16 +253,16 @@ class Bench:
         return lambda: self.run(self.cases[name]())
 
 
-def measure(bench: Bench, names: Sequence[str], rounds: int, seed: int) -> Samples:
+def measure(bench: Bench, names: Sequence[str], rounds: int) -> Samples:
     """Prepare the cases, and run all of them ``rounds`` times."""
     bench.prepare(names)
-    return in_turns({name: bench.starter(name) for name in names}, rounds, seed)
+    return in_turns({name: bench.starter(name) for name in names}, rounds)
 
 
-def in_turns(starts: Mapping[str, Callable[[], dict[str, Any]]], rounds: int, seed: int) -> Samples:
+def in_turns(starts: Mapping[str, Callable[[], dict[str, Any]]], rounds: int) -> Samples:
     """Run all starts ``rounds`` times, in shuffled order; each returns its process's answer."""
     found: Samples = {timed: {name: [] for name in starts} for timed in TIMED}
-    for number, order in enumerate(shuffled_rounds([*starts], rounds, seed), 1):
+    for number, order in enumerate(shuffled_rounds([*starts], rounds), 1):
         for name in order:
             answer = starts[name]()
             print(

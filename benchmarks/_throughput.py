@@ -291,7 +291,7 @@ def same_settings() -> AioConfig:
     )
 
 
-def measure(gateway: Gateway, rounds: int, seed: int) -> Result:
+def measure(gateway: Gateway, rounds: int) -> Result:
     peer, bare = Aioboto3SameWork(gateway, same_settings()), Aioboto3(gateway, same_settings())
     contenders: dict[str, Contender] = {
         "s3cache": S3Cache(gateway),
@@ -316,7 +316,7 @@ def measure(gateway: Gateway, rounds: int, seed: int) -> Result:
         contenders["obstore, bytes dropped"].upload("stored", objects)
         for direction in ("download", "upload"):
             seconds: dict[str, list[float]] = {name: [] for name in contenders}
-            for names in shuffled_rounds(list(contenders), rounds, seed):
+            for names in shuffled_rounds(list(contenders), rounds):
                 for name in names:
                     gc.collect()
                     if direction == "download":

@@ -214,7 +214,7 @@ def main() -> int:
         Bar("writes a second and prefix", writes, "at most", WRITES_A_SECOND),
         Bar("ranks that hang", hung, "at most", 0),
     ]
-    print(result.markdown(), *result.bars, sep="\n")
+    print(result.markdown())
     if options.json:
         write_results(str(options.json), {"seed": options.seed}, [result])
     return 0 if all_met([result]) else 1

@@ -151,7 +151,7 @@ def _show(waited: dict[tuple[str, bool], list[float]], where: str | None) -> int
         if PROGRAMS[name][0] != "nothing":
             result.bars.append(Bar(name, with_it, "at most", WAITED_AT_MOST_S, "s"))
     result.samples = {f"{name}, {on}": times for (name, on), times in waited.items()}
-    print(result.markdown(), *result.bars, sep="\n")
+    print(result.markdown())
     if where is not None:
         write_results(where, {}, [result])
     return not all_met([result])

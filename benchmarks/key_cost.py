@@ -111,7 +111,7 @@ def main() -> int:
         print(json.dumps(_keys_ms(int(options.one[0]), options.one[1])))
         return 0
     result = measure(options.rounds)
-    print(result.markdown(), *result.bars, sep="\n")
+    print(result.markdown())
     if options.json:
         write_results(options.json, environment("torch"), [result])
     return int(not all_met([result]))

@@ -71,7 +71,7 @@ def main() -> int:
                 for key, value in answer.items():
                     samples[name][key].append(value)
     result = _result(options.ranks, options.nodes, samples)
-    print(f"\n{result.markdown()}", *result.bars, sep="\n")
+    print(f"\n{result.markdown()}")
     if options.json:
         write_results(options.json, {"cpus": os.cpu_count()}, [result])
     return int(not all_met([result]))

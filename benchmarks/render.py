@@ -1,18 +1,16 @@
 """Put the results of the benchmarks into docs/benchmarks.md.
 
-    .venv/bin/python benchmarks/render.py [--check]
+    .venv/bin/python benchmarks/render.py
 
 Replaces the text between ``<!-- bench:NAME -->`` and ``<!-- /bench:NAME -->`` in that page by the
-tables of docs/benchmarks/NAME.json, for each such file. With ``--check`` it writes nothing, and
-ends with status 1 if the page is out of date. ``make bench-storage`` fills its block by itself.
+tables of docs/benchmarks/NAME.json, for each such file. ``make bench-storage`` fills its block by
+itself.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ COMMANDS = {
 
 def render(document: Mapping[str, Any], command: str) -> str:
     """Return Markdown for the results of ``command``."""
-    parts = [_result(result) for result in document["results"]]
+    parts = [of_result(result) for result in document["results"]]
     environment = document.get("environment", {})
     if environment:
         found = ", ".join(f"{name} {value}" for name, value in environment.items())
@@ -36,7 +34,7 @@ def render(document: Mapping[str, Any], command: str) -> str:
     return "\n".join(parts)
 
 
-def _result(result: Mapping[str, Any]) -> str:
+def of_result(result: Mapping[str, Any]) -> str:
     lines = [f"### {result['title']}"]
     if result.get("chart"):
         lines += ["", f"![{result['title']}](benchmarks/{result['chart']})"]
@@ -77,23 +75,16 @@ def fill_page(name: str, results: str, command: str, *, parts: int) -> None:
         page.write_text(fill(page.read_text(encoding="utf-8"), name, text), encoding="utf-8")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--results", type=Path, default=ROOT / "docs/benchmarks")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/benchmarks.md")
-    parser.add_argument("--check", action="store_true", help="write nothing; status 1 if stale")
-    options = parser.parse_args()
-    page = filled = options.page.read_text(encoding="utf-8")
+def main() -> None:
+    page = ROOT / "docs/benchmarks.md"
+    filled = page.read_text(encoding="utf-8")
     for name, command in COMMANDS.items():
-        results = options.results / f"{name}.json"
+        results = ROOT / f"docs/benchmarks/{name}.json"
         if results.exists():
             document = json.loads(results.read_text(encoding="utf-8"))
             filled = fill(filled, name, render(document, command))
-    if options.check:
-        return int(filled != page)
-    options.page.write_text(filled, encoding="utf-8")
-    return 0
+    page.write_text(filled, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -32,7 +32,12 @@ NEED_GATEWAY = ("throughput", "memory")
 
 
 def main() -> int:
-    options = _options()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parts = partial(parts_of, known=PARTS)
+    parser.add_argument("--parts", type=parts, default=PARTS, help=f"of {','.join(PARTS)}")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each throughput")
+    parser.add_argument("--json", default="build/benchmarks/storage.json", help="'' for none")
+    options = parser.parse_args()
     gateway = Gateway.from_environment()
     if gateway is not None:
         gateway.create_bucket()
@@ -42,10 +47,9 @@ def main() -> int:
         if part in NEED_GATEWAY and gateway is None:
             print(f"{part}: skipped, as there is no gateway\n")
             continue
-        results.append(_measure(part, gateway, options))
+        results.append(_measure(part, gateway, options.rounds))
         print(results[-1].markdown(), flush=True)
 
-    print(*(bar for result in results for bar in result.bars), sep="\n")
     if options.json:
         packages = ("aioboto3", "aiohttp", "botocore", "obstore")
         write_results(options.json, environment(*packages), results)
@@ -53,54 +57,24 @@ def main() -> int:
     return int(not all_met(results))
 
 
-def _measure(part: str, gateway: Gateway | None, options: argparse.Namespace) -> Result:
-    measure: dict[str, Callable[[], Result]] = {
-        "bound": lambda: _bound.measure(options.processes, options.saves_each),
-        "import": lambda: _import.measure(options.imports, options.seed),
-        "lookup": lambda: _lookup.measure(options.lookups, options.entries, options.seed),
-        "save": lambda: _save.measure(gateway, options.saves, options.seed),
-        "trust": lambda: _trust.measure(options.signed, options.seed),
+def _measure(part: str, gateway: Gateway | None, rounds: int) -> Result:
+    measures: dict[str, Callable[[], Result]] = {
+        "bound": _bound.measure,
+        "import": _import.measure,
+        "lookup": _lookup.measure,
+        "save": lambda: _save.measure(gateway),
+        "trust": _trust.measure,
     }
     if gateway is not None:
-        measure["memory"] = lambda: _memory.measure(gateway, options.memory_bytes, options.seed)
-        measure["throughput"] = lambda: _throughput(gateway, options)
-    return measure[part]()
+        measures["memory"] = lambda: _memory.measure(gateway)
+        measures["throughput"] = lambda: _throughput(gateway, rounds)
+    return measures[part]()
 
 
-def _throughput(gateway: Gateway, options: argparse.Namespace) -> Result:
+def _throughput(gateway: Gateway, rounds: int) -> Result:
     import _throughput as throughput  # needs aioboto3 and obstore, the other parts do not
 
-    return throughput.measure(gateway, options.rounds, options.seed)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--parts",
-        type=partial(parts_of, known=PARTS),
-        default=PARTS,
-        help=f"parts to run, of {','.join(PARTS)}",
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each throughput")
-    parser.add_argument("--lookups", type=int, default=501)
-    parser.add_argument(
-        "--entries", type=int, default=100_000, help="entries in the larger local tier"
-    )
-    parser.add_argument("--saves", type=int, default=300, help="saves of each kind and condition")
-    parser.add_argument("--signed", type=int, default=300, help="signed entries of each kind")
-    parser.add_argument(
-        "--processes", type=int, default=64, help="processes that save at the bound"
-    )
-    parser.add_argument(
-        "--saves-each", type=int, default=20, help="saves of each process at the bound"
-    )
-    parser.add_argument("--imports", type=int, default=15)
-    parser.add_argument("--memory-bytes", type=int, default=2 << 30)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--json", default="build/benchmarks/storage.json", help="file for the results; '' for none"
-    )
-    return parser.parse_args()
+    return throughput.measure(gateway, rounds)
 
 
 if __name__ == "__main__":

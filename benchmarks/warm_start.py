@@ -82,10 +82,10 @@ _TURNS = 20
 
 def measure_first(bench: Bench, options: argparse.Namespace) -> Result:
     """Measure the first step with every cache; a case without samples was not run."""
-    found = measure(bench, options.only or FIRST, options.rounds, options.seed)
+    found = measure(bench, options.only, options.rounds)
     first, total = found["first_s"], found["total_s"]
     result = Result(
-        f"First training step of a GPT ({options.layers} layers, d={WIDTH})",
+        f"First training step of a GPT ({LAYERS} layers, d={WIDTH})",
         ["started from", "first step", "process start to its end"],
         notes=[
             f"Medians of {options.rounds} fresh processes each, which took turns.",
@@ -117,10 +117,10 @@ def measure_signed(root: Path, gateway: Gateway, redis_url: str, options: Any) -
     key = generate("bench-1")
     readers = {"S3CACHE_TRUSTED_KEYS": key.public_text(), "S3CACHE_TRUST": "require"}
     signing = {**readers, "S3CACHE_SIGNING_KEY": key.secret_text()}
-    request = Request(began_s=0.0, layers=options.layers)
+    request = Request(began_s=0.0)
     bench = Bench(root, gateway, redis_url, request, "signed", environment=signing)
-    options.only = [name for name in options.only or FIRST if name not in (EAGER, MEGA)]
-    first, imported = measure_first(bench, options), _import.measure(15, options.seed, readers)
+    options.only = [name for name in FIRST if name not in (EAGER, MEGA)]
+    first, imported = measure_first(bench, options), _import.measure(readers)
     first.rows = [row for row in first.rows if row[0] in options.only]
     first.notes.pop()  # about the Mega-Cache, which is not measured here
     first.chart = ""
@@ -173,7 +173,7 @@ def measure_others(root: Path, gateway: Gateway, redis_url: str, options: Any) -
         if request.get("ranks"):  # torch bypasses DDP's graphs, but finds their halves
             bench.cases[TORCH] = lambda case=bench.cases[TORCH]: replace(case(), hit=False)
         cold = bench.run(bench.cases[COLD]())["first_s"]
-        found = measure(bench, (TORCH, S3), options.rounds, options.seed)["first_s"]
+        found = measure(bench, (TORCH, S3), options.rounds)["first_s"]
         found[COLD] = [cold]
         result.samples.update({f"{job}, {name}": samples for name, samples in found.items()})
         result.rows.append([job, *(f"{statistics.median(found[name]):.2f} s" for name in names)])
@@ -183,67 +183,36 @@ def measure_others(root: Path, gateway: Gateway, redis_url: str, options: Any) -
 
 
 def main() -> int:
-    options = _options()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parts_type = partial(parts_of, known=PARTS)
+    parser.add_argument("--parts", type=parts_type, default=PARTS, help=f"of {','.join(PARTS)}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--signed", action="store_true", help="refuse unsigned entries")
+    parser.add_argument("--json", default="docs/benchmarks/warm_start.json", help="'' for none")
+    options = parser.parse_args()
+    options.only = FIRST
     gateway = Gateway.from_environment()
     redis_url = os.environ.get("S3CACHE_TEST_REDIS_URL")
     if gateway is None or redis_url is None:
         raise SystemExit("no gateway or no Redis is running: use make bench")
     gateway.create_bucket()
     with tempfile.TemporaryDirectory(prefix="s3cache-bench-") as root:
-        bench = Bench(Path(root), gateway, redis_url, Request(began_s=0.0, layers=options.layers))
+        bench = Bench(Path(root), gateway, redis_url, Request(began_s=0.0))
         parts: dict[str, Callable[[], Result]] = {
             "first": lambda: measure_first(bench, options),
             "later": lambda: measure_later(bench, options.rounds),
             "others": lambda: measure_others(Path(root), gateway, redis_url, options),
-            "layers": lambda: _layers.measure(
-                Path(root), gateway, options.sizes, options.rounds, options.seed
-            ),
+            "layers": lambda: _layers.measure(Path(root), gateway, options.rounds),
         }
         if options.signed:
             results = measure_signed(Path(root), gateway, redis_url, options)
         else:
             results = [measure() for part, measure in parts.items() if part in options.parts]
     for result in results:
-        print(f"\n{result.markdown()}", *result.bars, sep="\n")
+        print(f"\n{result.markdown()}")
     if options.json:
         write_results(options.json, environment("torch", "aioboto3"), results)
     return int(not all_met(results))
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--parts",
-        type=partial(parts_of, known=PARTS),
-        default=PARTS,
-        help=f"parts to run, of {','.join(PARTS)}",
-    )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=LAYERS, help="layers of the model")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=FIRST,
-        metavar="CASE",
-        help="cases of the first part, as printed",
-    )
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        type=int,
-        default=_layers.SIZES,
-        help="numbers of layers for the part 'layers'",
-    )
-    parser.add_argument(
-        "--signed", action="store_true", help="sign every entry, and refuse unsigned ones"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--json",
-        default="docs/benchmarks/warm_start.json",
-        help="file for the results; '' for none",
-    )
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -43,12 +43,10 @@ class TestRoundTrip:
             assert raw_size == len(raw)
         assert at == len(data)
 
-    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    def test_any_buffer_is_read_and_written(self, kind: Any) -> None:
-        data = encode(kind="t", key="k", sections={"s": kind(TEXT)})
-        assert decode(kind(data)).section("s") == TEXT
-
-    def test_buffers_of_any_shape_are_read_as_bytes(self) -> None:
+    def test_any_buffer_is_read_and_written_as_bytes(self) -> None:
+        for kind in (bytes, bytearray, memoryview):
+            data = encode(kind="t", key="k", sections={"s": kind(TEXT)})
+            assert decode(kind(data)).section("s") == TEXT
         words = memoryview(bytearray(800)).cast("Q")
         none = memoryview((ctypes.c_char * 3 * 0)())
         found = decode(encode(kind="t", key="k", sections={"s": words, "none": none}, codec="none"))

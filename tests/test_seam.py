@@ -79,14 +79,11 @@ def test_the_block_of_a_span_runs_whatever_the_contexts_do() -> None:
     assert steps == ["begin", "block", "end"] * 2
 
 
-def test_an_error_of_the_block_passes() -> None:
+def test_errors_of_the_program_pass_and_strict_mode_raises_those_of_features() -> None:
     span: Span[[]] = Span()
     span.subscribe(contextlib.nullcontext)
     with pytest.raises(KeyError), span.around():
         raise KeyError("of the program")
-
-
-def test_strict_mode_raises() -> None:
     notice: Notice[[]] = Notice(strict=True)
     notice.subscribe(fails)
     with pytest.raises(RuntimeError):

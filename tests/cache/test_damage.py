@@ -29,6 +29,8 @@ FORGERIES = {
     "bytes after its end": GOOD + b"x",
     "no frame": b"<html>" * 100,
     "another key's entry": FOREIGN,
+    "a broken entry of another variant": broken(entry(variant="b")),
+    "an entry of an illegal variant": bytes(entry(KEY, "0").data),
 }
 
 
@@ -50,16 +52,8 @@ def test_a_damaged_remote_entry_is_a_miss_and_the_next_save_replaces_it(
     assert local_files(tmp_path, "a") + local_files(tmp_path, "b") == []
     a.save(KEY, entry(payload=b"fresh"))
     assert a.flush(20).complete
+    assert names(memory) == [FIRST]
     assert hit(b.lookup(KEY), "remote") == b"fresh"
-
-
-def test_other_variants_are_found_if_the_first_entry_is_damaged(
-    machine: Machines, memory: MemoryStore
-) -> None:
-    put(memory, FIRST, broken(entry(variant="v1")))
-    put(memory, entries.variant_name(KEY, "v2"), entry(variant="v2").data)
-    cache = machine()
-    assert isinstance(cache.lookup(KEY), Hit)
 
 
 @pytest.mark.parametrize("damage", [broken, lambda found: FOREIGN, lambda found: b""])

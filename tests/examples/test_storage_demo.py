@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.marks import slow
 from tests.support.pages import ROOT
 from tests.support.waiting import LONG_S
 
@@ -63,6 +64,7 @@ def test_no_acknowledged_entry_is_lost_and_no_file_is_left(tmp_path: Path) -> No
     assert processes_in(tmp_path) == []
 
 
+@slow
 def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
     demo = start_demo(tmp_path)
     assert demo.stdout is not None

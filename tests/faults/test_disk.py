@@ -126,70 +126,61 @@ def check_as_before(root: Path, remote: Store | None) -> None:
 
 
 @faults
-def test_lookup(root: Path, fault: Fault) -> None:
-    """A readable entry hits; an unreadable one is a miss with its reason, and stays on the disk."""
-    cache = filled(root, None)
+@pytest.mark.parametrize("has_remote", [False, True])
+def test_lookup(root: Path, remote: MeteredStore, fault: Fault, has_remote: bool) -> None:
+    """A readable entry hits; an unreadable one stays on the disk, and is a miss with its reason.
+
+    If the remote has the entry, it hits, and its copy is not overwritten.
+    """
+    store = remote if has_remote else None
+    cache = filled(root, store)
     with failing(fault, root) as failed:
-        found = cache.lookup(KEY)
-        if fault.lookup is None:
-            assert isinstance(found, Hit)
-        else:
-            assert failed
-            assert isinstance(found, Miss)
-            assert found.reason == fault.lookup
-            again = cache.lookup(KEY)
-            assert isinstance(again, Miss)
-            assert again.reason == fault.lookup
-    cache.close()
-    check_as_before(root, None)
-
-
-@faults
-def test_lookup_with_a_remote(root: Path, remote: MeteredStore, fault: Fault) -> None:
-    """The remote has the entry, and its copy is not overwritten."""
-    cache = filled(root, remote)
-    assert remote.snapshot()["put"].calls == 1
-    with failing(fault, root):
         for _ in range(3):
             found = cache.lookup(KEY)
-            assert isinstance(found, Hit)
-            assert found.tier == ("local" if fault.lookup is None else "remote")
-            assert payload(found.entry) == payload(entry())
+            if fault.lookup is None or has_remote:
+                assert isinstance(found, Hit)
+                assert found.tier == ("local" if fault.lookup is None else "remote")
+                assert payload(found.entry) == payload(entry())
+            else:
+                assert failed
+                assert isinstance(found, Miss)
+                assert found.reason == fault.lookup
     cache.close()
-    assert remote.snapshot()["put"].calls == 1
-    check_as_before(root, remote)
+    assert remote.snapshot()["put"].calls == has_remote
+    check_as_before(root, store)
 
 
 @faults
-def test_save(root: Path, fault: Fault) -> None:
-    """A save is refused with its reason; the existing entry stays."""
-    cache = filled(root, None)
+@pytest.mark.parametrize("has_remote", [False, True])
+def test_save(
+    root: Path,
+    remote: MeteredStore,
+    fault: Fault,
+    has_remote: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A save reaches the remote, but is not durable; without one, it is refused with its reason.
+
+    The existing entry stays.
+    """
+    store = remote if has_remote else None
+    cache = filled(root, store)
     with failing(fault, root) as failed:
         for key in (OTHER, KEY):
             saved = cache.save(key, entry(key))
             assert failed
-            assert isinstance(saved, NotSaved)
-            assert saved.reason == fault.save
+            if has_remote:
+                assert isinstance(saved, Saved)
+                assert not saved.durable
+            else:
+                assert isinstance(saved, NotSaved)
+                assert saved.reason == fault.save
+        assert not has_remote or cache.flush(20).complete
     cache.close()
-    check_as_before(root, None)
-
-
-@faults
-def test_save_with_a_remote(
-    root: Path, remote: MeteredStore, fault: Fault, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A save is not durable, but reaches the remote."""
-    cache = filled(root, remote)
-    with failing(fault, root) as failed:
-        saved = cache.save(OTHER, entry(OTHER))
-        assert failed
-        assert isinstance(saved, Saved)
-        assert not saved.durable
-        assert cache.flush(20).complete
-    cache.close()
-    assert holds(remote, first_name(OTHER))
-    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
-    check_as_before(root, remote)
+    if has_remote:
+        assert holds(remote, first_name(OTHER))
+        assert len([each for each in caplog.records if each.levelname == "WARNING"]) == 1
+    check_as_before(root, store)
 
 
 @faults

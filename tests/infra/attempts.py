@@ -6,9 +6,11 @@ import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+import boto3
 import pytest
 from _pytest.mark import ParameterSet
 from botocore.config import Config
@@ -19,13 +21,26 @@ from tests.support.marks import slow
 
 _COUNT = itertools.count()
 
-# The settings that s3cache gives botocore, and that Ceph 16 needs.
-config = Config(
-    request_checksum_calculation="when_required",
-    response_checksum_validation="when_required",
-    retries={"total_max_attempts": 1},
-    s3={"addressing_style": "path"},
-)
+
+@lru_cache
+def client(
+    endpoint: str, access_key: str, secret_key: str = "secret", service: str = "s3", **options: Any
+) -> Any:
+    """Return a client with the settings that s3cache gives botocore, and that Ceph 16 needs."""
+    return boto3.client(
+        service,
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        config=Config(
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            retries={"total_max_attempts": 1},
+            s3={"addressing_style": "path"},
+        ),
+        **options,
+    )
 
 
 @dataclass(frozen=True)

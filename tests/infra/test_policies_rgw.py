@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-import boto3
 import pytest
 
 from infra import policies
@@ -23,7 +21,7 @@ from infra.policies import ROLES
 from infra.rgw import deploy
 from s3cache.errors import PreconditionError
 from s3cache.store import Store, open_store, parse_url
-from tests.infra.attempts import Bucket, Case, cases, config, is_refused
+from tests.infra.attempts import Bucket, Case, cases, client, is_refused
 
 pytestmark = [
     pytest.mark.rgw,
@@ -43,20 +41,12 @@ OF_CEPH = {
 }
 
 
-@lru_cache
-def client(who: str, *, over_tls: bool = True) -> Any:
-    prefix = "S3CACHE_TEST_RGW_"
-    owner = os.environ[f"{prefix}ACCESS_KEY"], os.environ[f"{prefix}SECRET_KEY"]
-    access_key, secret_key = owner if who == "owner" else (who, f"{who}-secret")
-    return boto3.client(
-        "s3",
-        endpoint_url=os.environ[f"{prefix}TLS_ENDPOINT" if over_tls else f"{prefix}ENDPOINT"],
-        verify=os.environ[f"{prefix}TLS_CA"] if over_tls else None,
-        region_name="us-east-1",
-        aws_access_key_id=access_key,
-        aws_secret_access_key=secret_key,
-        config=config,
-    )
+def user(who: str, *, over_tls: bool = True) -> Any:
+    """Return the client of a user, with the name as access key."""
+    names = ("ENDPOINT", "TLS_ENDPOINT", "TLS_CA", "ACCESS_KEY", "SECRET_KEY")
+    plain, tls, ca, *owner = (os.environ[f"S3CACHE_TEST_RGW_{name}"] for name in names)
+    keys = owner if who == "owner" else (who, f"{who}-secret")
+    return client(tls, *keys, verify=ca) if over_tls else client(plain, *keys)
 
 
 def create_user(name: str) -> None:
@@ -78,7 +68,7 @@ def users() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def bucket(users: dict[str, str]) -> Bucket:
-    created = Bucket(f"cache-{uuid4().hex}", client("owner"))
+    created = Bucket(f"cache-{uuid4().hex}", user("owner"))
     deploy.deploy(created.owner, created.name, users)
     created.fill()
     return created
@@ -112,7 +102,7 @@ OpenAs = Callable[..., Store]
 def test_every_role_may_make_exactly_its_attempts(
     case: Case, users: dict[str, str], bucket: Bucket
 ) -> None:
-    assert is_refused(case.attempt, client(users[case.role]), bucket) == (not case.may)
+    assert is_refused(case.attempt, user(users[case.role]), bucket) == (not case.may)
 
 
 @pytest.mark.parametrize("attempt", ["read main", "list main", "add to main"])
@@ -120,14 +110,14 @@ def test_every_role_may_make_exactly_its_attempts(
 def test_requests_without_tls_are_refused(
     role: policies.Role, attempt: str, users: dict[str, str], bucket: Bucket
 ) -> None:
-    assert is_refused(attempt, client(users[role.name], over_tls=False), bucket)
+    assert is_refused(attempt, user(users[role.name], over_tls=False), bucket)
 
 
 def test_overwritten_content_is_kept_as_a_version(users: dict[str, str], bucket: Bucket) -> None:
     """A job may overwrite on Ceph, but the operator can still read the old content."""
     target = bucket.fresh("main")
-    client(users["main"]).put_object(Body=b"other", **target)
-    operator = client(users["operator"])
+    user(users["main"]).put_object(Body=b"other", **target)
+    operator = user(users["operator"])
     versions = operator.list_object_versions(Bucket=bucket.name, Prefix=target["Key"])["Versions"]
     bodies = [
         operator.get_object(VersionId=version["VersionId"], **target)["Body"].read()

@@ -11,11 +11,10 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import yaml
 
@@ -25,7 +24,7 @@ from s3cache.cache import Cache, Hit, Miss, Saved
 from s3cache.errors import AccessDeniedError, PreconditionError
 from s3cache.store import open_store
 from s3cache.testing import MotoServer
-from tests.infra.attempts import Bucket, Case, cases, config, is_refused
+from tests.infra.attempts import Bucket, Case, cases, client, is_refused
 from tests.infra.iam import Policy, Request, is_allowed, s3_requests
 from tests.support.caching import KEY, OTHER, entry
 from tests.support.fakes import Gate, serving
@@ -73,21 +72,9 @@ class Deployed:
         return error_reply(403, "AccessDenied")
 
 
-@lru_cache
-def client(endpoint: str, who: str = "owner", service: str = "s3") -> Any:
-    return boto3.client(
-        service,
-        endpoint_url=endpoint,
-        region_name="us-east-1",
-        aws_access_key_id=who,
-        aws_secret_access_key="secret",
-        config=config,
-    )
-
-
 def create_stack(server: MotoServer, parameters: Mapping[str, str]) -> dict[str, str]:
     """Deploy the template, and return its outputs."""
-    stacks = client(server.endpoint_url, service="cloudformation")
+    stacks = client(server.endpoint_url, "owner", service="cloudformation")
     given = [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()]
     stacks.create_stack(
         StackName="compile-cache",
@@ -108,7 +95,7 @@ def deployed() -> Iterator[Deployed]:
 
 def deploy(server: MotoServer) -> Deployed:
     outputs = create_stack(server, PARAMETERS)
-    iam, s3 = (client(server.endpoint_url, service=service) for service in ("iam", "s3"))
+    iam, s3 = (client(server.endpoint_url, "owner", service=service) for service in ("iam", "s3"))
     trust, identity = {}, {}
     for role in ROLES:
         name = outputs[f"{role.name.title()}RoleArn"].rpartition("/")[2]
@@ -147,7 +134,7 @@ Loader.add_constructor("!Sub", lambda loader, node: node.value)
 
 @pytest.fixture(scope="module")
 def bucket(deployed: Deployed) -> Bucket:
-    filled = Bucket(BUCKET, client(deployed.server.endpoint_url))
+    filled = Bucket(BUCKET, client(deployed.server.endpoint_url, "owner"))
     filled.fill()
     return filled
 
@@ -318,7 +305,7 @@ def test_a_damaged_entry_waits_for_the_operator_and_blocks_no_other_upload(
 ) -> None:
     """Only the operator may remove it; jobs get a miss."""
     damaged = {"Bucket": BUCKET, "Key": f"main/{entries.first_name(KEY)}"}
-    client(deployed.server.endpoint_url).put_object(Body=b"damaged", **damaged)
+    client(deployed.server.endpoint_url, "owner").put_object(Body=b"damaged", **damaged)
 
     def open_as(role: str, **more: Any) -> Cache:
         return Cache.open(deployed.outputs["MainUrl"], **access(role, over_tls), **more)

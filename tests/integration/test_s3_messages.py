@@ -81,8 +81,9 @@ async def test_a_refusal_with_an_encryption_names_its_own_conditions(
 async def test_a_web_page_is_named_with_its_place(server: ScriptedServer, status: int) -> None:
     """A lookup must not take the page for a damaged entry."""
     server.answer = lambda _: Reply(status, PAGE.headers, PAGE.body)
-    store = server.open()
-    for call in (*VERBS.values(), lambda store, key: store.list_page(key)):
+    store = server.open(multipart_bytes=5 << 20, part_bytes=5 << 20)
+    more = (lambda store, key: store.list_page(key), lambda s, key: s.put(key, bytes(6 << 20)))
+    for call in (*VERBS.values(), *more):
         error = await failure(call(store, "k"))
         for part in (server.url, "web page", "portal"):
             assert part in str(error)

@@ -253,17 +253,11 @@ def parts_answer(request: Request, complete: Reply, server_name: str = "AmazonS3
     return {"HEAD": GONE, "POST": complete}.get(request.method, PUT_OK)
 
 
-async def test_a_large_object_is_sent_in_parts(server: ScriptedServer) -> None:
-    server.answer = lambda request: parts_answer(request, COMPLETED)
-    await server.open(**IN_PARTS).put("k", LARGE)
-    sent = sorted(server.made("PUT"), key=lambda request: request.target)
-    assert [len(request.body) for request in sent] == [5 * MIB, 5 * MIB, MIB]
-    assert not server.made("DELETE")
-
-
 @pytest.mark.usefixtures("_hasty")
-@pytest.mark.parametrize("lost", ["PUT partNumber=2", "POST uploadId=u1"])
-async def test_only_failed_requests_are_sent_again(server: ScriptedServer, lost: str) -> None:
+@pytest.mark.parametrize("lost", ["none of", "PUT partNumber=2", "POST uploadId=u1"])
+async def test_a_large_object_is_sent_in_parts_and_only_failed_requests_again(
+    server: ScriptedServer, lost: str
+) -> None:
     """A lost request costs one part instead of hundreds of megabytes."""
     method, name = lost.split()
     failures = [error_reply(500, "InternalError")]
@@ -362,15 +356,6 @@ async def test_redirects_to_other_servers_are_not_followed(
         with pytest.raises(PermanentError, match=r"elsewhere|region"):
             await server.open(session_token="token").put("k", b"x")
         assert elsewhere.requests == []
-
-
-async def test_the_answer_of_a_login_portal_is_an_error(server: ScriptedServer) -> None:
-    server.answer = lambda _: Reply(200, {"content-type": "text/html"}, b"<html>Log in</html>")
-    store = server.open(**IN_PARTS)
-    calls = store.put("k", b"x"), store.put("k", LARGE), store.head("k"), store.list_page("")
-    for call in calls:
-        with pytest.raises(TransientError, match="not S3's"):
-            await call
 
 
 async def test_a_closed_store_raises_closed_error(server: ScriptedServer) -> None:

@@ -68,4 +68,4 @@ def test_a_large_entry_is_the_same_on_another_machine(new_machine: NewMachine) -
     machine = new_machine(exit_timeout_s=60.0)
     assert machine.run(["save", [name], 200 * MIB], ["flush"])[-1] == "flushed 0"
     lines = new_machine(lookup_timeout_s=60.0).run(["check", [name]])
-    assert lines == [f"hit {name} - remote"]
+    assert lines == [f"hit {name} remote"]

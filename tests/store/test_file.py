@@ -43,14 +43,6 @@ def staged_files(root: Path) -> list[str]:
     return os.listdir(root / "staging")
 
 
-def test_an_object_is_one_file_with_a_directory_for_each_slash(
-    directory: ObjectFiles, root: Path
-) -> None:
-    directory.write("v1/3fa/key.0", b"x")
-    files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
-    assert files == [Path("objects/v1+/3fa+/key.0")]
-
-
 @pytest.mark.parametrize(
     "prefix", ["\ud800", "\0", "//", "k" * 5_000, "a/" * 3_000, "é" * 100_000, "../", "a\ud800/b"]
 )

@@ -75,15 +75,11 @@ def seal_section(stored: bytes, **record: Any) -> bytes:
 
 
 def zstd_frame(
-    content_size: int | None,
-    blocks: list[tuple[int, int]],
-    *,
-    window_log: int = 17,
-    dict_id: int = 0,
+    content_size: int | None, blocks: list[tuple[int, int]], *, dict_id: int = 0
 ) -> bytes:
     """A hand-made zstd frame (RFC 8878, 3.1.1) of runs: (length, byte) each, at most 128 KiB."""
     descriptor = (0 if content_size is None else 0xC0) | (1 if dict_id else 0)
-    out = struct.pack("<IBB", 0xFD2FB528, descriptor, (window_log - 10) << 3)
+    out = struct.pack("<IBB", 0xFD2FB528, descriptor, (17 - 10) << 3)
     out += bytes([dict_id]) if dict_id else b""
     out += b"" if content_size is None else struct.pack("<Q", content_size)
     for position, (length, byte) in enumerate(blocks):

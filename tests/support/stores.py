@@ -19,7 +19,6 @@ class GatedStore(WrapperStore):
         self.is_open = is_open
         self.calls: list[tuple[str, str]] = []
         self.waiting = 0
-        self.most_waiting = 0
 
     def count(self, verb: str) -> int:
         return sum(each == verb for each, _ in self.calls)
@@ -32,7 +31,6 @@ class GatedStore(WrapperStore):
     async def _pass(self, verb: str, key: str) -> None:
         self.calls.append((verb, key))
         self.waiting += 1
-        self.most_waiting = max(self.most_waiting, self.waiting)
         try:
             while not self.is_open:
                 await asyncio.sleep(0.002)

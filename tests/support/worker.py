@@ -5,11 +5,10 @@ where the options are those of ``Cache.open``. Lines are not buffered: a line th
 reports a step that was done before the process died:
 
 =============================== ====================================================
-``saved KEY VARIANT``           ``save`` returned: durable and acknowledged
-``hit KEY VARIANT TIER``        found, with exactly the bytes that were saved
+``saved KEY``                   ``save`` returned: durable and acknowledged
+``hit KEY TIER``                found, with exactly the bytes that were saved
 ``WRONG KEY``                   found, but with other bytes
 ``miss KEY REASON``
-``prefetched FOUND PRESENT ABSENT FAILED``
 ``flushed REMAINING``
 ``upload STEP NAME``            a transfer event, with ``"events": true``
 ``at WORD``                     the step ``say``
@@ -25,12 +24,10 @@ import random
 import signal
 import sys
 import time
-from functools import partial
 from typing import Any
 
 from s3cache import Cache, frame
 from s3cache.cache import Hit, Saved
-from s3cache.frame import Frame
 from s3cache.stats import TransferEvent
 
 
@@ -42,23 +39,18 @@ def keys(start: int, count: int, name: str = "") -> list[str]:
     return [key(f"{name}{number:04}") for number in range(start, start + count)]
 
 
-def entry(key: str, size: int, variant: str = "") -> bytes:
+def entry(key: str, size: int) -> bytes:
     """Return the frame that each process saves under ``key``: it does not depend on the process."""
-    noise = random.Random(f"{key} {variant}").randbytes(size)
+    noise = random.Random(key).randbytes(size)
     half = size // 2
     return frame.encode(
         kind="fault-test",
         key=key,
-        variant=variant,
         sections={"code": noise[:half], "data": noise[half:]},
         meta={"size": size},
         codec="none",
         created_ns=1_700_000_000_000_000_000,
     )
-
-
-def is_variant(variant: str, entry: Frame) -> bool:
-    return entry.header.variant == variant
 
 
 def say(*words: object) -> None:
@@ -77,39 +69,33 @@ class Worker:
     def _tell(event: TransferEvent) -> None:
         say(event.direction, event.step, event.name)
 
-    def save(self, keys: list[str], size: int, variants: tuple[str, ...] = ("",)) -> None:
+    def save(self, keys: list[str], size: int) -> None:
         for key in keys:
-            for variant in variants:
-                result = self._cache.save(key, entry(key, size, variant))
-                assert isinstance(result, Saved), result
-                assert result.durable
-                say("saved", key, variant or "-")
+            result = self._cache.save(key, entry(key, size))
+            assert isinstance(result, Saved), result
+            assert result.durable
+            say("saved", key)
 
     def save_for_ever(self, key: str, size: int) -> None:
         """Save the same entry again and again."""
         data = entry(key, size)
         while True:
             assert isinstance(self._cache.save(key, data), Saved)
-            say("saved", key, "-")
+            say("saved", key)
 
-    def check(self, keys: list[str], variants: tuple[str, ...] = ("",)) -> None:
-        """Look every entry up, one variant after the other, and compare each byte."""
+    def check(self, keys: list[str]) -> None:
+        """Look every entry up, and compare each byte."""
         for key in keys:
-            for variant in variants:
-                result = self._cache.lookup(key, partial(is_variant, variant))
-                if not isinstance(result, Hit):
-                    say("miss", key, result.reason)
-                    continue
-                size = result.entry.header.meta["size"]
-                assert isinstance(size, int)
-                if bytes(result.entry.data) == entry(key, size, variant):
-                    say("hit", key, variant or "-", result.tier)
-                else:
-                    say("WRONG", key)
-
-    def prefetch(self, keys: list[str]) -> None:
-        report = self._cache.prefetch(keys).wait()
-        say("prefetched", report.found, report.present, report.absent, report.failed)
+            result = self._cache.lookup(key)
+            if not isinstance(result, Hit):
+                say("miss", key, result.reason)
+                continue
+            size = result.entry.header.meta["size"]
+            assert isinstance(size, int)
+            if bytes(result.entry.data) == entry(key, size):
+                say("hit", key, result.tier)
+            else:
+                say("WRONG", key)
 
     def flush(self, timeout_s: float | None = None) -> None:
         say("flushed", self._cache.flush(timeout_s).remaining)
