@@ -52,6 +52,7 @@ for _name in [*os.environ]:
         del os.environ[_name]
 os.environ.update(AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE=os.devnull)
 os.environ.update(AWS_SHARED_CREDENTIALS_FILE=os.devnull)
+os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = "100"  # so that few objects have several pages
 # torch starts no compile workers, and does not test the instruction set of the processor.
 os.environ.update(TORCHINDUCTOR_COMPILE_THREADS="1", TORCHINDUCTOR_VEC_ISA_OK="1")
 

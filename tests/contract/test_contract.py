@@ -128,6 +128,8 @@ class Files:
 
 
 class TestLocal(StoreContract):
+    many = 200  # a listing has no pages
+
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         # Opening touches the disk, so it is done outside the loop.

@@ -41,7 +41,7 @@ class FakeS3:
         writes: the keys of all requests that would write an object or a part, in order.
     """
 
-    page = 1_000
+    page = 100
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
