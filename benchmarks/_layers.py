@@ -9,7 +9,6 @@ from typing import Any
 
 from _first_step import WIDTH, Request
 from _harness import Bar, Gateway, Result, median_ratio
-from _plot import lines
 from _start import (
     EAGER,
     PRECOMPILE,
@@ -21,6 +20,7 @@ from _start import (
     UnexpectedStart,
     in_turns,
 )
+from render import lines
 
 SIZES = (6, 24, 48)
 CASES = (EAGER, TORCH, PRECOMPILE, S3, RECALL)

@@ -47,7 +47,6 @@ from _harness import (
     parts_of,
     write_results,
 )
-from _plot import horizontal_bars
 from _start import (
     COLD,
     EAGER,
@@ -60,6 +59,7 @@ from _start import (
     Bench,
     measure,
 )
+from render import horizontal_bars
 
 from s3cache.trust import generate
 

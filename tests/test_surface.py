@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import s3cache
-from tests.support.scripts import python
+from tests.support.scripts import modules_after, python
 
 ROOT = Path(s3cache.__file__).resolve().parent
 LAZY_PACKAGES = ("s3cache", "s3cache.manage", "s3cache.testing")
@@ -171,3 +171,24 @@ def test_the_cache_is_inert_if_torch_is_not_supported(tmp_path: Path) -> None:
     (warning,) = done.stderr.splitlines()
     assert warning.startswith("torch 1.9.0 is not supported")
     assert list(home.iterdir()) == []
+
+
+HEAVY = ("torch", "boto3", "botocore", "aioboto3", "aiobotocore", "aiohttp", "typer", "numpy")
+
+
+def test_import_s3cache_imports_no_other_modules() -> None:
+    ours = modules_after("import s3cache") - modules_after("import importlib, typing")
+    assert ours - {"__future__"} == {"s3cache"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import s3cache.cache, s3cache.store, s3cache.settings",
+        # A cache with an S3 store imports botocore when it connects, in the background.
+        "from s3cache import Cache, Settings; Cache(Settings(local=False))",
+        "from s3cache.store import open_store; open_store('s3://bucket/p')",
+    ],
+)
+def test_opening_a_cache_imports_no_heavy_packages(code: str) -> None:
+    assert modules_after(code).isdisjoint(HEAVY)

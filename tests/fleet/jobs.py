@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tests.fleet import worker
-from tests.fleet.steps import STEPS
+from tests.fleet.worker import STEPS
 
 Where: TypeAlias = Literal["node", "nodes"]
 Deed: TypeAlias = Literal["kill", "stop", "cut", "slow"]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fleet.jobs import Outcome, Plan
 from tests.fleet.run import run, table, train
-from tests.fleet.steps import STEPS
+from tests.fleet.worker import STEPS
 from tests.support.marks import nightly, slow
 
 

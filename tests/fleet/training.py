@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fleet.jobs import DEEDS, PLACES, Control, Mishaps, Outcome, Plan, Process
-from tests.fleet.steps import STEPS, Steps
+from tests.fleet.worker import STEPS, Steps
 
 _ENDS_WITHIN_S = 900.0
 

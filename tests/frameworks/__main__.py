@@ -22,8 +22,7 @@ from subprocess import TimeoutExpired
 from typing import Any
 
 from benchmarks.render import fill
-from tests.frameworks.catalog import PROGRAMS, Program
-from tests.frameworks.trials import RUNS, complaints, run_program
+from tests.frameworks.trials import PROGRAMS, RUNS, Program, complaints, run_program
 
 QUICK = ("alone", "first", "third")
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.catalog import FOLDER, PROGRAMS, SHARED
-from tests.frameworks.trials import complaints, run_program
+from tests.frameworks.trials import FOLDER, PROGRAMS, SHARED, complaints, run_program
 from tests.support.marks import cases
 
 OF_TORCH = {name for name, program in PROGRAMS.items() if program.framework == "torch"}

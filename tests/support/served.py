@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from s3cache.store import S3Options, parse_url
 from s3cache.testing import MotoServer
 from tests.support.buckets import moto_place
 from tests.support.processes import KEYS, Machine
@@ -40,6 +41,14 @@ def url(bucket: str) -> str:
 def served_options(moto_port: int) -> dict[str, str]:
     """Return the server and the keys of a store; tests of another server override this."""
     return {"endpoint_url": f"http://127.0.0.1:{moto_port}", **KEYS}
+
+
+@pytest.fixture
+def moto_options(url: str, served_options: dict[str, str]) -> S3Options:
+    """Return options for an empty prefix."""
+    options = parse_url(url, **served_options)
+    assert isinstance(options, S3Options)
+    return options
 
 
 @pytest.fixture

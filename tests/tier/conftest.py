@@ -15,8 +15,7 @@ from s3cache.tier import BackgroundLoop, DiskTier
 from s3cache.util.threads import DeadlineExecutor
 from tests.support.stopped import start as start
 from tests.support.waiting import LONG_S
-from tests.tier.disks import MANY
-from tests.tier.sites import MIB, Remote, Site
+from tests.tier.sites import MANY, MIB, Remote, Site
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,15 @@
-"""A process with uploads, and the remote that gets them."""
+"""A process with uploads, the remote that gets them, and helpers to read a disk tier."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from s3cache.settings import Settings
-from s3cache.stats import Listeners, TransferEvent
+from s3cache.stats import Listeners, TransferEvent, Usage
 from s3cache.store import Buffer
 from s3cache.tier import BackgroundLoop, DiskTier, Uploads
 
@@ -84,3 +85,28 @@ class Site:
 
 
 NewSite = Callable[..., Site]
+
+
+MANY = 1 << 40
+
+
+def names(tier: DiskTier) -> list[str]:
+    return sorted(info.key for info in tier.objects())
+
+
+def on_disk(root: Path) -> Usage:
+    sizes = [path.stat().st_size for path in (root / "objects").rglob("*") if path.is_file()]
+    return Usage(sum(sizes), len(sizes))
+
+
+def exact(tier: DiskTier) -> bool:
+    return tier.usage() == on_disk(Path(tier.root))
+
+
+def use(tier: DiskTier, verb: str) -> None:
+    if verb in ("put", "put_pending"):
+        getattr(tier, verb)("new/key", b"x")
+    elif verb in ("usage", "adopt", "pending"):
+        getattr(tier, verb)()
+    else:
+        getattr(tier, verb)("old/1")

@@ -14,7 +14,7 @@ import pytest
 from s3cache.errors import ConfigError, NoSpaceError, ReadOnlyError
 from s3cache.stats import Usage
 from s3cache.tier import DiskTier, namespace_of
-from tests.tier.disks import MANY, exact, names, on_disk
+from tests.tier.sites import MANY, exact, names, on_disk
 
 OpenTier = Callable[..., DiskTier]
 

@@ -17,7 +17,7 @@ from s3cache.tier import DiskTier
 from s3cache.tier import _disk as module
 from tests.support.marks import slow
 from tests.support.stopped import descriptors, finish, open_tier, read_line, send_line, stop
-from tests.tier.disks import use
+from tests.tier.sites import use
 
 Start = Callable[..., subprocess.Popen[str]]
 

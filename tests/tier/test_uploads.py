@@ -1,17 +1,28 @@
-"""Uploads: acknowledged before they are sent, bounded, and never lost."""
+"""Uploads: acknowledged before they are sent, bounded, tried again, and never lost."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from s3cache.errors import ClosedError, NoSpaceError
+from s3cache.errors import (
+    AccessDeniedError,
+    ClosedError,
+    ConfigError,
+    CorruptError,
+    NoSpaceError,
+    TransientError,
+    UntrustedError,
+)
 from s3cache.stats import TransferEvent
 from s3cache.tier import DiskTier, FlushReport
+from tests.support.scripts import run_script
 from tests.support.waiting import LONG_S, eventually, in_thread, tasks_on
 from tests.tier.sites import MIB, NewSite, Remote, Site
 
@@ -263,3 +274,303 @@ def test_records_that_are_older_than_the_queue_are_uploaded(site: Site, remote: 
     elsewhere.close()
     site.uploads.start()
     eventually(lambda: remote.objects == {"one": b"data"})
+
+
+def test_a_failure_that_may_pass_is_tried_again_after_a_pause(site: Site, remote: Remote) -> None:
+    remote.errors["one"] = [TransientError("reset")]
+    site.put("one", b"12345")
+    eventually(lambda: site.steps("one")[-1:] == ["done"])
+    assert site.steps("one") == ["queued", "started", "retried", "started", "done"]
+    assert (site.events[-1].direction, site.events[-1].size) == ("upload", 5)
+    assert [str(each) for each in site.problems] == ["reset"]
+
+
+def test_uploads_that_fail_together_pause_once(new_site: NewSite, remote: Remote) -> None:
+    """Eight failures in one outage do not make the pause 64 times as long."""
+    site = new_site(upload_concurrency=8)
+    remote.is_open = False
+    for number in range(8):
+        remote.errors[f"{number}"] = [TransientError("outage")]
+        site.put(f"{number}")
+    eventually(lambda: len(remote.waiting) == 8)
+    remote.is_open = True
+    eventually(lambda: len(site.problems) == 8)
+    assert site.uploads.pause_s == 1.0
+    eventually(lambda: len(remote.objects) == 8)
+
+
+def test_a_flush_cuts_the_pause_short(site: Site, remote: Remote) -> None:
+    site.uploads.pause_s = 30.0  # as after many failures
+    remote.errors["one"] = [TransientError("reset")]
+    site.put("one")
+    eventually(lambda: site.problems)
+    assert site.uploads.flush(20).complete
+
+
+def test_the_exit_does_not_wait_for_the_end_of_a_pause(site: Site, remote: Remote) -> None:
+    remote.errors["one"] = [TransientError("reset")] * 9
+    site.put("one")
+    started = time.monotonic()
+    report = site.uploads.flush(2 * LONG_S, until_a_pause=True)
+    assert time.monotonic() - started < LONG_S
+    assert (report.remaining, report.in_memory) == (1, 0)
+    assert isinstance(report.error, TransientError)
+
+
+@pytest.mark.parametrize(
+    "error", [AccessDeniedError("expired"), NoSpaceError("quota"), RuntimeError("bug")], ids=str
+)
+def test_refused_uploads_are_tried_again_without_a_flush(
+    site: Site, remote: Remote, error: Exception
+) -> None:
+    """The clock, the token or the bucket may be right again later. Other uploads go first."""
+    remote.errors["bad"] = [error] * 2
+    for name in ("bad", "good"):
+        site.put(name)
+    eventually(lambda: set(remote.objects) == {"bad", "good"})
+    eventually(lambda: site.uploads.pending == 0)
+    assert site.steps("bad").count("failed") == 2
+    assert len(site.problems) == 2
+
+
+def test_a_few_of_many_refused_uploads_are_tried_at_once(new_site: NewSite, remote: Remote) -> None:
+    """They are tried less and less often, each in turn."""
+    site = new_site(upload_concurrency=2)
+    for number in range(20):
+        remote.errors[f"{number}"] = [AccessDeniedError("expired")] * 9
+        site.put(f"{number}")
+    eventually(lambda: site.uploads.pause_s >= 4.0)
+    failed = [event.name for event in site.events if event.step == "failed"]
+    assert len(failed) <= 3 * 2 + 2
+    assert len({*failed}) > 2
+
+
+@pytest.mark.parametrize("at_exit", [False, True])
+def test_a_flush_tries_all_refused_uploads(site: Site, remote: Remote, at_exit: bool) -> None:
+    """A flush is the last chance if the disk is removed with its pod."""
+    for number in range(20):
+        remote.errors[f"{number}"] = [AccessDeniedError("expired")]
+        site.put(f"{number}")
+    site.uploads.flush(20, until_a_pause=at_exit)
+    assert site.uploads.flush(20, until_a_pause=at_exit) == FlushReport(0, 0, None)
+    assert len(remote.objects) == 20
+
+
+def test_a_flush_ends_even_if_every_thread_hangs(site: Site, remote: Remote) -> None:
+    """Threads hang like this in name lookups without a server."""
+    remote.is_open = False
+    site.put("one")
+    site.put("two")
+    eventually(lambda: len(remote.waiting) == 2)
+    may_end = threading.Event()
+
+    async def hang() -> None:
+        for _ in range(100):
+            asyncio.get_running_loop().run_in_executor(None, may_end.wait)
+
+    site.loop.wait(hang(), 20)
+    try:
+        assert in_thread(lambda: site.uploads.flush(0.01))().remaining == 2
+    finally:
+        may_end.set()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_corrupt_object_is_set_aside_unless_it_was_replaced_meanwhile(
+    site: Site, remote: Remote, is_replaced: bool
+) -> None:
+    assert site.tier is not None
+    remote.is_open = False
+    remote.errors["one"] = [CorruptError("section", "bit rot")]
+    site.put("one", b"rotten")
+    eventually(lambda: remote.waiting)
+    if is_replaced:
+        site.put("one", b"fresh")
+    remote.is_open = True
+    assert site.uploads.flush(20).complete
+    assert remote.objects == ({"one": b"fresh"} if is_replaced else {})
+    assert site.tier.get("one") == (b"fresh" if is_replaced else None)
+    assert site.tier.pending() == []
+    assert "failed" in site.steps("one")
+
+
+@pytest.mark.parametrize("method", ["delete", "uploaded", "pending_object", "pending", "adopt"])
+def test_uploads_continue_after_the_tier_fails_for_a_while(
+    site: Site, remote: Remote, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    assert site.tier is not None
+
+    def fail(*_: object) -> None:
+        raise AccessDeniedError("tier failed", op=method)
+
+    remote.errors["corrupt"] = [CorruptError("section", "bit rot")]
+    with monkeypatch.context() as patch:
+        patch.setattr(site.tier, method, fail)
+        for number in range(8):
+            site.put(f"{number}")
+        site.put("corrupt")
+        site.uploads.flush(1)
+    assert site.uploads.flush(20).complete
+    for number in range(8):
+        assert f"{number}" in remote.objects
+
+
+def test_records_are_removed_together_and_one_by_one_if_that_fails(
+    site: Site, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uploads that end while the disk is busy share one call, and its failure loses none."""
+    tier, names = site.tier, [f"{number}" for number in range(4)]
+    assert tier is not None
+    calls: list[set[str]] = []
+    may_continue = threading.Event()
+
+    def uploaded(ended: Mapping[str, bytes]) -> list[str]:
+        calls.append({*ended})
+        assert may_continue.wait(LONG_S)
+        if len(calls) == 2:
+            raise TransientError("busy")
+        return DiskTier.uploaded(tier, ended)
+
+    monkeypatch.setattr(tier, "uploaded", uploaded)
+    for name in names:
+        site.put(name)
+    eventually(lambda: len(remote.objects) == 4)
+    may_continue.set()
+    eventually(lambda: site.uploads.pending == 0)
+    assert len(calls[0]) == 1
+    assert calls[0] | calls[1] == {*names}
+    assert remote.objects == dict.fromkeys(names, b"data")
+    assert tier.pending() == []
+
+
+# -- uploads that other processes have left
+
+_SAVER = """
+from s3cache.tier import DiskTier
+tier = DiskTier(sys.argv[1], namespace="ns", max_bytes=1 << 28, max_files=10_000)
+for number in range(int(sys.argv[2])):
+    tier.put_pending(f"{number}", b"data")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def left_behind(tmp_path: Path, count: int) -> None:
+    """Run a process that saves ``count`` objects and is killed."""
+    assert run_script(_SAVER, tmp_path / "tier", count, check=False).returncode == -9
+
+
+def assert_left_to_others(tmp_path: Path, count: int) -> None:
+    successor = DiskTier(tmp_path / "tier", namespace="ns", max_bytes=256 * MIB, max_files=10_000)
+    eventually(lambda: successor.adopt() == [] and len(successor.pending()) == count)
+    successor.close()
+
+
+def test_uploads_that_others_left_are_uploaded_as_adopted(
+    tmp_path: Path, site: Site, remote: Remote
+) -> None:
+    left_behind(tmp_path, 30)
+    site.uploads.start()
+    eventually(lambda: len(remote.objects) == 30)
+    assert {*remote.adopted.values()} == {True}
+    assert site.uploads.flush(20).complete
+
+
+def test_a_process_without_write_permission_tries_a_few_and_leaves_all(
+    tmp_path: Path, site: Site, remote: Remote
+) -> None:
+    remote.errors = {f"{number}": [AccessDeniedError("no")] * 99 for number in range(30)}
+    left_behind(tmp_path, 30)
+    assert site.uploads.flush(20).remaining == 0
+    assert len(site.problems) <= 8  # its concurrency, or twice that
+    assert_left_to_others(tmp_path, 30)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [UntrustedError("unsigned", "nobody signed it"), ConfigError("key", "is not here", "give it")],
+    ids=["not trusted", "a key of theirs"],
+)
+def test_adopted_uploads_that_fail_here_do_not_block_others(
+    tmp_path: Path, site: Site, remote: Remote, error: Exception
+) -> None:
+    """A flush tries each once. An untrusted entry waits for a process that trusts it."""
+    remote.errors = {f"{number}": [error] * 9 for number in range(10, 40)}
+    left_behind(tmp_path, 40)
+    assert site.uploads.flush(60).complete
+    assert bool(site.problems) == isinstance(error, ConfigError)
+    assert sorted(remote.objects) == [f"{number}" for number in range(10)]
+    del remote.errors["20"]
+    site.put("20", b"fresh")  # saved here too, so it is ours now
+    assert site.uploads.flush(20).complete
+    assert remote.objects["20"] == b"fresh"
+    assert_left_to_others(tmp_path, 29)
+
+
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_a_flush_retries_an_upload_that_started_before_it_and_is_refused(
+    is_adopted: bool, tmp_path: Path, site: Site, remote: Remote
+) -> None:
+    """The attempt started before the flush, perhaps before the cause was corrected."""
+    remote.is_open, remote.errors = False, {"0": [AccessDeniedError("no")]}
+    if is_adopted:
+        left_behind(tmp_path, 1)
+        site.uploads.start()
+    else:
+        site.put("0")
+    eventually(lambda: remote.waiting == {"0"})
+    flushed = in_thread(lambda: site.uploads.flush(20))
+    time.sleep(0.1)  # it has begun
+    remote.is_open = True
+    assert flushed().complete
+    assert [*remote.objects] == ["0"]
+
+
+# -- without threads
+
+_NO_THREADS = """
+from s3cache.tier import DiskTier
+
+def refuse(*_):
+    raise RuntimeError("can't start new thread")
+
+start, threading.Thread.start = threading.Thread.start, refuse
+cache = open_cache(sys.argv[1], MemoryStore("place"))
+for number in range(3):
+    print(type(cache.save(f"key{number}", entry(f"key{number}"))).__name__)
+report = cache.flush(5)
+print(report.remaining, report.complete, report.error)
+threading.Thread.start = start
+print(cache.flush(20).complete)
+print(cache.lookup("key0").tier)
+cache.close(0)
+"""
+
+
+def test_a_flush_that_gets_no_thread_reports_remaining_uploads(tmp_path: Path) -> None:
+    """Uploads continue as soon as a thread can start."""
+    lines = run_script(_NO_THREADS, tmp_path).stdout.splitlines()
+    assert lines[:3] == ["Saved"] * 3
+    assert lines[3].startswith("3 False ")
+    assert "can't start new thread" in lines[3]
+    assert lines[4:] == ["True", "local"]
+
+
+def test_the_record_of_a_missing_object_is_removed(site: Site, remote: Remote) -> None:
+    assert site.tier is not None
+    site.tier.put_pending("gone", b"data")
+    (Path(site.tier.root) / "objects" / "ns+" / "gone").unlink()
+    assert site.uploads.flush(20).remaining == 0
+    assert site.tier.pending() == []
+    assert site.steps("gone") == ["queued", "started", "absent"]
+    assert remote.objects == {}
+
+
+def test_an_adopted_upload_that_was_refused_is_tried_again_with_the_next_flush(
+    tmp_path: Path, site: Site, remote: Remote
+) -> None:
+    remote.errors = {"0": [AccessDeniedError("no")]}
+    left_behind(tmp_path, 1)
+    site.uploads.flush(20)
+    assert remote.objects == {}
+    assert site.uploads.flush(20).complete
+    assert [*remote.objects] == ["0"]

@@ -2,15 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 
-from s3cache.torch_api import declarations, internals, require, survey
+from s3cache.errors import UnsupportedTorchError
+from s3cache.torch_api import (
+    Fields,
+    Internal,
+    declarations,
+    installed_release,
+    internals,
+    require,
+    survey,
+)
+from s3cache.torch_api.__main__ import main
 from tests.support.machines import Machine
-from tests.torch_api.declaring import LATER
+
+LATER = (installed_release()[0], installed_release()[1] + 1)
+
+
+def mistakes() -> dict[str, object]:
+    """Return the output and the errors for correct and wrong declarations."""
+    Internal("torch:nonsense")
+    Internal("torch.nonsense:compile")
+    Internal("torch:compile", since=LATER)
+    Internal("torch:nonsense", since=LATER)
+    Internal("torch:compile", works=lambda _: False)
+    Fields("torch._guards:Guard", "source nonsense later", added={"later": LATER})
+    Fields("torch._guards:TracingContext.try_get", "tracing_context nothing")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        status = main()
+    later = Internal[object]("torch:compile", since=LATER)
+    missing = Internal[object]("torch:nonsense")
+    acts = {"later": later.get, "missing": missing.get, "found": missing.find, "all": require}
+    return {
+        "status": status,
+        "lines": printed.getvalue().splitlines(),
+        "find": later.find(),
+        "raised": {name: _raised(act) for name, act in acts.items()},
+    }
+
+
+def _raised(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except UnsupportedTorchError as exc:
+        return str(exc)
+    return ""
+
 
 # In some builds torch.__version__ has a suffix that the metadata lacks: 2.13.0+cu130.
 VERSION = version("torch")
@@ -35,7 +81,7 @@ def test_each_declared_first_release_is_supported_and_not_the_oldest() -> None:
 
 def test_every_mistake_in_a_declaration_is_reported(tmp_path: Path) -> None:
     """``python -m s3cache.torch_api`` prints it and exits with 1; its use raises an error."""
-    found = Machine(tmp_path).run("tests.torch_api.declaring:mistakes", server=0).result
+    found = Machine(tmp_path).run(f"{__name__}:mistakes", server=0).result
     *lines, last = found["lines"]
     assert [tuple(line.split(maxsplit=1)) for line in lines] == [
         ("MISSING", "torch:nonsense"),

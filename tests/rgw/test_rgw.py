@@ -1,12 +1,15 @@
-"""S3Store obeys the contract of stores on a real Ceph RADOS Gateway."""
+"""S3Store and its processes on a real Ceph RADOS Gateway, which may die."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,10 @@ from s3cache.errors import AccessDeniedError, MissingContainerError, Preconditio
 from s3cache.store import S3Options, S3Store, Store
 from tests.support.buckets import RawBucket, retrying
 from tests.support.contract import StoreContract
+from tests.support.marks import slow
+from tests.support.proxy import Link, Proxy
+from tests.support.served import NewMachine, check_all_arrived
+from tests.support.worker import key, keys
 
 pytestmark = [pytest.mark.rgw]
 
@@ -54,12 +61,12 @@ async def test_a_bucket_with_object_lock_takes_every_kind_of_write(
     raw.client.put_object_lock_configuration(Bucket=bucket, ObjectLockConfiguration=rule)
     options = replace(rgw_options, bucket=bucket, multipart_bytes=5 << 20, part_bytes=5 << 20)
     store = S3Store(options)
-    for key, body in (("small", b"x"), ("large", bytes(11 << 20))):
-        await store.put(key, body, mode="create")
-        await store.put(key, body[:-1])
-        assert await store.get(key) == body[:-1]
-        await store.delete(key)
-        assert await store.get(key) is None
+    for name, body in (("small", b"x"), ("large", bytes(11 << 20))):
+        await store.put(name, body, mode="create")
+        await store.put(name, body[:-1])
+        assert await store.get(name) == body[:-1]
+        await store.delete(name)
+        assert await store.get(name) is None
     versions = raw.client.list_object_versions(Bucket=bucket)
     assert {v["Key"].rpartition("/")[2] for v in versions["Versions"]} == {"small", "large"}
     await store.aclose()
@@ -106,3 +113,58 @@ async def test_no_region_is_needed(rgw_options: S3Options) -> None:
     await store.put("key", b"x")
     assert await store.get("key") == b"x"
     await store.aclose()
+
+
+RESTART = Path(__file__).parents[2] / "infra" / "rgw" / "restart.sh"
+SIZE = 100_000
+MIB = 1 << 20
+
+
+@pytest.fixture
+def restart(rgw_bucket: S3Options) -> Iterator[Callable[[], object]]:
+    """Return a function that restarts this run's gateway on the same port with its data."""
+
+    def restart() -> object:
+        return subprocess.run([str(RESTART)], check=True)
+
+    yield restart
+    restart()
+
+
+# --- the gateway dies
+
+
+@slow
+def test_uploads_continue_after_the_gateway_was_killed(
+    restart: Callable[[], object], proxy: Proxy, new_machine: NewMachine
+) -> None:
+    """Once the gateway runs again, the process continues by itself, and all entries arrive."""
+    proxy.link = Link(bytes_per_s=2_000_000)
+    names = keys(0, 40)
+    process = new_machine(endpoint_url=proxy.url).start(
+        ["save", names, SIZE], ["hear"], events=True
+    )
+    process.until("upload done", 3)
+    os.kill(int(Path(os.environ["S3CACHE_TEST_RGW_PIDFILE"]).read_text()), signal.SIGKILL)
+    process.until("upload retried")
+    process.until("saved", len(names))
+    assert len(process.said("upload done")) < len(names)
+    restart()
+    proxy.heal()
+    process.until("upload done", len(names))
+    process.hear()
+    process.finish()
+    check_all_arrived(new_machine(), names)
+
+
+# --- size
+
+
+@slow
+def test_a_large_entry_is_the_same_on_another_machine(new_machine: NewMachine) -> None:
+    """It has 200 MiB, the largest size that shares the upload queue, and is read in ranges."""
+    name = key("large")
+    machine = new_machine(exit_timeout_s=60.0)
+    assert machine.run(["save", [name], 200 * MIB], ["flush"])[-1] == "flushed 0"
+    lines = new_machine(lookup_timeout_s=60.0).run(["check", [name]])
+    assert lines == [f"hit {name} remote"]

@@ -1,0 +1,240 @@
+"""The demos, the example project and the programs on the pages work as the pages say."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.support import machines
+from tests.support.marks import nightly, slow
+from tests.support.pages import ROOT, files, printed, programs
+from tests.support.scripts import python
+from tests.support.waiting import LONG_S
+
+PAGE = ROOT / "docs" / "getting-started.md"
+
+
+# Slow only: tests/equal/kinds checks in every run that a program compiles here and hits elsewhere.
+@slow
+@pytest.mark.timeout(900)
+def test_the_second_machine_hits_and_prints_the_same_losses(tmp_path: Path) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    (tmp_path / "train.py").write_text(files(PAGE)["train.py"], encoding="utf-8")
+    commands = re.findall(r"^.*python -m s3cache run --url file:.*$", page, re.MULTILINE)
+    assert len(commands) == 2
+    environment = dict(os.environ)
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    environment["S3CACHE_EXIT_TIMEOUT_S"] = environment["S3CACHE_LOOKUP_TIMEOUT_S"] = "60"
+    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
+        environment[name] = str(tmp_path)
+    runs = [
+        subprocess.run(
+            ["bash", "-ec", command.replace("/tmp/s3cache-try", f"{tmp_path}/try")],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=True,
+        )
+        for command in commands
+    ]
+    assert runs[0].stdout == runs[1].stdout
+    assert runs[0].stdout.count("loss") == 3
+    for run, expected in zip(runs, re.findall(r"`(\d hit.*?)`", page), strict=True):
+        assert expected in run.stderr, run.stderr
+    assert ", 0 missed" in runs[1].stderr, runs[1].stderr
+
+
+# Runs four jobs that import torch; one of them compiles. The test above is a shorter
+# check: one job compiles, and one on another machine hits and prints the same losses.
+@nightly
+@pytest.mark.timeout(900)
+def test_one_machine_compiles_for_all_others(tmp_path: Path) -> None:
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AWS_", "TORCH")) and name != "FORCE_COLOR"
+    }
+    demo = python(
+        *["-m", "examples.gpt_demo", "--layers", "1", "--steps", "3"],
+        env={**clean, "TMPDIR": str(tmp_path), "HOME": str(tmp_path)},
+        cwd=ROOT,
+        timeout_s=800,
+    )
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    cells = {
+        found[1]: found[2].split()
+        for found in re.finditer(r"^(\S.*?) {2,}(\S.*?) *$", demo.stdout, re.MULTILINE)
+    }
+    assert cells["graphs compiled"] == ["1", "-", "-", "-"]
+    assert cells["graphs hit"] == ["-", "1", "1", "1"]
+    frames = re.findall(r"\d+ / \d+", demo.stdout)
+    assert frames == ["0 / 1", "1 / 0", "1 / 0", "1 / 0"]
+    assert cells["losses equal, bit for bit"] == ["3/3"] * 4
+    assert "Compiled once" in demo.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+EXAMPLE = ROOT / "examples" / "warm_start_ci"
+# All installed plugins stay on: a user's environment has some too.
+ARGUMENTS = ["-q", "-p", "no:cacheprovider"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Copy the example to a directory outside of this repository."""
+    return shutil.copytree(EXAMPLE, tmp_path / "project", ignore=shutil.ignore_patterns("__*"))
+
+
+def run_tests(project: Path) -> subprocess.CompletedProcess[str]:
+    return python("-m", "pytest", *ARGUMENTS, cwd=project, timeout_s=550)
+
+
+# Slow only: tests/equal/kinds checks in every run that a program compiles here and hits elsewhere.
+@slow
+@pytest.mark.timeout(900)
+def test_its_tests_pass(project: Path) -> None:
+    done = run_tests(project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+def test_its_workflow_runs_the_commands_of_the_readme() -> None:
+    workflow = yaml.safe_load((EXAMPLE / ".github/workflows/tests.yml").read_text())
+    [job] = workflow["jobs"].values()
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    readme = (EXAMPLE / "README.md").read_text()
+    [block] = re.findall(r"^```\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    shortened = [re.sub(r"--extra-index-url \S+ ", "", command) for command in commands]
+    assert shortened == block.splitlines()
+
+
+@slow
+def test_its_tests_fail_if_nothing_is_cached(project: Path) -> None:
+    """This program has no misses only because it never looks up anything."""
+    (project / "train.py").write_text("print('loss 0.0')\n")
+    done = run_tests(project)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "there was no cache; does the program enable s3cache" in done.stdout
+
+
+def start_demo(tmp_path: Path) -> subprocess.Popen[str]:
+    clean = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "examples.storage_demo", "--entries", "16"],
+        cwd=ROOT,
+        env={**clean, "TMPDIR": str(tmp_path), "HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def processes_in(tmp_path: Path) -> list[psutil.Process]:
+    """Return all processes with a temporary directory below ``tmp_path``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR", "").startswith(str(tmp_path)):
+                found.append(process)
+        except (psutil.AccessDenied, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def numbers(output: str, row: str) -> list[int]:
+    """Return the cells of one row of the final table."""
+    (line,) = (line for line in output.splitlines() if line.startswith(row + " "))
+    return [0 if cell == "-" else int(cell) for cell in line.removeprefix(row).split()]
+
+
+def test_no_acknowledged_entry_is_lost_and_no_file_is_left(tmp_path: Path) -> None:
+    demo = start_demo(tmp_path)
+    output, _ = demo.communicate(timeout=LONG_S)
+    assert demo.returncode == 0, output
+    assert "Nothing acknowledged was lost: machine B has all 16 entries" in output
+    killed, resumed, fresh = numbers(output, "entries saved and acknowledged")
+    assert killed >= 8
+    assert killed + resumed >= 16
+    assert fresh == 0
+    uploaded_before, uploaded_after, _ = numbers(output, "uploads finished")
+    assert uploaded_before < killed, "no upload was pending at the kill"
+    assert uploaded_after >= killed - uploaded_before
+    assert sum(numbers(output, "hits, local tier")[2:] + numbers(output, "hits, remote tier")) == 16
+    assert re.findall(r"[^ -~\n]", output) == [], "control characters only on a terminal"
+    assert list(tmp_path.iterdir()) == []
+    assert processes_in(tmp_path) == []
+
+
+@slow
+def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
+    demo = start_demo(tmp_path)
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "is started again" in line:  # by now a server runs, and two machines have files
+            break
+    demo.send_signal(signal.SIGINT)
+    output, _ = demo.communicate(timeout=LONG_S)
+    assert demo.returncode == 130, output
+    assert list(tmp_path.iterdir()) == []
+    assert processes_in(tmp_path) == []
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+BLOCKS = [
+    pytest.param(
+        code,
+        id=f"{page.name}-{number}",
+        marks=[slow] if "torch" in code and page.name != "README.md" else [],
+    )
+    for page in PAGES
+    for number, code in enumerate(programs(page))
+]
+
+
+def run_block(path: str) -> None:
+    """Run a program with Python's default warnings."""
+    warnings.resetwarnings()
+    hidden = DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning
+    for category in hidden:
+        warnings.simplefilter("ignore", category)
+    runpy.run_path(path, run_name="__main__")
+
+
+@pytest.mark.parametrize("code", BLOCKS)
+def test_a_program_runs_and_prints_the_stated_output(
+    code: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    environment = dict(os.environ)
+    # torch warns if NumPy is not installed; these programs do not need it.
+    environment["PYTHONWARNINGS"] = "ignore:Failed to initialize NumPy:UserWarning"
+    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
+        environment[name] = str(tmp_path)
+    done: Any
+    if request.node.get_closest_marker(
+        "slow"
+    ):  # programs of README.md import torch in a new process
+        (tmp_path / "block.py").write_text(code)
+        job = f"{__name__}:run_block", str(tmp_path / "block.py")
+        done = machines.Machine(tmp_path / "machine").run(*job, server=0)
+    else:
+        done = python("-c", code, env=environment, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    expected = printed(code)
+    assert expected, "the program must print something"
+    assert done.stdout.splitlines() == expected
