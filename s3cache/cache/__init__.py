@@ -4,7 +4,7 @@ Packages below this one raise. Here an error becomes a :class:`Miss` with its re
 one warning. With ``strict`` it is raised.
 
 :class:`Cache` is public. It has an :class:`Engine`, which torch's hooks and features use.
-:func:`active_cache` is the cache that torch.compile uses, :func:`current_cache` the last one.
+:func:`current_cache` is the one that torch.compile uses, or used last.
 """
 
 from __future__ import annotations
@@ -22,18 +22,12 @@ from s3cache.cache._results import Work as Work
 from s3cache.records import Run
 
 _current: Cache | None = None
-_is_active = False
 
 
-def set_active(cache: Cache | None) -> None:
-    """Make ``cache`` the one that torch.compile uses; None if it uses none from now on."""
-    global _current, _is_active
-    _current, _is_active = cache or _current, cache is not None
-
-
-def active_cache() -> Cache | None:
-    """Return the cache that torch.compile uses now, if any."""
-    return _current if _is_active else None
+def set_current(cache: Cache) -> None:
+    """Make ``cache`` the one that was enabled last."""
+    global _current
+    _current = cache
 
 
 def current_cache() -> Cache | None:

@@ -14,7 +14,6 @@ from s3cache.graph._graph import reads_storage_offsets as reads_storage_offsets
 from s3cache.graph._graph import storage_offsets as storage_offsets
 from s3cache.graph._key import FIRST_CALL as FIRST_CALL
 from s3cache.graph._key import Key as Key
-from s3cache.graph._key import device_fields as device_fields
 from s3cache.graph._key import instruction_sets as instruction_sets
 from s3cache.graph._key import key_of as key_of
 from s3cache.graph._key import settings_digest as settings_digest

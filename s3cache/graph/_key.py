@@ -12,7 +12,6 @@ code may use any instruction of its machine: on another machine it returns wrong
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import hashlib
@@ -208,12 +207,7 @@ def current_device(devices: set[str]) -> device | None:
     if len(found) != 1 or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     device = torch.device(*found)
-    is_current = device.type == internals.MOVABLE and device.index == torch.cuda.current_device()
-    return device if is_current else None
-
-
-# Properties that differ between equal devices.
-_IDENTITY = frozenset({"pci_bus_id", "pci_device_id", "pci_domain_id", "uuid"})
+    return device if device == internals.current_device(internals.MOVABLE) else None
 
 
 def accelerators(devices: set[str]) -> str:
@@ -227,33 +221,10 @@ def accelerators(devices: set[str]) -> str:
     texts = []
     for name in devices - {"cpu", "meta"}:
         with contextlib.suppress(AssertionError, AttributeError, RuntimeError):
-            fields = device_fields(torch.device(name))
+            fields = internals.shared_properties(torch.device(name))
             fields.pop("total_memory", None)  # equal devices differ in it
             texts.append(_fields(fields))
     return "; ".join(sorted(texts))
-
-
-def device_fields(device: device) -> dict[str, object]:
-    """Return torch's properties of a device that equal devices share, and its driver."""
-    import torch
-
-    properties = torch.get_device_module(device).get_device_properties(device)
-    values = {
-        name: getattr(properties, name)
-        for name in dir(properties)
-        if not name.startswith("_") and name not in _IDENTITY
-    }
-    fields = {n: value for n, value in values.items() if isinstance(value, (int, float, str))}
-    return {**fields, "driver": _cuda_driver() if device.type == "cuda" else ""}
-
-
-@functools.cache
-def _cuda_driver() -> int:
-    """Return the version of CUDA that the driver supports, or 0; torch has no function for it."""
-    version = ctypes.c_int()
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    return version.value
 
 
 def triton_variables(devices: set[str]) -> str:

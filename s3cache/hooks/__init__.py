@@ -8,7 +8,6 @@ compile after a miss, and saves its result.
 from s3cache.hooks._bypasses import Bypasses as Bypasses
 from s3cache.hooks._compiles import FX_INFO as FX_INFO
 from s3cache.hooks._compiles import Compile as Compile
-from s3cache.hooks._portable import portable_bundle as portable_bundle
 from s3cache.hooks._rebuild import COMPILES_LATER as COMPILES_LATER
 from s3cache.hooks._rebuild import LIMITS as LIMITS
 from s3cache.hooks._rebuild import LIMITS_FIELD as LIMITS_FIELD

@@ -25,13 +25,13 @@ import inspect
 import platform
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from s3cache.artifact import CONDITIONS, Artifact, describe, unpickled
-from s3cache.cache import Engine, Hit, Saved
+from s3cache.cache import Engine, NotSaved, Saved
 from s3cache.errors import CorruptError
 from s3cache.frame import Frame, decode
 from s3cache.graph import (
@@ -44,8 +44,7 @@ from s3cache.graph import (
 )
 from s3cache.hooks._again import compile_graph
 from s3cache.hooks._bypasses import Bypasses
-from s3cache.hooks._keys import KeyHook
-from s3cache.hooks._portable import portable
+from s3cache.hooks._first_calls import OutputDescription, describe_outputs
 from s3cache.hooks._rebuild import (
     LIMITS,
     LIMITS_FIELD,
@@ -61,6 +60,7 @@ from s3cache.hooks._state import (
     LEVELS,
     CompileEvents,
     CompileState,
+    KeyHook,
     Lookup,
     Patches,
     Save,
@@ -77,7 +77,6 @@ from s3cache.util.snapshot import CALLS
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from s3cache.hooks._first_calls import OutputDescription
     from s3cache.torch_api.protocols import (
         AOTResult,
         CompiledGraph,
@@ -253,31 +252,26 @@ class Compiles:
             if context is not None and isinstance(compile_, Compile):
                 compile_.end(context)
 
-    def leave_to_torch(self, lookup: Lookup) -> None:
-        """Save what torch compiles after this lookup at the second level only."""
-        context = internals.current_tracing_context.get()()
-        if context is not None:
-            compiles = self.contexts.setdefault(context, {})
-            compiles[lookup.number] = TorchsCompile(lookup.torch_key)
-
     def begin(self, lookup: Lookup) -> None:
-        """Save what torch compiles after this lookup, which missed."""
-        key = str(lookup.key)
-        of_threads = not _OF_THREADS.isdisjoint(self._keys.known(key).components)
+        """Save what torch compiles after this lookup; without a key, at the second level only."""
+        context, key = internals.current_tracing_context.get()(), str(lookup.key)
+        if context is None:
+            return
+        compiles = self.contexts.setdefault(context, {})
+        if lookup.reasons:
+            compiles[lookup.number] = TorchsCompile(lookup.torch_key)
+            return
         try:
-            context = internals.current_tracing_context.get()()
-            if context is not None:
-                compile_ = Compile(
-                    context,
-                    key,
-                    lookup.sources,
-                    lookup.inputs,
-                    of_threads=of_threads,
-                    was_absent=lookup.entries is not None and lookup.entries.is_absent,
-                )
-                self.contexts.setdefault(context, {})[lookup.number] = compile_
-                if CALLS.is_watching:  # Dynamo may have called a function before it was watched
-                    internals.fake_mode.get().cache_clear()
+            compiles[lookup.number] = Compile(
+                context,
+                key,
+                lookup.sources,
+                lookup.inputs,
+                of_threads=not _OF_THREADS.isdisjoint(self._keys.known(key).components),
+                was_absent=lookup.entries is not None and lookup.entries.is_absent,
+            )
+            if CALLS.is_watching:  # Dynamo may have called a function before it was watched
+                internals.fake_mode.get().cache_clear()
         except Exception as exc:  # noqa: BLE001 - whatever it is, the user's program goes on
             lookup.record_error(exc)
             self._bypasses.failed(logger, "a graph will not be cached as a whole", exc)
@@ -330,22 +324,12 @@ class Compiles:
             graph = self._compile_noted(original, gm, *args, **kwargs)
             lookup = self._state.fx_hit
         if isinstance(lookup, Lookup) and (hit := lookup.hit_of(graph)) is not None:
-            self._watch(lookup, hit, graph, gm, args, kwargs)
+            context, options = self._current()[0], dict(self._state.options)
+            metadata, again = None if context is None else context.fw_metadata, None
+            if args:
+                again = partial(compile_graph, options, gm, metadata, args[1:], kwargs)
+            self.watch_graph(lookup, hit, graph, again, reusing=bool(kwargs.get("is_backward")))
         return graph
-
-    def _watch(
-        self,
-        lookup: Lookup,
-        hit: Hit,
-        graph: CompiledGraph,
-        gm: GraphModule,
-        args: Sequence[object],
-        kwargs: Mapping[str, object],
-    ) -> None:
-        context, options = self._current()[0], dict(self._state.options)
-        metadata = None if context is None else context.fw_metadata
-        again = partial(compile_graph, options, gm, metadata, args[1:], kwargs) if args else None
-        self.watch_graph(lookup, hit, graph, again, reusing=bool(kwargs.get("is_backward")))
 
     def _compile_noted(
         self, original: Function[CompiledGraph], gm: GraphModule, *args: object, **kwargs: object
@@ -404,8 +388,6 @@ class Compiles:
         function = original(wrapper, *args, runtime_metadata=runtime_metadata, **kwargs)
         compile_ = self._current()[1]
         if wrapper.needs_post_compile and isinstance(compile_, Compile):
-            from s3cache.hooks._first_calls import describe_outputs
-
             try:  # with the strides that Inductor chose: the original has set them
                 compile_.outputs = describe_outputs(wrapper.out_metas, runtime_metadata)
             except NotSharableError as exc:
@@ -473,11 +455,16 @@ class Compiles:
                     if saving.level is AOT:
                         whole = cast("AOTResult", saving.result)
                         note_conditions(whole, self._compile_of(saving.key))
-                    self._limit(saving)
+                    device = self._keys.known(saving.key).device or ""
+                    if device or internals.is_in_job():  # the key does not say where it can run
+                        limits = self._events.limit.ask(saving, device)
+                        if limits is None:
+                            raise _unrecorded("where its code can run is not known")
+                        saving.limits = limits
+                    setattr(saving.result, LIMITS, saving.limits.where)
                     results = *others, *graphs_of(saving.result)
                     self._events.saving.tell(saving)
-                    share_sources = self._engine.settings.share_sources
-                    stack.enter_context(portable(*results, share_sources=share_sources))
+                    stack.enter_context(self._kernels.portable.results(*results))
                     saving.is_shared = True
             save()
             saving.raise_error(strict=self._engine.settings.strict)
@@ -502,7 +489,7 @@ class Compiles:
 
         If it cannot be saved, ``otherwise`` is called.
         """
-        key, ready = saving.key, list[Frame]()
+        key, name, ready = saving.key, saving.level.name, list[Frame]()
         with self._refusing(saving):
             unpickled(content)  # if this fails here, it would fail in every other process
             ready.append(decode(self._artifact(saving, content).encode(key)))
@@ -512,16 +499,19 @@ class Compiles:
             return
         (entry,) = ready
         frame, compile_ = self._state.frame, self._compile_of(key)
-        save = partial(
-            self._save_entry,
-            saving,
+        asked = {level.name: internals.tiers_asked(level.name).remote for level in LEVELS}
+        write = partial(
+            self._engine.save,
+            key,
             entry,
-            otherwise,
+            kind=name,
             delayed=saving.is_delayed and not self._events.is_awaited.ask(saving),
+            remote=asked[name],
             once=saving.level is AOT and compile_ is not None and compile_.was_absent,
-            asked={level.name: internals.tiers_asked(level.name).remote for level in LEVELS},
             replaces=self.replaced.pop(key, ()),
         )
+        contains = asked["aot"] or not asked["fx"]
+        save = partial(self._save_entry, saving, entry, write, otherwise, contains=contains)
         if frame is None:
             save()
             return
@@ -531,24 +521,16 @@ class Compiles:
         self,
         saving: Save,
         entry: Frame,
+        write: Callable[[], Saved | NotSaved],
         otherwise: Callable[[], None] | None,
         *,
-        delayed: bool,
-        once: bool,
-        asked: Mapping[str, bool],
-        replaces: Sequence[Frame],
+        contains: bool,
     ) -> None:
-        key, name, is_saved = saving.key, saving.level.name, False
-        with internals.trace_event("s3cache.save", name) as about, self._refusing(saving):
-            saved = self._engine.save(
-                key,
-                entry,
-                kind=name,
-                delayed=delayed,
-                remote=asked[name],
-                once=once,
-                replaces=replaces,
-            )
+        """Write an entry; a whole graph that ``contains`` entries of FX graphs replaces these."""
+        key, is_saved = saving.key, False
+        event = internals.trace_event("s3cache.save", saving.level.name)
+        with event as about, self._refusing(saving):
+            saved = write()
             is_saved = isinstance(saved, Saved)
             self._events.saved.tell(saving, entry, is_saved)
             about.update(key=key, bytes=entry.size, saved=is_saved)
@@ -556,25 +538,22 @@ class Compiles:
                 logger.debug("saved %s (%d bytes%s)", key, entry.size, saving.level.label)
                 if saving.level is FX:
                     self.parts[key] = entry.header.variant
-                if saving.level is AOT:
-                    self._saved_whole(saving, saved, entry)
-                    if asked["aot"] or not asked["fx"]:
-                        self._contain(saving)
+                else:
+                    compile_s, now = sum(compile_ns(saving.result)) / 1e9, time.time()
+                    began = now - saved.elapsed_s
+                    self._engine.record(Event("compile", began, compile_s, key))
+                    self._engine.record(Event("save", now, saved.elapsed_s, key, entry.size))
+                    for graph in graphs_of(saving.result):
+                        part = getattr(graph, "_fx_graph_cache_key", None) or ""
+                        if part in self.built_from:
+                            self.built_from[part].append(entry)
+                        if contains and part in self.parts:
+                            self._engine.contain(part, self.parts.pop(part))
         if not is_saved and otherwise is not None:
             try:
                 otherwise()
             except Exception:  # as torch does when it writes there itself
                 logger.info("torch's own directory cannot be written", exc_info=True)
-
-    def _limit(self, saving: Save) -> None:
-        """Note on a result where its code can run, if its key does not say it."""
-        device = self._keys.known(saving.key).device or ""
-        if device or internals.is_in_job():
-            limits = self._events.limit.ask(saving, device)
-            if limits is None:
-                raise _unrecorded("where its code can run is not known")
-            saving.limits = limits
-        setattr(saving.result, LIMITS, saving.limits.where)
 
     def _artifact(self, saving: Save, content: bytes) -> Artifact:
         """Make the artifact of a compiled graph that torch has pickled as ``content``."""
@@ -620,23 +599,6 @@ class Compiles:
             if device and each.get("device") == device:
                 each["device"] = device.partition(":")[0]  # the current one of the process
         return outputs
-
-    def _saved_whole(self, saving: Save, saved: Saved, entry: Frame) -> None:
-        compile_s = sum(compile_ns(saving.result)) / 1e9
-        now, elapsed_s = time.time(), saved.elapsed_s
-        self._engine.record(Event("compile", now - elapsed_s, compile_s, saving.key))
-        self._engine.record(Event("save", now, elapsed_s, saving.key, entry.size))
-        for graph in graphs_of(saving.result):
-            built = self.built_from.get(getattr(graph, "_fx_graph_cache_key", ""))
-            if built is not None:
-                built.append(entry)
-
-    def _contain(self, saving: Save) -> None:
-        for graph in graphs_of(saving.result):
-            if isinstance(graph, internals.compiled_graph.get()) and graph._fx_graph_cache_key:
-                key = graph._fx_graph_cache_key
-                if (variant := self.parts.pop(key, None)) is not None:
-                    self._engine.contain(key, variant)
 
     @contextlib.contextmanager
     def _refusing(self, saving: Save) -> Iterator[None]:

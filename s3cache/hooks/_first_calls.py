@@ -1,25 +1,33 @@
-"""First calls on fake tensors, from which DDPOptimizer learns the layout of a graph's outputs.
-
-DDPOptimizer compiles a model as several graphs and calls each once on fake tensors
-(``fakify_first_call``). The code returns fake outputs with the strides that Inductor chose. torch
-makes them from the traced graph, so it does not cache such graphs: a hit traces nothing. We
-describe the outputs when the graph is compiled, and a hit makes fake outputs from the description.
-Sizes may be expressions of the graph's symbols, which have equal names under equal keys.
-"""
+"""First calls of the code of an entry: on fake tensors, and those that raise."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, cast
 
-from s3cache.errors import CorruptError
-from s3cache.hooks._rebuild import NotSharableError
+from s3cache.errors import CorruptError, is_device_trouble, is_machine_trouble
+from s3cache.hooks._rebuild import FirstCall, Inputs, NotSharableError, Outcome, has_storage
 from s3cache.torch_api import internals
+from s3cache.torch_api.protocols import Function
+from s3cache.util.logs import logger_of
+from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from s3cache.torch_api.protocols import AOTResult, Function, RuntimeMetadata, TracingContext
+    from s3cache.torch_api.protocols import AOTResult, RuntimeMetadata, TracingContext
+
+
+logger = logger_of("lookups")
+
+# -- on fake tensors
+#
+# DDPOptimizer compiles a model as several graphs and calls each once on fake tensors
+# (``fakify_first_call``). The code returns fake outputs with the strides that Inductor chose. torch
+# makes them from the traced graph, so it does not cache such graphs: a hit traces nothing. We
+# describe the outputs when the graph is compiled, and a hit makes fake outputs from the
+# description. Sizes may be expressions of the graph's symbols, which have equal names under equal
+# keys.
 
 
 class OutputDescription(TypedDict, total=False):
@@ -182,3 +190,125 @@ def _fake_output(
         size, stride = (list(map(number, described[name])) for name in ("size", "stride"))
         output.set_(holder.untyped_storage(), number(described["offset"]), size, stride)
     return output.requires_grad_(described["requires_grad"])
+
+
+# -- code that raises
+#
+# The graph is compiled again without a cache, and called with the same inputs. If that works, the
+# entry is at fault. If it raises too, the program is: its error passes, and the entry stays. A call
+# is only answered if it can be repeated: its inputs are alive and unchanged, and the graph has no
+# other effects. Otherwise copies of the inputs show whether the entry is at fault, and the error
+# passes with a note.
+
+# Written into generated code where a buffer takes over the memory of an input.
+_REUSE = "# reuse"
+_CALLS = ("call", "partition_0")
+
+
+def heal(call: FirstCall, inputs: Inputs, error: Exception, original: Function[object]) -> Outcome:
+    """Return the outcome of a first call that raised ``error``."""
+    if _is_of_machine(error):
+        return None, error, None
+    settings, values, has_effects = call.engine.settings, inputs.alive(), call.has_effects()
+    has_changed = values is None or inputs.have_changed() or has_effects
+    has_changed = has_changed or _has_reused(error, call.reusing)
+    may_run = not has_effects and settings.on_miss != "error"
+    result, is_proven = None, False
+    if call.again is not None and values is not None and may_run:
+        inputs.restore_random()
+        try:
+            code = call.again(values)
+            copies = [_copy(value) for value in values] if has_changed else [*values]
+        except Exception as exc:
+            logger.debug("a graph could not be compiled again", exc_info=exc)
+        else:
+            try:
+                result = code(copies)
+            except Exception as exc:  # noqa: BLE001 - the program's own error
+                return None, error if has_changed else exc, original
+            is_proven = True
+        finally:
+            if has_changed:
+                inputs.restore_random()
+    text = f"{type(error).__name__}: {error}"
+    fate = call.set_aside(text, is_proven=is_proven)
+    is_answered = is_proven and not has_changed and not settings.strict
+    what = f"the code of entry {call.key} raised at its first call ({text}); {fate}"
+    then = "The graph was compiled again" if is_answered else "The error is raised"
+    logger.warning("%s. %s %s", what, then, pointer("corrupt"))
+    if not is_answered:
+        note = f"s3cache: {what}; the next call and the next start of this program compile it again"
+        if hasattr(error, "add_note"):
+            error.add_note(note)
+        elif error.args and isinstance(error.args[0], str):  # before Python 3.11
+            error.args = f"{error.args[0]}\n{note}", *error.args[1:]
+        return None, error, None
+    assert call.again is not None
+    assert values is not None
+    return result, None, _for_each_shape(call.again, values, code)
+
+
+def _is_of_machine(error: Exception) -> bool:
+    """Return whether the machine or its device is at fault, not code: then nothing can be tried."""
+    import torch
+
+    kinds = torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
+    lacks_memory = "can't allocate memory" in str(error)
+    return (
+        isinstance(error, kinds)
+        or lacks_memory
+        or is_machine_trouble(error)
+        or is_device_trouble(error)
+    )
+
+
+def _has_reused(error: Exception, source: str) -> bool:
+    """Return whether generated code may have written into inputs that it may reuse."""
+    lines, trace = source.splitlines(), error.__traceback__
+    while trace is not None and lines:
+        code = trace.tb_frame.f_code
+        if code.co_filename.endswith(".py") and code.co_name in _CALLS:
+            ran = lines[code.co_firstlineno - 1 : trace.tb_lineno - 1]
+            if any(_REUSE in line or "partition_" in line for line in ran):
+                return True
+        trace = trace.tb_next
+    return False
+
+
+def _copy(value: object) -> object:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not has_storage(value):
+        raise ValueError("an input has no storage")
+    return value.detach().clone()
+
+
+def _for_each_shape(
+    again: Callable[[Sequence[object]], Function[object]],
+    values: Sequence[object],
+    code: Function[object],
+) -> Callable[[list[object]], object]:
+    """Return a function for further calls of a frame that Dynamo does not compile again.
+
+    ``code`` is for inputs with the shapes of ``values``.
+    """
+    compiled = {tuple(map(_shape_of, values)): code}
+
+    def call(args: list[object]) -> object:
+        key = tuple(map(_shape_of, args))
+        if key not in compiled:
+            compiled[key] = again(args)
+        return compiled[key](args)
+
+    return internals.boxed(call)
+
+
+def _shape_of(value: object) -> object:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value if isinstance(value, int) else id(value)
+    place = value.dtype, value.device, value.storage_offset(), value.requires_grad
+    return type(value), value.shape, value.stride(), *place

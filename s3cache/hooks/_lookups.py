@@ -6,7 +6,7 @@ level: graphs that cannot be cached as a whole, forwards without a compiled back
 other programs pass to Inductor.
 
 torch's own lookups run unchanged, with their counters, trace artifacts and time-out extensions.
-They compute a key (``_keys``) and go through the entries under it. Each entry is unpickled and its
+They compute a key and go through the entries under it. Each entry is unpickled and its
 guards are evaluated. torch makes a callable of the first that fits. Every lookup is recorded.
 """
 
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from s3cache.artifact import Artifact, section_of, unpickled
 from s3cache.cache import Engine, Hit
@@ -27,8 +27,7 @@ from s3cache.graph import BypassReason, process_bypass_reasons, unwrap_patch
 from s3cache.hooks._again import lower_backward
 from s3cache.hooks._bypasses import Bypasses
 from s3cache.hooks._compiles import Compiles
-from s3cache.hooks._healing import heal
-from s3cache.hooks._keys import KeyHook
+from s3cache.hooks._first_calls import fake_first_call, heal
 from s3cache.hooks._rebuild import (
     LIMITS,
     LIMITS_FIELD,
@@ -47,6 +46,7 @@ from s3cache.hooks._state import (
     CompileEvents,
     CompileState,
     FxKeying,
+    KeyHook,
     Level,
     Lookup,
     Patches,
@@ -62,7 +62,6 @@ from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
     from torch.nn import Module
 
     from s3cache.torch_api.protocols import AOTConfig, AOTResult, CompiledGraph
@@ -127,7 +126,9 @@ class Lookups:
             if self._state.frame is not None:
                 self._state.frame.save()
             try:
-                with self._agreeing(lookup, gm, inputs):
+                with contextlib.ExitStack() as stack:
+                    if internals.hits_need_agreement():
+                        stack.enter_context(self._events.looking_up.around(lookup, gm, inputs))
                     result = original(mod, inputs, config, *args, **kwargs)
             finally:
                 if lookup.reasons:
@@ -139,9 +140,8 @@ class Lookups:
                 else:
                     self._bypasses.record("aot", [_OF_TORCH], gm)
             self._events.looked_up.tell(lookup)
-            if lookup.reasons:
-                self.compiles.leave_to_torch(lookup)
-            elif not internals.is_hit(result) and self._keys.is_shared(lookup.key):
+            missed = not internals.is_hit(result) and self._keys.is_shared(lookup.key)
+            if lookup.reasons or missed:
                 self.compiles.begin(lookup)
             self._raise_of(lookup)
             if lookup.first is not None:
@@ -199,8 +199,6 @@ class Lookups:
         with _rolled_back_on_error():
             try:
                 if hit is not None and internals.is_first_call_fake():
-                    from s3cache.hooks._first_calls import fake_first_call
-
                     fake_first_call(entry, hit.entry.header.meta.get("first_call"))
                 # A rebuilt callable must behave like one that was compiled here.
                 conditions = conditions_of(entry)
@@ -234,13 +232,6 @@ class Lookups:
         reason = self._events.barred.ask(lookup)
         return Reason.DISABLED if reason is None and not self._events.barred else reason
 
-    def _agreeing(
-        self, lookup: Lookup, gm: GraphModule, inputs: Sequence[object]
-    ) -> contextlib.AbstractContextManager[object]:
-        if not internals.hits_need_agreement():
-            return contextlib.nullcontext()
-        return self._events.looking_up.around(lookup, gm, inputs)
-
     def _check_barred(self, lookup: Lookup) -> None:
         """Raise torch's miss error if no entry may be used."""
         if (reason := self._why_barred(lookup)) is not None:
@@ -264,10 +255,10 @@ class Lookups:
         call = self._first_call(
             lookup,
             hit,
+            graphs_of(entry),
             again=self._state.again,
             # Wrappers may change the numbers of inputs.
             mutated=None if mutated and entry.dispatch_wrappers else mutated,
-            graphs=graphs_of(entry),
             effects=bool(metadata.tokens),
         )
 
@@ -295,9 +286,9 @@ class Lookups:
         call = self._first_call(
             lookup,
             hit,
+            [graph],
             again=again,
             mutated=[*graph.mutated_input_idxs],
-            graphs=[graph],
             reusing=graph.source_code if reusing else "",
         )
 
@@ -311,15 +302,7 @@ class Lookups:
         setattr(graph, internals.CALLABLE, call.watched(function, finish))
 
     def _first_call(
-        self,
-        lookup: Lookup,
-        hit: Hit,
-        *,
-        again: Callable[[Sequence[object]], Function[object]] | None,
-        mutated: Sequence[int] | None,
-        graphs: Sequence[CompiledGraph],
-        effects: bool = False,
-        reusing: str = "",
+        self, lookup: Lookup, hit: Hit, graphs: Sequence[CompiledGraph], **of_code: Any
     ) -> FirstCall:
         return FirstCall(
             engine=self._engine,
@@ -328,11 +311,8 @@ class Lookups:
             take_back=partial(self._take_back, lookup),
             sources=[getattr(graph, "source_code", "") for graph in graphs],
             code=self._state.caller or internals.code_in_dynamo(),
-            again=again,
             heal=heal,
-            mutated=mutated,
-            effects=effects,
-            reusing=reusing,
+            **of_code,
         )
 
     def _take_back(self, lookup: Lookup, why: str) -> None:

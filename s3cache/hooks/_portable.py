@@ -31,39 +31,73 @@ _STAGES = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
 _GROUP = "__grp__"  # prefix of the file that lists the others
 #: On a kernel in an entry: the digest of its configurations, under which torch remembers the best.
 _CONFIGS = "s3cache_configs"
-# Unloaded copies of kernels from second-level entries, by the kernel that torch loads.
-_unloaded: weakref.WeakKeyDictionary[CachingAutotuner, CachingAutotuner] = (
-    weakref.WeakKeyDictionary()
-)
 
 
-@contextlib.contextmanager
-def portable(*results: object, share_sources: bool = False) -> Iterator[None]:
-    """Remove traces of this machine from entries and compiled graphs while the block runs.
+class Portable:
+    """Removes traces of this machine from what a session saves."""
 
-    These are places of source code, unless ``share_sources`` is set, and the paths in Triton
-    kernels. Attributes that the block sets are kept. torch alone can use such kernels too, but then
-    does not remember the fastest configuration.
-    """
-    changed: list[tuple[dict[str, object], str, object, object]] = []
-    try:
-        for result in results:
-            fields = vars(result)
-            for name, value in [*fields.items()]:
-                hidden = value
-                if name == internals.TRITON_BUNDLE:
-                    bundle = cast("TritonBundle | None", value)
-                    hidden = portable_bundle(bundle, share_sources=share_sources)
-                elif not share_sources:
-                    hidden = hidden_source(name, value)
-                if hidden is not value:
-                    fields[name] = hidden
-                    changed.append((fields, name, value, hidden))
-        yield
-    finally:
-        for fields, name, value, hidden in changed:
-            if fields.get(name) is hidden:
-                fields[name] = value
+    def __init__(self, *, share_sources: bool = False) -> None:
+        self.share_sources = share_sources
+        # Unloaded copies of kernels from second-level entries, by the kernel that torch loads.
+        self._unloaded: weakref.WeakKeyDictionary[CachingAutotuner, CachingAutotuner] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @contextlib.contextmanager
+    def results(self, *results: object) -> Iterator[None]:
+        """Remove traces of this machine from entries and compiled graphs while the block runs.
+
+        These are places of source code, unless ``share_sources`` is set, and the paths in Triton
+        kernels. Attributes that the block sets are kept. torch alone can use such kernels too, but
+        then does not remember the fastest configuration.
+        """
+        changed: list[tuple[dict[str, object], str, object, object]] = []
+        try:
+            for result in results:
+                fields = vars(result)
+                for name, value in [*fields.items()]:
+                    hidden = value
+                    if name == internals.TRITON_BUNDLE:
+                        hidden = self.bundle(cast("TritonBundle | None", value))
+                    elif not self.share_sources:
+                        hidden = hidden_source(name, value)
+                    if hidden is not value:
+                        fields[name] = hidden
+                        changed.append((fields, name, value, hidden))
+            yield
+        finally:
+            for fields, name, value, hidden in changed:
+                if fields.get(name) is hidden:
+                    fields[name] = value
+
+    def bundle(self, bundle: TritonBundle | None) -> TritonBundle | None:
+        """Return a bundle that any machine can use."""
+        if not bundle or not bundle.kernel_artifacts:
+            return bundle
+        places = () if self.share_sources else (*installed_in(), internals.cache_dir.get()())
+        autotuners = [
+            dataclasses.replace(static, kernel=_without_process(kernel))
+            for static in bundle.static_autotuners
+            if not internals.is_loaded(kernel := self._unloaded.get(static.kernel, static.kernel))
+        ]
+        kernels = []
+        for kernel in bundle.kernel_artifacts:
+            files = [file for file in kernel.artifacts if not file.filename.endswith(_STAGES)]
+            names = {file.filename for file in files}
+            kept = [
+                dataclasses.replace(file, payload=hidden_places(_payload(file, names), *places))
+                for file in files
+            ]
+            kernels.append(dataclasses.replace(kernel, artifacts=kept))
+        return dataclasses.replace(bundle, kernel_artifacts=kernels, static_autotuners=autotuners)
+
+    def keep_unloaded(self, kernel: CachingAutotuner) -> None:
+        """Keep a copy that does not change when torch loads ``kernel``."""
+        bare = _without_process(kernel)
+        bare.compile_results = [*map(copy.copy, kernel.compile_results)]
+        for result in bare.compile_results:
+            result.kernel = copy.copy(result.kernel)
+        self._unloaded[kernel] = bare
 
 
 @functools.cache
@@ -73,28 +107,6 @@ def installed_in() -> tuple[str, ...]:
     places = {str(Path(spec.origin).parent.parent) for spec in specs if spec.origin}
     places |= {sys.prefix, sys.base_prefix}
     return tuple(sorted(places - {"/", "/usr", "/usr/local"}, key=len, reverse=True))
-
-
-def portable_bundle(bundle: TritonBundle | None, *, share_sources: bool) -> TritonBundle | None:
-    """Return a bundle that any machine can use."""
-    if not bundle or not bundle.kernel_artifacts:
-        return bundle
-    places = () if share_sources else (*installed_in(), internals.cache_dir.get()())
-    autotuners = [
-        dataclasses.replace(static, kernel=_without_process(kernel))
-        for static in bundle.static_autotuners
-        if not internals.is_loaded(kernel := _unloaded.get(static.kernel, static.kernel))
-    ]
-    kernels = []
-    for kernel in bundle.kernel_artifacts:
-        files = [file for file in kernel.artifacts if not file.filename.endswith(_STAGES)]
-        names = {file.filename for file in files}
-        kept = [
-            dataclasses.replace(file, payload=hidden_places(_payload(file, names), *places))
-            for file in files
-        ]
-        kernels.append(dataclasses.replace(kernel, artifacts=kept))
-    return dataclasses.replace(bundle, kernel_artifacts=kernels, static_autotuners=autotuners)
 
 
 def _payload(file: TritonFile, names: set[str]) -> bytes:
@@ -120,15 +132,6 @@ def _without_process(kernel: CachingAutotuner) -> CachingAutotuner:
     if isinstance(cache, internals.autotune_cache.get()):
         vars(bare)[_CONFIGS] = cache.configs_hash
     return bare
-
-
-def keep_unloaded(kernel: CachingAutotuner) -> None:
-    """Keep a copy that does not change when torch loads ``kernel``."""
-    bare = _without_process(kernel)
-    bare.compile_results = [*map(copy.copy, kernel.compile_results)]
-    for result in bare.compile_results:
-        result.kernel = copy.copy(result.kernel)
-    _unloaded[kernel] = bare
 
 
 def restore_kernel(kernel: CachingAutotuner) -> None:

@@ -26,23 +26,24 @@ import linecache
 import os
 import re
 import sys
+import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, cast
 
 from s3cache.artifact import CONDITIONS, check_image, hidden_places, without_places
 from s3cache.errors import ConfigError, CorruptError
 from s3cache.graph import Code, settings_digest, storage_offsets
 from s3cache.hooks._again import interpreted_backward, lower_backward
-from s3cache.hooks._portable import installed_in, keep_unloaded, restore_kernel
+from s3cache.hooks._portable import Portable, installed_in, restore_kernel
 from s3cache.hooks._state import CompileState, around
 from s3cache.store import Buffer, own_directory
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
-from s3cache.util.directories import check_files, private_directory
+from s3cache.util.directories import check_files
 from s3cache.util.logs import logger_of
 
 if TYPE_CHECKING:
@@ -142,8 +143,11 @@ def misfits(
             context, kind, [inputs[i] for i in some], [inputs[i] for i in others]
         ):
             continue
-        names = ", ".join(_input_name(i, sources) for i in (*some, *others))
-        yield f"{names} share memory in another way in the entry"
+        texts = []
+        for i in (*some, *others):
+            name = internals.name_of_source(sources[i]) if i < len(sources) else None
+            texts.append(f"input {i}" + (f" ({as_written(name)})" if name else ""))
+        yield f"{', '.join(texts)} share memory in another way in the entry"
 
 
 def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
@@ -166,11 +170,6 @@ def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
 def as_written(source: str) -> str:
     """Return ``L['x'].size()[0]`` as the user would write it: ``x.size()[0]``."""
     return _LOCAL.sub(r"\1", source)
-
-
-def _input_name(number: int, sources: Sequence[object]) -> str:
-    name = internals.name_of_source(sources[number]) if number < len(sources) else None
-    return f"input {number}" + (f" ({as_written(name)})" if name else "")
 
 
 def add_guards(conditions: Conditions, sources: Sequence[object]) -> None:
@@ -307,7 +306,7 @@ class Kernels:
         on_triton: Callable[[CompiledGraph], object] = lambda _: None,
     ) -> None:
         self._on_triton = on_triton  # called before a graph with kernels of Triton is loaded
-        self.share_sources = share_sources
+        self.portable = Portable(share_sources=share_sources)
         self._state = state
         self._loaded: dict[tuple[str, str], object] = {}  # from entries, by id and digest
         self._images: dict[str, Buffer | str] = {}  # image or path of every kernel loaded
@@ -355,7 +354,7 @@ class Kernels:
         made_in, bare = internals.cache_dir.get()(), without_places(image, *installed_in())
         if files := files_named_in(bare, made_in):
             raise _unsharable(f"it reads a file of this machine ({files[0]})")
-        return image if self.share_sources else hidden_places(bare, made_in)
+        return image if self.portable.share_sources else hidden_places(bare, made_in)
 
     @around(internals.load_module)
     def _load_by_key_path(
@@ -479,13 +478,21 @@ class Kernels:
     def _read_and_emit(
         self, original: Function[object], bundle: TritonBundle, *args: object, **kwargs: object
     ) -> object:
-        if self._state.rebuilding is not None:
-            for kernel in bundle.kernel_artifacts:
-                base = internals.triton_directory.get()(kernel.device)
-                check_triton_directory(base, kernel.kernel_hash)
+        for kernel in () if self._state.rebuilding is None else bundle.kernel_artifacts:
+            try:  # the directory is this user's alone, and so are the files of the kernel in it
+                directory = own_directory(internals.triton_directory.get()(kernel.device))
+                with contextlib.suppress(FileNotFoundError):  # no files of this kernel yet
+                    held = directory.enter(kernel.kernel_hash)
+                    fix = "remove it, or give TRITON_CACHE_DIR another directory"
+                    check_files(held.fd, held.path, held.names(), fix)
+            except ConfigError as exc:
+                raise PermissionError(
+                    errno.EACCES,
+                    f"kernels of Triton are not loaded from where others may write: {exc}",
+                ) from exc
         for static in bundle.static_autotuners:
             if self._state.fx_options is not None:  # a whole graph's entry may need it unloaded
-                keep_unloaded(static.kernel)
+                self.portable.keep_unloaded(static.kernel)
             restore_kernel(static.kernel)
         return original(bundle, *args, **kwargs)
 
@@ -526,31 +533,26 @@ def opened(image: Buffer, name: str) -> Iterator[str]:
     a ``noexec`` temporary directory, which only gets a link to them, does not matter. Nothing is
     left behind.
     """
-    directory, forget = private_directory()
-    try:
-        with open(os.memfd_create(name[:64], os.MFD_CLOEXEC), "wb") as file:
-            file.write(image)
-            file.flush()
-            # The loader treats two libraries with one path as the same.
-            path = f"{directory}/{os.path.basename(directory)}.so"
-            os.symlink(f"/proc/self/fd/{file.fileno()}", path)
-            yield path
-    finally:
-        forget()
-
-
-def check_triton_directory(base: str, kernel: str) -> None:
-    """Make ``base`` for this user alone, unless it is there; check the files of a kernel in it."""
-    try:
-        directory = own_directory(base)
-        with contextlib.suppress(FileNotFoundError):  # no files of this kernel yet
-            held = directory.enter(kernel)
-            fix = "remove it, or give TRITON_CACHE_DIR another directory"
-            check_files(held.fd, held.path, held.names(), fix)
-    except ConfigError as exc:
-        raise PermissionError(
-            errno.EACCES, f"kernels of Triton are not loaded from where others may write: {exc}"
-        ) from exc
+    with contextlib.ExitStack() as undo:
+        try:
+            directory = tempfile.mkdtemp(prefix="s3cache-")
+        except OSError:
+            directory = tempfile.mkdtemp(prefix="s3cache-", dir=os.path.expanduser("~"))
+        undo.callback(os.rmdir, directory)
+        # From here on its path does not matter, which other users may be able to change.
+        fd = os.open(directory, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        undo.callback(os.close, fd)
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise PermissionError(errno.EACCES, "another user has replaced it", directory)
+        file = undo.enter_context(open(os.memfd_create(name[:64], os.MFD_CLOEXEC), "wb"))
+        file.write(image)
+        file.flush()
+        # The loader treats two libraries with one path as the same.
+        link = f"{os.path.basename(directory)}.so"
+        os.symlink(f"/proc/self/fd/{file.fileno()}", link, dir_fd=fd)
+        undo.callback(os.unlink, link, dir_fd=fd)
+        yield f"/proc/self/fd/{fd}/{link}"
 
 
 # -- the first call
@@ -559,12 +561,8 @@ def check_triton_directory(base: str, kernel: str) -> None:
 _MAX_COPIED = 64 << 20
 
 
-class Outcome(NamedTuple):
-    """The result of a call or its error, and the code of the next calls; None to try it again."""
-
-    result: object
-    error: Exception | None
-    code: Function[object] | None
+#: The result of a call or its error, and the code of the next calls; None to try it again.
+Outcome: TypeAlias = "tuple[object, Exception | None, Function[object] | None]"
 
 
 class Inputs:
@@ -577,7 +575,7 @@ class Inputs:
         fake = internals.fake_tensor.get()
         self.are_fake = any(isinstance(tensor, fake) for tensor in tensors.values())
         self._values: list[Callable[[], object]] = [
-            weakref.ref(value) if isinstance(value, torch.Tensor) else partial(_same, value)
+            weakref.ref(value) if isinstance(value, torch.Tensor) else lambda value=value: value
             for value in values
         ]
         self._before = {i: _state_of(tensor) for i, tensor in tensors.items()}
@@ -644,10 +642,6 @@ def has_storage(tensor: Tensor) -> bool:
     return needed <= tensor.untyped_storage().nbytes()
 
 
-def _same(value: object) -> object:
-    return value
-
-
 def _state_of(tensor: Tensor) -> object:
     version = None if tensor.is_inference() else tensor._version
     return version, tensor.shape, tensor.dtype
@@ -655,7 +649,7 @@ def _state_of(tensor: Tensor) -> object:
 
 @dataclass(eq=False, kw_only=True)
 class FirstCall:
-    """What answers the first call of an entry's code if it raises; see ``_healing``.
+    """What answers the first call of an entry's code if it raises; see ``_first_calls``.
 
     Attributes:
         key: of the entry.
@@ -688,6 +682,7 @@ class FirstCall:
         chosen: Function[object] | None = None
 
         def first(args: list[object]) -> object:
+            nonlocal chosen
             if chosen is not None:
                 return chosen(args)
             inputs = Inputs(args, self.mutated)
@@ -697,21 +692,18 @@ class FirstCall:
                 result = function(args)
             except Exception as exc:
                 hidden = internals.disable_dynamo.get()(self.heal)
-                outcome = cast("Outcome", hidden(self, inputs, exc, function))
-                settle(outcome.code)
-                if outcome.error is exc:
+                result, error, code = cast("Outcome", hidden(self, inputs, exc, function))
+                if code is not None:
+                    chosen = code
+                    finish(code)
+                if error is exc:
                     raise
-                if outcome.error is not None:
-                    raise outcome.error from None
-                return outcome.result
-            settle(function)
+                if error is not None:
+                    raise error from None
+                return result
+            chosen = function
+            finish(function)
             return result
-
-        def settle(code: Function[object] | None) -> None:
-            nonlocal chosen
-            if code is not None:
-                chosen = code
-                finish(code)
 
         return internals.boxed(first)
 

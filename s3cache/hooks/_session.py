@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from _s3cache_process import is_asked
 from s3cache import metrics
-from s3cache.cache import Cache, Engine, active_cache, current_cache, open_for_torch, set_active
+from s3cache.cache import Cache, current_cache, open_for_torch, set_current
 from s3cache.errors import S3CacheError, UnsupportedTorchError, code_of
-from s3cache.graph import Report
+from s3cache.graph import BypassReason, Graph, GraphBreak, Report, take_baseline
 from s3cache.hooks._again import deserialize_backward
 from s3cache.hooks._bypasses import Bypasses, Progress
-from s3cache.hooks._check import checked
 from s3cache.hooks._compiles import Compiles
 from s3cache.hooks._directories import lock_down, lock_down_triton, remember_installation
-from s3cache.hooks._keys import KeyHook, Registry, watch_registrations
 from s3cache.hooks._lookups import Lookups
 from s3cache.hooks._rebuild import Kernels
-from s3cache.hooks._state import CompileEvents, CompileState, Patches
+from s3cache.hooks._state import (
+    CacheCall,
+    CompileEvents,
+    CompileState,
+    KeyHook,
+    Patches,
+    Registry,
+    watch_registrations,
+)
 from s3cache.seam import features
 from s3cache.settings import WATCHED, is_strict_by_environment
 from s3cache.torch_api import check_names, internals, require
@@ -36,9 +43,11 @@ from s3cache.util.text import pointer
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
+    from torch.nn import Module
     from typing_extensions import Unpack
 
     from s3cache.options import Options
+    from s3cache.torch_api.protocols import AOTConfig
 
 logger = logger_of()
 
@@ -55,13 +64,18 @@ class Session:
     and torch's own caches are off if only signed entries may be used.
     """
 
-    def __init__(self, engine: Engine, *, supported: bool = True) -> None:
-        self.engine, settings = engine, engine.settings
-        self.events = CompileEvents(strict=settings.strict)
-        self.state, self.bypasses = CompileState(), Bypasses(engine)
-        self.kernels = Kernels(
-            self.state, share_sources=settings.share_sources, on_triton=self.events.rebuilding.tell
+    def __init__(self, cache: Cache, *, supported: bool = True) -> None:
+        self.cache = cache if supported else None  # that torch.compile uses
+        self.engine = engine = cache.engine
+        settings = engine.settings
+        self.events = events = CompileEvents(strict=settings.strict)
+        self.state, self.bypasses = state, bypasses = CompileState(), Bypasses(engine)
+        self.keys = keys = KeyHook(process.registry, state)
+        self.kernels = kernels = Kernels(
+            state, share_sources=settings.share_sources, on_triton=events.rebuilding.tell
         )
+        self.compiles = Compiles(engine, state, keys, kernels, bypasses, events)
+        self.lookups = Lookups(engine, state, keys, bypasses, events, self.compiles)
         self._patches = Patches()
         self._locked = Patches()  # separate: they stay even if no hook can be installed
         self._early_failures: list[Exception] = []
@@ -76,30 +90,22 @@ class Session:
             undo.callback(watch_registrations(self._early_failures.append))
         if engine.policy.level == "require":
             policy, locked = engine.policy.digest, self._locked
-            lock = functools.partial(lock_down, policy, locked, supported=supported)
+            lock = partial(lock_down, policy, locked, supported=supported)
             undo.callback(when_imported(internals.CODE_CACHES, lock))
-            lock_triton = functools.partial(lock_down_triton, policy, locked)
-            undo.callback(when_imported(internals.TRITON, lock_triton))
+            undo.callback(
+                when_imported(internals.TRITON, partial(lock_down_triton, policy, locked))
+            )
         if supported:
             for feature in features():
                 if feature.is_used(settings):
                     feature.call(feature.installs, self, strict=settings.strict)
-            undo.callback(when_imported(internals.DYNAMO, self._install_holding))
+            # The hook around Dynamo's compiles is installed before the first of them begins.
+            hold = partial(self.install_part, internals.HOLDING, self._hold, bind=False)
+            undo.callback(when_imported(internals.DYNAMO, hold))
             undo.callback(when_imported(internals.COMPILER, self._install))
 
-    @functools.cached_property
-    def keys(self) -> KeyHook:
-        return KeyHook(registry, self.state)
-
-    @functools.cached_property
-    def compiles(self) -> Compiles:
-        parts = self.engine, self.state, self.keys, self.kernels, self.bypasses, self.events
-        return Compiles(*parts)
-
-    @functools.cached_property
-    def lookups(self) -> Lookups:
-        parts = self.engine, self.state, self.keys, self.bypasses, self.events, self.compiles
-        return Lookups(*parts)
+    def _hold(self, patches: Patches) -> None:
+        patches.wrap(internals.compile_frame, self.state.compile_frame)
 
     def _install(self) -> None:
         try:
@@ -129,8 +135,8 @@ class Session:
     def _install_hooks(self) -> None:
         patches, keys, directory = self._patches, self.keys, self.engine.settings.local_dir
         # The hooks that the cache requires: all of them, or none.
-        for hooks in (self.state, keys):
-            patches.install(hooks)
+        patches.install(self.state)
+        keys.install(patches)
         self.install_loading()
         self.compiles.install(patches)
         self.lookups.install(patches)
@@ -156,14 +162,6 @@ class Session:
         self._patches.callback(lambda: [functions.pop(name, None) for name in more])
         self._loads = True
 
-    def _install_holding(self) -> None:
-        """Install the hook around Dynamo's compiles, before the first of them begins."""
-
-        def install(patches: Patches) -> None:
-            patches.wrap(internals.compile_frame, self.state.compile_frame)
-
-        self.install_part(internals.HOLDING, install, bind=False)
-
     def install_part(
         self, feature: str, install: Callable[[Patches], object], *, bind: bool = True
     ) -> None:
@@ -182,10 +180,28 @@ class Session:
             self._patches.callback(patches.close)
 
 
-_mutex = threading.RLock()
-_session: Session | None = None
-_tried_environment = False
-registry = Registry()
+class Process:
+    """The session of this process, and what outlives it."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.RLock()
+        self.session: Session | None = None
+        self.tried_environment = False
+        self.registry = Registry()
+
+    @property
+    def cache(self) -> Cache | None:
+        """The cache that torch.compile uses now, if any."""
+        return None if self.session is None else self.session.cache
+
+    def close(self) -> None:
+        """End the session, if there is one."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.undo.close()
+
+
+process = Process()
 
 
 def active() -> Cache | None:
@@ -197,7 +213,7 @@ def active() -> Cache | None:
     if by_torch and "torch" not in sys.modules and is_asked():
         first_compile.wait(enable_by_environment)
     first_compile.end()
-    return active_cache()
+    return process.cache
 
 
 def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
@@ -214,22 +230,21 @@ def enable(url: str | None = None, **options: Unpack[Options]) -> Cache:
     Raises:
         ConfigError: the URL or a setting cannot be used.
     """
-    global _session
     first_compile.cancel()
-    with _mutex:
-        _close()
+    with process.mutex:
+        process.close()
         if not internals.is_supported():
             inert: Options = {**options, "mode": "off"}
             cache = open_for_torch(url, inert)
-            _session = Session(cache.engine, supported=False)
+            process.session = Session(cache, supported=False)
             return cache
         cache = open_for_torch(url, options)
         try:
-            _session = Session(cache.engine)
+            process.session = Session(cache)
         except Exception:  # strict
             cache.close()
             raise
-        set_active(cache)
+        set_current(cache)
         if cache.settings.summary or cache.settings.metrics_file:
             atexit.unregister(_print_summary)  # so that it is registered once
             atexit.register(_print_summary)
@@ -242,11 +257,10 @@ def enable_by_environment() -> None:
     Raises:
         S3CacheError: enabling failed, and the environment sets strict mode.
     """
-    global _tried_environment
-    with _mutex:
-        if _tried_environment or _session is not None:
+    with process.mutex:
+        if process.tried_environment or process.session is not None:
             return
-        _tried_environment = True
+        process.tried_environment = True
         try:
             enable()
         except Exception as exc:
@@ -263,8 +277,8 @@ def enable_by_environment() -> None:
 def disable() -> None:
     """Restore torch exactly; wait for uploads, at most ``exit_timeout_s``."""
     first_compile.cancel()
-    with _mutex:
-        _close()
+    with process.mutex:
+        process.close()
 
 
 @contextlib.contextmanager
@@ -284,8 +298,14 @@ def register_cacheable(function: _F, *, version: str) -> _F:
     Raises:
         ConfigError: ``function`` has no importable name, or ``version`` is empty.
     """
-    registry.add(function, version)
+    process.registry.add(function, version)
     return function
+
+
+# -- check
+#
+# Only the hook for keys is installed. torch traces the function as usual; instead of a lookup,
+# the key of the graph is computed and the graph runs uncompiled.
 
 
 def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs) -> Report:
@@ -299,9 +319,80 @@ def check(function: Callable[_P, object], /, *args: _P.args, **kwargs: _P.kwargs
     Raises:
         Exception: what ``function`` raises.
     """
-    cache = active_cache()
-    probe = None if cache is None else cache.engine.probe
-    return checked(function, registry, args, kwargs, probe)
+    report, cache = _traced(function, args, kwargs), process.cache
+    if cache is None:
+        return report
+    probe = cache.engine.probe
+    graphs = (replace(g, entry=probe(g.key)) if g.key is not None else g for g in report.graphs)
+    return replace(report, graphs=tuple(graphs))
+
+
+def _traced(
+    function: Function[object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Report:
+    import torch
+
+    # Nothing is compiled, so that replaced functions of torch might still run in a compile.
+    state, graphs = CompileState(observed=contextlib.nullcontext), list[Graph]()
+    keys = KeyHook(process.registry, state)
+
+    def load(
+        _: Function[object],
+        mod: Module,
+        inputs: Sequence[object],
+        config: AOTConfig,
+        *others: object,
+        **__: object,
+    ) -> object:
+        """Replace AOTAutograd's cache: every lookup returns the graph itself."""
+        nodes = len(internals.graph_module_of(mod).graph.nodes)
+        internals.stand_in_for_metadata()
+        with state.entered(CacheCall()) as call:
+            try:
+                key = internals.name_of_key(mod, inputs, config, others)
+                components = dict(keys.known(key).components)
+                if not components:
+                    raise KeyError(key)  # a key that torch made up
+                graphs.append(Graph(nodes, key, components, ()))
+            except Exception as exc:  # noqa: BLE001 - the report says it
+                reasons = call.reasons or (BypassReason("error", repr(exc)),)
+                graphs.append(Graph(nodes, None, {}, reasons))
+        return internals.as_load_result(_eagerly(mod), config)
+
+    take_baseline(early=False)
+    # A compiled function keeps its own options.
+    is_compiled = isinstance(function, internals.optimized_module.get()) or hasattr(
+        function, internals.ORIGINAL_CALLABLE
+    )
+    compiled = function if is_compiled else torch.compile(function)
+    torch.compiler.reset()
+    grad, patches = torch.is_grad_enabled(), Patches()
+    try:
+        patches.install(state)
+        keys.install(patches)
+        # Also if torch's caches are off: the report names that as a reason.
+        patches.wrap(internals.should_use_local_cache, lambda _: True)
+        patches.wrap(internals.try_load, load)
+        compiled(*args, **kwargs)
+        breaks = map(internals.describe_break, internals.graph_break_reasons.get())
+        return Report(tuple(graphs), tuple(GraphBreak(**reason) for reason in breaks))
+    except BaseException:
+        torch.set_grad_enabled(grad)  # a graph that raises may leave it changed
+        raise
+    finally:
+        patches.close()
+        torch.compiler.reset()  # the callables made here must not run again
+
+
+def _eagerly(mod: Module) -> Callable[[Sequence[object]], object]:
+    graph = getattr(mod, "graph", None)
+    count = len(graph.find_nodes(op="placeholder")) if graph is not None else None
+
+    def run(inputs: Sequence[object]) -> object:
+        # A graph module with its own parameters does not take them from the list.
+        return mod(*(inputs if count is None else inputs[len(inputs) - count :]))
+
+    return run
 
 
 def backend(
@@ -326,14 +417,6 @@ def backend(
     return compiled
 
 
-def _close() -> None:
-    global _session
-    session, _session = _session, None
-    set_active(None)
-    if session is not None:
-        session.undo.close()
-
-
 def _print_summary() -> None:
     """Print the counts of the last enabled cache, after its uploads have ended."""
     cache = current_cache()
@@ -354,9 +437,8 @@ def _print_summary() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _mutex
-    _mutex = threading.RLock()  # the thread that held it does not exist in the child
-    if active_cache() is not None and internals.ASYNC_COMPILE in sys.modules:
+    process.mutex = threading.RLock()  # the thread that held it does not exist in the child
+    if process.cache is not None and internals.ASYNC_COMPILE in sys.modules:
         with contextlib.suppress(Exception):  # a fork of a program must not fail
             internals.compile_pool.get().cache_clear()  # its threads do not exist in the child
 

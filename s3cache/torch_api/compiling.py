@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import dataclasses
 import functools
 import re
@@ -19,7 +20,7 @@ from s3cache.torch_api import Internal, installed_release, names
 from s3cache.torch_api.registries import torch_directory
 
 if TYPE_CHECKING:
-    from torch import SymInt
+    from torch import SymInt, device
     from torch.fx import Graph, GraphModule
     from torch.nn import Module
 
@@ -293,6 +294,45 @@ def triton_environment() -> dict[str, str]:
     except ImportError:
         return {}
     return dict(get_cache_invalidating_env_vars())
+
+
+# -- devices
+
+# Properties that differ between equal devices.
+_IDENTITY = frozenset({"pci_bus_id", "pci_device_id", "pci_domain_id", "uuid"})
+
+
+def current_device(kind: str) -> device:
+    """Return the current device of a kind, such as ``cuda``."""
+    import torch
+
+    return torch.device(kind, torch.get_device_module(kind).current_device())
+
+
+def device_properties(device: device) -> dict[str, object]:
+    """Return torch's properties of a device, and the version of CUDA that its driver supports."""
+    import torch
+
+    properties = torch.get_device_module(device).get_device_properties(device)
+    values = {n: getattr(properties, n) for n in dir(properties) if not n.startswith("_")}
+    if "uuid" in values:
+        values["uuid"] = str(values["uuid"])
+    fields = {n: value for n, value in values.items() if isinstance(value, (int, float, str))}
+    return {**fields, "driver": _cuda_driver() if device.type == "cuda" else ""}
+
+
+def shared_properties(device: device) -> dict[str, object]:
+    """Return the properties of a device that equal devices share, besides the size of memory."""
+    return {n: value for n, value in device_properties(device).items() if n not in _IDENTITY}
+
+
+@functools.cache
+def _cuda_driver() -> int:
+    """Return the version of CUDA that the driver supports, or 0; torch has no function for it."""
+    version = ctypes.c_int()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value
 
 
 # -- sizes, and guards on them

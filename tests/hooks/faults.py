@@ -11,7 +11,7 @@ import torch
 import s3cache
 from s3cache.artifact import Artifact
 from s3cache.cache import Engine
-from s3cache.hooks import _compiles, _keys, _lookups
+from s3cache.hooks import _compiles, _lookups, _state
 from s3cache.hooks._rebuild import NotSharableError
 from tests.hooks.switches import Counted, compiled, unknown
 
@@ -36,8 +36,8 @@ def _broken(owner: Any, name: str) -> Iterator[None]:
 
 # The function to break in each hook.
 HOOKS: dict[str, tuple[Any, str]] = {
-    "key": (_keys, "bypass_reasons"),
-    "fx key": (_keys, "fx_bypass_reasons"),
+    "key": (_state, "bypass_reasons"),
+    "fx key": (_state, "fx_bypass_reasons"),
     "lookup": (Engine, "candidates"),
     "candidate": (_lookups, "section_of"),
     "rebuild": (Artifact, "kernels_of"),

@@ -11,7 +11,7 @@ from torch import nn
 
 import s3cache
 import tests.support.compiler  # noqa: F401
-from s3cache.hooks._keys import Registry
+from s3cache.hooks._state import Registry
 
 INDUCTOR = torch._inductor.config
 FUNCTORCH = torch._functorch.config
@@ -38,7 +38,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     import s3cache.hooks._session as session
 
     fresh = Registry()
-    monkeypatch.setattr(session, "registry", fresh)
+    monkeypatch.setattr(session.process, "registry", fresh)
     return fresh
 
 

@@ -18,7 +18,7 @@ import pytest
 import tests.support.compiler  # noqa: F401
 from s3cache.artifact import unpickled
 from s3cache.errors import is_machine_trouble
-from s3cache.hooks._portable import portable
+from s3cache.hooks._portable import Portable
 from s3cache.hooks._rebuild import Kernels, NotSharableError, files_named_in, opened
 from s3cache.hooks._state import CompileState, Patches
 from tests.hooks.triton import KERNEL, bundled, emit
@@ -84,10 +84,36 @@ def test_an_image_is_loaded_from_a_directory_that_no_other_user_may_write_to(
     shared.chmod(0o777)
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
     with opened(b"verified", "kernel") as path:
+        (directory,) = shared.iterdir()
+        assert directory.stat().st_mode & 0o777 == 0o700
+        directory.rename(moved := shared / "moved")
+        directory.mkdir()
+        (directory / Path(path).name).write_bytes(b"planted")
         assert Path(path).read_bytes() == b"verified"
-        assert Path(path).parent.stat().st_mode & 0o777 == 0o700
-        assert list(shared.iterdir()) == []
-    assert not Path(path).parent.exists()
+        (directory / Path(path).name).unlink()
+    assert list(moved.iterdir()) == []
+
+
+def test_nothing_is_left_of_an_image_that_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = os.listdir("/proc/self/fd")
+    with opened(b"verified", "kernel") as path:
+        assert Path(path).read_bytes() == b"verified"
+    assert not Path(path).exists()
+    assert os.listdir("/proc/self/fd") == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_image_is_not_loaded_from_a_directory_that_another_user_may_have_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (planted := tmp_path / "planted").mkdir()
+    planted.chmod(0o777)
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(planted))
+    with pytest.raises(PermissionError), opened(b"verified", "kernel"):
+        pass
 
 
 def test_an_image_that_loads_a_kernel_by_its_path_is_recognized() -> None:
@@ -244,7 +270,7 @@ def static_kernel(directory: Path) -> Any:
 
 def shared(bundle: Any) -> bytes:
     graph = SimpleNamespace(_triton_bundle=bundle)
-    with portable(graph):
+    with Portable().results(graph):
         content = pickle.dumps(graph._triton_bundle)
     assert graph._triton_bundle is bundle
     return content

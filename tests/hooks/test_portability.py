@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from s3cache import frame
-from s3cache.hooks._portable import portable
+from s3cache.hooks._portable import Portable
 from tests.support.marks import nightly, slow
 from tests.support.sites import Site
 
@@ -153,7 +153,7 @@ def test_stack_traces_of_cuda_graphs_are_not_shared() -> None:
         cache_linemap=[(3, TRACE)],
     )
     before = pickle.dumps(vars(graph))
-    with portable(graph):
+    with Portable().results(graph):
         graph.guards_expr = "s0 > 2"  # as torch does while it saves a graph
         shared = pickle.dumps(vars(graph))
         assert b"confidential" not in shared

@@ -20,7 +20,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
 from s3cache import Cache
-from s3cache.cache import Hit, set_active
+from s3cache.cache import Hit, set_current
 from s3cache.errors import ConfigError
 from s3cache.metrics import FAMILIES, PrometheusCollector, families, observe, write_textfile
 from s3cache.stats import CacheStats, HistogramSnapshot, LevelStats, Reason, Usage, VerbStats
@@ -191,7 +191,7 @@ def test_a_cache_enabled_later_is_observed_too(tmp_path: Path, telemetry: Teleme
     observe(meter_provider=telemetry.provider)
     for number in range(2):
         with open_cache(tmp_path, str(number)) as cache:
-            set_active(cache)
+            set_current(cache)
             save(cache, f"key-{number}")
             first, _ = telemetry.metrics()["s3cache.saved"].data.data_points
             assert (first.attributes, first.value) == ({"kind": "aot"}, 1)

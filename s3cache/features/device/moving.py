@@ -59,19 +59,15 @@ def misplaced(limits: DeviceConstraint, *, movable: bool = True) -> str | None:
     """
     if limits["rank"] is not None and limits["rank"] != (here := rank_of_process()):
         return f"its code may contain the number of {limits['rank']}; this is {here or 'no rank'}"
-    if limits["device"] is None or limits["device"] == (device := str(_here(limits["device"]))):
+    if limits["device"] is None:
+        return None
+    made_for = limits["device"]
+    device = str(internals.current_device(made_for.partition(":")[0]))
+    if made_for == device:
         return None
     if limits["alone"] is not None:
-        return f"its code is for {limits['device']} only, this is {device}: {limits['alone']}"
-    return None if movable else f"it is for {limits['device']}, this is {device}"
-
-
-def _here(made_for: str) -> device:
-    """Return the current device, of the kind that the code was made for."""
-    import torch
-
-    kind = torch.device(made_for).type
-    return torch.device(kind, torch.get_device_module(kind).current_device())
+        return f"its code is for {made_for} only, this is {device}: {limits['alone']}"
+    return None if movable else f"it is for {made_for}, this is {device}"
 
 
 # -- the rank
@@ -148,7 +144,8 @@ def moved_here(content: bytes, limits: DeviceConstraint) -> object:
 
     if limits["device"] is None:
         return unpickled(content)
-    made_for, here = torch.device(limits["device"]), _here(limits["device"])
+    made_for = torch.device(limits["device"])
+    here = internals.current_device(made_for.type)
     if made_for == here:
         return unpickled(content)
 

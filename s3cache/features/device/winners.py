@@ -46,7 +46,7 @@ from s3cache.features.device.kernels import (
 )
 from s3cache.features.device.names import LEFT, REMEMBERED
 from s3cache.frame import Frame
-from s3cache.hooks import Kernels, Patches, graphs_of, portable_bundle
+from s3cache.hooks import Kernels, Patches, graphs_of
 from s3cache.torch_api import internals
 from s3cache.torch_api.protocols import Function
 from s3cache.util.logs import logger_of
@@ -212,8 +212,7 @@ class Winners:
                 why = left_to_measure(tuner) or "torch does not remember the winner"
                 reasons[kernel_name(tuner)] = "" if digest in settled else why
             sealed = _sealed(bundle, settled, {each: watched.launched[each] for each in tuners})
-            sealed = portable_bundle(sealed, share_sources=self._kernels.share_sources)
-            setattr(graph, internals.TRITON_BUNDLE, sealed)
+            setattr(graph, internals.TRITON_BUNDLE, self._kernels.portable.bundle(sealed))
         content = pickle.dumps(result)
         unpickled(content)  # as the next process will
         left = [

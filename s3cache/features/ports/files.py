@@ -214,10 +214,10 @@ def device_here() -> str | None:
     torch = sys.modules.get("torch")
     if torch is None or os.environ.get(INERT_DEVICE) or not torch.cuda.is_available():
         return None
-    props = torch.cuda.get_device_properties(torch.cuda.current_device())
-    parts = [props.name, props.major, props.minor, props.multi_processor_count, props.total_memory]
-    parts += [getattr(props, "gcnArchName", ""), torch.version.cuda, torch.version.hip, _driver()]
-    return repr(parts)
+    from s3cache.torch_api import internals
+
+    properties = internals.shared_properties(internals.current_device("cuda"))
+    return repr((*properties.items(), torch.version.cuda, torch.version.hip, _driver()))
 
 
 @functools.cache

@@ -184,7 +184,8 @@ def accelerators() -> str:
     if torch.version.cuda or torch.version.hip:
         found.append(cuda.is_available())
         if cuda.is_initialized():
-            found += [cuda.device_count(), cuda.current_device(), cuda.get_device_properties()]
+            device = internals.current_device("cuda")
+            found += [cuda.device_count(), device, internals.device_properties(device)]
     return str(found)
 
 

@@ -41,15 +41,15 @@ def target() -> dict[str, Any]:
     # ``key`` has the components of the key of a small graph on the first GPU, with their digests.
     import torch
 
-    from s3cache.graph import device_fields  # here, as --help needs neither
-    from s3cache.hooks import check
+    from s3cache.hooks import check  # here, as --help needs neither
+    from s3cache.torch_api import internals
 
     versions = _versions()
     _check_build(versions, "")
     if not torch.cuda.is_available():
         problem = f"torch {versions['torch']} finds none"
         raise ConfigError("the GPU", problem, "run this on a machine that has one")
-    device: dict[str, Any] = device_fields(torch.device("cuda", 0))
+    device: dict[str, Any] = internals.shared_properties(torch.device("cuda", 0))
     from triton.runtime import driver
 
     properties = driver.active.utils.get_device_properties(0)

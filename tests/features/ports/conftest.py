@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from s3cache.cache import Engine, set_active
+from s3cache.cache import Engine, set_current
 from s3cache.store import MemoryStore
 from tests.support.caching import open_cache
 
@@ -22,7 +22,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def begin(name: str, **settings: Any) -> Engine:
         cache = open_cache(tmp_path / name, remote, **settings)
-        set_active(cache)
+        set_current(cache)
         engines.append(cache.engine)
         return engines[-1]
 
