@@ -102,8 +102,18 @@ def lower_backward(
 
 
 def interpreted_backward(entry: AOTResult) -> Function[object]:
-    """Return a function that runs the backward of ``entry`` uncompiled."""
-    return internals.interpreted(_as_serialized(entry))
+    """Return a function that runs the backward of ``entry`` uncompiled, operator by operator."""
+    import torch
+
+    module = _as_serialized(entry)
+
+    def run(args: list[object]) -> object:
+        values = list(args)
+        args.clear()
+        with torch.no_grad():
+            return module(*values)
+
+    return internals.boxed(run)
 
 
 def _as_serialized(entry: AOTResult) -> GraphModule:

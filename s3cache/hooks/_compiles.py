@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from s3cache.torch_api.protocols import (
         AOTResult,
         CompiledGraph,
+        DynamoObject,
         FirstCallWrapper,
         RuntimeMetadata,
         TracingContext,
@@ -123,13 +124,16 @@ class Compile:
         of_threads: bool,
         was_absent: bool = False,
     ) -> None:
+        import torch
+
         self.key = key
         self.was_absent = was_absent  # no tier had an entry under the key
         self.of_threads = of_threads  # whether the code depends on the number of threads
         self.places = storage_offsets(inputs)
         self._sources = sources
         # Sizes that are inputs: torch's entry has the guards on them.
-        self._symbols = internals.symbols_of(inputs)
+        sizes = (value.node.expr for value in inputs if isinstance(value, torch.SymInt))
+        self._symbols = frozenset(size for size in sizes if getattr(size, "is_symbol", False))
         # The numbers of AOTAutograd's guards and of guards on sizes, before and after the compile.
         self._before = _counts(context)
         self._until: tuple[int, int] | None = None
@@ -301,8 +305,9 @@ class Compiles:
         compiles = None if context is None else self.contexts.get(context)
         if context is None or not compiles:
             return context, None
-        number = internals.number_of_graph(context)
-        return context, compiles.get([*compiles][-1] if number is None else number)
+        # Like "3_backward": AOTAutograd's number of the graph.
+        name = (getattr(context, internals.GRAPH_NAME, None) or ("",))[0].partition("_")[0]
+        return context, compiles.get(int(name) if name.isdigit() else [*compiles][-1])
 
     def current(self) -> Compile | None:
         """Return the current compile, if it will be an entry of ours."""
@@ -406,11 +411,19 @@ class Compiles:
 
     @around(internals.guards_expression)
     def _guards_expression(
-        self, original: Function[str | None], shapes: object, *args: object, **kwargs: object
+        self, original: Function[str | None], shapes: DynamoObject, *args: object, **kwargs: object
     ) -> str | None:
-        """Leave sizes out that an option of torch excludes because of earlier calls."""
-        with internals.without_exclusions(shapes):
+        """Hide sizes of earlier calls, which ``automatic_dynamic_exclusion_guard`` adds.
+
+        They keep a graph from being used where an earlier one fits. Its code does not depend on
+        them.
+        """
+        excluded = getattr(shapes, "exclusion_constraints", [])
+        shapes.exclusion_constraints = []
+        try:
             return original(shapes, *args, **kwargs)
+        finally:
+            shapes.exclusion_constraints = excluded
 
     @around(internals.pickle_entry)
     def _pickle_entry(

@@ -59,7 +59,8 @@ def remember_installation(directory: str) -> None:
         listing = listing_of(internals.torch_directory().rstrip(os.sep), known.get("listing"))
         fingerprint, key = fingerprint_of(listing), str(known.get("key"))
         if known.get("digest") == _digest(key, fingerprint):
-            internals.set_torch_key(bytes.fromhex(key))
+            with contextlib.suppress(AssertionError, RuntimeError):  # torch has computed it
+                internals.set_key.get()(bytes.fromhex(key))
         else:
             key = internals.torch_key.get()().hex()
         is_settled = max(changed for changed, _ in listing.values()) < time.time_ns() - _SETTLED_NS

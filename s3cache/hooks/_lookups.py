@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from s3cache.artifact import Artifact, section_of, unpickled
 from s3cache.cache import Engine, Hit
@@ -145,7 +145,9 @@ class Lookups:
                 self.compiles.begin(lookup)
             self._raise_of(lookup)
             if lookup.first is not None:
-                lookup.holder = internals.holder_of(result, lookup.first)
+                for part in result if isinstance(result, tuple) else (result,):
+                    if getattr(part, "compiled_fn", None) is lookup.first:
+                        lookup.holder = part
             return result
 
     @around(internals.should_use_local_cache)
@@ -252,10 +254,7 @@ class Lookups:
             self.watch_graph(lookup, hit, entry.compiled_bw.result, again, reusing=donated)
         infos = [*enumerate(metadata.input_info)]
         mutated = [i for i, info in infos if info.mutates_data or info.mutates_metadata]
-        call = self._first_call(
-            lookup,
-            hit,
-            graphs_of(entry),
+        call = self._first_call(lookup, hit, graphs_of(entry))(
             again=self._state.again,
             # Wrappers may change the numbers of inputs.
             mutated=None if mutated and entry.dispatch_wrappers else mutated,
@@ -283,10 +282,7 @@ class Lookups:
         function = getattr(graph, internals.CALLABLE, None)
         if function is None:
             return
-        call = self._first_call(
-            lookup,
-            hit,
-            [graph],
+        call = self._first_call(lookup, hit, [graph])(
             again=again,
             mutated=[*graph.mutated_input_idxs],
             reusing=graph.source_code if reusing else "",
@@ -302,9 +298,10 @@ class Lookups:
         setattr(graph, internals.CALLABLE, call.watched(function, finish))
 
     def _first_call(
-        self, lookup: Lookup, hit: Hit, graphs: Sequence[CompiledGraph], **of_code: Any
-    ) -> FirstCall:
-        return FirstCall(
+        self, lookup: Lookup, hit: Hit, graphs: Sequence[CompiledGraph]
+    ) -> partial[FirstCall]:
+        return partial(
+            FirstCall,
             engine=self._engine,
             entry=hit.entry,
             key=str(lookup.key),
@@ -312,7 +309,6 @@ class Lookups:
             sources=[getattr(graph, "source_code", "") for graph in graphs],
             code=self._state.caller or internals.code_in_dynamo(),
             heal=heal,
-            **of_code,
         )
 
     def _take_back(self, lookup: Lookup, why: str) -> None:

@@ -152,14 +152,20 @@ def misfits(
 
 def failing_guards(expression: str, inputs: Sequence[object]) -> list[str]:
     """Return which of torch's guards on sizes, joined by ``and``, do not hold for ``inputs``."""
-    sizes = internals.sizes_among(inputs)
+    import torch
+
+    # The guards number the sizes in this order.
+    nodes = [value.node for value in inputs if isinstance(value, torch.SymInt)]
+    nodes = [node for node in nodes if node.hint is not None]
+    sources = [node.shape_env.var_to_sources.get(node.expr) or [None] for node in nodes]
     names = [
-        as_written(internals.name_of_size(size) or f"size {i}") for i, size in enumerate(sizes)
+        as_written(internals.name_of_source(source) or f"size {i}")
+        for i, (source, *_) in enumerate(sources)
     ]
-    values = [int(size.node.hint) for size in sizes]  # a hint adds no guard
+    values = [int(node.hint) for node in nodes]  # a hint adds no guard
     failures = []
     for guard in expression.split(" and "):
-        if not internals.holds_of_sizes(guard, sizes, values):
+        if not (nodes and nodes[0].shape_env.evaluate_guards_expression(guard, values)):
             numbers = sorted({int(number) for number in _NUMBERED.findall(guard)})
             text = _NUMBERED.sub(lambda match: names[int(match[1])], guard)
             here = ", ".join(f"{names[number]} is {values[number]}" for number in numbers)
@@ -500,7 +506,17 @@ class Kernels:
     def _collect(
         self, original: Function[object], bundler: object, *args: object, **kwargs: object
     ) -> object:
-        internals.keep_launched_kernels(bundler)
+        """Keep every kernel that one of the autotuners launches.
+
+        torch drops the kernels of autotuners that had only one configuration.
+        """
+        launched: set[str] | None = getattr(bundler, internals.LAUNCHED, None)
+        if launched:
+            launched.update(
+                internals.triton_file_name.get()(result.kernel.hash)
+                for static in getattr(bundler, internals.AUTOTUNERS) or ()
+                for result in static.kernel.compile_results
+            )
         return original(bundler, *args, **kwargs)
 
 
@@ -575,7 +591,7 @@ class Inputs:
         fake = internals.fake_tensor.get()
         self.are_fake = any(isinstance(tensor, fake) for tensor in tensors.values())
         self._values: list[Callable[[], object]] = [
-            weakref.ref(value) if isinstance(value, torch.Tensor) else lambda value=value: value
+            weakref.ref(value) if isinstance(value, torch.Tensor) else partial(_same, value)
             for value in values
         ]
         self._before = {i: _state_of(tensor) for i, tensor in tensors.items()}
@@ -640,6 +656,10 @@ def has_storage(tensor: Tensor) -> bool:
     last = sum((size - 1) * stride for size, stride in steps)
     needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
     return needed <= tensor.untyped_storage().nbytes()
+
+
+def _same(value: object) -> object:
+    return value
 
 
 def _state_of(tensor: Tensor) -> object:

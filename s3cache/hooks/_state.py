@@ -63,7 +63,6 @@ _Method = TypeVar("_Method", bound=Function[object])
 
 # -- replaced functions of torch
 
-_ABSENT = object()
 _MARK = "s3cache_around"
 
 
@@ -105,12 +104,11 @@ class Patches(contextlib.ExitStack):
         internals.hide(replacement)
         # Keys describe the original function, which may be the user's.
         vars(replacement)[ORIGINAL_ATTR] = original
-        old = vars(owner).get(name, _ABSENT)  # absent if the owner inherits it
+        undo: Callable[[], None] = partial(delattr, owner, name)  # if the owner inherits it
+        if name in vars(owner):
+            undo = partial(setattr, owner, name, vars(owner)[name])
         setattr(owner, name, type(present)(replacement) if wrapped else replacement)
-        if old is _ABSENT:
-            self.callback(delattr, owner, name)
-        else:
-            self.callback(setattr, owner, name, old)
+        self.callback(undo)
 
     def set_variable(self, variable: str, value: str) -> None:
         """Set an environment variable."""
@@ -555,11 +553,12 @@ class KeyHook:
         with self._calls.entered(self._calls.current or CacheCall()) as call:
             call.inputs, call.alone = inputs, False
             try:
-                with (
-                    self.described_passes(),
-                    internals.skip_backend_init(),
-                    internals.without_made_up_keys(),
-                ):
+                with contextlib.ExitStack() as stack:
+                    stack.enter_context(self.described_passes())
+                    stack.enter_context(internals.skip_backend_init())
+                    if internals.makes_keys_up.get():  # torch then raises why there is no key
+                        functorch = internals.functorch_config.get()
+                        stack.enter_context(functorch.patch(bypass_autograd_cache_key=False))
                     key, lines = ask()
                 call.key, call.reasons = key, ()
                 return key, lines
@@ -581,6 +580,8 @@ class KeyHook:
 
     @around(internals.check_cacheable)
     def _check_cacheable(self, original: Callable[[GraphModule], None], gm: GraphModule) -> None:
+        import torch
+
         if self._is_alone:
             original(gm)
             return
@@ -591,9 +592,11 @@ class KeyHook:
         more = {**self._registry.versions, **extra_cacheable_functions(gm)}
         # torch refuses graphs with a first call on fake tensors; our entries support them.
         with contextlib.ExitStack() as options, internals.hide_fake_first_call():
-            options.enter_context(internals.hide_freezing())
+            inductor = internals.inductor_config.get()
+            # It also refuses every graph under this option, but freezes only without gradients.
+            if inductor.freezing and torch.is_grad_enabled():
+                options.enter_context(inductor.patch(freezing=False))
             if more:
-                inductor = internals.inductor_config.get()
                 more |= inductor.unsafe_marked_cacheable_functions
                 options.enter_context(inductor.patch(unsafe_marked_cacheable_functions=more))
             original(gm)
@@ -633,7 +636,10 @@ class KeyHook:
         if not isinstance(call, FxKeying):
             original(gm, *args, **kwargs)
             return
-        original(gm, *internals.without_carried(args), **kwargs)
+        if args:  # since torch 2.13, the inputs; a forward only passes hooks on to its backward
+            inputs, hook = cast("Sequence[object]", args[0]), internals.backward_state.get()
+            args = [value for value in inputs if not isinstance(value, hook)], *args[1:]
+        original(gm, *args, **kwargs)
         try:
             call.reasons = tuple(fx_bypass_reasons(gm, self.version_of))
         except Exception as exc:  # noqa: BLE001 - torch's own key is as good as ever

@@ -20,7 +20,7 @@ from s3cache.torch_api import Internal, installed_release, names
 from s3cache.torch_api.registries import torch_directory
 
 if TYPE_CHECKING:
-    from torch import SymInt, device
+    from torch import device
     from torch.fx import Graph, GraphModule
     from torch.nn import Module
 
@@ -42,12 +42,6 @@ def may_have_cpu_code(details: KeyDetails) -> bool:
     """Return whether torch may generate code for the processor; always False before torch 2.13."""
     ask = getattr(details, names.ASKS_FOR_CPU_CODE, None)
     return ask is not None and bool(ask(details.gm, details.example_inputs))
-
-
-def set_torch_key(value: bytes) -> None:
-    """Set the hash of torch's own source to ``value``, unless torch has computed it."""
-    with contextlib.suppress(AssertionError, RuntimeError):  # the first until 2.12
-        names.set_key.get()(value)
 
 
 def graph_module_of(mod: Module) -> GraphModule:
@@ -122,16 +116,6 @@ def without_backend_id(aot_config: AOTConfig) -> AOTConfig:
     return dataclasses.replace(aot_config, precompile_backend_id=None)
 
 
-@contextlib.contextmanager
-def without_made_up_keys() -> Iterator[None]:
-    """Make torch raise, in the block, why a graph has no key, rather than make one up."""
-    if not names.makes_keys_up.get():
-        yield
-        return
-    with names.functorch_config.get().patch(bypass_autograd_cache_key=False):
-        yield
-
-
 _keying = threading.local()
 
 
@@ -161,19 +145,6 @@ def fx_key() -> Internal[Callable[[KeyPickler, object], str]]:
     return names.fx_get_key if names.fx_get_key.expected else names.fx_get_hash
 
 
-def without_carried(arguments: Sequence[object]) -> Sequence[object]:
-    """Return arguments of ``fx_check_cacheable`` after the graph, without hooks among the inputs.
-
-    A forward only passes them on to its backward. Until 2.12 the check gets the graph alone.
-    """
-    if not arguments:
-        return arguments
-    inputs, *others = arguments
-    carried = names.backward_state.get()
-    kept = [value for value in cast("Sequence[object]", inputs) if not isinstance(value, carried)]
-    return [kept, *others]
-
-
 def asks_fx_cache() -> bool:
     """Return whether Inductor uses its cache of FX graphs, according to options."""
     local = names.inductor_config.get().fx_graph_cache
@@ -190,19 +161,6 @@ def as_load_result(function: Function[object], aot_config: AOTConfig) -> object:
 
 def is_hit(result: object) -> bool:
     return (result[0] if isinstance(result, tuple) else result) is not None
-
-
-def interpreted(module: GraphModule) -> Callable[[list[object]], object]:
-    """Return a function that runs a traced graph operator by operator."""
-    import torch
-
-    def run(args: list[object]) -> object:
-        values = list(args)
-        args.clear()
-        with torch.no_grad():
-            return module(*values)
-
-    return boxed(run)
 
 
 def boxed(function: Callable[[list[object]], object]) -> Callable[[list[object]], object]:
@@ -243,12 +201,6 @@ def code_in_dynamo() -> CodeType | None:
     return cast("CodeType | None", getattr(translator, "f_code", None))
 
 
-def holder_of(result: object, function: object) -> object | None:
-    """Return the part of a lookup's result that calls ``function``, if torch has one."""
-    parts = result if isinstance(result, tuple) else (result,)
-    return next((each for each in parts if getattr(each, "compiled_fn", None) is function), None)
-
-
 def inner_compiler(compiler: object) -> object:
     """Return the function inside ``compiler`` that lowers, if Inductor made it; else ``None``.
 
@@ -264,21 +216,6 @@ def inner_compiler(compiler: object) -> object:
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cell = cells.get("inner_compile")
     return None if cell is None else cell.cell_contents
-
-
-def keep_launched_kernels(bundler: object) -> None:
-    """Keep every kernel in the bundle that one of its autotuners launches.
-
-    torch drops the kernels of autotuners that had only one configuration.
-    """
-    launched: set[str] | None = getattr(bundler, names.LAUNCHED, None)
-    if not launched:
-        return
-    launched.update(
-        names.triton_file_name.get()(result.kernel.hash)
-        for static in getattr(bundler, names.AUTOTUNERS) or ()
-        for result in static.kernel.compile_results
-    )
 
 
 def is_loaded(kernel: CachingAutotuner) -> bool:
@@ -413,20 +350,6 @@ def _numbers_of(value: Any) -> Iterator[object]:
             yield from _numbers_of(getattr(value, name))
 
 
-@contextlib.contextmanager
-def without_exclusions(shapes: Any) -> Iterator[None]:
-    """Hide sizes of earlier calls in the block, which ``automatic_dynamic_exclusion_guard`` adds.
-
-    They keep a graph from being used where an earlier one fits. Its code does not depend on them.
-    """
-    excluded = getattr(shapes, "exclusion_constraints", [])
-    shapes.exclusion_constraints = []
-    try:
-        yield
-    finally:
-        shapes.exclusion_constraints = excluded
-
-
 def shape_guards(context: TracingContext) -> Sequence[Any]:
     shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
     return () if shapes is None else cast("Sequence[Any]", shapes.guards)
@@ -486,42 +409,6 @@ def guard_on_sizes(context: TracingContext, expression: str) -> None:
 def format_expression(expression: object) -> str:
     """Format an expression over sizes for ``ShapeEnv.deserialize_symexpr``."""
     return str(names.expression_printer.get()().doprint(expression))
-
-
-def symbols_of(inputs: Sequence[object]) -> frozenset[object]:
-    """Return the symbols that are inputs of a graph: torch's entries have guards on them."""
-    import torch
-
-    numbers = (value.node.expr for value in inputs if isinstance(value, torch.SymInt))
-    return frozenset(symbol for symbol in numbers if getattr(symbol, "is_symbol", False))
-
-
-def sizes_among(inputs: Sequence[object]) -> list[SymInt]:
-    """Return the inputs to which guards in torch's entries refer, in the order of their numbers."""
-    import torch
-
-    sizes = [value for value in inputs if isinstance(value, torch.SymInt)]
-    return [size for size in sizes if size.node.hint is not None]
-
-
-def name_of_size(size: SymInt) -> str | None:
-    """Return the source of a size, such as ``L['x'].size()[0]``, if torch knows it."""
-    sources = size.node.shape_env.var_to_sources.get(size.node.expr)
-    return name_of_source(sources[0]) if sources else None
-
-
-def holds_of_sizes(guards: str, sizes: Sequence[SymInt], values: Sequence[int]) -> bool:
-    """Return whether guards of torch's entry hold for sizes with these ``values``."""
-    if not sizes:
-        return False
-    return bool(sizes[0].node.shape_env.evaluate_guards_expression(guards, values))
-
-
-def number_of_graph(context: TracingContext) -> int | None:
-    """Return AOTAutograd's number of the graph that is being compiled; ``None`` if unknown."""
-    name: Sequence[str] = getattr(context, names.GRAPH_NAME, None) or ("",)
-    number = name[0].partition("_")[0]
-    return int(number) if number.isdigit() else None
 
 
 # -- guards on inputs that AOTAutograd adds while it compiles, and Dynamo checks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import itertools
 import operator as operators
@@ -11,7 +10,6 @@ import os
 import sys
 import warnings
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from operator import attrgetter
 from types import (
     BuiltinFunctionType,
@@ -89,19 +87,6 @@ def _plain_text(value: object) -> str | None:
     if isinstance(value, (set, frozenset)):
         texts.sort(key=str)
     return f"{type(value).__name__} {texts}"
-
-
-def hide_freezing() -> AbstractContextManager[object]:
-    """Hide the option for freezing from torch while the block runs.
-
-    torch's check refuses every graph under the option, but it freezes only those without gradients.
-    """
-    import torch
-
-    config = names.inductor_config.get()
-    if not (config.freezing and torch.is_grad_enabled()):
-        return contextlib.nullcontext()
-    return cast("AbstractContextManager[object]", config.patch(freezing=False))
 
 
 def read_quietly(owner: object, name: str, *default: object) -> object:

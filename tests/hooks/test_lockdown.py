@@ -235,7 +235,7 @@ def test_without_hooks_torch_has_no_caches_and_a_temporary_directory(
 def given(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Return the keys that s3cache sets in torch."""
     keys: list[bytes] = []
-    monkeypatch.setattr(internals, "set_torch_key", keys.append)
+    monkeypatch.setattr(internals.set_key, "get", lambda: keys.append)
     return keys
 
 
