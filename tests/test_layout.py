@@ -221,8 +221,7 @@ _REACHED = {
     "hooks._first_calls": {"torch.*"},
     # Operators and methods by name, which are public.
     "features.target.install": {"torch.ops.aten.*"},
-    "torch_api.compiling": {"torch.*"},
-    "torch_api.registries": {"torch.Tensor.*"},
+    "torch_api.lookups": {"torch.*", "torch.Tensor.*"},
     # Whether torch is imported at all.
     "features.ports.files": {"torch"},
 }

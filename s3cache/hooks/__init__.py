@@ -1,6 +1,6 @@
 """Hooks that replace functions of torch's compiler, and the session that installs them.
 
-``_session`` installs and removes the hooks. ``_keys`` computes the key of a graph, ``_lookups``
+``_session`` installs and removes the hooks. ``_state`` computes the key of a graph, ``_lookups``
 goes through the entries under it, and ``_rebuild`` checks and loads one. ``_compiles`` follows a
 compile after a miss, and saves its result.
 """

@@ -1,6 +1,6 @@
 """torch's internals by name, typed, with the releases that have them.
 
-``names`` declares every internal that s3cache uses, ``registries`` and ``compiling`` have functions
+``names`` declares every internal that s3cache uses, ``lookups`` and ``compiling`` have functions
 on top of the names, and ``internals`` exports all of these. This module defines declarations. A
 declaration binds to the installed torch at its first use, or in :func:`require`; torch is not
 imported before. Values are read at every use, so that replacements in torch are seen.

@@ -1,52 +1,41 @@
-"""torch's internals of a compile: keys, entries, sizes and guards, profiles, traces and jobs."""
+"""torch as some graphs need it: sizes and guards, devices, jobs, custom operators."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import ctypes
-import dataclasses
 import functools
+import itertools
 import re
 import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+from types import (
+    FunctionType,
+)
+from typing import TYPE_CHECKING, Any, cast
 
-from s3cache.torch_api import Internal, installed_release, names
-from s3cache.torch_api.registries import torch_directory
+from s3cache.torch_api import installed_release, names
+from s3cache.torch_api.lookups import context_of_fake_call, graph_module_of, name_of_source
 
 if TYPE_CHECKING:
     from torch import device
-    from torch.fx import Graph, GraphModule
+    from torch.fx import GraphModule
     from torch.nn import Module
 
     from s3cache.torch_api.protocols import (
         AOTConfig,
         CachingAutotuner,
+        Config,
         Function,
-        KeyDetails,
-        KeyPickler,
-        Reducer,
+        Operator,
         TracingContext,
     )
 
 
 # -- keys of whole graphs
-
-
-def may_have_cpu_code(details: KeyDetails) -> bool:
-    """Return whether torch may generate code for the processor; always False before torch 2.13."""
-    ask = getattr(details, names.ASKS_FOR_CPU_CODE, None)
-    return ask is not None and bool(ask(details.gm, details.example_inputs))
-
-
-def graph_module_of(mod: Module) -> GraphModule:
-    """Return the graph that torch looks up, unwrapped."""
-    return cast("GraphModule", getattr(mod, "gm", mod))
 
 
 def name_of_key(
@@ -64,119 +53,12 @@ def name_of_key(
         return ask(gm, args, aot_config, options)[0]
 
 
-def inherited_reducer(pickler: KeyPickler) -> Reducer:
-    """Return the pickler's own reducer."""
-    return getattr(pickler, "reducer_override", _refuse_nested)
-
-
-def _refuse_nested(value: object) -> object:
-    """Refuse nested tensors like later releases; a table of reducers treats them as plain."""
-    import torch
-
-    if isinstance(value, torch.Tensor) and value.is_nested:
-        raise TypeError("a nested tensor has sizes that are numbered by order of creation")
-    return NotImplemented
-
-
-def is_numbered_length(size: object) -> bool:
-    """Return whether a size is the length of a jagged dimension, numbered in this process."""
-    import torch
-
-    return isinstance(size, torch.SymInt) and size.node.nested_int() is not None
-
-
-def line_for_global() -> Callable[[str, object], str] | None:
-    """Return torch's function that formats a global of generated code in keys, if it exists."""
-    return None if names.enrich_profiler_metadata.get() else names.format_global.find()
-
-
-def has_plain_codegen(graph: Graph) -> bool:
-    """Return whether the code of a graph is generated from its nodes alone."""
-    codegen = graph._codegen
-    return type(codegen) is names.codegen.get() and codegen._body_transformer is None
-
-
-@functools.cache
-def plain_arguments() -> tuple[frozenset[type], frozenset[type]]:
-    """Return types of arguments that generated code writes as ``repr``, and of containers."""
-    import torch
-    from torch.fx import Node, immutable_collections
-
-    constants = (type(None), bool, int, float, complex, str, type(...))
-    of_torch = (torch.dtype, torch.device, torch.layout, torch.memory_format, Node)
-    lists = (tuple, list, immutable_collections.immutable_list)
-    dicts = (dict, immutable_collections.immutable_dict)
-    return frozenset((*constants, *of_torch)), frozenset((*lists, *dicts))
-
-
-def without_backend_id(aot_config: AOTConfig) -> AOTConfig:
-    """Return the configuration without an id that is random (``caching_precompile``)."""
-    if aot_config.precompile_backend_id is None:
-        return aot_config
-    return dataclasses.replace(aot_config, precompile_backend_id=None)
-
-
-_keying = threading.local()
-
-
-@contextlib.contextmanager
-def skip_backend_init() -> Iterator[None]:
-    """Make :func:`skips_backend_init` true in this thread while the block runs.
-
-    Importing all of torch's backends takes longer than a key, and a hit needs none.
-    """
-    before, _keying.unasked = getattr(_keying, "unasked", False), True
-    try:
-        yield
-    finally:
-        _keying.unasked = before
-
-
-def skips_backend_init() -> bool:
-    """Return whether backends need not be registered now; custom devices must be."""
-    return getattr(_keying, "unasked", False) and names.added_device.get()() == "privateuseone"
-
-
-# -- keys of FX graphs
-
-
-def fx_key() -> Internal[Callable[[KeyPickler, object], str]]:
-    """Return the function that makes an FX key from details; until 2.12 without the prefix."""
-    return names.fx_get_key if names.fx_get_key.expected else names.fx_get_hash
-
-
-def asks_fx_cache() -> bool:
-    """Return whether Inductor uses its cache of FX graphs, according to options."""
-    local = names.inductor_config.get().fx_graph_cache
-    return bool(local) or names.should_use_remote_fx_cache.get()()
-
-
 # -- entries
 
 
 def as_load_result(function: Function[object], aot_config: AOTConfig) -> object:
     """Return the result of ``try_load`` for a hit: with the configuration since torch 2.13."""
     return (function, aot_config) if installed_release() >= (2, 13) else function
-
-
-def is_hit(result: object) -> bool:
-    return (result[0] if isinstance(result, tuple) else result) is not None
-
-
-def boxed(function: Callable[[list[object]], object]) -> Callable[[list[object]], object]:
-    """Mark ``function`` as taking its arguments as a list, which it may empty."""
-    function._boxed_call = True  # type: ignore[attr-defined]
-    return function
-
-
-def hide(function: Function[object]) -> None:
-    """Make Dynamo trace neither a function, a plain one, nor what it calls.
-
-    torch calls our hooks while a compiled program runs: it lowers most backwards then. Dynamo would
-    trace them like functions of the program.
-    """
-    skip = names.frame_action.get().SKIP
-    names.set_strategy.get()(function.__code__, names.frame_strategy.get()(skip, skip))
 
 
 def skip_package(name: str) -> Callable[[], None]:
@@ -191,31 +73,6 @@ def skip_package(name: str) -> Callable[[], None]:
         names.apply_skipped.get()()
 
     return end
-
-
-def code_in_dynamo() -> CodeType | None:
-    """Return the code of the frame that Dynamo traces now, if any."""
-    if "torch._dynamo.symbolic_convert" not in sys.modules:
-        return None
-    translator = getattr(names.translating.get(), names.TRANSLATOR, None)
-    return cast("CodeType | None", getattr(translator, "f_code", None))
-
-
-def inner_compiler(compiler: object) -> object:
-    """Return the function inside ``compiler`` that lowers, if Inductor made it; else ``None``.
-
-    Inductor makes one for each graph, around the function of its caller.
-    """
-    function: object = getattr(compiler, "compiler_fn", None)
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not isinstance(function, FunctionType) or function.__code__.co_name != "fw_compiler_base":
-        return None
-    if not function.__code__.co_filename.startswith(torch_directory()):
-        return None
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    cell = cells.get("inner_compile")
-    return None if cell is None else cell.cell_contents
 
 
 def is_loaded(kernel: CachingAutotuner) -> bool:
@@ -273,81 +130,6 @@ def _cuda_driver() -> int:
 
 
 # -- sizes, and guards on them
-
-
-def name_of_source(source: Any) -> str | None:
-    """Return the source of an input as a Python expression; ``None`` if it is not known."""
-    try:
-        return str(source.name() if callable(source.name) else source.name)
-    except Exception:  # noqa: BLE001 - some have no such thing, and say so in their own ways
-        return None
-
-
-def known_of_sizes(gm: GraphModule, inputs: Sequence[object]) -> str:
-    """Return what the current compile knows of the symbols in a graph, and of related symbols.
-
-    That is all that torch can use from now on when it reasons about sizes, in the form in which
-    torch checks it: guards, ranges, equalities, divisibility, assertions, specializations. Values
-    of symbols are not part of it, nor is knowledge of other variables of the program.
-    """
-    context = names.current_tracing_context.get()()
-    shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
-    if shapes is None or not shapes.var_to_range:
-        return ""
-    related: set[Any] = _symbols_of_graph(gm, inputs)
-    if not related:
-        return ""
-    asserts = [each.expr for some in shapes.deferred_runtime_asserts.values() for each in some]
-    facts = [(f"{each}", each.free_symbols) for each in shapes.get_nontrivial_guards()]
-    facts += [(f"assert {each}", each.free_symbols) for each in map(shapes.simplify, asserts)]
-    facts += [(f"{each} = 0", each.free_symbols) for each in map(shapes.replace, shapes.divisible)]
-    for symbol, other in {**shapes.replacements, **shapes.unbacked_renamings}.items():
-        facts.append((f"{symbol} = {shapes.replace(other)}", {symbol, *other.free_symbols}))
-    if getattr(shapes, "specializations", None):  # the one that is compiled now is an axiom only
-        facts += [
-            (f"{each} is {known}", each.free_symbols) for each, known in shapes.axioms.items()
-        ]
-    found: set[str] = set()
-    while some := [each for each in facts if not related.isdisjoint(each[1])]:
-        facts = [each for each in facts if related.isdisjoint(each[1])]
-        related = related.union(*(symbols for _, symbols in some))
-        found |= {text for text, _ in some}
-    for symbol in related & shapes.var_to_range.keys():
-        bounds, size = shapes.var_to_range[symbol], symbol in shapes.size_like
-        found.add(f"{symbol} in [{bounds.lower}, {bounds.upper}]{' as a size' if size else ''}")
-    if found and shapes.prefer_deferred_runtime_asserts_over_guards:
-        found.add("deferred")
-    return "; ".join(sorted(found))
-
-
-def _symbols_of_graph(gm: GraphModule, inputs: Sequence[object]) -> set[Any]:
-    """Return the symbols in the inputs of a graph, and those that its nodes introduce."""
-    import torch
-
-    symbols: set[Any] = set()
-    for value in inputs:
-        for number in _numbers_of(value):
-            if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                symbols |= getattr(getattr(number.node, "expr", None), "free_symbols", set())
-    for module in gm.modules():
-        for node in getattr(getattr(module, "graph", None), "nodes", ()):
-            symbols |= (node.meta.get(names.NEW_SYMBOLS) or {}).keys()
-    return symbols
-
-
-def _numbers_of(value: Any) -> Iterator[object]:
-    """Yield the numbers that describe an input: its layout, and that of all tensors inside."""
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        yield value
-        return
-    yield from value.shape
-    if value.layout is torch.strided:
-        yield from (*value.stride(), value.storage_offset())
-    if (flatten := getattr(value, "__tensor_flatten__", None)) is not None:
-        for name in flatten()[0]:
-            yield from _numbers_of(getattr(value, name))
 
 
 def shape_guards(context: TracingContext) -> Sequence[Any]:
@@ -454,48 +236,7 @@ def describe_break(reason: Any) -> dict[str, str]:
     return {"reason": reason.reason.strip().partition("\n")[0], "where": where}
 
 
-@contextlib.contextmanager
-def trace_event(event: str, level: str) -> Iterator[dict[str, object]]:
-    """Show the block as an event in torch's own traces, with the content of the mapping.
-
-    It appears in ``TORCH_TRACE`` and in a profiler's trace. Nested events with the same name are
-    left out, and so are events that fail.
-    """
-    about: dict[str, object] = {"level": level}
-    began_ns, end = time.time_ns(), None
-    with contextlib.suppress(Exception):
-        if names.trace_log.get().handlers or names.profiler_runs.get():
-            log = names.event_log.get()()
-            if event not in log.get_stack():
-                log.log_event_start(event, began_ns, {}, False)
-                end = log.log_event_end
-    try:
-        yield about
-    finally:
-        if end is not None:
-            with contextlib.suppress(Exception):
-                end(event, time.time_ns(), about, began_ns, False)
-
-
 # -- processes of a job, and first calls on fake tensors (DDPOptimizer)
-
-
-def hits_need_agreement() -> bool:
-    """Return whether processes must agree on hits: they exchange data while they compile.
-
-    False if torch's own lookups already make them agree.
-    """
-    return not names.sync_lookups.find() and compiles_exchange()
-
-
-def compiles_exchange() -> bool:
-    """Return whether processes of this job exchange data while they compile, hits or not."""
-    if not any(option.get() for option in names.EXCHANGING):
-        return False
-    import torch.distributed as dist
-
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
 
 #: Namespaces of operators with which processes exchange data.
 COLLECTIVES = frozenset(
@@ -504,7 +245,6 @@ COLLECTIVES = frozenset(
         *("_dtensor", "symm_mem"),
     }
 )
-
 
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 
@@ -555,82 +295,134 @@ def copied(module: GraphModule) -> GraphModule:
         return copy.deepcopy(module)
 
 
-def _context_of_fake_call() -> TracingContext | None:
-    context = names.current_tracing_context.get()()
-    return context if context is not None and context.fakify_first_call else None
-
-
-def is_first_call_fake() -> bool:
-    """Return whether the current graph answers its first call with fake tensors."""
-    return _context_of_fake_call() is not None
-
-
-@contextlib.contextmanager
-def hide_fake_first_call() -> Iterator[None]:
-    """Hide from torch, in the block, that first calls will be on fake tensors."""
-    context = _context_of_fake_call()
-    if context is not None:
-        context.fakify_first_call = False
-    try:
-        yield
-    finally:
-        if context is not None:
-            context.fakify_first_call = True
-
-
 def stand_in_for_metadata() -> None:
     """Provide metadata for a graph that is not compiled: DDPOptimizer requires it."""
-    context = _context_of_fake_call()
+    context = context_of_fake_call()
     if context is not None and context.fw_metadata is None:
         context.fw_metadata = object()
 
 
-# -- rebuilding a graph without importing Inductor's lowerings
-#
-# Generated code imports two names from those modules, which few graphs use: we look them up at
-# their first use. torch itself uses one class there, to show code to tests.
-
-#: Lines of generated code, and their replacements.
-_LINES: Final = {
-    f"from {names.SELECTION} import extern_kernels\n": "extern_kernels = _s3cache_kernels\n",
-    f"from {names.PLANNING} import _align as align\n": "align = _s3cache_align\n",
-}
-#: Kernels that are functions of torch with the same name.
-SAME_NAME: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "_int_mm"})
+# -- options
 
 
-def with_filename(code: CodeType, path: str) -> CodeType:
-    """Return code, and its nested code, with another file name."""
-    if code.co_filename == path:
-        return code
-    constants = tuple(
-        with_filename(each, path) if isinstance(each, CodeType) else each for each in code.co_consts
-    )
-    return code.replace(co_consts=constants, co_filename=path)
+def options_text(config: Config) -> str | None:
+    """Return the options of a config module that affect compiled code, as text.
+
+    None if one of them has no text that is equal in other processes, such as a pass.
+    """
+    values: dict[str, object] = config.get_config_copy()
+    ignored = tuple(cast("list[str]", values.get("_cache_config_ignore_prefix", [])))
+    # Directories do not affect compiled code.
+    unused = {"base_dir", "debug_dir_root", *itertools.chain(*names.CACHING_OPTIONS)}
+    texts: list[str] = []
+    for name, value in sorted(values.items()):
+        if name in unused or name.startswith((*ignored, "_save_config", "_cache_config")):
+            continue
+        text = _plain_text(value)
+        if text is None:
+            return None
+        texts.append(f"{name}={text}")
+    return "\n".join(texts)
 
 
-class LateKernels:
-    """A stand-in for ``extern_kernels``; imports Inductor for kernels that torch does not have."""
-
-    def __getattr__(self, name: str) -> object:
-        import torch
-
-        if name in SAME_NAME and names.SELECTION not in sys.modules:
-            found: object = getattr(torch, name)
-        else:
-            found = getattr(names.selected_kernels.get(), name)
-        vars(self)[name] = found
-        return found
-
-
-def late_align(nbytes: object) -> object:
-    """Compute the same as Inductor's own function, without its imports."""
-    aligned: object = names.align.get()(nbytes)
-    return aligned
+def _plain_text(value: object) -> str | None:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    items: Collection[object]
+    if isinstance(value, dict):
+        items = [each for pair in value.items() for each in pair]
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        items = value
+    else:
+        return None
+    texts = [_plain_text(each) for each in items]
+    if None in texts:
+        return None
+    if isinstance(value, (set, frozenset)):
+        texts.sort(key=str)
+    return f"{type(value).__name__} {texts}"
 
 
-def strip_imports(source: str) -> tuple[str, dict[str, object]]:
-    """Return generated code with fewer imports, and the names that it needs instead."""
-    for line, shorter in _LINES.items():
-        source = source.replace(line, shorter, 1)
-    return source, {"_s3cache_kernels": LateKernels(), "_s3cache_align": late_align}
+# -- operators
+
+#: The table of functions that are called in place of operators on fake tensors.
+FAKE_RULES = "torch._subclasses.fake_impls:op_implementations_dict"
+
+
+def is_decomposed_first(operator: Any) -> bool:
+    """Return whether an operator on fake tensors is decomposed before a rule for it is read.
+
+    ``ExportedProgram.run_decompositions`` removes the rules of such operators.
+    """
+    mode = names.fake_mode.get()
+    return not (
+        operator in names.meta_table.get()
+        or operator in mode._unbacked_special_fake_handling_ops
+        or mode.cpp_meta_supports_symint(mode, operator)
+    ) and bool(operator._can_decompose())
+
+
+def has_flexible_layout(operator: Operator) -> bool:
+    """Return True if Inductor may give inputs of a custom operator another layout than traced."""
+    tags = {str(tag).rpartition(".")[2] for tag in operator.tags}
+    if any(tag.startswith("needs_") for tag in tags):
+        return False
+    default = getattr(names.functorch_config.get(), "custom_op_default_layout_constraint", "")
+    return "flexible_layout" in {*tags, default}
+
+
+# -- registrations for operators
+
+
+def autocast_dtypes(definition: object) -> Mapping[str, object]:
+    """Return the dtypes to which autocast casts inputs of a custom operator, by device type."""
+    if installed_release() >= (2, 13):
+        found = attrgetter("_autocast_dtype")(definition)
+    else:
+        found = {name: getattr(definition, f"_autocast_{name}_dtype") for name in ("cpu", "cuda")}
+    return {name: dtype for name, dtype in found.items() if dtype is not None}
+
+
+@functools.cache
+def built_in() -> str:
+    """Return the directory in which torch's own C++ was built; ``""`` if it is not known."""
+    defined = names.DEFINED_AT.search(names.dispatch_dump.get()("aten::relu"))
+    root, found, _ = (defined[1] if defined else "").partition("build/aten/")
+    return root if found else ""
+
+
+def sharding_rules(kind: type) -> list[tuple[object, object]]:
+    """Return the rules of operators on distributed tensors of this class, by operator."""
+    dispatcher = getattr(kind, "_op_dispatcher", None)
+    propagator = getattr(dispatcher, "sharding_propagator", None)
+    tables = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
+    rules = [rule for table in tables for rule in getattr(propagator, table, {}).items()]
+    return rules + sharding_handlers(kind)
+
+
+def sharding_handlers(kind: type) -> list[tuple[object, object]]:
+    """Return the handlers of operators without rules; torch changes some of them at run time."""
+    dispatcher = getattr(kind, "_op_dispatcher", None)
+    return list(getattr(dispatcher, "_custom_op_handlers", {}).items())
+
+
+# -- patterns and backends
+
+
+@functools.cache
+def generated_operations() -> frozenset[FunctionType]:
+    """Return functions that Inductor makes from text, so that their code is in no file."""
+    values = vars(names.default_handler.get()).values()
+    return frozenset(value for value in values if isinstance(value, FunctionType))
+
+
+def extern_kernels() -> set[str]:
+    """Return names in ``extern_kernels`` from torch's import: variables of modules."""
+    kind = names.extern_choice.get()
+    return {
+        str(vars(value)["name"])
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch._inductor.")
+        for value in list(vars(module).values())
+        if type(value) is kind
+    }

@@ -15,8 +15,8 @@ from _s3cache_process import TRITON as TRITON
 from _s3cache_process import makes_code as makes_code
 from s3cache.torch_api import AnyFunction, Release, installed_release, installed_version
 from s3cache.torch_api.compiling import *
+from s3cache.torch_api.lookups import *
 from s3cache.torch_api.names import *
-from s3cache.torch_api.registries import *
 from s3cache.util.logs import logger_of
 from s3cache.util.text import pointer
 
