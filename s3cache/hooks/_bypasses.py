@@ -85,7 +85,7 @@ class Bypasses:
         with self._mutex:
             # Strict mode raises it instead.
             if len(self._warned) < _MAX_WARNED and not self._engine.settings.strict:
-                new = {(each.code, each.target) for each in shown} - self._warned
+                new = {(reason.code, reason.target) for reason in shown} - self._warned
                 self._warned |= new
         lines = [f"{what} ({shown[0].code}): {shown[0]}"]
         for index, reason in enumerate(shown):
@@ -95,7 +95,9 @@ class Bypasses:
                 lines.append(f"    {reason.fix}")
         if len(reasons) > len(shown):
             lines.append(f"  and {len(reasons) - len(shown)} more")
-        codes = dict.fromkeys(each.code for each in shown if (each.code, each.target) in new)
+        codes = dict.fromkeys(
+            reason.code for reason in shown if (reason.code, reason.target) in new
+        )
         if codes:
             lines.append(f"    read on: {command(*codes)}")
         bypasses.log(

@@ -446,15 +446,15 @@ class Compiles:
         *args: object,
         **kwargs: object,
     ) -> None:
-        given = inspect.signature(original).bind(key, graph, *args, **kwargs)
-        is_shared, in_directory = self._keys.is_shared(key), bool(given.arguments["local"])
+        bound = inspect.signature(original).bind(key, graph, *args, **kwargs)
+        is_shared, in_directory = self._keys.is_shared(key), bool(bound.arguments["local"])
         saving = Save(
             level=FX, key=key, result=graph, is_shared=is_shared, in_directory=in_directory
         )
         if is_shared:
-            given.arguments["local"] = True  # we intercept this write, for a remote alone too
+            bound.arguments["local"] = True  # we intercept this write, for a remote alone too
             graph._fx_graph_cache_debug_lines = []  # they are in the header of our entry
-        self._run(saving, partial(original, *given.args, **given.kwargs))
+        self._run(saving, partial(original, *bound.args, **bound.kwargs))
 
     def _run(self, saving: Save, save: Callable[[], None], *others: object) -> None:
         """Make the result and ``others`` portable and let torch save.
@@ -579,7 +579,7 @@ class Compiles:
             **({} if where is None else {LIMITS_FIELD: where}),
             "times_ns": list(compile_ns(result)),
             "components": {
-                name: [each.digest, each.value] for name, each in key.components.items()
+                name: [part.digest, part.value] for name, part in key.components.items()
             },
             "made_by": _made_by(graphs),
         }
@@ -592,9 +592,9 @@ class Compiles:
             }
         kernels = self._kernels.images_of(graphs)
         sources = [
-            internals.strip_imports(each.source_code)[0]
-            for each in graphs
-            if hasattr(each, "source_code")
+            internals.strip_imports(graph.source_code)[0]
+            for graph in graphs
+            if hasattr(graph, "source_code")
         ]
         return Artifact(saving.level.name, content, kernels, meta, key.parts, sources)
 

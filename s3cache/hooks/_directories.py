@@ -53,19 +53,19 @@ def remember_installation(directory: str) -> None:
     """
     executor = DeadlineExecutor.of(os.path.abspath(directory))
     try:
-        known: dict[str, object] = {}
+        before: dict[str, object] = {}
         with contextlib.suppress(OSError, ValueError, ConfigError, StoreError):
-            known = executor.call(lambda: _read(directory))
-        listing = listing_of(internals.torch_directory().rstrip(os.sep), known.get("listing"))
-        fingerprint, key = fingerprint_of(listing), str(known.get("key"))
-        if known.get("digest") == _digest(key, fingerprint):
+            before = executor.call(lambda: _read(directory))
+        listing = listing_of(internals.torch_directory().rstrip(os.sep), before.get("listing"))
+        fingerprint, key = fingerprint_of(listing), str(before.get("key"))
+        if before.get("digest") == _digest(key, fingerprint):
             with contextlib.suppress(AssertionError, RuntimeError):  # torch has computed it
                 internals.set_key.get()(bytes.fromhex(key))
         else:
             key = internals.torch_key.get()().hex()
         is_settled = max(changed for changed, _ in listing.values()) < time.time_ns() - _SETTLED_NS
         new = {"key": key, "digest": _digest(key, fingerprint), "listing": is_settled and listing}
-        if new != known:
+        if new != before:
             with contextlib.suppress(OSError, ConfigError, StoreError):
                 executor.call(lambda: _write(directory, json.dumps(new).encode()))
     finally:

@@ -332,8 +332,8 @@ class Lookups:
         self, original: Function[tuple[object, object]], *args: object, **kwargs: object
     ) -> tuple[object, object]:
         with self._state.entered(FxKeying()) as call, self._keys.described_passes():
-            made = original(*args, **kwargs)
-        if made[0] is None or call.reasons:
+            prepared = original(*args, **kwargs)
+        if prepared[0] is None or call.reasons:
             if not call.reasons:
                 call.reasons = (BypassReason("torch", "torch does not cache it"),)
             self._bypasses.record("fx", call.reasons)
@@ -341,11 +341,11 @@ class Lookups:
                 about.update(outcome="bypass", reason=call.codes)
             self._bypasses.note("a graph is not cached", call.reasons, call.error)
             call.raise_error(strict=self._engine.settings.strict)
-        if made[0] is None:
+        if prepared[0] is None:
             self._refuse_compile()
-        if made[0] is None and self.compiles.force_bundling():
+        if prepared[0] is None and self.compiles.force_bundling():
             return None, None  # else torch would drop parts that the entry of the graph needs
-        return made
+        return prepared
 
     @around(internals.fx_lookup)
     def _lookup_graph(
@@ -354,8 +354,8 @@ class Lookups:
         *args: object,
         **kwargs: object,
     ) -> tuple[CompiledGraph | None, dict[str, object]]:
-        given = inspect.signature(original).bind(*args, **kwargs).arguments
-        lookup = Lookup(level=FX, key=given["key"], inputs=given.get("example_inputs", ()))
+        arguments = inspect.signature(original).bind(*args, **kwargs).arguments
+        lookup = Lookup(level=FX, key=arguments["key"], inputs=arguments.get("example_inputs", ()))
         if not self._keys.is_shared(lookup.key):
             found = original(*args, **kwargs)
             if found[0] is None:
@@ -370,7 +370,7 @@ class Lookups:
                 if graph is not None and (hit := lookup.hit_of(graph)) is not None:
                     self._accept(lookup, hit, graph)
                     self._state.fx_hit = lookup
-                    if given.get("local") and self.compiles.is_in_torchs_entry():
+                    if arguments.get("local") and self.compiles.is_in_torchs_entry():
                         self._keep_for_torch(hit, str(lookup.key))
             except Exception as exc:
                 if lookup.hit is None:
@@ -527,7 +527,7 @@ class Lookups:
         if not self._engine.settings.record:
             return
         try:
-            known = self._keys.known(key)
+            remembered = self._keys.known(key)
             record = Record(
                 kind=lookup.level.name,
                 outcome=name,
@@ -540,8 +540,10 @@ class Lookups:
                 where=users_line(),
                 of_whole=of_whole,
                 rejected=() if is_hit else tuple(map(_in_words, lookup.rejected[:_MAX_REJECTED])),
-                components={n: (part.digest, part.value) for n, part in known.components.items()},
-                parts={} if is_hit else known.parts,
+                components={
+                    n: (part.digest, part.value) for n, part in remembered.components.items()
+                },
+                parts={} if is_hit else remembered.parts,
             )
             self._engine.record(record)
         except Exception as exc:  # noqa: BLE001 - a failed record must not end the program

@@ -167,12 +167,12 @@ class Fields(Declaration):
 
     def rows(self) -> Iterator[Row]:
         try:
-            found = getattr(*_locate(self.place))
+            owner = getattr(*_locate(self.place))
         except UnsupportedTorchError:
-            found = None
-        words = _words_in(found)
+            owner = None
+        words = _words_in(owner)
         for name in self:
-            present = hasattr(found, name) or name in words
+            present = hasattr(owner, name) or name in words
             expected = installed_release() >= self.added.get(name, self.since)
             yield Row(f"{self.place} .{name}", expected, present, self.feature)
 
@@ -229,11 +229,11 @@ def _locate(place: str) -> tuple[object, str]:
     return owner, name
 
 
-def _words_in(found: object) -> frozenset[str]:
+def _words_in(value: object) -> frozenset[str]:
     """Return the words in the source of a class and its bases, or of a function."""
     words: set[str] = set()
     part: Any
-    for part in found.__mro__ if isinstance(found, type) else (found,):
+    for part in value.__mro__ if isinstance(value, type) else (value,):
         with contextlib.suppress(OSError, TypeError):  # built-in functions have no source
             source = inspect.getsource(inspect.unwrap(getattr(part, "__func__", part)))
             words.update(re.findall(r"\w+", source))

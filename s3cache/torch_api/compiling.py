@@ -263,12 +263,12 @@ def collectives_of(source: str) -> Counter[str]:
 def counted_collectives(operators: Iterable[tuple[str, str]]) -> Counter[str]:
     """Count the collectives among operators, given by namespace and name."""
     # Variants that write into the input or into a buffer count as the same collective.
-    found = (
+    collectives = (
         name.removesuffix("_out").removesuffix("_")
         for namespace, name in operators
         if namespace in COLLECTIVES
     )
-    return Counter(name for name in found if not name.startswith("wait_tensor"))
+    return Counter(name for name in collectives if not name.startswith("wait_tensor"))
 
 
 def is_in_job() -> bool:
@@ -330,12 +330,12 @@ def _plain_text(value: object) -> str | None:
         return repr(value)
     items: Collection[object]
     if isinstance(value, dict):
-        items = [each for pair in value.items() for each in pair]
+        items = [item for pair in value.items() for item in pair]
     elif isinstance(value, (list, tuple, set, frozenset)):
         items = value
     else:
         return None
-    texts = [_plain_text(each) for each in items]
+    texts = [_plain_text(item) for item in items]
     if None in texts:
         return None
     if isinstance(value, (set, frozenset)):

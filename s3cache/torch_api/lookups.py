@@ -287,14 +287,14 @@ def pattern_passes() -> list[tuple[str, Any]]:
 
 @functools.lru_cache(maxsize=1)
 def _pattern_passes(_imported: int) -> list[tuple[str, Any]]:
-    found: dict[int, tuple[str, Any]] = {}
+    passes: dict[int, tuple[str, Any]] = {}
     package = vars(names.pass_package.get())
     for name, module in sorted((n, m) for n, m in package.items() if type(m) is ModuleType):
         for attribute, value in list(vars(module).items()):
             if type(value) not in _NO_PASSES:
                 for which, each in _passes_in(value):
-                    found.setdefault(id(each), (f"{name}.{attribute}{which}", each))
-    return list(found.values())
+                    passes.setdefault(id(each), (f"{name}.{attribute}{which}", each))
+    return list(passes.values())
 
 
 def _passes_in(value: object) -> Iterator[tuple[str, Any]]:
@@ -539,17 +539,17 @@ def known_of_sizes(gm: GraphModule, inputs: Sequence[object]) -> str:
         facts += [
             (f"{each} is {known}", each.free_symbols) for each, known in shapes.axioms.items()
         ]
-    found: set[str] = set()
+    texts: set[str] = set()
     while some := [each for each in facts if not related.isdisjoint(each[1])]:
         facts = [each for each in facts if related.isdisjoint(each[1])]
         related = related.union(*(symbols for _, symbols in some))
-        found |= {text for text, _ in some}
+        texts |= {text for text, _ in some}
     for symbol in related & shapes.var_to_range.keys():
         bounds, size = shapes.var_to_range[symbol], symbol in shapes.size_like
-        found.add(f"{symbol} in [{bounds.lower}, {bounds.upper}]{' as a size' if size else ''}")
-    if found and shapes.prefer_deferred_runtime_asserts_over_guards:
-        found.add("deferred")
-    return "; ".join(sorted(found))
+        texts.add(f"{symbol} in [{bounds.lower}, {bounds.upper}]{' as a size' if size else ''}")
+    if texts and shapes.prefer_deferred_runtime_asserts_over_guards:
+        texts.add("deferred")
+    return "; ".join(sorted(texts))
 
 
 def _symbols_of_graph(gm: GraphModule, inputs: Sequence[object]) -> set[Any]:
@@ -683,11 +683,11 @@ class LateKernels:
         import torch
 
         if name in SAME_NAME and names.SELECTION not in sys.modules:
-            found: object = getattr(torch, name)
+            kernel: object = getattr(torch, name)
         else:
-            found = getattr(names.selected_kernels.get(), name)
-        vars(self)[name] = found
-        return found
+            kernel = getattr(names.selected_kernels.get(), name)
+        vars(self)[name] = kernel
+        return kernel
 
 
 def late_align(nbytes: object) -> object:

@@ -67,11 +67,11 @@ class Device:
 
     @functools.cached_property
     def winners(self) -> Winners:
-        """The object that seals entries, created for the first entry with a Triton kernel."""
+        """The object that seals entries, made for the first entry with a Triton kernel."""
         from s3cache.features.device.winners import Winners
 
         winners = Winners(self._session.engine, self._session.kernels)
-        self._session.install_part(SEALING, winners.install, bind=True)
+        self._session.install_part(SEALING, winners.install)
         return winners
 
     # -- limits of code

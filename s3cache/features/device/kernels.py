@@ -111,19 +111,6 @@ def kernel_digest(source: str) -> str:
     return str(names.code_hash.get()(source.strip()))
 
 
-def ready_to_launch(pending: dict[str, Any], name: str) -> CachingAutotuner:
-    """Wait for a kernel that C++ is about to launch for the first time, and return it."""
-    if not isinstance(pending[name], names.autotuner.get()):
-        pending[name] = pending[name].result()  # not twice: each call loads its configurations
-    return pending[name]
-
-
-def needs_assembly() -> bool:
-    """Return whether generated C++ needs the assembly of its kernels, which no entry has."""
-    options = internals.inductor_config.get().aot_inductor
-    return bool(options.emit_multi_arch_kernel or options.package_cpp_only)
-
-
 def files_of(tuner: CachingAutotuner) -> set[str]:
     """Return the names of the directories with the files of a kernel, one per configuration."""
     file_name = internals.triton_file_name.get()

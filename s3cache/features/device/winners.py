@@ -38,8 +38,6 @@ from s3cache.features.device.kernels import (
     kernel_sources,
     kernels_in,
     left_to_measure,
-    needs_assembly,
-    ready_to_launch,
     remembered_winner,
     sealed_kernel,
     triton_files,
@@ -98,12 +96,14 @@ class Winners:
 
     def left(self, graphs: Iterable[CompiledGraph]) -> list[tuple[str, str]]:
         """Return the kernels that loaded graphs still compile or measure, with the reasons."""
-        found: list[tuple[str, str]] = []
+        remaining: list[tuple[str, str]] = []
         for graph in graphs:
-            found += left_by_cpp(graph).values()
+            remaining += left_by_cpp(graph).values()
             kernels = self._kernels_of(graph)
-            found += [(name, why) for name, kernel in kernels if (why := left_to_measure(kernel))]
-        return found
+            remaining += [
+                (name, why) for name, kernel in kernels if (why := left_to_measure(kernel))
+            ]
+        return remaining
 
     def remember(self, graph: CompiledGraph) -> None:
         """Add to a graph that will be pickled which winners torch remembers."""
@@ -156,12 +156,14 @@ class Winners:
     def _launch(
         self,
         original: Function[object],
-        pending: dict[str, object],
+        pending: dict[str, CachingAutotuner],
         name: str,
         *args: object,
         **kwargs: object,
     ) -> object:
-        kernel = ready_to_launch(pending, name)
+        if not isinstance(pending[name], names.autotuner.get()):
+            pending[name] = pending[name].result()  # not twice: each call loads its configurations
+        kernel = pending[name]
         directories, left = files_of(kernel), left_to_measure(kernel)
         result = original(pending, name, *args, **kwargs)
         with self._harmless():
@@ -183,13 +185,13 @@ class Winners:
 
     def seal(self, *, is_partial: bool = True) -> None:
         """Seal entries with no kernel left; if ``is_partial``, others with what was measured."""
-        for watched in [each for each in self._watched if each.has_news]:
+        for watched in [entry for entry in self._watched if entry.has_news]:
             with self._harmless():
                 if not (watched.is_whole or is_partial):
                     continue
                 watched.has_news = False
                 if watched.is_whole:
-                    self._watched = [each for each in self._watched if each is not watched]
+                    self._watched = [entry for entry in self._watched if entry is not watched]
                 self._seal(watched)
 
     def _seal(self, watched: _Watched) -> None:
@@ -234,16 +236,16 @@ class Winners:
 
 
 def _remember(graph: CompiledGraph, tuners: Mapping[str, CachingAutotuner]) -> None:
-    known = dict(getattr(graph, REMEMBERED, {}))
+    winners = dict(getattr(graph, REMEMBERED, {}))
     for digest, tuner in tuners.items():
         if not left_to_measure(tuner) and (best := remembered_winner(tuner)):
-            known[digest] = best
-    if known:
-        setattr(graph, REMEMBERED, known)
+            winners[digest] = best
+    if winners:
+        setattr(graph, REMEMBERED, winners)
 
 
 def _settled(
-    bundle: TritonBundle, tuners: Mapping[str, CachingAutotuner], known: Container[str]
+    bundle: TritonBundle, tuners: Mapping[str, CachingAutotuner], remembered: Container[str]
 ) -> dict[str, CachingAutotuner]:
     """Return the kernels with a winner that a hit launches without measuring.
 
@@ -255,7 +257,7 @@ def _settled(
         digest: tuner
         for digest, tuner in tuners.items()
         if not left_to_measure(tuner)
-        and (digest in static or (digest in known and not is_combined(tuner)))
+        and (digest in static or (digest in remembered and not is_combined(tuner)))
     }
 
 
@@ -314,16 +316,17 @@ class FirstLaunches:
             directories: names of the directories with all its configurations, before the launch.
             left: why the launch measured the kernel, if it did.
         """
-        if needs_assembly():
-            return _NOT_LAUNCHED
-        known, files = remembered_winner(kernel) or {}, {kernel.launchers[0].cache_hash}
+        options = internals.inductor_config.get().aot_inductor
+        if options.emit_multi_arch_kernel or options.package_cpp_only:
+            return _NOT_LAUNCHED  # C++ needs the assembly of its kernels, which no entry has
+        winner, files = remembered_winner(kernel) or {}, {kernel.launchers[0].cache_hash}
         # torch remembers only the blocks of one part of a combo kernel.
-        if left and (is_combined(kernel) or left_to_measure(kernel) or not known):
-            known, files = {LEFT: left}, files | directories
+        if left and (is_combined(kernel) or left_to_measure(kernel) or not winner):
+            winner, files = {LEFT: left}, files | directories
         self._launches[kernel.kernel_hash] = _Launch(
-            device_of(kernel), files, directories - files, known
+            device_of(kernel), files, directories - files, winner
         )
-        return left if LEFT in known else ""
+        return left if LEFT in winner else ""
 
     def add_to(self, graph: CompiledGraph) -> None:
         """Add the files and winners of launched kernels to a graph that will be pickled."""
@@ -350,8 +353,8 @@ class FirstLaunches:
 def left_by_cpp(graph: CompiledGraph) -> dict[str, tuple[str, str]]:
     """Return the kernels that C++ compiles or measures on a hit: name and reason, by digest."""
     known = getattr(graph, REMEMBERED, {})
-    found = {}
+    remaining = {}
     for digest, name in compiled_later(graph.source_code).items():
         if why := known.get(digest, {LEFT: _NOT_LAUNCHED}).get(LEFT, ""):
-            found[digest] = (name, why)
-    return found
+            remaining[digest] = (name, why)
+    return remaining
