@@ -111,6 +111,13 @@ def kernel_digest(source: str) -> str:
     return str(names.code_hash.get()(source.strip()))
 
 
+def ready_to_launch(pending: dict[str, Any], name: str) -> CachingAutotuner:
+    """Wait for a kernel that C++ is about to launch for the first time, and return it."""
+    if not isinstance(pending[name], names.autotuner.get()):
+        pending[name] = pending[name].result()  # not twice: each call loads its configurations
+    return pending[name]
+
+
 def files_of(tuner: CachingAutotuner) -> set[str]:
     """Return the names of the directories with the files of a kernel, one per configuration."""
     file_name = internals.triton_file_name.get()

@@ -38,6 +38,7 @@ from s3cache.features.device.kernels import (
     kernel_sources,
     kernels_in,
     left_to_measure,
+    ready_to_launch,
     remembered_winner,
     sealed_kernel,
     triton_files,
@@ -156,14 +157,12 @@ class Winners:
     def _launch(
         self,
         original: Function[object],
-        pending: dict[str, CachingAutotuner],
+        pending: dict[str, object],
         name: str,
         *args: object,
         **kwargs: object,
     ) -> object:
-        if not isinstance(pending[name], names.autotuner.get()):
-            pending[name] = pending[name].result()  # not twice: each call loads its configurations
-        kernel = pending[name]
+        kernel = ready_to_launch(pending, name)
         directories, left = files_of(kernel), left_to_measure(kernel)
         result = original(pending, name, *args, **kwargs)
         with self._harmless():
